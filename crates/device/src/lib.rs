@@ -1,1 +1,200 @@
-//! Placeholder.
+//! What a worker asks of a GPU: one trait, two makers (`nvidia`, `emulated`).
+//!
+//! A [`Platform`] is a driver that was opened; a [`Device`] is one GPU of it with its context. Handles are small
+//! numbers that mean something to the device that gave them. Every call may be made from any thread that has
+//! called [`Device::bind`]; work on streams is asynchronous and its errors come from the next synchronising call,
+//! as CUDA's rules say.
+
+mod code;
+mod copy;
+mod info;
+mod launch;
+
+pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
+pub use copy::{Copy3D, MemorySet};
+pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter};
+pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rekindle_cuda::CuResult;
+
+/// Every device call answers with a driver result code on failure.
+pub type Result<T> = std::result::Result<T, CuResult>;
+
+/// Device memory of a program lies in this range, at addresses that the worker chooses (16 TiB).
+pub const DEVICE_RANGE: std::ops::Range<u64> = 0x6000_0000_0000..0x7000_0000_0000;
+
+/// Pinned host memory lies in this range, at one address in program and worker (16 TiB).
+pub const PINNED_RANGE: std::ops::Range<u64> = 0x5000_0000_0000..0x5400_0000_0000;
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+handles! {
+    /// Physical memory made by [`Device::memory_create`], mapped or not.
+    Memory;
+    /// A loaded module or library.
+    Module;
+    /// A kernel of a module.
+    Function;
+    /// A stream; [`Stream::LEGACY`] is the default one.
+    Stream;
+    /// An event.
+    Event;
+    /// A graph that can be edited or instantiated.
+    Graph;
+    /// A node of a graph.
+    GraphNode;
+    /// A graph that can be launched.
+    GraphExec;
+}
+
+impl Stream {
+    /// The legacy default stream (`CUstream` 0).
+    pub const LEGACY: Stream = Stream(0);
+}
+
+/// A driver that was opened and initialised.
+pub trait Platform: Send + Sync {
+    fn kind(&self) -> GpuKind;
+    /// As `cuDriverGetVersion`: 13000 is CUDA 13.0.
+    fn driver_version(&self) -> i32;
+    /// The driver's own version text, such as `580.159.04`.
+    fn driver_name(&self) -> String;
+    fn devices(&self) -> &[DeviceInfo];
+    /// Makes the context of a device, or hands out the one that was made.
+    fn open(&self, index: usize) -> Result<Arc<dyn Device>>;
+    /// The driver's own checkpoint of another process (`cuCheckpointProcess*`); `NOT_SUPPORTED` where there is none.
+    fn process_lock(&self, pid: i32, timeout_ms: u32) -> Result<()>;
+    fn process_checkpoint(&self, pid: i32) -> Result<()>;
+    fn process_restore(&self, pid: i32) -> Result<()>;
+    fn process_unlock(&self, pid: i32) -> Result<()>;
+}
+
+/// One GPU and its context.
+pub trait Device: Send + Sync {
+    fn info(&self) -> &DeviceInfo;
+    /// Makes this device's context current on the calling thread.
+    fn bind(&self) -> Result<()>;
+    /// Waits for all work of the context.
+    fn synchronize(&self) -> Result<()>;
+    fn limit(&self, limit: u32) -> Result<u64>;
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()>;
+
+    // Memory. Sizes and addresses are multiples of `granularity`; a handle is mapped whole.
+
+    /// Free and total bytes.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+    fn granularity(&self) -> u64;
+    /// Reserves addresses at exactly `address`; nothing is mapped there yet.
+    fn reserve(&self, address: u64, bytes: u64) -> Result<()>;
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()>;
+    fn memory_create(&self, bytes: u64) -> Result<Memory>;
+    fn memory_release(&self, memory: Memory) -> Result<()>;
+    /// A descriptor that keeps the memory alive beyond this process.
+    fn memory_export(&self, memory: Memory) -> Result<OwnedFd>;
+    fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory>;
+    /// Maps a handle; not accessible until [`Device::protect`].
+    fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()>;
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()>;
+    fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()>;
+    /// Pins host memory that is mapped in this process, so that copies run at full speed and kernels may use it at
+    /// the same address.
+    fn host_register(&self, address: u64, bytes: u64) -> Result<()>;
+    fn host_unregister(&self, address: u64) -> Result<()>;
+
+    // Modules.
+
+    /// Loads PTX, a cubin or a fatbin. The device keeps `code` as long as the module is loaded.
+    fn module_load(
+        &self,
+        code: Code,
+        kind: ModuleKind,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Loaded, LoadError>;
+    fn module_unload(&self, module: Module) -> Result<()>;
+    fn function(&self, module: Module, name: &str) -> Result<Function>;
+    fn function_names(&self, module: Module) -> Result<Vec<String>>;
+    fn function_info(&self, function: Function) -> Result<FunctionInfo>;
+    fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()>;
+    fn set_function_cache(&self, function: Function, config: i32) -> Result<()>;
+    /// Address and size of a module's global or constant.
+    fn global(&self, module: Module, name: &str) -> Result<(u64, u64)>;
+    /// Every global and constant that this device can name, for a checkpoint.
+    fn globals(&self, module: Module) -> Result<Vec<Global>>;
+    /// `cuLink*` in one step: a cubin, or whatever [`Device::module_load`] takes, and the log.
+    fn link(
+        &self,
+        inputs: &[LinkInput<'_>],
+        options: &[(i32, u64)],
+    ) -> std::result::Result<(Vec<u8>, String), LoadError>;
+    fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, flags: u32) -> Result<i32>;
+    fn occupancy_shared(&self, function: Function, blocks: i32, block: i32) -> Result<u64>;
+    fn occupancy_clusters(&self, launch: &Launch, function: Function) -> Result<i32>;
+    fn occupancy_cluster_size(&self, launch: &Launch, function: Function) -> Result<i32>;
+
+    // Streams and events.
+
+    fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream>;
+    fn stream_destroy(&self, stream: Stream) -> Result<()>;
+    /// True when all work of the stream is done.
+    fn stream_query(&self, stream: Stream) -> Result<bool>;
+    fn stream_synchronize(&self, stream: Stream) -> Result<()>;
+    fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()>;
+    fn event_create(&self, flags: u32) -> Result<Event>;
+    fn event_destroy(&self, event: Event) -> Result<()>;
+    fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()>;
+    fn event_query(&self, event: Event) -> Result<bool>;
+    fn event_synchronize(&self, event: Event) -> Result<()>;
+    /// Milliseconds between two recorded events.
+    fn event_elapsed(&self, start: Event, end: Event) -> Result<f32>;
+
+    // Work on a stream.
+
+    fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()>;
+    /// Asynchronous copy; each address is device memory or registered host memory.
+    fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()>;
+    fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()>;
+    fn set(&self, set: &MemorySet, stream: Stream) -> Result<()>;
+    /// Runs `call` on a thread of the device when the stream gets there; the stream waits for it.
+    fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()>;
+    /// `width` is 4 or 8 bytes; flags as `CUstreamWaitValue_flags` and `CUstreamWriteValue_flags`.
+    fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()>;
+    fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()>;
+
+    // Graphs.
+
+    fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()>;
+    fn capture_end(&self, stream: Stream) -> Result<Graph>;
+    fn capture(&self, stream: Stream) -> Result<Capture>;
+    fn graph_create(&self) -> Result<Graph>;
+    fn graph_add_kernel(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        function: Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<GraphNode>;
+    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode>;
+    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode>;
+    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode>;
+    fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>>;
+    fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind>;
+    fn graph_destroy(&self, graph: Graph) -> Result<()>;
+    fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec>;
+    fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()>;
+    fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()>;
+
+    /// `cuTensorMapEncode*`: arguments as laid out by the client, 128 bytes back. `kind` 0 tiled, 1 im2col.
+    fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]>;
+    /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
+    fn fault(&self) -> Option<String>;
+}
