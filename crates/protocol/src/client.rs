@@ -1,0 +1,91 @@
+//! Client ↔ worker, beside the rings.
+//!
+//! The client finds the run directory in [`RUN_DIRECTORY`], connects to [`GATE`] there, which the daemon listens on,
+//! and receives one [`Admission`]; with [`Admission::Admitted`] comes one descriptor, a socket to the worker that
+//! serves this process. On it the worker sends a [`Welcome`] first; from then on [`ToClient`] and [`ToWorker`] flow. A
+//! closed socket means that the other side is dead.
+
+use rekindle_device::DeviceInfo;
+use serde::{Deserialize, Serialize};
+
+/// Environment variable with the path, as the program sees it, of the sandbox's run directory. It holds ring files,
+/// pinned-memory files and the gate.
+pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
+/// Socket in the run directory where a process of the sandbox asks for a worker.
+pub const GATE: &str = "gate.sock";
+/// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,
+/// `pinned-1000-3`, `code-1000-7`. Names stay the same over a restore.
+pub fn file_name(kind: &str, process: u32, number: u32) -> String {
+    format!("{kind}-{process}-{number}")
+}
+
+/// The daemon's answer at the gate.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Admission {
+    Admitted,
+    /// Why this process gets no GPU: one sentence.
+    Refused(String),
+}
+
+/// The worker's first message.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Welcome {
+    pub driver_version: i32,
+    pub devices: Vec<DeviceInfo>,
+    /// Path of the real driver library where there is one: the client passes the runtime's genuine tables on from it.
+    pub real_driver: Option<String>,
+    /// Largest allocation granularity, bytes.
+    pub granularity: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToWorker {
+    /// Files in the run directory; sent before the first request of a ring.
+    Board {
+        name: String,
+    },
+    Ring {
+        index: u32,
+        name: String,
+    },
+    /// The host function with this token has returned.
+    Called {
+        token: u64,
+    },
+    /// No thread is inside a CUDA call and none will enter one until `Resume`.
+    Quiesced(Quiesced),
+    /// The process could not be quiesced: one sentence.
+    Busy(String),
+    /// After a `Resume`: calls run again.
+    Resumed,
+    /// A new copy of the CUDA runtime starts: the driver half of this process is needed again.
+    Attach,
+}
+
+/// What a checkpoint must know of a quiesced client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Quiesced {
+    /// The pid as the program sees it.
+    pub process: u32,
+    /// Inode of the client's end of this socket, which CRIU is told about.
+    pub socket_inode: u64,
+    /// Whether the real driver is open and initialised in the process.
+    pub driver_attached: bool,
+    /// Board, ring and pinned files that are mapped: (name, bytes).
+    pub files: Vec<(String, u64)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToClient {
+    /// The ring is read from now on.
+    RingReady { index: u32 },
+    /// Run the host function with this token.
+    Call { token: u64 },
+    /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit.
+    Quiesce { limit_ms: u64 },
+    /// Calls may run again. `restored`: in a new process with new (zeroed) board and ring files, already mapped;
+    /// `driver_attached`: whether the driver half of the process is attached now.
+    Resume { restored: bool, driver_attached: bool },
+    /// The answer to `Attach`: empty when it worked.
+    Attached { problem: String },
+}

@@ -1,0 +1,112 @@
+//! Command line ↔ daemon: one request a connection, then any number of [`Event::Progress`] and output events, then one
+//! final event.
+
+use serde::{Deserialize, Serialize};
+
+use crate::worker::Phase;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case")]
+pub enum Request {
+    Run {
+        name: Option<String>,
+        gpu: Option<String>,
+        command: Vec<String>,
+        directory: String,
+        environment: Vec<(String, String)>,
+    },
+    /// Answers `Exited` when the sandbox ends.
+    Wait {
+        name: String,
+    },
+    List,
+    Logs {
+        name: String,
+        follow: bool,
+    },
+    Kill {
+        names: Vec<String>,
+        signal: Option<i32>,
+    },
+    Checkpoint {
+        name: String,
+        to: String,
+        leave_running: bool,
+    },
+    Restore {
+        image: String,
+        name: Option<String>,
+        gpu: Option<String>,
+    },
+    Images,
+    Inspect {
+        image: String,
+    },
+    Verify {
+        image: String,
+    },
+    Remove {
+        images: Vec<String>,
+    },
+    Doctor,
+    Version,
+    Shutdown,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// `done` of `total` (bytes, or steps), 0 where unknown.
+    Progress { phase: String, done: u64, total: u64 },
+    /// Bytes of a log, as text where they are UTF-8 (lossy).
+    Output { bytes: Vec<u8> },
+    /// The last event of a request that worked. The value's fields are documented with the command.
+    Done { value: serde_json::Value },
+    /// The last event of a request that failed: one sentence.
+    Failed { message: String },
+}
+
+/// A sandbox, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sandbox {
+    pub name: String,
+    pub state: State,
+    /// Pid of the program's first process, as the host sees it; 0 when it has ended.
+    pub pid: i32,
+    pub command: Vec<String>,
+    pub gpu: String,
+    /// RFC 3339.
+    pub started: String,
+    pub exit_code: Option<i32>,
+    /// The image that it was restored from.
+    pub image: Option<String>,
+    /// What went wrong, if something did: a dead worker, a checkpoint that was undone.
+    pub problem: Option<String>,
+    pub device_bytes: u64,
+    pub pinned_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Starting,
+    Running,
+    Checkpointing,
+    Restoring,
+    Exited,
+    Killed,
+    /// Checkpointed with `--stop`.
+    Stopped,
+    Failed,
+}
+
+/// What `checkpoint` and `restore` report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub name: String,
+    pub image: String,
+    pub total_us: u64,
+    /// How long the program stood still.
+    pub stopped_us: u64,
+    pub phases: Vec<Phase>,
+}

@@ -1,0 +1,175 @@
+//! The table of operations. Order is the wire format: client and worker are always of one build.
+
+use rekindle_device::{Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind};
+use serde::{Deserialize, Serialize};
+
+use super::{Id, operations};
+
+/// Where code lies that the client wants loaded.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum CodeSource<'a> {
+    /// In the trailer.
+    Trailer,
+    /// In a read-only mapping of a file that both sides can open: the cheap way for a library's fatbin.
+    File { path: &'a str, offset: u64, bytes: u64 },
+    /// In a file of the run directory, which the worker removes after mapping it.
+    Shared { name: &'a str, bytes: u64 },
+}
+
+/// A module that was loaded.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ModuleLoaded {
+    /// A driver result code, 0 for success: the log is given in either case.
+    pub status: i32,
+    pub log: String,
+}
+
+/// A kernel that was found.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FunctionFound {
+    pub info: FunctionInfo,
+}
+
+/// One input of a link: its bytes follow the ones before it in the trailer or shared file.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LinkPart {
+    pub kind: u32,
+    pub name: String,
+    pub bytes: u64,
+}
+
+/// What a link gave: the cubin lies in a file of the run directory.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Linked {
+    pub status: i32,
+    pub log: String,
+    pub name: String,
+    pub bytes: u64,
+}
+
+operations! {
+    // Context.
+
+    /// Makes the device's context, if it is not there yet. Every other operation on the device needs it.
+    sync context_open ContextOpen { device: u8 } -> ();
+    /// Waits for all work of the device, from every thread.
+    sync context_synchronize ContextSynchronize { device: u8 } -> ();
+    sync limit_get LimitGet { device: u8, limit: u32 } -> u64;
+    sync limit_set LimitSet { device: u8, limit: u32, value: u64 } -> ();
+    /// Frees everything of the device: `cuDevicePrimaryCtxReset`, or the last release.
+    sync context_reset ContextReset { device: u8 } -> ();
+
+    // Memory.
+
+    /// Free and total bytes.
+    sync memory_info MemoryInfo { device: u8 } -> (u64, u64);
+    /// `cuMemAlloc`: the address.
+    sync memory_allocate MemoryAllocate { device: u8, bytes: u64 } -> u64;
+    /// `cuMemFree`: waits for the device, as the driver does.
+    sync memory_free MemoryFree { device: u8, address: u64 } -> ();
+    /// `cuMemAllocAsync`: the address; usable by work that the stream does from now on.
+    sync memory_allocate_async MemoryAllocateAsync { device: u8, bytes: u64, stream: Id } -> u64;
+    async memory_free_async MemoryFreeAsync { device: u8, address: u64, stream: Id };
+    /// Gives memory that freed stream-ordered allocations left behind back to the device.
+    async pool_trim PoolTrim { device: u8, keep: u64 };
+    /// The allocation that holds an address: (base, bytes, device).
+    sync memory_range MemoryRange { address: u64 } -> (u64, u64, u8);
+    /// `cuMemAddressReserve`; `address` is a wish, 0 for none.
+    sync address_reserve AddressReserve { bytes: u64, alignment: u64, address: u64 } -> u64;
+    sync address_free AddressFree { address: u64, bytes: u64 } -> ();
+    sync physical_create PhysicalCreate { device: u8, id: Id, bytes: u64 } -> ();
+    sync physical_release PhysicalRelease { id: Id } -> ();
+    sync physical_map PhysicalMap { address: u64, bytes: u64, id: Id } -> ();
+    sync physical_unmap PhysicalUnmap { address: u64, bytes: u64 } -> ();
+    /// `access` is `CUmemAccess_flags`: 0 none, 1 read, 3 read and write.
+    sync physical_protect PhysicalProtect { device: u8, address: u64, bytes: u64, access: u32 } -> ();
+    /// A file `name` of the run directory, which the client has mapped at `address`, becomes pinned memory.
+    sync pinned_register PinnedRegister<'a> { device: u8, name: &'a str, address: u64, bytes: u64 } -> ();
+    /// Waits for the device; the worker unmaps and removes the file.
+    sync pinned_unregister PinnedUnregister { device: u8, address: u64 } -> ();
+
+    // Modules.
+
+    sync module_load ModuleLoad<'a> { device: u8, id: Id, kind: ModuleKind, #[serde(borrow)] source: CodeSource<'a>, options: Vec<(i32, u64)> } -> ModuleLoaded;
+    sync module_unload ModuleUnload { id: Id } -> ();
+    sync function_get FunctionGet<'a> { module: Id, id: Id, name: &'a str } -> FunctionFound;
+    sync function_names FunctionNames { module: Id } -> Vec<String>;
+    /// The 16 attributes, after `FunctionSet` changed some.
+    sync function_set FunctionSet { id: Id, attribute: i32, value: i32 } -> FunctionInfo;
+    async function_cache FunctionCache { id: Id, config: i32 };
+    /// Address and bytes.
+    sync global_get GlobalGet<'a> { module: Id, name: &'a str } -> (u64, u64);
+    /// The inputs' bytes lie one after the other in the trailer, or in `shared` if that is not empty.
+    sync link Link<'a> { device: u8, parts: Vec<LinkPart>, shared: &'a str, options: Vec<(i32, u64)> } -> Linked;
+    sync occupancy_blocks OccupancyBlocks { function: Id, block: i32, shared: u64, flags: u32 } -> i32;
+    sync occupancy_shared OccupancyShared { function: Id, blocks: i32, block: i32 } -> u64;
+    /// `size` false: most active clusters; true: largest cluster size.
+    sync occupancy_clusters OccupancyClusters { function: Id, launch: Launch, size: bool } -> i32;
+    /// See `Device::tensor_map`; 128 bytes.
+    sync tensor_map TensorMap<'a> { device: u8, kind: u32, arguments: &'a [u8] } -> Vec<u8>;
+
+    // Streams and events.
+
+    async stream_create StreamCreate { device: u8, id: Id, flags: u32, priority: i32 };
+    async stream_destroy StreamDestroy { id: Id };
+    sync stream_query StreamQuery { device: u8, stream: Id } -> bool;
+    sync stream_synchronize StreamSynchronize { device: u8, stream: Id } -> ();
+    async stream_wait_event StreamWaitEvent { device: u8, stream: Id, event: Id, flags: u32 };
+    async event_create EventCreate { device: u8, id: Id, flags: u32 };
+    async event_destroy EventDestroy { id: Id };
+    async event_record EventRecord { device: u8, stream: Id, event: Id, flags: u32 };
+    sync event_query EventQuery { event: Id } -> bool;
+    sync event_synchronize EventSynchronize { event: Id } -> ();
+    /// Milliseconds.
+    sync event_elapsed EventElapsed { start: Id, end: Id } -> f32;
+
+    // Work. Trailer of launches: the packed parameters.
+
+    async launch_kernel LaunchKernel { device: u8, stream: Id, function: Id, grid: [u32; 3], block: [u32; 3], shared: u32 };
+    async launch_kernel_with LaunchKernelWith { device: u8, stream: Id, function: Id, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool, attributes: LaunchAttributes };
+    /// Device or pinned memory on both sides.
+    async copy Copy { device: u8, stream: Id, to: u64, from: u64, bytes: u64 };
+    async copy_strided CopyStrided { device: u8, stream: Id, copy: Copy3D };
+    /// From the ring's staging area; complete means that the piece up to `end` may be reused.
+    async upload Upload { device: u8, stream: Id, to: u64, offset: u64, bytes: u64, end: u64 };
+    /// To the ring's staging area; complete means that the bytes are there.
+    async download Download { device: u8, stream: Id, from: u64, offset: u64, bytes: u64, end: u64 };
+    async memory_set SetMemory { device: u8, stream: Id, set: MemorySet };
+    async wait_value WaitValue { device: u8, stream: Id, address: u64, value: u64, width: u32, flags: u32 };
+    async write_value WriteValue { device: u8, stream: Id, address: u64, value: u64, width: u32, flags: u32 };
+    /// The worker sends `Call { token }` over the control socket when the stream gets there, and waits for its end.
+    async host_call HostCall { device: u8, stream: Id, token: u64 };
+
+    // Graphs.
+
+    sync capture_begin CaptureBegin { device: u8, stream: Id, mode: u32 } -> ();
+    /// The graph gets `graph`; the reply says how many nodes it has.
+    sync capture_end CaptureEnd { device: u8, stream: Id, graph: Id } -> u32;
+    sync capture_status CaptureStatus { device: u8, stream: Id } -> Capture;
+    sync graph_create GraphCreate { device: u8, graph: Id } -> ();
+    /// Nodes are numbered within their graph in the order in which they were added. Trailer: packed parameters.
+    sync graph_add_kernel GraphAddKernel { graph: Id, after: Vec<u32>, function: Id, launch: Launch } -> u32;
+    sync graph_add_copy GraphAddCopy { graph: Id, after: Vec<u32>, copy: Copy3D } -> u32;
+    sync graph_add_set GraphAddSet { graph: Id, after: Vec<u32>, set: MemorySet } -> u32;
+    sync graph_add_empty GraphAddEmpty { graph: Id, after: Vec<u32> } -> u32;
+    /// `CUgraphNodeType` of each node.
+    sync graph_nodes GraphNodes { graph: Id } -> Vec<u32>;
+    sync graph_destroy GraphDestroy { graph: Id } -> ();
+    sync graph_instantiate GraphInstantiate { graph: Id, exec: Id, flags: u64 } -> ();
+    async graph_launch GraphLaunch { device: u8, exec: Id, stream: Id };
+    sync graph_exec_destroy GraphExecDestroy { exec: Id } -> ();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::{Asynchronous, Synchronous};
+
+    #[test]
+    fn opcodes_and_names_agree() {
+        assert_eq!(name(ContextOpen::OPCODE), Some("ContextOpen"));
+        assert_eq!(name(LaunchKernel::OPCODE), Some("LaunchKernel"));
+        assert_eq!(name(GraphExecDestroy::OPCODE), Some("GraphExecDestroy"));
+        assert_eq!(name(u32::MAX), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! Daemon ↔ worker. The worker listens on a socket of its own in the run directory, so that the next daemon finds it
+//! again; one request is answered before the next is read. The daemon's end closing in the middle of a checkpoint
+//! undoes it: the client resumes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::Quiesced;
+
+/// Socket in the run directory where the worker with this number listens.
+pub fn socket_name(worker: u32) -> String {
+    format!("worker-{worker}.sock")
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    Status,
+    /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
+    Serve {
+        run_directory: String,
+    },
+    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`.
+    Quiesce {
+        limit_ms: u64,
+    },
+    /// Detach or attach the driver half of the process with this pid (as this worker sees it).
+    Detach {
+        pid: i32,
+        limit_ms: u32,
+    },
+    Attach {
+        pid: i32,
+    },
+    /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
+    Save {
+        staging: String,
+    },
+    /// Write the pinned memory into the staged image. Only while the program is frozen.
+    SavePinned {
+        staging: String,
+    },
+    /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
+    Restore {
+        image: String,
+        run_directory: String,
+    },
+    /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
+    Adopt {
+        pid: i32,
+        driver_attached: bool,
+    },
+    /// Let the client go on.
+    Resume {
+        restored: bool,
+        driver_attached: bool,
+    },
+    Shutdown,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Response {
+    Done,
+    Status(Status),
+    Quiesced(Quiesced),
+    /// Parts as the store describes them, and the phases' times.
+    Saved {
+        parts: Vec<serde_json::Value>,
+        phases: Vec<Phase>,
+    },
+    Restored {
+        phases: Vec<Phase>,
+    },
+    /// One sentence: what was found, what was expected, what to do.
+    Failed(String),
+}
+
+/// A step of a checkpoint or restore.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    pub name: String,
+    /// Microseconds since the checkpoint or restore began, where known to the sender; else since its request.
+    pub start_us: u64,
+    pub duration_us: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub pid: i32,
+    /// The client's pid as the worker sees it, 0 without a client.
+    pub client: i32,
+    pub gpu: String,
+    pub gpu_uuid: String,
+    pub driver: String,
+    /// Bytes of device memory that the program holds, and of pinned memory.
+    pub device_bytes: u64,
+    pub pinned_bytes: u64,
+    pub buffers: u64,
+    pub modules: u64,
+    pub streams: u64,
+    pub events: u64,
+    pub graphs: u64,
+    pub operations: u64,
+}
