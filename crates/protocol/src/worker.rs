@@ -2,6 +2,7 @@
 //! again; one request is answered before the next is read. The daemon's end closing in the middle of a checkpoint
 //! undoes it: the client resumes.
 
+use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Quiesced;
@@ -91,6 +92,11 @@ pub struct Status {
     pub gpu: String,
     pub gpu_uuid: String,
     pub driver: String,
+    /// The GPUs that the program sees, in its order, and the free memory of each in bytes.
+    #[serde(default)]
+    pub devices: Vec<DeviceInfo>,
+    #[serde(default)]
+    pub free_bytes: Vec<u64>,
     /// Bytes of device memory that the program holds, and of pinned memory.
     pub device_bytes: u64,
     pub pinned_bytes: u64,
