@@ -1,0 +1,52 @@
+# `make demo` and `make test` set up all they need. Everything they install lies in .venv, .build and target.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON := .venv/bin/python
+CARGO := cargo
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup build demo test unit system model fuzz lint deny bench-gpu install clean
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: ## CRIU and the Python packages, in private directories
+	scripts/setup
+
+build: ## The binaries, in target/release
+	$(CARGO) build --release --locked
+
+demo: setup build ## Train, checkpoint, kill, restore: the losses go on bit for bit
+	$(PYTHON) scripts/demo
+
+test: unit system ## Every test
+
+unit: setup build ## Tests of the crates
+	$(CARGO) test --release --locked --workspace
+
+system: setup build ## Whole programs through the real binaries, on the emulated GPU
+	$(PYTHON) -m pytest tests -q
+
+model: ## The ring, in every interleaving that loom can make
+	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release -p rekindle-ring --test model --target-dir target/loom
+
+fuzz: ## Each fuzz target for FUZZ_SECONDS, from its corpus
+	scripts/fuzz $(FUZZ_SECONDS)
+
+lint: setup ## rustfmt, clippy, ruff
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+deny: ## Licences and sources of dependencies
+	scripts/deny
+
+bench-gpu: build ## Everything that needs a real NVIDIA GPU; results beside the machine's description
+	benches/gpu/run --out benches/gpu/results/$$(date -u +%Y-%m-%d).json
+
+install: build ## Into PREFIX (default /usr/local)
+	scripts/install $${PREFIX:-/usr/local}
+
+clean: ## Everything that was built or set up
+	rm -rf target .venv .build

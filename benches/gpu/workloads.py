@@ -1,0 +1,289 @@
+"""Unmodified GPU programs, one a framework feature. Every step prints a digest of its result.
+
+    python workloads.py NAME [--steps N] [--pause SECONDS]     N steps, a line each: `step I DIGEST`
+    python workloads.py NAME --batches FILE                    whenever FILE appears: a batch of steps, `batch MEDIAN_MS`
+
+Weights are random but seeded; what is measured does not depend on them.
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+WORKLOADS = {}
+
+
+def workload(name, **environment):
+    """Registers a function that sets up and returns `step(i) -> host bytes`."""
+
+    def register(build):
+        WORKLOADS[name] = (build, environment)
+        return build
+
+    return register
+
+
+def torch_module():
+    import torch
+
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch
+
+
+def host(tensor) -> bytes:
+    import torch
+
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+
+
+def inference(torch, model, make_input, result):
+    model = model.eval().cuda()
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    x = make_input(torch, generator)
+
+    def step(i):
+        with torch.inference_mode():
+            return result(model(x.roll(i, -1)))
+
+    return step
+
+
+def tokens(n, vocabulary):
+    return lambda torch, g: torch.randint(0, vocabulary, (1, n), device="cuda", generator=g)
+
+
+def picture(torch, g):
+    return torch.randn(1, 3, 224, 224, device="cuda", generator=g)
+
+
+def vision(name):
+    def build():
+        torch = torch_module()
+        import torchvision
+
+        return inference(torch, getattr(torchvision.models, name)(), picture, lambda y: y)
+
+    return build
+
+
+for _name in ("resnet18", "resnet152"):
+    workload(_name)(vision(_name))
+
+
+@workload("hello")
+def hello():
+    torch = torch_module()
+    a = torch.randn(64, 64, device="cuda")
+    return lambda i: torch.addmm(a, a + i, a)
+
+
+@workload("bert-base")
+def bert():
+    torch = torch_module()
+    from transformers import BertConfig, BertModel
+
+    return inference(torch, BertModel(BertConfig()), tokens(512, 30000), lambda y: y.last_hidden_state[0, :8])
+
+
+@workload("opt-350m")
+def opt():
+    torch = torch_module()
+    from transformers import OPTConfig, OPTForCausalLM
+
+    shape = dict(hidden_size=1024, ffn_dim=4096, num_hidden_layers=24, num_attention_heads=16, word_embed_proj_dim=512, do_layer_norm_before=False)
+    return inference(torch, OPTForCausalLM(OPTConfig(**shape)), tokens(1024, 30000), lambda y: y.logits[0, -2:])
+
+
+@workload("gpt2-large")
+def gpt2_large():
+    torch = torch_module()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return inference(torch, GPT2LMHeadModel(GPT2Config(n_embd=1280, n_layer=36, n_head=20)), tokens(1024, 50000), lambda y: y.logits[0, -2:])
+
+
+@workload("gpt2-train")
+def gpt2_train():
+    torch = torch_module()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(attn_implementation="eager")).cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+
+    def step(i):
+        x = torch.randint(0, 50000, (4, 512), device="cuda", generator=generator)
+        loss = model(x, labels=x).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@workload("cuda-graph")
+def cuda_graph():
+    torch = torch_module()
+    x = torch.randn(256, 256, device="cuda")
+    weights = torch.randn(256, 256, device="cuda") / 16
+    x @ weights
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x @ weights).relu().softmax(-1)
+
+    def step(i):
+        x.add_(0.01 * i)
+        graph.replay()
+        return y
+
+    return step
+
+
+@workload("torch-compile", TORCHINDUCTOR_COMPILE_THREADS="1")
+def torch_compile():
+    torch = torch_module()
+    function = torch.compile(lambda a: (a.sin() * a.cos()).softmax(-1) @ a)
+    a = torch.randn(256, 256, device="cuda")
+    return lambda i: function(a + i)
+
+
+@workload("sdpa-bf16")
+def sdpa():
+    torch = torch_module()
+    q = torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16)
+    return lambda i: torch.nn.functional.scaled_dot_product_attention(q + i * 0.1, q, q, is_causal=True)
+
+
+def churn():
+    torch = torch_module()
+    kept = []
+
+    def step(i):
+        kept.append(torch.randn((1 << 20) + 4096 * i, device="cuda"))
+        if len(kept) > 12:
+            kept.pop(0)
+        if i % 5 == 4:
+            torch.cuda.empty_cache()
+        return torch.stack([t.sum() for t in kept])
+
+    return step
+
+
+workload("expandable-segments", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")(churn)
+workload("malloc-async", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")(churn)
+
+
+@workload("pinned-async")
+def pinned():
+    torch = torch_module()
+    source = torch.randn(1 << 22).pin_memory()
+    back = torch.empty(1 << 22).pin_memory()
+    stream = torch.cuda.Stream()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def step(i):
+        source[i] = i
+        with torch.cuda.stream(stream):
+            start.record(stream)
+            on_gpu = source.to("cuda", non_blocking=True) * 2
+            back.copy_(on_gpu, non_blocking=True)
+            end.record(stream)
+        end.synchronize()
+        assert start.elapsed_time(end) > 0
+        return back
+
+    return step
+
+
+@workload("dataloader")
+def dataloader():
+    torch = torch_module()
+    data = torch.utils.data.TensorDataset(torch.randn(4096, 32))
+    model = torch.nn.Linear(32, 8).cuda()
+
+    def batches():
+        while True:
+            loader = torch.utils.data.DataLoader(data, batch_size=16, num_workers=2, pin_memory=True)
+            for (batch,) in loader:
+                yield batch
+
+    source = batches()
+    return lambda i: model(next(source).cuda(non_blocking=True))
+
+
+@workload("cupy")
+def cupy_kernels():
+    import cupy as cp
+
+    cp.random.seed(0)
+    a = cp.random.rand(512, 512)
+    code = 'extern "C" __global__ void scale(double *a, int n, double f) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) a[i] = a[i] * f + 0.25; }'
+    scale = cp.RawKernel(code, "scale")
+
+    def step(i):
+        scale((1024,), (256,), (a, cp.int32(a.size), cp.float64(0.5)))
+        return cp.asnumpy((a @ a).sum(axis=0))
+
+    return step
+
+
+@workload("jax", XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_FLAGS="--xla_gpu_deterministic_ops=true")
+def jax_jit():
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    function = jax.jit(lambda x: jnp.tanh(x @ x.T).sum(axis=0))
+    x = jax.random.normal(jax.random.key(0), (256, 256))
+    return lambda i: np.asarray(function(x + i))
+
+
+def to_bytes(result) -> bytes:
+    if isinstance(result, bytes):
+        return result
+    return result.tobytes() if type(result).__module__ == "numpy" else host(result)
+
+
+def run_batches(step, trigger):
+    for i in range(8):
+        to_bytes(step(i))
+    print("ready", flush=True)
+    while True:
+        while not os.path.exists(trigger):
+            time.sleep(0.001)
+        os.unlink(trigger)
+        times = []
+        for i in range(30):
+            start = time.perf_counter()
+            to_bytes(step(i))
+            times.append(1e3 * (time.perf_counter() - start))
+        print(f"batch {statistics.median(times):.4f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(WORKLOADS))
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--batches")
+    options = parser.parse_args()
+    build, environment = WORKLOADS[options.name]
+    os.environ.update(environment)
+    step = build()
+    if options.batches:
+        run_batches(step, options.batches)
+    for i in range(options.steps):
+        digest = hashlib.sha256(to_bytes(step(i))).hexdigest()[:24]
+        print(f"step {i} {digest}", flush=True)
+        time.sleep(options.pause)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The command line, driven as a user would, on a state directory of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class CommandError(Exception):
+    """A command that failed: its exit code and what it said."""
+
+    def __init__(self, arguments, code, message):
+        super().__init__(f"rekindle {' '.join(map(str, arguments))}: exit {code}: {message}")
+        self.code, self.message = code, message
+
+
+class Rekindle:
+    """`with Rekindle() as r: r("ps")`. Leaves nothing behind."""
+
+    def __init__(self, gpu="emulated", binaries=None, **environment):
+        self.gpu = gpu
+        self.command = str((binaries or ROOT / "target/release") / "rekindle")
+        self.root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))
+        self.environment = dict(
+            os.environ,
+            REKINDLE_SOCKET=str(self.root / "socket"),
+            REKINDLE_STATE=str(self.root / "state"),
+            REKINDLE_RUN_ROOT=str(self.root / "run"),
+            **environment,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        names = [row["name"] for row in self.sandboxes() if row["pid"]]
+        if names:
+            self("kill", *names, check=False)
+        self("shutdown", check=False)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def __call__(self, *arguments, check=True, limit=120):
+        command = [self.command, *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit)
+        if check and done.returncode:
+            raise CommandError(arguments, done.returncode, done.stderr.strip())
+        return done.stdout
+
+    def json(self, *arguments, **options):
+        return json.loads(self(*arguments, "--json", **options))
+
+    def run(self, name, *command):
+        self("run", "-d", "--name", name, "--gpu", self.gpu, "--", *command)
+
+    def restore(self, image, name):
+        return self.json("restore", image, "--name", name, "--gpu", self.gpu, "-d")
+
+    def sandboxes(self):
+        return self.json("ps", check=False)["sandboxes"]
+
+    def sandbox(self, name):
+        return next(row for row in self.sandboxes() if row["name"] == name)
+
+    def lines(self, name):
+        return self("logs", name).splitlines()
+
+    def wait(self, condition, what, limit=60):
+        """Until the condition holds; the time spent, seconds."""
+        start = time.monotonic()
+        while not condition():
+            if time.monotonic() - start > limit:
+                raise TimeoutError(f"after {limit} s still waiting for {what}")
+            time.sleep(0.02)
+        return time.monotonic() - start
+
+    def wait_lines(self, name, count, limit=60):
+        """Until the sandbox has printed so many lines, or has ended."""
+        self.wait(lambda: len(self.lines(name)) >= count or not self.sandbox(name)["pid"], f"{count} lines of {name}", limit)
+        return self.lines(name)
+
+    def wait_end(self, name, limit=120):
+        self.wait(lambda: not self.sandbox(name)["pid"], f"the end of {name}", limit)
+        return self.lines(name)
