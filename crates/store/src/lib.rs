@@ -1,1 +1,51 @@
-//! Placeholder.
+//! Images of programs, and the store that keeps them.
+//!
+//! An image is a directory: a [`Manifest`] that a person can read, and files that are kept whole.
+//! All other contents are chunks, named by the hash of what is in them and shared by all images of
+//! the store. `docs/image-format.md` specifies both to the byte.
+//!
+//! - [`Store`] opens a store, lists, verifies and removes images, and collects unused chunks.
+//! - [`Draft`] writes an image; [`Staging`] lets another process write parts of it.
+//! - [`Image`] reads one.
+//!
+//! What holds, whatever happens:
+//! - An image is whole and durable from the moment that its name shows it, or it is not there.
+//! - No byte is returned that does not match the hash it was stored under.
+//! - Several processes may use a store at once, and any of them may be killed at any moment.
+
+mod chunk;
+mod collect;
+mod disk;
+mod draft;
+mod error;
+mod faults;
+mod hash;
+mod id;
+mod image;
+mod layout;
+mod lease;
+mod manifest;
+mod names;
+mod part_writer;
+mod pool;
+mod sparse;
+mod staging;
+mod store;
+mod verify;
+
+pub use chunk::{chunk_bytes_for, decode as decode_chunk};
+pub use collect::Collected;
+pub use draft::Draft;
+pub use error::{Error, Result};
+pub use faults::{DISK_BYTES_VARIABLE, Faults};
+pub use hash::ContentHash;
+pub use image::Image;
+pub use manifest::{
+    ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Part, PartKind, Program,
+    Sizes,
+};
+pub use names::LONGEST_NAME;
+pub use part_writer::PartWriter;
+pub use staging::Staging;
+pub use store::{Outline, Store, Summary};
+pub use verify::Report;

@@ -1,0 +1,223 @@
+//! An image to read. Nothing read from it is returned before its hash was checked.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use crate::chunk;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, MANIFEST};
+use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
+use crate::pool;
+
+/// A committed image. While one is held, by any process, the image cannot be removed.
+#[derive(Debug)]
+pub struct Image {
+    layout: Layout,
+    path: PathBuf,
+    manifest: Manifest,
+    /// Open and locked shared: what keeps the image from being removed.
+    _lease: File,
+}
+
+/// How much is read before it is hashed, while it is still in the processor's cache.
+const STRIDE: usize = 256 << 10;
+
+impl Image {
+    /// Opens the image whose directory is `path`; see [`Image::path`].
+    pub fn open(path: &Path) -> Result<Image> {
+        let layout = Layout::around(path).ok_or_else(|| Error::NotAnImage { path: path.to_path_buf() })?;
+        let place = path.join(MANIFEST);
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => Error::NotAnImage { path: path.to_path_buf() },
+            _ => Error::io("read", &place, 0, error),
+        };
+        let file = File::open(&place).map_err(failed)?;
+        file.lock_shared().map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if found.nlink() == 0 {
+            return Err(Error::NotAnImage { path: path.to_path_buf() });
+        }
+        let text = read_manifest(&file, &place)?;
+        let manifest = Manifest::from_bytes(&text, &place)?;
+        Ok(Image { layout, path: path.to_path_buf(), manifest, _lease: file })
+    }
+
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The image's directory, by which another process can [`Image::open`] it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All parts of a kind.
+    pub fn parts(&self, kind: PartKind) -> impl Iterator<Item = &Part> {
+        self.manifest.parts.iter().filter(move |part| part.kind == kind)
+    }
+
+    /// The part of this kind and name.
+    pub fn part(&self, kind: PartKind, name: &str) -> Option<&Part> {
+        self.manifest.part(&kind, name)
+    }
+
+    /// Where a part lies as a file of its own, to be read or mapped in place: only those that
+    /// `take_file` brought in. What is read there is not checked; [`Image::check_part`] does.
+    pub fn file_path(&self, part: &Part) -> Option<PathBuf> {
+        part.file.as_ref().map(|file| self.path.join(file))
+    }
+
+    /// Where a chunk's file lies; none for zeros, and none of a part that lies in its own file.
+    pub fn chunk_path(&self, chunk: &ChunkRef) -> Option<PathBuf> {
+        self.layout.chunk(chunk)
+    }
+
+    /// Fills `into` from `offset` of the part. On an error its contents are undefined.
+    pub fn read_part(&self, part: &Part, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.read_range(part, offset, into, 1)
+    }
+
+    /// Fills `into` from the part's start, on so many threads.
+    pub fn read_part_parallel(&self, part: &Part, into: &mut [u8], threads: usize) -> Result<()> {
+        self.read_range(part, 0, into, threads)
+    }
+
+    fn read_range(&self, part: &Part, offset: u64, into: &mut [u8], threads: usize) -> Result<()> {
+        let length = into.len() as u64;
+        if offset.checked_add(length).is_none_or(|end| end > part.bytes) {
+            return Err(Error::OutOfRange { part: part.name.clone(), bytes: part.bytes, offset, length });
+        }
+        let size = part.chunk_bytes;
+        let mut pieces = Vec::new();
+        let (mut at, mut rest) = (offset, into);
+        while !rest.is_empty() {
+            let length = rest.len().min((size - at % size) as usize);
+            let (piece, after) = rest.split_at_mut(length);
+            pieces.push(Mutex::new(Some((at, piece))));
+            at += length as u64;
+            rest = after;
+        }
+        pool::map(threads, pieces.len(), Vec::new, |scratch, n| {
+            let piece = pieces[n].lock().ok().and_then(|mut piece| piece.take());
+            match piece {
+                Some((at, piece)) => self.read_piece(part, at, piece, scratch),
+                None => Ok(()),
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Reads a range that lies within one chunk.
+    fn read_piece(&self, part: &Part, at: u64, into: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
+        let number = (at / part.chunk_bytes) as usize;
+        let start = (at % part.chunk_bytes) as usize;
+        let chunk = part.chunks.get(number).ok_or_else(|| Error::OutOfRange {
+            part: part.name.clone(),
+            bytes: part.bytes,
+            offset: at,
+            length: into.len() as u64,
+        })?;
+        if into.len() as u64 == chunk.bytes {
+            return self.read_chunk(part, number, chunk, into);
+        }
+        scratch.resize(chunk.bytes as usize, 0);
+        self.read_chunk(part, number, chunk, scratch)?;
+        into.copy_from_slice(&scratch[start..start + into.len()]);
+        Ok(())
+    }
+
+    /// Reads and checks one whole chunk of a part.
+    fn read_chunk(&self, part: &Part, number: usize, chunk: &ChunkRef, into: &mut [u8]) -> Result<()> {
+        let Some(path) = self.file_path(part).or_else(|| self.layout.chunk(chunk)) else {
+            into.fill(0);
+            return Ok(());
+        };
+        let file = open_chunk(&path)?;
+        let (offset, expected) = match part.file {
+            Some(_) => (number as u64 * part.chunk_bytes, part.bytes),
+            None => (0, chunk.stored),
+        };
+        let damaged = |reason| Error::Damaged { path: path.clone(), reason };
+        let failed = |error| Error::io("read", &path, 0, error);
+        let found = file.metadata().map_err(failed)?.len();
+        if found != expected {
+            return Err(damaged(format!("it is {found} bytes long, its manifest says {expected}")));
+        }
+        match chunk.encoding {
+            Encoding::Raw => {
+                let mut hasher = blake3::Hasher::new();
+                let mut at = offset;
+                for stride in into.chunks_mut(STRIDE) {
+                    file.read_exact_at(stride, at).map_err(failed)?;
+                    hasher.update(stride);
+                    at += stride.len() as u64;
+                }
+                chunk::match_hash(chunk.hash, hasher.finalize().into()).map_err(damaged)
+            }
+            Encoding::Zero => {
+                file.read_exact_at(into, offset).map_err(failed)?;
+                if chunk::is_zero(into) {
+                    return Ok(());
+                }
+                Err(damaged(format!("it is not all zero from {offset} on, as its manifest says")))
+            }
+            Encoding::Zstd => {
+                let mut stored = vec![0; chunk.stored as usize];
+                file.read_exact_at(&mut stored, 0).map_err(failed)?;
+                chunk::decode(chunk, &stored, into).map_err(damaged)
+            }
+        }
+    }
+
+    /// Reads a part for nothing but its check, on so many threads.
+    pub fn check_part(&self, part: &Part, threads: usize) -> Result<()> {
+        pool::map(threads, part.chunks.len(), Vec::new, |scratch, number| {
+            self.check_chunk(part, number, scratch)
+        })?;
+        Ok(())
+    }
+
+    pub(crate) fn check_chunk(&self, part: &Part, number: usize, scratch: &mut Vec<u8>) -> Result<()> {
+        let chunk = &part.chunks[number];
+        scratch.resize(chunk.bytes as usize, 0);
+        self.read_chunk(part, number, chunk, scratch)
+    }
+
+    /// Writes the part to a new file, with holes where it is zero. On an error the file is removed.
+    pub fn extract(&self, part: &Part, to: &Path) -> Result<()> {
+        let failed = |error| Error::io("write", to, part.bytes, error);
+        let file = File::options().write(true).create_new(true).open(to).map_err(failed)?;
+        let written = file.set_len(part.bytes).map_err(failed).and_then(|()| {
+            pool::map(pool::threads(), part.chunks.len(), Vec::new, |scratch, number| {
+                self.check_chunk(part, number, scratch)?;
+                match part.chunks[number].encoding {
+                    Encoding::Zero => Ok(()),
+                    _ => file.write_all_at(scratch, number as u64 * part.chunk_bytes).map_err(failed),
+                }
+            })
+        });
+        if written.is_err() {
+            let _ = std::fs::remove_file(to);
+        }
+        written.map(|_| ())
+    }
+}
+
+fn open_chunk(path: &Path) -> Result<File> {
+    File::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::ChunkMissing { path: path.to_path_buf() },
+        _ => Error::io("open", path, 0, error),
+    })
+}
+
+/// Reads one byte more than the longest manifest, so that a longer one is seen to be too long.
+fn read_manifest(file: &File, path: &Path) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.take(crate::manifest::LONGEST_MANIFEST + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| Error::io("read", path, 0, error))?;
+    Ok(text)
+}

@@ -1,0 +1,240 @@
+//! An image in the making, as each process that writes to it sees it.
+//!
+//! The directory is whole in itself: every chunk that the image refers to has a name in its
+//! `chunks/`, also those that the store had before (hard links), so that collecting what no image
+//! refers to can take nothing away from it. A name there means a complete file: chunks are written
+//! under another name first.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value;
+
+use crate::chunk;
+use crate::disk::{Disk, Linked};
+use crate::error::{Error, Result};
+use crate::faults::Faults;
+use crate::hash::ContentHash;
+use crate::layout::{CHUNKS, Layout};
+use crate::manifest::{ChunkRef, Encoding, Part, PartKind};
+use crate::part_writer::PartWriter;
+use crate::pool;
+use crate::sparse;
+
+/// Writes parts of one image in the making. Cloning is cheap; all clones write to the same image.
+#[derive(Clone, Debug)]
+pub struct Staging {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    layout: Layout,
+    path: PathBuf,
+    disk: Arc<Disk>,
+    /// Tells the temporary files of this process from those of others.
+    token: String,
+    files: AtomicU64,
+    /// What this process has staged.
+    staged: Mutex<HashMap<ContentHash, (Encoding, u64)>>,
+}
+
+impl Staging {
+    /// Joins an image in the making that another process began; `path` is its `Draft::path()`.
+    /// What is written here comes back as [`Part`]s, to be handed to that process's
+    /// `Draft::adopt`.
+    pub fn open(path: &Path) -> Result<Staging> {
+        let layout = Layout::around(path).filter(|_| path.join(CHUNKS).is_dir());
+        let layout = layout.ok_or_else(|| Error::BadStore {
+            path: path.to_path_buf(),
+            reason: "it is no image in the making, or was given up".into(),
+        })?;
+        Staging::new(layout, path, Arc::new(Disk::new(Faults::from_environment())))
+    }
+
+    pub(crate) fn new(layout: Layout, path: &Path, disk: Arc<Disk>) -> Result<Staging> {
+        let inner = Inner {
+            layout,
+            path: path.to_path_buf(),
+            disk,
+            token: crate::id::random()?,
+            files: AtomicU64::new(0),
+            staged: Mutex::default(),
+        };
+        Ok(Staging { inner: Arc::new(inner) })
+    }
+
+    /// The directory of the image in the making.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Writes a part from memory, many chunks at once.
+    pub fn put(&self, kind: PartKind, name: &str, attributes: Value, data: &[u8]) -> Result<Part> {
+        let mut part = new_part(kind, name, attributes, data.len() as u64)?;
+        let pieces: Vec<&[u8]> = data.chunks(part.chunk_bytes as usize).collect();
+        part.chunks =
+            pool::map(pool::threads(), pieces.len(), || (), |(), at| self.stage(&part.kind, pieces[at]))?;
+        Ok(part)
+    }
+
+    /// Begins a part that is written piece by piece.
+    pub fn part(&self, kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<PartWriter> {
+        Ok(PartWriter::new(self.clone(), new_part(kind, name, attributes, bytes)?))
+    }
+
+    /// Writes a part from a file, holes and all, and leaves the file as it is.
+    pub fn put_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
+        self.file_part(kind, name, path, |kind, data| self.stage(kind, data))
+    }
+
+    /// Moves a file into the image as it is: it will lie at `Image::file_path`, ready to be read
+    /// or mapped in place. It takes its full room in the store, shared with nothing.
+    pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
+        let mut part = self.file_part(kind, name, path, |_, data| {
+            let bytes = data.len() as u64;
+            Ok(if chunk::is_zero(data) {
+                ChunkRef::zero(bytes)
+            } else {
+                ChunkRef { hash: ContentHash::of(data), bytes, stored: bytes, encoding: Encoding::Raw }
+            })
+        })?;
+        let place = part.kept_as();
+        self.directory(&part.kind)?;
+        self.move_in(path, &self.path().join(&place), part.bytes)?;
+        part.file = Some(place);
+        Ok(part)
+    }
+
+    /// A directory of the image in the making where a program may write files of this kind itself;
+    /// those that are then given to [`Staging::take_file`] under their own names need no copying.
+    pub fn directory(&self, kind: &PartKind) -> Result<PathBuf> {
+        let path = self.path().join(kind.directory());
+        self.inner.disk.create_dir(&path)?;
+        Ok(path)
+    }
+
+    fn file_part(
+        &self,
+        kind: PartKind,
+        name: &str,
+        path: &Path,
+        keep: impl Fn(&PartKind, &[u8]) -> Result<ChunkRef> + Sync,
+    ) -> Result<Part> {
+        let failed = |error| Error::io("read", path, 0, error);
+        let file = File::open(path).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        let mut part = new_part(kind, name, Value::Null, bytes)?;
+        let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
+        let size = part.chunk_bytes;
+        let count = bytes.div_ceil(size) as usize;
+        part.chunks = pool::map(pool::threads(), count, Vec::new, |buffer: &mut Vec<u8>, at| {
+            let start = at as u64 * size;
+            let length = size.min(bytes - start);
+            if !sparse::overlaps(&spans, start..start + length) {
+                return Ok(ChunkRef::zero(length));
+            }
+            buffer.resize(length as usize, 0);
+            file.read_exact_at(buffer, start).map_err(failed)?;
+            keep(&part.kind, buffer)
+        })?;
+        Ok(part)
+    }
+
+    fn move_in(&self, from: &Path, to: &Path, bytes: u64) -> Result<()> {
+        let disk = &self.inner.disk;
+        match disk.rename(from, to) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::CrossesDevices => {
+                let mut source = File::open(from).map_err(|error| Error::io("read", from, 0, error))?;
+                let mut copy = disk.create_new(to)?;
+                disk.copy(&mut source, &mut copy, bytes, to)?;
+                disk.remove_file(from)
+            }
+            done => {
+                done?;
+                fs::set_permissions(to, fs::Permissions::from_mode(0o600))
+                    .map_err(|error| Error::io("set the mode of", to, 0, error))
+            }
+        }
+    }
+
+    /// Makes sure that the image has this chunk.
+    pub(crate) fn stage(&self, kind: &PartKind, data: &[u8]) -> Result<ChunkRef> {
+        let bytes = data.len() as u64;
+        if chunk::is_zero(data) {
+            return Ok(ChunkRef::zero(bytes));
+        }
+        let hash = ContentHash::of(data);
+        let known = |encoding, stored| ChunkRef { hash, bytes, stored, encoding };
+        if let Some((encoding, stored)) = self.staged().get(&hash) {
+            return Ok(known(*encoding, *stored));
+        }
+        let chunk = match self.reuse(known(Encoding::Raw, bytes))? {
+            Some(chunk) => chunk,
+            None => match self.reuse(known(Encoding::Zstd, 0))? {
+                Some(chunk) => chunk,
+                None => match chunk::compress(kind, data) {
+                    Some(frame) => self.write(known(Encoding::Zstd, frame.len() as u64), &frame)?,
+                    None => self.write(known(Encoding::Raw, bytes), data)?,
+                },
+            },
+        };
+        self.staged().insert(hash, (chunk.encoding, chunk.stored));
+        Ok(chunk)
+    }
+
+    /// Takes the chunk from the store, if it has it. A file of the wrong length is passed over:
+    /// the chunk is then written again and takes its place.
+    fn reuse(&self, chunk: ChunkRef) -> Result<Option<ChunkRef>> {
+        let (Some(kept), Some(staged)) = (self.inner.layout.chunk(&chunk), self.place(&chunk)) else {
+            return Ok(None);
+        };
+        if self.inner.disk.link(&kept, &staged)? == Linked::NoSource {
+            return Ok(None);
+        }
+        let stored = fs::metadata(&staged).map_err(|error| Error::io("look at", &staged, 0, error))?.len();
+        let fits = match chunk.encoding {
+            Encoding::Raw => stored == chunk.bytes,
+            _ => stored > 0 && stored < chunk.bytes,
+        };
+        if !fits {
+            self.inner.disk.remove_file(&staged)?;
+            return Ok(None);
+        }
+        Ok(Some(ChunkRef { stored, ..chunk }))
+    }
+
+    fn write(&self, chunk: ChunkRef, stored: &[u8]) -> Result<ChunkRef> {
+        let disk = &self.inner.disk;
+        let number = self.inner.files.fetch_add(1, Ordering::Relaxed);
+        let partial = self.path().join(CHUNKS).join(format!("{}-{number}.partial", self.inner.token));
+        let file = disk.write_new(&partial, stored)?;
+        disk.start_writeback(&file);
+        if let Some(place) = self.place(&chunk)
+            && let Err(error) = disk.rename(&partial, &place)
+        {
+            let _ = disk.remove_file(&partial);
+            return Err(error);
+        }
+        Ok(chunk)
+    }
+
+    /// Where a chunk lies within the image in the making; nowhere if it is all zero.
+    pub(crate) fn place(&self, chunk: &ChunkRef) -> Option<PathBuf> {
+        Some(self.path().join(CHUNKS).join(chunk.file_name()?))
+    }
+
+    fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<ContentHash, (Encoding, u64)>> {
+        self.inner.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn new_part(kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<Part> {
+    crate::names::check(name)?;
+    let chunk_bytes = chunk::chunk_bytes_for(&kind, bytes);
+    Ok(Part { kind, name: name.to_string(), bytes, attributes, file: None, chunk_bytes, chunks: Vec::new() })
+}

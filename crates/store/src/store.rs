@@ -1,0 +1,223 @@
+//! The store: a directory of images and of the chunks that they share. See [`crate::layout`] for
+//! where things lie. Several processes may have one store open, and change it, at once.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::disk::Disk;
+use crate::draft::{Draft, bury};
+use crate::error::{Error, Result};
+use crate::faults::Faults;
+use crate::image::Image;
+use crate::layout::{Layout, MANIFEST};
+use crate::lease::Lease;
+use crate::manifest::{Manifest, Mode, Sizes};
+use crate::names;
+
+/// What the file `format` of a store says.
+const FORMAT_LINE: &str = "rekindle store 1\n";
+
+/// An open store.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) layout: Layout,
+    pub(crate) disk: Arc<Disk>,
+    abandoned: Vec<String>,
+}
+
+/// An image as a list shows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    pub name: String,
+    pub path: PathBuf,
+    /// What its manifest says; why it cannot be used, if it cannot.
+    pub state: std::result::Result<Outline, String>,
+}
+
+/// The gist of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outline {
+    pub id: String,
+    pub created: String,
+    pub mode: Mode,
+    pub argv: Vec<String>,
+    pub sizes: Sizes,
+}
+
+impl From<&Manifest> for Outline {
+    fn from(manifest: &Manifest) -> Outline {
+        Outline {
+            id: manifest.id.clone(),
+            created: manifest.created.clone(),
+            mode: manifest.mode,
+            argv: manifest.program.argv.clone(),
+            sizes: manifest.sizes,
+        }
+    }
+}
+
+impl Store {
+    /// Opens the store at `root`, making it if there is none, and removes what writers that died
+    /// have left half done.
+    pub fn open(root: &Path) -> Result<Store> {
+        Store::open_with(root, Faults::from_environment())
+    }
+
+    /// Opens a store that meets faults; for tests.
+    pub fn open_with(root: &Path, faults: Faults) -> Result<Store> {
+        let layout = Layout::new(root);
+        let disk = Arc::new(Disk::new(faults));
+        if let Some(parent) = root.parent() {
+            fs::create_dir_all(parent).map_err(|error| Error::io("create directory", parent, 0, error))?;
+        }
+        disk.create_dir(root)?;
+        check_format(&layout, &disk)?;
+        for directory in [layout.chunks(), layout.images(), layout.staging()] {
+            disk.create_dir(&directory)?;
+        }
+        for first in 0..=u8::MAX {
+            disk.create_dir(&layout.shelf(first))?;
+        }
+        disk.sync_dir(&layout.chunks())?;
+        disk.sync_dir(root)?;
+        let mut store = Store { layout, disk, abandoned: Vec::new() };
+        store.abandoned = store.sweep()?;
+        Ok(store)
+    }
+
+    pub fn root(&self) -> &Path {
+        self.layout.root()
+    }
+
+    /// The names of images in the making that opening the store found abandoned and removed.
+    pub fn abandoned(&self) -> &[String] {
+        &self.abandoned
+    }
+
+    /// Begins an image. The name must be free now, and still be so when the image is committed.
+    pub fn begin(&self, name: &str) -> Result<Draft> {
+        Draft::begin(&self.layout, &self.disk, name)
+    }
+
+    /// All images, by name.
+    pub fn images(&self) -> Result<Vec<Summary>> {
+        let mut images = Vec::new();
+        for path in list(&self.layout.images())? {
+            let opened = Image::open(&path);
+            if let Err(Error::NotAnImage { .. }) = opened
+                && !path.exists()
+            {
+                continue;
+            }
+            let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = match &opened {
+                Ok(image) => image.manifest().name.clone(),
+                Err(_) => names::decode(&file_name).unwrap_or(file_name),
+            };
+            let state = opened.map(|image| image.manifest().into()).map_err(|error| error.to_string());
+            images.push(Summary { name, path, state });
+        }
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    /// The image of this name.
+    pub fn image(&self, name: &str) -> Result<Image> {
+        let path = self.layout.image(name);
+        if !path.exists() {
+            return Err(self.no_image(name));
+        }
+        let image = Image::open(&path)?;
+        if image.manifest().name != name {
+            return Err(Error::BadManifest {
+                path: path.join(MANIFEST),
+                reason: format!("it is that of {:?}, and lies where {name:?} should", image.manifest().name),
+            });
+        }
+        Ok(image)
+    }
+
+    /// Removes an image, whatever its state, unless someone holds it. Its chunks go when the store
+    /// is next collected.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let path = self.layout.image(name);
+        if !path.exists() {
+            return Err(self.no_image(name));
+        }
+        let manifest = path.join(MANIFEST);
+        let lease = match File::open(&manifest) {
+            Ok(file) => match file.try_lock() {
+                Ok(()) => Some(file),
+                Err(TryLockError::WouldBlock) => return Err(Error::ImageInUse { name: name.to_string() }),
+                Err(TryLockError::Error(error)) => return Err(Error::io("lock", &manifest, 0, error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(Error::io("open", &manifest, 0, error)),
+        };
+        let removed = bury(&self.layout, &self.disk, &path);
+        drop(lease);
+        removed.and_then(|()| self.disk.sync_dir(&self.layout.images()))
+    }
+
+    fn no_image(&self, name: &str) -> Error {
+        Error::NoImage { name: name.to_string(), store: self.root().to_path_buf() }
+    }
+
+    /// Removes what dead writers left in staging; returns the names of their images.
+    pub(crate) fn sweep(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for path in list(&self.layout.staging())? {
+            if path.extension().is_some_and(|extension| extension == "lock") {
+                if let Some((lease, name)) = Lease::inherit(&path)? {
+                    let draft = path.with_extension("");
+                    if draft.exists() {
+                        bury(&self.layout, &self.disk, &draft)?;
+                        names.push(name);
+                    }
+                    lease.end(&self.disk)?;
+                }
+            } else if !path.with_extension("lock").exists() {
+                self.disk.remove_tree(&path)?;
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |error| Error::io("list", directory, 0, error);
+    fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
+}
+
+/// Refuses a directory that is something else, or a later kind of store; marks an empty one.
+fn check_format(layout: &Layout, disk: &Disk) -> Result<()> {
+    let path = layout.format();
+    let bad = |reason: String| Error::BadStore { path: layout.root().to_path_buf(), reason };
+    match fs::read_to_string(&path) {
+        Ok(line) if line == FORMAT_LINE => Ok(()),
+        Ok(line) => {
+            let line: String = line.chars().take(40).collect();
+            Err(bad(format!("its file `format` says {line:?}, expected {FORMAT_LINE:?}")))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let strange = list(layout.root())?.into_iter().find(|entry| !is_ours(entry));
+            if let Some(entry) = strange {
+                return Err(bad(format!("it has no file `format`, and {} in it", entry.display())));
+            }
+            let draft = layout.root().join(format!("format.{}.new", crate::id::random()?));
+            let file = disk.write_new(&draft, FORMAT_LINE.as_bytes())?;
+            disk.sync_file(&file, &draft)?;
+            disk.rename(&draft, &path)
+        }
+        Err(error) => Err(Error::io("read", &path, 0, error)),
+    }
+}
+
+/// Whether an entry of a store's root may be there while the store is being made.
+fn is_ours(entry: &Path) -> bool {
+    let name = entry.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with("format") || matches!(&*name, "chunks" | "images" | "staging" | "lost+found")
+}
