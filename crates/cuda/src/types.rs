@@ -1,0 +1,232 @@
+//! Plain structs of the driver API, laid out as C has them.
+
+use std::ffi::c_void;
+
+/// A device address.
+pub type DevicePointer = u64;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy2D {
+    pub src_x: usize,
+    pub src_y: usize,
+    pub src_type: u32,
+    pub src_host: *const c_void,
+    pub src_device: DevicePointer,
+    pub src_array: *mut c_void,
+    pub src_pitch: usize,
+    pub dst_x: usize,
+    pub dst_y: usize,
+    pub dst_type: u32,
+    pub dst_host: *mut c_void,
+    pub dst_device: DevicePointer,
+    pub dst_array: *mut c_void,
+    pub dst_pitch: usize,
+    pub width: usize,
+    pub height: usize,
+}
+
+/// `CUDA_MEMCPY3D`, and `CUDA_MEMCPY3D_PEER`, whose contexts lie where the reserved fields are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3D {
+    pub src_x: usize,
+    pub src_y: usize,
+    pub src_z: usize,
+    pub src_lod: usize,
+    pub src_type: u32,
+    pub src_host: *const c_void,
+    pub src_device: DevicePointer,
+    pub src_array: *mut c_void,
+    pub src_context: *mut c_void,
+    pub src_pitch: usize,
+    pub src_height: usize,
+    pub dst_x: usize,
+    pub dst_y: usize,
+    pub dst_z: usize,
+    pub dst_lod: usize,
+    pub dst_type: u32,
+    pub dst_host: *mut c_void,
+    pub dst_device: DevicePointer,
+    pub dst_array: *mut c_void,
+    pub dst_context: *mut c_void,
+    pub dst_pitch: usize,
+    pub dst_height: usize,
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+}
+
+/// `CU_MEMORYTYPE_*`.
+pub mod memory_type {
+    pub const HOST: u32 = 1;
+    pub const DEVICE: u32 = 2;
+    pub const ARRAY: u32 = 3;
+    pub const UNIFIED: u32 = 4;
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemLocation {
+    pub kind: u32,
+    pub id: i32,
+}
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub const LOCATION_DEVICE: u32 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemAllocationProp {
+    pub kind: u32,
+    pub handle_types: u32,
+    pub location: MemLocation,
+    pub win32: *mut c_void,
+    pub compression: u8,
+    pub rdma: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemAccessDesc {
+    pub location: MemLocation,
+    pub flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemPoolProps {
+    pub kind: u32,
+    pub handle_types: u32,
+    pub location: MemLocation,
+    pub win32: *mut c_void,
+    pub max_size: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchAttribute {
+    pub id: u32,
+    pub pad: u32,
+    pub value: [u8; 64],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchConfig {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub stream: *mut c_void,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: u32,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS` (version 2; version 1 ends before `kernel`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct KernelNodeParams {
+    pub function: *mut c_void,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub parameters: *const *const c_void,
+    pub extra: *const *const c_void,
+    pub kernel: *mut c_void,
+    pub context: *mut c_void,
+}
+
+/// The part of `CUDA_KERNEL_NODE_PARAMS` that version 1 has.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct KernelNodeParamsV1 {
+    pub function: *mut c_void,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub parameters: *const *const c_void,
+    pub extra: *const *const c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemsetNodeParams {
+    pub address: DevicePointer,
+    pub pitch: usize,
+    pub value: u32,
+    pub element: u32,
+    pub width: usize,
+    pub height: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GraphInstantiateParams {
+    pub flags: u64,
+    pub upload_stream: *mut c_void,
+    pub error_node: *mut c_void,
+    pub result: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GraphExecUpdateResultInfo {
+    pub result: u32,
+    pub error_node: *mut c_void,
+    pub error_from_node: *mut c_void,
+}
+
+/// `CUgraphEdgeData`: zero means a full dependency.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GraphEdgeData(pub [u8; 8]);
+
+/// `CUstreamBatchMemOpParams`: a wait or a write of a value; other operations use the first fields only.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BatchMemOp {
+    pub operation: u32,
+    pub address: DevicePointer,
+    pub value: u64,
+    pub flags: u32,
+    pub alias: DevicePointer,
+    pub pad: u64,
+}
+
+/// `CUdevprop`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceProperties {
+    pub max_threads_per_block: i32,
+    pub max_threads_dim: [i32; 3],
+    pub max_grid_size: [i32; 3],
+    pub shared_memory_per_block: i32,
+    pub total_constant_memory: i32,
+    pub warp_size: i32,
+    pub max_pitch: i32,
+    pub registers_per_block: i32,
+    pub clock_rate: i32,
+    pub texture_alignment: i32,
+}
+
+/// A 128-byte tensor map, 64-byte aligned.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap(pub [u8; 128]);
+
+const _: () = assert!(
+    size_of::<Memcpy2D>() == 128
+        && size_of::<Memcpy3D>() == 200
+        && size_of::<MemAllocationProp>() == 32
+        && size_of::<MemPoolProps>() == 88
+        && size_of::<LaunchAttribute>() == 72
+        && size_of::<LaunchConfig>() == 56
+        && size_of::<KernelNodeParams>() == 72
+        && size_of::<KernelNodeParamsV1>() == 56
+        && size_of::<BatchMemOp>() == 48
+        && size_of::<GraphInstantiateParams>() == 32
+);
