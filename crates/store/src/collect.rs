@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::disk::Disk;
 use crate::error::{Error, Result};
-use crate::image::Image;
+use crate::image::peek;
 use crate::layout::Layout;
 use crate::lease::Guard;
 use crate::store::{Store, list};
@@ -56,8 +56,8 @@ pub(crate) fn collect(layout: &Layout, disk: &Disk) -> Result<Collected> {
 fn referenced(layout: &Layout) -> Result<HashSet<String>> {
     let mut wanted = HashSet::new();
     for path in list(&layout.images())? {
-        let image = match Image::open(&path) {
-            Ok(image) => image,
+        let manifest = match peek(&path) {
+            Ok(manifest) => manifest,
             Err(_) if !path.exists() => continue,
             Err(source) => {
                 let image = path.file_name().unwrap_or_default().to_string_lossy();
@@ -65,7 +65,7 @@ fn referenced(layout: &Layout) -> Result<HashSet<String>> {
                 return Err(Error::Uncollectable { image, source: Box::new(source) });
             }
         };
-        for part in image.manifest().parts.iter().filter(|part| part.file.is_none()) {
+        for part in manifest.parts.iter().filter(|part| part.file.is_none()) {
             wanted.extend(part.chunks.iter().filter_map(|chunk| chunk.file_name()));
         }
     }

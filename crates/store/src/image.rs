@@ -29,20 +29,14 @@ impl Image {
     /// Opens the image whose directory is `path`; see [`Image::path`].
     pub fn open(path: &Path) -> Result<Image> {
         let layout = Layout::around(path).ok_or_else(|| Error::NotAnImage { path: path.to_path_buf() })?;
-        let place = path.join(MANIFEST);
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Error::NotAnImage { path: path.to_path_buf() },
-            _ => Error::io("read", &place, 0, error),
-        };
-        let file = File::open(&place).map_err(failed)?;
-        file.lock_shared().map_err(failed)?;
-        let found = file.metadata().map_err(failed)?;
-        if found.nlink() == 0 {
+        let lease = open_manifest(path)?;
+        let failed = |error| Error::io("lock", &path.join(MANIFEST), 0, error);
+        lease.lock_shared().map_err(failed)?;
+        if lease.metadata().map_err(failed)?.nlink() == 0 {
             return Err(Error::NotAnImage { path: path.to_path_buf() });
         }
-        let text = read_manifest(&file, &place)?;
-        let manifest = Manifest::from_bytes(&text, &place)?;
-        Ok(Image { layout, path: path.to_path_buf(), manifest, _lease: file })
+        let manifest = read_manifest(&lease, path)?;
+        Ok(Image { layout, path: path.to_path_buf(), manifest, _lease: lease })
     }
 
     pub fn manifest(&self) -> &Manifest {
@@ -213,11 +207,25 @@ fn open_chunk(path: &Path) -> Result<File> {
     })
 }
 
-/// Reads one byte more than the longest manifest, so that a longer one is seen to be too long.
-fn read_manifest(file: &File, path: &Path) -> Result<Vec<u8>> {
+/// The manifest of the image at `path`, without holding the image: what it refers to may go.
+pub(crate) fn peek(path: &Path) -> Result<Manifest> {
+    read_manifest(&open_manifest(path)?, path)
+}
+
+fn open_manifest(path: &Path) -> Result<File> {
+    let place = path.join(MANIFEST);
+    File::open(&place).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::NotAnImage { path: path.to_path_buf() },
+        _ => Error::io("open", &place, 0, error),
+    })
+}
+
+fn read_manifest(file: &File, path: &Path) -> Result<Manifest> {
+    let place = path.join(MANIFEST);
     let mut text = Vec::new();
+    // One byte more than the longest, so that a longer one is seen to be too long.
     file.take(crate::manifest::LONGEST_MANIFEST + 1)
         .read_to_end(&mut text)
-        .map_err(|error| Error::io("read", path, 0, error))?;
-    Ok(text)
+        .map_err(|error| Error::io("read", &place, 0, error))?;
+    Manifest::from_bytes(&text, &place)
 }

@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::draft::{Draft, bury};
 use crate::error::{Error, Result};
 use crate::faults::Faults;
-use crate::image::Image;
+use crate::image::{Image, peek};
 use crate::layout::{Layout, MANIFEST};
 use crate::lease::Lease;
 use crate::manifest::{Manifest, Mode, Sizes};
@@ -105,18 +105,18 @@ impl Store {
     pub fn images(&self) -> Result<Vec<Summary>> {
         let mut images = Vec::new();
         for path in list(&self.layout.images())? {
-            let opened = Image::open(&path);
-            if let Err(Error::NotAnImage { .. }) = opened
+            let read = peek(&path);
+            if let Err(Error::NotAnImage { .. }) = read
                 && !path.exists()
             {
                 continue;
             }
             let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let name = match &opened {
-                Ok(image) => image.manifest().name.clone(),
+            let name = match &read {
+                Ok(manifest) => manifest.name.clone(),
                 Err(_) => names::decode(&file_name).unwrap_or(file_name),
             };
-            let state = opened.map(|image| image.manifest().into()).map_err(|error| error.to_string());
+            let state = read.map(|manifest| Outline::from(&manifest)).map_err(|error| error.to_string());
             images.push(Summary { name, path, state });
         }
         images.sort_by(|a, b| a.name.cmp(&b.name));
