@@ -1,0 +1,123 @@
+//! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`.
+
+use crate::Error;
+
+/// The environment variable that [`Config::from_env`] reads.
+pub const VARIABLE: &str = "REKINDLE_EMULATED";
+
+/// The emulated machine: how many GPUs, and what each of them has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// 1 to 8.
+    pub devices: u32,
+    /// Bytes of memory of each device.
+    pub memory: u64,
+    /// Bytes a second of each copy direction; 0 is as fast as it goes.
+    pub bandwidth: u64,
+    /// Multiprocessors of each device; kernels see the number, speed does not depend on it.
+    pub multiprocessors: u32,
+    /// Host threads that one device's kernels run on; 0 is one a core.
+    pub threads: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { devices: 1, memory: 4 << 30, bandwidth: 0, multiprocessors: 16, threads: 0 }
+    }
+}
+
+impl Config {
+    /// Reads `key=value` pairs with commas between; what is not named keeps its default, as does all of an empty text.
+    pub fn parse(text: &str) -> Result<Config, Error> {
+        let mut config = Config::default();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(|| Error::Pair(pair.to_owned()))?;
+            let (key, value) = (key.trim(), value.trim());
+            match key {
+                "devices" => config.devices = count(key, value, 1, 8)?,
+                "memory" => config.memory = size(key, value, 64 << 20)?,
+                "bandwidth" => config.bandwidth = size(key, value, 0)?,
+                "multiprocessors" | "sms" => config.multiprocessors = count(key, value, 1, 1024)?,
+                "threads" => config.threads = count(key, value, 0, 1024)?,
+                _ => return Err(Error::Key(key.to_owned())),
+            }
+        }
+        Ok(config)
+    }
+
+    /// As [`Config::parse`], of the variable `REKINDLE_EMULATED`; the default where it is not set.
+    pub fn from_env() -> Result<Config, Error> {
+        match std::env::var(VARIABLE) {
+            Ok(text) => Config::parse(&text),
+            Err(_) => Ok(Config::default()),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        count("devices", &self.devices.to_string(), 1, 8)?;
+        count("multiprocessors", &self.multiprocessors.to_string(), 1, 1024)?;
+        count("threads", &self.threads.to_string(), 0, 1024)?;
+        size("memory", &self.memory.to_string(), 64 << 20)?;
+        Ok(())
+    }
+
+    pub(crate) fn compute_threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads as usize,
+        }
+    }
+}
+
+fn count(key: &str, value: &str, least: u32, most: u32) -> Result<u32, Error> {
+    let found = value.parse::<u32>().ok().filter(|count| (least..=most).contains(count));
+    found.ok_or_else(|| Error::Value {
+        key: key.to_owned(),
+        found: value.to_owned(),
+        expected: format!("a number from {least} to {most}"),
+    })
+}
+
+fn size(key: &str, value: &str, least: u64) -> Result<u64, Error> {
+    let digits = value.trim_end_matches(['B', 'b']).trim_end_matches("/s");
+    let digits = digits.trim_end_matches(['i', 'B']);
+    let (digits, shift) = match digits.chars().last().map(|c| c.to_ascii_uppercase()) {
+        Some('K') => (&digits[..digits.len() - 1], 10),
+        Some('M') => (&digits[..digits.len() - 1], 20),
+        Some('G') => (&digits[..digits.len() - 1], 30),
+        Some('T') => (&digits[..digits.len() - 1], 40),
+        _ => (digits, 0),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    // Beyond the device's range of addresses no memory could be mapped.
+    bytes.filter(|bytes| (least..=8 << 40).contains(bytes)).ok_or_else(|| Error::Value {
+        key: key.to_owned(),
+        found: value.to_owned(),
+        expected: format!("bytes from {least} to 8T, such as 512M or 8G"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_sets_what_it_names() {
+        let config = Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,threads=3").unwrap();
+        assert_eq!(
+            config,
+            Config { devices: 2, memory: 8 << 30, bandwidth: 12 << 30, multiprocessors: 4, threads: 3 }
+        );
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+        assert_eq!(Config::parse("memory=512MiB").unwrap().memory, 512 << 20);
+    }
+
+    #[test]
+    fn a_wrong_line_is_refused_with_what_is_wrong() {
+        assert!(Config::parse("devices=9").unwrap_err().to_string().contains("from 1 to 8"));
+        assert!(Config::parse("memory=lots").unwrap_err().to_string().contains("`lots`"));
+        assert!(Config::parse("colour=red").unwrap_err().to_string().contains("colour"));
+        assert!(Config::parse("memory").is_err());
+        assert!(Config::parse("memory=99999999999999999G").is_err());
+    }
+}

@@ -1,0 +1,357 @@
+//! What a context's calls on streams, events, captures and graphs do: they turn into tasks of the scheduler, or into
+//! nodes of a graph where a stream is being captured.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rekindle_cuda::{
+    CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+};
+use rekindle_device::{Capture, Event, Graph, GraphExec, Result, Stream};
+
+use crate::capture::Captures;
+use crate::graph::{Action, Graphs, Node};
+use crate::scheduler::{Batch, Record, Scheduler, TaskId, Work};
+use crate::stream::Streams;
+use crate::work::{Engine, Op};
+
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a capture.
+const EXTERNAL: u32 = 1;
+
+pub(crate) struct Context {
+    pub scheduler: Scheduler,
+    /// Held while tasks are added, so that the order of calls is the order of tasks; taken before the scheduler's lock.
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    streams: Streams,
+    captures: Captures,
+    graphs: Graphs,
+}
+
+impl Context {
+    pub fn new(scheduler: Scheduler) -> Context {
+        let inner =
+            Inner { streams: Streams::new(), captures: Captures::default(), graphs: Graphs::default() };
+        Context { scheduler, inner: Mutex::new(inner) }
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        self.scheduler.check()?;
+        if self.inner.lock().captures.unsafe_call() {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        self.scheduler.wait_all()
+    }
+
+    /// Puts work on a stream.
+    pub fn submit(&self, stream: Stream, op: Op) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        if inner.capturing(stream)? {
+            return inner.capture_action(stream, Action::Op(op));
+        }
+        let engine = op.engine();
+        self.add(&mut inner, stream, Work::Op(op), engine, &[]).map(drop)
+    }
+
+    pub fn call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        if inner.capturing(stream)? {
+            return Err(inner.unsupported(stream));
+        }
+        self.add(&mut inner, stream, Work::Call(call), Engine::Host, &[]).map(drop)
+    }
+
+    /// Adds a task after all work of a stream and after `also`, and makes it the stream's last.
+    fn add(
+        &self,
+        inner: &mut Inner,
+        stream: Stream,
+        work: Work,
+        engine: Engine,
+        also: &[TaskId],
+    ) -> Result<TaskId> {
+        let mut after = inner.streams.before(stream)?;
+        after.extend(also.iter().filter(|task| !after.contains(task)).copied().collect::<Vec<_>>());
+        let state = inner.streams.get_mut(stream)?;
+        state.last = self.scheduler.add(work, engine, state.priority, &after);
+        Ok(state.last)
+    }
+
+    pub fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
+        self.scheduler.check()?;
+        self.inner.lock().streams.create(flags, priority)
+    }
+
+    pub fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        let mut inner = self.inner.lock();
+        let state = inner.streams.destroy(stream, &self.scheduler)?;
+        if let Some(capture) = state.capture {
+            inner.captures.forget(capture, stream);
+        }
+        Ok(())
+    }
+
+    pub fn stream_query(&self, stream: Stream) -> Result<bool> {
+        Ok(self.scheduler.is_done(&self.ends(stream)?))
+    }
+
+    pub fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        let ends = self.ends(stream)?;
+        self.scheduler.wait(&ends)
+    }
+
+    /// The tasks that whoever waits for a stream waits for.
+    fn ends(&self, stream: Stream) -> Result<Vec<TaskId>> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        if inner.capturing(stream)? {
+            return Err(inner.unsupported(stream));
+        }
+        match stream {
+            Stream::LEGACY => inner.streams.before(stream),
+            _ => Ok(vec![inner.streams.get(stream)?.last]),
+        }
+    }
+
+    pub fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        let capturing = inner.capturing(stream)?;
+        let own = inner.streams.get(stream)?.capture;
+        let (task, captured) = {
+            let state = inner.streams.event(event)?;
+            (state.task, state.captured.clone())
+        };
+        if capturing && flags & EXTERNAL != 0 {
+            return inner.capture_action(stream, Action::Wait(event));
+        }
+        match (own, captured) {
+            (None, None) => {
+                self.add(&mut inner, stream, Work::Mark(None), Engine::Compute, &[task]).map(drop)
+            }
+            (Some(id), None) => Err(inner.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_ISOLATION)),
+            (_, Some((of, _))) if !inner.captures.is_open(of) => Err(CUDA_ERROR_CAPTURED_EVENT),
+            (Some(id), Some((of, _))) if id != of => Err(inner.captures.merge(id, of)),
+            (_, Some(_)) if stream == Stream::LEGACY => Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+            (_, Some((of, nodes))) => {
+                inner.captures.join(of, stream, &nodes)?;
+                inner.streams.get_mut(stream)?.capture = Some(of);
+                Ok(())
+            }
+        }
+    }
+
+    pub fn event_create(&self, flags: u32) -> Result<Event> {
+        self.scheduler.check()?;
+        self.inner.lock().streams.create_event(flags)
+    }
+
+    pub fn event_destroy(&self, event: Event) -> Result<()> {
+        self.inner.lock().streams.destroy_event(event)
+    }
+
+    pub fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        inner.streams.event(event)?;
+        if inner.capturing(stream)? {
+            if flags & EXTERNAL != 0 {
+                return inner.capture_action(stream, Action::Record(event));
+            }
+            let id = inner.streams.get(stream)?.capture.ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+            let ends = inner.captures.ends(id, stream)?;
+            inner.streams.event_mut(event)?.captured = Some((id, ends));
+            return Ok(());
+        }
+        let record = Record::default();
+        let work = Work::Mark(Some(Arc::clone(&record)));
+        let task = self.add(&mut inner, stream, work, Engine::Compute, &[])?;
+        inner.note_record(event, task, record)
+    }
+
+    pub fn event_query(&self, event: Event) -> Result<bool> {
+        Ok(self.scheduler.is_done(&[self.event_task(event)?]))
+    }
+
+    pub fn event_synchronize(&self, event: Event) -> Result<()> {
+        let task = self.event_task(event)?;
+        self.scheduler.wait(&[task])
+    }
+
+    fn event_task(&self, event: Event) -> Result<TaskId> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        let (task, captured) = {
+            let state = inner.streams.event(event)?;
+            (state.task, state.captured.as_ref().map(|captured| captured.0))
+        };
+        match captured {
+            None => Ok(task),
+            Some(id) => Err(inner.captures.invalidate(id, CUDA_ERROR_CAPTURED_EVENT)),
+        }
+    }
+
+    pub fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
+        self.scheduler.check()?;
+        let inner = self.inner.lock();
+        let moment = |event| -> Result<_> {
+            let state = inner.streams.event(event)?;
+            let record = state.record.as_ref().filter(|_| state.timed).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+            record.get().copied().ok_or(CUDA_ERROR_NOT_READY)
+        };
+        let (start, end) = (moment(start)?, moment(end)?);
+        let milliseconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f32() * 1000.0;
+        Ok(if end >= start { milliseconds(start, end) } else { -milliseconds(end, start) })
+    }
+
+    pub fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        if mode > 2 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if stream == Stream::LEGACY {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if inner.streams.get(stream)?.capture.is_some() {
+            return Err(CUDA_ERROR_ILLEGAL_STATE);
+        }
+        let id = inner.captures.begin(stream, mode);
+        inner.streams.get_mut(stream)?.capture = Some(id);
+        Ok(())
+    }
+
+    pub fn capture_end(&self, stream: Stream) -> Result<Graph> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        let id = inner.streams.get(stream)?.capture.ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        let ended = inner.captures.end(id, stream);
+        if !inner.captures.is_open(id) {
+            for state in inner.streams.all_mut().filter(|state| state.capture == Some(id)) {
+                state.capture = None;
+            }
+        }
+        ended.map(|nodes| inner.graphs.from_nodes(nodes))
+    }
+
+    pub fn capture(&self, stream: Stream) -> Result<Capture> {
+        self.scheduler.check()?;
+        let inner = self.inner.lock();
+        if stream == Stream::LEGACY && inner.streams.blocking_capture().is_some() {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(match inner.streams.get(stream)?.capture {
+            None => Capture { status: 0, id: 0 },
+            Some(id) if inner.captures.is_valid(id) => Capture { status: 1, id },
+            Some(id) => Capture { status: 2, id },
+        })
+    }
+
+    /// Calls on graphs that start no work.
+    pub fn graphs<T>(&self, f: impl FnOnce(&mut Graphs) -> Result<T>) -> Result<T> {
+        self.scheduler.check()?;
+        f(&mut self.inner.lock().graphs)
+    }
+
+    pub fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        let capturing = inner.capturing(stream)?;
+        let state = inner.graphs.exec(exec)?;
+        let (nodes, last) = (Arc::clone(&state.nodes), state.last);
+        if capturing {
+            return inner.capture_action(stream, Action::Child(nodes));
+        }
+        let mut after = inner.streams.before(stream)?;
+        if !after.contains(&last) {
+            after.push(last);
+        }
+        let priority = inner.streams.get(stream)?.priority;
+        let end = {
+            let mut batch = self.scheduler.batch();
+            inner.launch_nodes(&mut batch, &nodes, priority, &after)?
+        };
+        inner.graphs.exec(exec)?.last = end;
+        inner.streams.get_mut(stream)?.last = end;
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Whether work of a stream goes into a capture. Work of the legacy stream beside the capture of a blocking
+    /// stream would have to wait for work that is never done, so it ends that capture.
+    fn capturing(&mut self, stream: Stream) -> Result<bool> {
+        if stream == Stream::LEGACY
+            && let Some(id) = self.streams.blocking_capture()
+        {
+            return Err(self.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
+        }
+        Ok(self.streams.get(stream)?.capture.is_some())
+    }
+
+    fn capture_action(&mut self, stream: Stream, action: Action) -> Result<()> {
+        let id = self.streams.get(stream)?.capture.ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
+        self.captures.add(id, stream, action)
+    }
+
+    fn unsupported(&mut self, stream: Stream) -> rekindle_cuda::CuResult {
+        match self.streams.get(stream).map(|state| state.capture) {
+            Ok(Some(id)) => self.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            _ => CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        }
+    }
+
+    fn note_record(&mut self, event: Event, task: TaskId, record: Record) -> Result<()> {
+        let state = self.streams.event_mut(event)?;
+        (state.task, state.record, state.captured) = (task, Some(record), None);
+        Ok(())
+    }
+
+    /// Adds a graph's nodes between a task that starts it and one that ends it, and answers the latter.
+    fn launch_nodes(
+        &mut self,
+        batch: &mut Batch<'_>,
+        nodes: &[Node],
+        priority: i32,
+        after: &[TaskId],
+    ) -> Result<TaskId> {
+        let start = batch.add(Work::Mark(None), Engine::Compute, priority, after);
+        let mut tasks: Vec<TaskId> = Vec::with_capacity(nodes.len());
+        let mut is_leaf = vec![true; nodes.len()];
+        for node in nodes {
+            let mut after = vec![start];
+            after.extend(node.after.iter().map(|index| tasks[*index]));
+            node.after.iter().for_each(|index| is_leaf[*index] = false);
+            let task = match &node.action {
+                Action::Op(op) => batch.add(Work::Op(op.clone()), op.engine(), priority, &after),
+                Action::Empty => batch.add(Work::Mark(None), Engine::Compute, priority, &after),
+                Action::Child(child) => self.launch_nodes(batch, child, priority, &after)?,
+                Action::Wait(event) => {
+                    after.push(self.streams.event(*event)?.task);
+                    after.sort_unstable();
+                    after.dedup();
+                    batch.add(Work::Mark(None), Engine::Compute, priority, &after)
+                }
+                Action::Record(event) => {
+                    let record = Record::default();
+                    let work = Work::Mark(Some(Arc::clone(&record)));
+                    let task = batch.add(work, Engine::Compute, priority, &after);
+                    self.note_record(*event, task, record)?;
+                    task
+                }
+            };
+            tasks.push(task);
+        }
+        let mut leaves: Vec<TaskId> =
+            tasks.iter().zip(is_leaf).filter(|(_, leaf)| *leaf).map(|(task, _)| *task).collect();
+        leaves.push(start);
+        Ok(batch.add(Work::Mark(None), Engine::Compute, priority, &leaves))
+    }
+}

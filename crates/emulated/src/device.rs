@@ -1,0 +1,492 @@
+//! One emulated GPU: the calls of [`Device`], each checked and handed to the part that does it.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
+    CuResult,
+};
+use rekindle_device::{
+    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
+    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
+    ModuleKind, Result, Stream,
+};
+
+use crate::arena::Arena;
+use crate::attributes::LIMIT_HEAP;
+use crate::context::Context;
+use crate::function::Kernel;
+use crate::graph::Action;
+use crate::module::LoadedModule;
+use crate::modules::{self, Modules};
+use crate::output::Output;
+use crate::physical::Budget;
+use crate::scheduler::Scheduler;
+use crate::space::{GRANULARITY, Place, Space};
+use crate::work::{Engine, Executor, Op, copy_engine};
+use crate::{Config, Error};
+
+pub(crate) struct EmulatedDevice {
+    info: DeviceInfo,
+    // Before the modules and the arena, so that no thread runs when they go.
+    context: Context,
+    modules: Mutex<Modules>,
+    limits: Mutex<BTreeMap<u32, u64>>,
+    arena: Arc<Arena>,
+    space: Arc<Space>,
+    budget: Arc<Budget>,
+}
+
+impl EmulatedDevice {
+    pub fn new(
+        info: DeviceInfo,
+        config: &Config,
+        space: Arc<Space>,
+        output: Arc<Output>,
+    ) -> std::result::Result<EmulatedDevice, Error> {
+        let budget = Budget::new(config.memory);
+        let arena = Arena::new(info.index, Arc::clone(&space), Arc::clone(&budget))?;
+        let limits: BTreeMap<u32, u64> = info.limits.iter().copied().collect();
+        let heap = limits.get(&LIMIT_HEAP).copied().unwrap_or_default();
+        let executor = Executor::new(Arc::clone(&space), Arc::clone(&arena), output, config, heap);
+        Ok(EmulatedDevice {
+            info,
+            context: Context::new(Scheduler::new(executor)),
+            modules: Mutex::default(),
+            limits: Mutex::new(limits),
+            arena,
+            space,
+            budget,
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.context.scheduler.check()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.context.scheduler.executor().multiprocessors
+    }
+
+    fn kernel(&self, function: Function) -> Result<Kernel> {
+        self.check()?;
+        self.modules.lock().kernel(function).cloned()
+    }
+
+    fn place(&self, address: u64, bytes: u64) -> Result<Place> {
+        self.space.place(address, bytes).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    fn launch_op(&self, function: Function, launch: &Launch, parameters: &[u8]) -> Result<Op> {
+        let kernel = self.kernel(function)?;
+        kernel.check(launch, parameters, self.multiprocessors())?;
+        Ok(Op::Kernel { kernel, launch: launch.clone(), parameters: parameters.into() })
+    }
+
+    /// Nothing where there are no bytes to copy.
+    fn copy_op(&self, copy: &Copy3D) -> Result<Option<Op>> {
+        let shape = [copy.width, copy.height, copy.depth];
+        if shape.contains(&0) {
+            return Ok(None);
+        }
+        let to = self.place(copy.to, extent(shape, copy.to_pitch, copy.to_slice)?)?;
+        let from = self.place(copy.from, extent(shape, copy.from_pitch, copy.from_slice)?)?;
+        Ok(Some(Op::Copy { copy: *copy, engine: copy_engine(to, from) }))
+    }
+
+    fn set_op(&self, set: &MemorySet) -> Result<Option<Op>> {
+        let element = u64::from(set.element);
+        let aligned = set.address.is_multiple_of(element.max(1))
+            && (set.height <= 1 || set.pitch.is_multiple_of(element.max(1)));
+        if !matches!(set.element, 1 | 2 | 4) || !aligned {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if set.width == 0 || set.height == 0 {
+            return Ok(None);
+        }
+        let row = set.width.checked_mul(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.place(set.address, extent([row, set.height, 1], set.pitch, 0)?)?;
+        Ok(Some(Op::Set(*set)))
+    }
+
+    fn check_value(&self, address: u64, width: u32) -> Result<()> {
+        if !matches!(width, 4 | 8) || !address.is_multiple_of(u64::from(width)) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.place(address, u64::from(width)).map(drop)
+    }
+
+    fn add_node(&self, graph: Graph, after: &[GraphNode], op: Option<Op>) -> Result<GraphNode> {
+        let action = op.map_or(Action::Empty, Action::Op);
+        self.context.graphs(|graphs| graphs.add(graph, after, action))
+    }
+}
+
+/// Bytes from the first to the last of a strided shape (bytes, rows, slices).
+fn extent([width, height, depth]: [u64; 3], pitch: u64, slice: u64) -> Result<u64> {
+    let rows = (height - 1).checked_mul(pitch);
+    let slices = (depth - 1).checked_mul(slice);
+    let whole = rows.zip(slices).and_then(|(rows, slices)| rows.checked_add(slices)?.checked_add(width));
+    let overlaps = height > 1 && pitch < width;
+    whole.filter(|_| !overlaps).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
+const FLUSH: u32 = 1 << 30;
+
+impl Device for EmulatedDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.check()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context.synchronize()
+    }
+
+    fn limit(&self, limit: u32) -> Result<u64> {
+        self.check()?;
+        self.limits.lock().get(&limit).copied().ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)
+    }
+
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        self.check()?;
+        let mut limits = self.limits.lock();
+        let kept = limits.get_mut(&limit).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)?;
+        *kept = value;
+        if limit == LIMIT_HEAP {
+            self.context.scheduler.executor().heap_limit.store(value, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        self.check()?;
+        Ok((self.budget.free(), self.budget.total()))
+    }
+
+    fn granularity(&self) -> u64 {
+        GRANULARITY
+    }
+
+    fn reserve(&self, address: u64, bytes: u64) -> Result<()> {
+        self.check()?;
+        self.space.reserve(address, bytes)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        self.check()?;
+        self.space.unreserve(address, bytes)
+    }
+
+    fn memory_create(&self, bytes: u64) -> Result<Memory> {
+        self.check()?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(self.space.add(self.space.memories.create(bytes, &self.budget)?))
+    }
+
+    fn memory_release(&self, memory: Memory) -> Result<()> {
+        self.check()?;
+        self.space.release(memory)
+    }
+
+    fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
+        self.check()?;
+        self.space.physical(memory)?.export()
+    }
+
+    fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {
+        self.check()?;
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(self.space.add(self.space.memories.import(descriptor, bytes, &self.budget)?))
+    }
+
+    fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
+        self.check()?;
+        self.space.map(address, bytes, memory)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        self.check()?;
+        self.space.unmap(address, bytes)
+    }
+
+    fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        self.check()?;
+        self.space.protect(address, bytes, access)
+    }
+
+    fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
+        self.check()?;
+        self.space.register(address, bytes, self.info.index)
+    }
+
+    fn host_unregister(&self, address: u64) -> Result<()> {
+        self.check()?;
+        self.space.unregister(address, self.info.index)
+    }
+
+    fn module_load(
+        &self,
+        code: Code,
+        _kind: ModuleKind,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Loaded, LoadError> {
+        self.check().map_err(|code| LoadError { code, log: self.fault().unwrap_or_default() })?;
+        let module = LoadedModule::load(code, options, &self.arena)?;
+        Ok(Loaded { module: self.modules.lock().add(module), log: String::new() })
+    }
+
+    fn module_unload(&self, module: Module) -> Result<()> {
+        self.check()?;
+        let removed = self.modules.lock().remove(module)?;
+        drop(removed);
+        Ok(())
+    }
+
+    fn function(&self, module: Module, name: &str) -> Result<Function> {
+        self.check()?;
+        self.modules.lock().function(module, name)
+    }
+
+    fn function_names(&self, module: Module) -> Result<Vec<String>> {
+        self.check()?;
+        let modules = self.modules.lock();
+        Ok(modules.get(module)?.module.entries().iter().map(|entry| entry.name.clone()).collect())
+    }
+
+    fn function_info(&self, function: Function) -> Result<FunctionInfo> {
+        Ok(self.kernel(function)?.info())
+    }
+
+    fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
+        self.kernel(function)?.set(attribute, value)
+    }
+
+    fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
+        self.kernel(function)?;
+        if (0..=3).contains(&config) { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
+    fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
+        self.check()?;
+        let modules = self.modules.lock();
+        let mut globals = modules.get(module)?.globals.iter();
+        let found = globals.find(|global| global.name == name).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        Ok((found.address, found.bytes))
+    }
+
+    fn globals(&self, module: Module) -> Result<Vec<Global>> {
+        self.check()?;
+        Ok(self.modules.lock().get(module)?.globals.clone())
+    }
+
+    fn link(
+        &self,
+        inputs: &[LinkInput<'_>],
+        _options: &[(i32, u64)],
+    ) -> std::result::Result<(Vec<u8>, String), LoadError> {
+        self.check().map_err(|code| LoadError { code, log: self.fault().unwrap_or_default() })?;
+        modules::link(inputs)
+    }
+
+    fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, _flags: u32) -> Result<i32> {
+        self.kernel(function)?.occupancy_blocks(block, shared)
+    }
+
+    fn occupancy_shared(&self, function: Function, blocks: i32, block: i32) -> Result<u64> {
+        self.kernel(function)?.occupancy_shared(blocks, block)
+    }
+
+    fn occupancy_clusters(&self, launch: &Launch, function: Function) -> Result<i32> {
+        Ok(self.kernel(function)?.occupancy_clusters(launch, self.multiprocessors()))
+    }
+
+    fn occupancy_cluster_size(&self, _launch: &Launch, function: Function) -> Result<i32> {
+        Ok(self.kernel(function)?.occupancy_cluster_size())
+    }
+
+    fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
+        self.context.stream_create(flags, priority)
+    }
+
+    fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        self.context.stream_destroy(stream)
+    }
+
+    fn stream_query(&self, stream: Stream) -> Result<bool> {
+        self.context.stream_query(stream)
+    }
+
+    fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        self.context.stream_synchronize(stream)
+    }
+
+    fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
+        self.context.stream_wait_event(stream, event, flags)
+    }
+
+    fn event_create(&self, flags: u32) -> Result<Event> {
+        self.context.event_create(flags)
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<()> {
+        self.context.event_destroy(event)
+    }
+
+    fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        self.context.event_record(event, stream, flags)
+    }
+
+    fn event_query(&self, event: Event) -> Result<bool> {
+        self.context.event_query(event)
+    }
+
+    fn event_synchronize(&self, event: Event) -> Result<()> {
+        self.context.event_synchronize(event)
+    }
+
+    fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
+        self.context.event_elapsed(start, end)
+    }
+
+    fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.context.submit(stream, self.launch_op(function, launch, parameters)?)
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
+        let row = Copy3D {
+            to,
+            to_pitch: bytes,
+            to_slice: bytes,
+            from,
+            from_pitch: bytes,
+            from_slice: bytes,
+            width: bytes,
+            height: 1,
+            depth: 1,
+        };
+        self.copy_3d(&row, stream)
+    }
+
+    fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
+        self.check()?;
+        self.copy_op(copy)?.map_or(Ok(()), |op| self.context.submit(stream, op))
+    }
+
+    fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
+        self.check()?;
+        self.set_op(set)?.map_or(Ok(()), |op| self.context.submit(stream, op))
+    }
+
+    fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.context.call(stream, call)
+    }
+
+    fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        self.check()?;
+        self.check_value(address, width)?;
+        if flags & !(FLUSH | 3) != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.context.submit(stream, Op::WaitValue { address, value, width, condition: flags & 3 })
+    }
+
+    fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        self.check()?;
+        self.check_value(address, width)?;
+        if flags > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.context.submit(stream, Op::WriteValue { address, value, width })
+    }
+
+    fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
+        self.context.capture_begin(stream, mode)
+    }
+
+    fn capture_end(&self, stream: Stream) -> Result<Graph> {
+        self.context.capture_end(stream)
+    }
+
+    fn capture(&self, stream: Stream) -> Result<Capture> {
+        self.context.capture(stream)
+    }
+
+    fn graph_create(&self) -> Result<Graph> {
+        self.context.graphs(|graphs| Ok(graphs.create()))
+    }
+
+    fn graph_add_kernel(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        function: Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<GraphNode> {
+        self.add_node(graph, after, Some(self.launch_op(function, launch, parameters)?))
+    }
+
+    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
+        let op = self.copy_op(copy)?.unwrap_or(Op::Copy { copy: *copy, engine: Engine::Compute });
+        self.add_node(graph, after, Some(op))
+    }
+
+    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
+        let op = self.set_op(set)?.unwrap_or(Op::Set(*set));
+        self.add_node(graph, after, Some(op))
+    }
+
+    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
+        self.add_node(graph, after, None)
+    }
+
+    fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
+        self.context.graphs(|graphs| graphs.nodes(graph))
+    }
+
+    fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind> {
+        self.context.graphs(|graphs| Ok(GraphNodeKind(graphs.node(node)?.action.kind())))
+    }
+
+    fn graph_destroy(&self, graph: Graph) -> Result<()> {
+        self.context.graphs(|graphs| graphs.destroy(graph))
+    }
+
+    fn graph_instantiate(&self, graph: Graph, _flags: u64) -> Result<GraphExec> {
+        self.context.graphs(|graphs| graphs.instantiate(graph))
+    }
+
+    fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.context.graph_launch(exec, stream)
+    }
+
+    fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
+        self.context.graphs(|graphs| graphs.destroy_exec(exec))
+    }
+
+    fn tensor_map(&self, _kind: u32, _arguments: &[u8]) -> Result<[u8; 128]> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+
+    fn fault(&self) -> Option<String> {
+        let failure = self.context.scheduler.failure()?;
+        Some(format!("{}: {}", describe(failure.code), failure.sentence))
+    }
+}
+
+fn describe(code: CuResult) -> String {
+    code.name().map_or_else(|| format!("error {}", code.0), str::to_owned)
+}

@@ -1,0 +1,28 @@
+//! Why the emulated GPUs cannot be made.
+
+/// Each message says what was found, what was expected and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("`{0}` has no `=`: set the emulated GPU as in `devices=2,memory=8G,bandwidth=12G`")]
+    Pair(String),
+    #[error(
+        "`{0}` is not a setting of the emulated GPU: use devices, memory, bandwidth, multiprocessors or threads"
+    )]
+    Key(String),
+    #[error("the emulated GPU's `{key}` is `{found}`; it must be {expected}")]
+    Value { key: String, found: String, expected: String },
+    #[error(
+        "no free addresses for the module memory of emulated GPU {index} in {range:#x?}: {cause}; start it in a \
+         process that maps nothing there"
+    )]
+    Arena { index: u32, range: std::ops::Range<u64>, cause: std::io::Error },
+    #[error(
+        "this process may not copy its own memory with process_vm_readv: {0}; allow that call where the emulated GPU \
+         runs (seccomp profile of the container)"
+    )]
+    Copies(std::io::Error),
+    #[error(
+        "cannot start the emulated GPU's thread `{name}`: {cause}; raise the limit on threads (ulimit -u)"
+    )]
+    Thread { name: String, cause: std::io::Error },
+}

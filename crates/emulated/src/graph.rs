@@ -1,0 +1,143 @@
+//! Graphs: nodes with what they wait for, built by hand or by capture, and their launchable form.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_device::{Event, Graph, GraphExec, GraphNode, Result};
+
+use crate::scheduler::{NO_TASK, TaskId};
+use crate::work::Op;
+
+// `CUgraphNodeType`.
+const KERNEL: u32 = 0;
+const COPY: u32 = 1;
+const SET: u32 = 2;
+const CHILD: u32 = 4;
+const EMPTY: u32 = 5;
+const WAIT_EVENT: u32 = 6;
+const RECORD_EVENT: u32 = 7;
+const MEMORY_OPERATION: u32 = 12;
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Action {
+    Op(Op),
+    Empty,
+    Child(Arc<[Node]>),
+    Record(Event),
+    Wait(Event),
+}
+
+impl Action {
+    pub fn kind(&self) -> u32 {
+        match self {
+            Action::Op(Op::Kernel { .. }) => KERNEL,
+            Action::Op(Op::Copy { .. }) => COPY,
+            Action::Op(Op::Set(_)) => SET,
+            Action::Op(Op::WaitValue { .. } | Op::WriteValue { .. }) => MEMORY_OPERATION,
+            Action::Child(_) => CHILD,
+            Action::Empty => EMPTY,
+            Action::Wait(_) => WAIT_EVENT,
+            Action::Record(_) => RECORD_EVENT,
+        }
+    }
+}
+
+/// A node; `after` are indices of earlier nodes, so that a graph has no cycle and its order is one that works.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub action: Action,
+    pub after: Vec<usize>,
+}
+
+struct GraphState {
+    nodes: Vec<Node>,
+    handles: Vec<u64>,
+}
+
+pub(crate) struct ExecState {
+    pub nodes: Arc<[Node]>,
+    /// The end of its last launch: a graph does not run beside itself.
+    pub last: TaskId,
+}
+
+#[derive(Default)]
+pub(crate) struct Graphs {
+    graphs: HashMap<u64, GraphState>,
+    /// The graph of a node, and its index there.
+    nodes: HashMap<u64, (u64, usize)>,
+    execs: HashMap<u64, ExecState>,
+    next: u64,
+}
+
+impl Graphs {
+    pub fn create(&mut self) -> Graph {
+        self.next += 1;
+        self.graphs.insert(self.next, GraphState { nodes: Vec::new(), handles: Vec::new() });
+        Graph(self.next)
+    }
+
+    pub fn from_nodes(&mut self, nodes: Vec<Node>) -> Graph {
+        let graph = self.create();
+        for node in nodes {
+            self.push(graph, node);
+        }
+        graph
+    }
+
+    pub fn add(&mut self, graph: Graph, after: &[GraphNode], action: Action) -> Result<GraphNode> {
+        if !self.graphs.contains_key(&graph.0) {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let index = |node: &GraphNode| match self.nodes.get(&node.0) {
+            Some((of, index)) if *of == graph.0 => Ok(*index),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        let after = after.iter().map(index).collect::<Result<Vec<_>>>()?;
+        self.push(graph, Node { action, after }).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn push(&mut self, graph: Graph, node: Node) -> Option<GraphNode> {
+        let state = self.graphs.get_mut(&graph.0)?;
+        self.next += 1;
+        self.nodes.insert(self.next, (graph.0, state.nodes.len()));
+        state.nodes.push(node);
+        state.handles.push(self.next);
+        Some(GraphNode(self.next))
+    }
+
+    pub fn nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
+        let state = self.graphs.get(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        Ok(state.handles.iter().map(|handle| GraphNode(*handle)).collect())
+    }
+
+    pub fn node(&self, node: GraphNode) -> Result<&Node> {
+        let (graph, index) = self.nodes.get(&node.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.graphs.get(graph).map(|state| &state.nodes[*index]).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub fn destroy(&mut self, graph: Graph) -> Result<()> {
+        let state = self.graphs.remove(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        for handle in state.handles {
+            self.nodes.remove(&handle);
+        }
+        Ok(())
+    }
+
+    pub fn instantiate(&mut self, graph: Graph) -> Result<GraphExec> {
+        let nodes = self.graphs.get(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?.nodes.clone().into();
+        self.next += 1;
+        self.execs.insert(self.next, ExecState { nodes, last: NO_TASK });
+        Ok(GraphExec(self.next))
+    }
+
+    pub fn exec(&mut self, exec: GraphExec) -> Result<&mut ExecState> {
+        self.execs.get_mut(&exec.0).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    /// Work that was launched goes on.
+    pub fn destroy_exec(&mut self, exec: GraphExec) -> Result<()> {
+        self.execs.remove(&exec.0).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+}

@@ -1,0 +1,108 @@
+//! A loaded module: its PTX decoded, its globals and constants in device memory.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rekindle_cuda::{CUDA_ERROR_INVALID_PTX, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_device::{Code, Global, LoadError};
+use rekindle_ptx as ptx;
+
+use crate::arena::{Arena, Block, OPTION_MODULE_ADDRESS};
+use crate::function::Settings;
+use crate::image;
+
+pub(crate) struct LoadedModule {
+    pub module: ptx::Module,
+    /// Device address of each of `module.globals()`.
+    pub addresses: Vec<u64>,
+    pub globals: Vec<Global>,
+    /// What the program set of each entry.
+    pub settings: Mutex<Vec<Settings>>,
+    /// Of all constants together.
+    pub constant_bytes: u32,
+    _block: Option<Block>,
+    _code: Code,
+}
+
+impl LoadedModule {
+    pub fn load(code: Code, options: &[(i32, u64)], arena: &Arc<Arena>) -> Result<LoadedModule, LoadError> {
+        let module = image::module(&image::texts(code.bytes())?)?;
+        let at = options.iter().find(|row| row.0 == OPTION_MODULE_ADDRESS).map(|row| row.1);
+        let variables = module.globals();
+        let mut offsets = Vec::with_capacity(variables.len());
+        let mut end = 0_u64;
+        for variable in variables {
+            // No two modules lie on one page, and no alignment of PTX is larger.
+            let align = variable.align.clamp(1, 4096).next_power_of_two().max(16);
+            let offset = end.next_multiple_of(align);
+            offsets.push(offset);
+            end =
+                offset.checked_add(variable.size).filter(|end| *end < 1 << 40).ok_or_else(|| LoadError {
+                    code: CUDA_ERROR_OUT_OF_MEMORY,
+                    log: format!("`{}` takes {} bytes, which no device has", variable.name, variable.size),
+                })?;
+        }
+        let settings = Mutex::new(module.entries().iter().map(Settings::new).collect());
+        if variables.is_empty() {
+            let (addresses, globals) = (Vec::new(), Vec::new());
+            return Ok(LoadedModule {
+                module,
+                addresses,
+                globals,
+                settings,
+                constant_bytes: 0,
+                _block: None,
+                _code: code,
+            });
+        }
+        let block = arena.take(end, at).map_err(|code| LoadError {
+            code,
+            log: match at {
+                Some(at) => format!(
+                    "the module's {end} bytes of globals do not fit at {at:#x}, where they were asked for"
+                ),
+                None => format!("the module's {end} bytes of globals do not fit into the device's memory"),
+            },
+        })?;
+        let addresses: Vec<u64> = offsets.iter().map(|offset| block.range.start + offset).collect();
+        for (variable, offset) in variables.iter().zip(&offsets) {
+            block.write(*offset, &variable.init);
+            for relocation in &variable.relocations {
+                let value = resolve(&module, &addresses, relocation).ok_or_else(|| LoadError {
+                    code: CUDA_ERROR_INVALID_PTX,
+                    log: format!(
+                        "`{}` is initialised with the address of `{}`, which is not a variable of the module",
+                        variable.name, relocation.symbol
+                    ),
+                })?;
+                block.write(*offset + u64::from(relocation.offset), &value.to_le_bytes());
+            }
+        }
+        let globals: Vec<Global> = variables
+            .iter()
+            .zip(&addresses)
+            .map(|(variable, address)| Global {
+                name: variable.name.clone(),
+                address: *address,
+                bytes: variable.size,
+                constant: variable.space == ptx::Space::Const,
+            })
+            .collect();
+        let constant: u64 = globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum();
+        Ok(LoadedModule {
+            module,
+            addresses,
+            globals,
+            settings,
+            constant_bytes: u32::try_from(constant).unwrap_or(u32::MAX),
+            _block: Some(block),
+            _code: code,
+        })
+    }
+}
+
+/// The value that a relocation puts in: generic addresses and those of global memory are the same.
+fn resolve(module: &ptx::Module, addresses: &[u64], relocation: &ptx::Relocation) -> Option<u64> {
+    let index = module.globals().iter().position(|variable| variable.name == relocation.symbol)?;
+    Some(addresses[index].wrapping_add(relocation.addend as u64))
+}

@@ -1,0 +1,146 @@
+use rekindle_cuda::*;
+use rekindle_device::{Code, LinkInput, ModuleKind, Stream};
+use rekindle_emulated::OPTION_MODULE_ADDRESS;
+
+use crate::support::{MIB, PTX, buffer, download, load, machine, parameters, shape, upload};
+
+const CALLER: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b32 result) twice(.param .b32 value);
+.visible .entry apply(.param .u64 p)
+{
+    .reg .b32 %r<3>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p];
+    ld.global.u32 %r1, [%rd1];
+    {
+        .param .b32 argument;
+        .param .b32 answer;
+        st.param.b32 [argument], %r1;
+        call.uni (answer), twice, (argument);
+        ld.param.b32 %r2, [answer];
+    }
+    st.global.u32 [%rd1], %r2;
+    ret;
+}
+";
+
+const CALLEE: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .func (.param .b32 result) twice(.param .b32 value)
+{
+    .reg .b32 %r<3>;
+    ld.param.b32 %r1, [value];
+    add.s32 %r2, %r1, %r1;
+    st.param.b32 [result], %r2;
+    ret;
+}
+";
+
+const GLOBALS: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .const .align 4 .u32 table[2] = {7, 8};
+.visible .global .align 8 .u32 counter = 5;
+.visible .global .align 8 .u64 pointer = counter;
+.visible .entry bump()
+{
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<2>;
+    ld.global.u64 %rd1, [pointer];
+    ld.global.u32 %r1, [%rd1];
+    ld.const.u32 %r2, [table+4];
+    add.s32 %r3, %r1, %r2;
+    st.global.u32 [counter], %r3;
+    ret;
+}
+";
+
+fn inputs<'a>(texts: &[(&'a str, &'a str)]) -> Vec<LinkInput<'a>> {
+    texts.iter().map(|(name, text)| LinkInput { kind: 1, name, bytes: text.as_bytes() }).collect()
+}
+
+#[test]
+fn two_modules_link() {
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    let (linked, _) = gpu.link(&inputs(&[("caller.ptx", CALLER), ("callee.ptx", CALLEE)]), &[]).unwrap();
+    let module = gpu.module_load(Code::new(linked.clone()), ModuleKind::Library, &[]).unwrap().module;
+    assert_eq!(gpu.function_names(module).unwrap(), ["apply"]);
+    let apply = gpu.function(module, "apply").unwrap();
+    assert_eq!(gpu.function(module, "apply"), Ok(apply));
+    assert_eq!(gpu.function(module, "other"), Err(CUDA_ERROR_NOT_FOUND));
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    upload(gpu, device.address, &[21]);
+    gpu.launch(apply, &shape(1, 1), Stream::LEGACY, &parameters(&[device.address])).unwrap();
+    assert_eq!(download(gpu, device.address, 1), [42]);
+
+    let again = gpu.link(&[LinkInput { kind: 0, name: "linked", bytes: &linked }], &[]).unwrap().0;
+    assert_eq!(again.len(), linked.len(), "what was linked links again");
+    let undefined = gpu.link(&inputs(&[("caller.ptx", CALLER)]), &[]).unwrap_err();
+    assert!(undefined.log.contains("`twice`"), "{undefined}");
+    assert!(gpu.link(&[], &[]).is_err());
+}
+
+#[test]
+fn code_that_cannot_load_says_why() {
+    let machine = machine("");
+    let load = |code: &str| {
+        machine.gpu.module_load(Code::new(code.as_bytes().to_vec()), ModuleKind::Module, &[]).unwrap_err()
+    };
+    let unknown = load(&PTX.replace("add.s32 %r5, %r5, 1;", "frobnicate.s32 %r5, %r5, 1;"));
+    assert_eq!(unknown.code, CUDA_ERROR_INVALID_PTX);
+    assert!(unknown.log.contains("frobnicate") && unknown.log.contains("line"), "{unknown}");
+    let undefined = load(CALLER);
+    assert_eq!(undefined.code, CUDA_ERROR_INVALID_PTX);
+    assert!(undefined.log.contains("`twice`"), "{undefined}");
+    assert_eq!(load("\x7fELF...").code, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    assert_eq!(load(&PTX.replace("sm_80", "sm_120")).code, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    let nul = format!("{PTX}\0and what lies behind");
+    machine.gpu.module_load(Code::new(nul.into_bytes()), ModuleKind::Module, &[]).unwrap();
+}
+
+#[test]
+fn globals_are_initialised_and_lie_where_they_lay() {
+    let run = || {
+        let machine = machine("");
+        let gpu = &machine.gpu;
+        let (first, second) = (load(gpu, GLOBALS), load(gpu, GLOBALS));
+        let names: Vec<String> = gpu.globals(second).unwrap().into_iter().map(|global| global.name).collect();
+        assert_eq!(names.len(), 3);
+        let (counter, bytes) = gpu.global(second, "counter").unwrap();
+        assert_eq!(bytes, 4);
+        assert_eq!(gpu.global(second, "nothing"), Err(CUDA_ERROR_NOT_FOUND));
+        let bump = gpu.function(second, "bump").unwrap();
+        gpu.launch(bump, &shape(1, 1), Stream::LEGACY, &[]).unwrap();
+        assert_eq!(download(gpu, counter, 1), [13]);
+        let table = gpu.globals(first).unwrap().into_iter().find(|global| global.constant).unwrap();
+        upload(gpu, table.address, &[0, 100]);
+        let (other, _) = gpu.global(first, "counter").unwrap();
+        let bump = gpu.function(first, "bump").unwrap();
+        gpu.launch(bump, &shape(1, 1), Stream::LEGACY, &[]).unwrap();
+        assert_eq!(download(gpu, other, 1), [105], "the host set the constant");
+
+        gpu.module_unload(first).unwrap();
+        assert_eq!(gpu.function_names(first), Err(CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(gpu.copy(other, counter, 4, Stream::LEGACY), Err(CUDA_ERROR_INVALID_VALUE), "it is gone");
+        let third = load(gpu, GLOBALS);
+        assert!(gpu.global(third, "counter").unwrap().0 > counter, "no address is used twice");
+
+        let start = other & !4095;
+        let placed = Code::new(GLOBALS.as_bytes().to_vec());
+        let placed =
+            gpu.module_load(placed, ModuleKind::Module, &[(OPTION_MODULE_ADDRESS, start)]).unwrap().module;
+        assert_eq!(gpu.global(placed, "counter").unwrap().0, other, "a restore names the place");
+        let taken = Code::new(GLOBALS.as_bytes().to_vec());
+        assert!(gpu.module_load(taken, ModuleKind::Module, &[(OPTION_MODULE_ADDRESS, start)]).is_err());
+        // The slot may differ where other tests hold the first.
+        [counter, other].map(|address| address % (16 << 30))
+    };
+    assert_eq!(run(), run());
+}
