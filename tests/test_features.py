@@ -1,0 +1,35 @@
+"""One small GPU program a feature: set up, checkpoint, stop, restore, verify; and the same program left running."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+FEATURES = Path(__file__).parent / "features"
+NAMES = sorted(p.stem for p in FEATURES.glob("*.py") if p.stem != "gpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_feature_survives(rekindle, name):
+    go = rekindle.root / "go"
+    rekindle.run(name, sys.executable, FEATURES / f"{name}.py", go)
+    assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
+    rekindle("checkpoint", name, "--to", "running", "--leave-running")
+    rekindle("checkpoint", name, "--to", "stopped", "--stop")
+    assert not rekindle.sandbox(name)["pid"]
+    for image in ("running", "stopped"):
+        rekindle("verify", image)
+        rekindle.restore(image, f"from-{image}")
+    go.touch()
+    for image in ("running", "stopped"):
+        assert rekindle.wait_end(f"from-{image}") == ["ok"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_feature_goes_on_when_left_running(rekindle, name):
+    go = rekindle.root / "go"
+    rekindle.run(name, sys.executable, FEATURES / f"{name}.py", go)
+    assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
+    rekindle("checkpoint", name, "--to", "image", "--leave-running")
+    go.touch()
+    assert rekindle.wait_end(name) == ["ready", "ok"]
