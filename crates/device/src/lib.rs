@@ -9,11 +9,13 @@ mod code;
 mod copy;
 mod info;
 mod launch;
+mod tensor_map;
 
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
+pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -193,7 +195,7 @@ pub trait Device: Send + Sync {
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()>;
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()>;
 
-    /// `cuTensorMapEncode*`: arguments as laid out by the client, 128 bytes back. `kind` 0 tiled, 1 im2col.
+    /// `cuTensorMapEncode*`: arguments packed as [`TensorMapArguments`], 128 bytes back. `kind` 0 tiled, 1 im2col.
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]>;
     /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
     fn fault(&self) -> Option<String>;

@@ -1,0 +1,482 @@
+//! One GPU and its primary context, behind [`Device`].
+//!
+//! Every call but [`NvidiaDevice::open`] and [`Device::bind`] needs the context current on the calling thread, which
+//! `bind` makes it. Handles are the driver's pointers; see the crate's head for what that asks of callers.
+
+use std::cell::Cell;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rekindle_cuda::{
+    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
+};
+use rekindle_device::{
+    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
+    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
+    ModuleKind, Result, Stream,
+};
+
+use crate::driver::{Driver, call};
+use crate::modules::Modules;
+use crate::work::Attributes;
+use crate::{graph, sys, tensor};
+
+/// `CUlimit` values of CUDA 13.0's header.
+const LIMITS: std::ops::Range<u32> = 0..10;
+const REGISTER_PORTABLE_AND_MAPPED: u32 = 3;
+
+thread_local! {
+    /// The context that `bind` made current on this thread.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+pub struct NvidiaDevice {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) context: u64,
+    info: DeviceInfo,
+    ordinal: i32,
+    granularity: u64,
+    modules: Modules,
+}
+
+impl NvidiaDevice {
+    /// Makes the primary context (or joins it) and learns what only a context tells.
+    pub fn open(driver: Arc<Driver>, mut info: DeviceInfo) -> Result<NvidiaDevice> {
+        let mut ordinal = 0;
+        let mut context = 0;
+        let (mut least, mut greatest) = (0, 0);
+        let mut granularity = 0;
+        // SAFETY: each writes one value, or reads the properties during the call. The context is never released.
+        unsafe {
+            call!(driver, cuDeviceGet(&mut ordinal, info.index as i32))?;
+            call!(driver, cuDevicePrimaryCtxRetain(&mut context, ordinal))?;
+            bind(&driver, context)?;
+            call!(driver, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+            call!(driver, cuMemGetAllocationGranularity(&mut granularity, &properties(ordinal), 0))?;
+        }
+        info.stream_priorities = (least, greatest);
+        info.limits = LIMITS
+            .filter_map(|limit| {
+                let mut value = 0;
+                // SAFETY: writes one value; a limit that this GPU lacks is refused.
+                let code = unsafe { (driver.functions.cuCtxGetLimit)(&mut value, limit) };
+                code.is_success().then_some((limit, value as u64))
+            })
+            .collect();
+        let modules = Modules::new(driver.clone(), info.compute_capability);
+        Ok(NvidiaDevice { driver, context, info, ordinal, granularity: granularity as u64, modules })
+    }
+
+    fn location(&self) -> sys::Location {
+        sys::Location { kind: sys::LOCATION_DEVICE, id: self.ordinal }
+    }
+}
+
+/// The answer of a query: done, not yet, or an error.
+fn ready(answer: Result<()>) -> Result<bool> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(CUDA_ERROR_NOT_READY) => Ok(false),
+        Err(code) => Err(code),
+    }
+}
+
+fn bind(driver: &Driver, context: u64) -> Result<()> {
+    if CURRENT.get() != context {
+        // SAFETY: a context that was retained and is never released.
+        unsafe { call!(driver, cuCtxSetCurrent(context)) }?;
+        CURRENT.set(context);
+    }
+    Ok(())
+}
+
+/// Memory of this GPU that can be exported as a descriptor.
+fn properties(ordinal: i32) -> sys::AllocationProperties {
+    sys::AllocationProperties {
+        kind: sys::ALLOCATION_PINNED,
+        handle_types: sys::HANDLE_POSIX_FD,
+        location: sys::Location { kind: sys::LOCATION_DEVICE, id: ordinal },
+        win32: 0,
+        compression: 0,
+        gpu_direct_rdma: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+/// A driver call of the methods below: it needs nothing that the arguments do not show.
+macro_rules! ask {
+    ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: the function reads and writes only what it is given here, which outlives the call; handles are live
+        // ones of this context by the crate's contract; the GPU checks its addresses, the driver host addresses.
+        unsafe { call!($device.driver, $function($($argument),*)) }
+    };
+}
+
+impl Device for NvidiaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    #[inline]
+    fn bind(&self) -> Result<()> {
+        bind(&self.driver, self.context)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        ask!(self, cuCtxSynchronize())
+    }
+
+    fn limit(&self, limit: u32) -> Result<u64> {
+        let mut value = 0;
+        ask!(self, cuCtxGetLimit(&mut value, limit))?;
+        Ok(value as u64)
+    }
+
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        ask!(self, cuCtxSetLimit(limit, value as usize))
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        ask!(self, cuMemGetInfo_v2(&mut free, &mut total))?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn reserve(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut given = 0;
+        ask!(self, cuMemAddressReserve(&mut given, bytes as usize, 0, address, 0))?;
+        if given == address {
+            return Ok(());
+        }
+        log::warn!(
+            "{bytes} bytes of GPU addresses were asked for at {address:#x}, but {given:#x} was offered"
+        );
+        ask!(self, cuMemAddressFree(given, bytes as usize))?;
+        Err(CUDA_ERROR_ALREADY_MAPPED)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        ask!(self, cuMemAddressFree(address, bytes as usize))
+    }
+
+    fn memory_create(&self, bytes: u64) -> Result<Memory> {
+        let mut handle = 0;
+        ask!(self, cuMemCreate(&mut handle, bytes as usize, &properties(self.ordinal), 0))?;
+        Ok(Memory(handle))
+    }
+
+    fn memory_release(&self, memory: Memory) -> Result<()> {
+        ask!(self, cuMemRelease(memory.0))
+    }
+
+    fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
+        let mut descriptor = -1;
+        ask!(self, cuMemExportToShareableHandle(&mut descriptor, memory.0, sys::HANDLE_POSIX_FD, 0))?;
+        // SAFETY: the driver made this descriptor for its caller.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // SAFETY: sets a flag of a descriptor that is owned here.
+        unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+        Ok(descriptor)
+    }
+
+    fn memory_import(&self, descriptor: BorrowedFd<'_>, _bytes: u64) -> Result<Memory> {
+        let mut handle = 0;
+        let number = descriptor.as_raw_fd() as usize;
+        ask!(self, cuMemImportFromShareableHandle(&mut handle, number, sys::HANDLE_POSIX_FD))?;
+        Ok(Memory(handle))
+    }
+
+    fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
+        ask!(self, cuMemMap(address, bytes as usize, 0, memory.0, 0))
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        ask!(self, cuMemUnmap(address, bytes as usize))
+    }
+
+    fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        let flags = match access {
+            Access::None => 0,
+            Access::Read => 1,
+            Access::ReadWrite => 3,
+        };
+        let description = sys::AccessDescription { location: self.location(), flags };
+        ask!(self, cuMemSetAccess(address, bytes as usize, &description, 1))
+    }
+
+    fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
+        let mut seen = 0;
+        ask!(self, cuMemHostRegister_v2(address, bytes as usize, REGISTER_PORTABLE_AND_MAPPED))?;
+        let found = ask!(self, cuMemHostGetDevicePointer_v2(&mut seen, address, 0));
+        if found.is_ok() && seen == address {
+            return Ok(());
+        }
+        log::warn!("host memory at {address:#x} would be at {seen:#x} on the GPU");
+        ask!(self, cuMemHostUnregister(address))?;
+        Err(found.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
+    }
+
+    fn host_unregister(&self, address: u64) -> Result<()> {
+        ask!(self, cuMemHostUnregister(address))
+    }
+
+    fn module_load(
+        &self,
+        code: Code,
+        kind: ModuleKind,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Loaded, LoadError> {
+        self.modules.load(code, kind, options)
+    }
+
+    fn module_unload(&self, module: Module) -> Result<()> {
+        self.modules.unload(module)
+    }
+
+    fn function(&self, module: Module, name: &str) -> Result<Function> {
+        self.modules.function(module, name)
+    }
+
+    fn function_names(&self, module: Module) -> Result<Vec<String>> {
+        self.modules.function_names(module)
+    }
+
+    fn function_info(&self, function: Function) -> Result<FunctionInfo> {
+        self.modules.function_info(function)
+    }
+
+    fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
+        ask!(self, cuFuncSetAttribute(function.0, attribute, value))
+    }
+
+    fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
+        ask!(self, cuFuncSetCacheConfig(function.0, config))
+    }
+
+    fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
+        self.modules.global(module, name)
+    }
+
+    fn globals(&self, module: Module) -> Result<Vec<Global>> {
+        self.modules.globals(module)
+    }
+
+    fn link(
+        &self,
+        inputs: &[LinkInput<'_>],
+        options: &[(i32, u64)],
+    ) -> std::result::Result<(Vec<u8>, String), LoadError> {
+        self.modules.link(inputs, options)
+    }
+
+    fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, flags: u32) -> Result<i32> {
+        let mut blocks = 0;
+        let shared = shared as usize;
+        ask!(
+            self,
+            cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+                &mut blocks,
+                function.0,
+                block,
+                shared,
+                flags
+            )
+        )?;
+        Ok(blocks)
+    }
+
+    fn occupancy_shared(&self, function: Function, blocks: i32, block: i32) -> Result<u64> {
+        let mut bytes = 0;
+        ask!(self, cuOccupancyAvailableDynamicSMemPerBlock(&mut bytes, function.0, blocks, block))?;
+        Ok(bytes as u64)
+    }
+
+    fn occupancy_clusters(&self, launch: &Launch, function: Function) -> Result<i32> {
+        let attributes = Attributes::new(launch)?;
+        let configuration = attributes.configuration(launch, 0);
+        let mut clusters = 0;
+        ask!(self, cuOccupancyMaxActiveClusters(&mut clusters, function.0, &configuration))?;
+        Ok(clusters)
+    }
+
+    fn occupancy_cluster_size(&self, launch: &Launch, function: Function) -> Result<i32> {
+        let attributes = Attributes::new(launch)?;
+        let configuration = attributes.configuration(launch, 0);
+        let mut size = 0;
+        ask!(self, cuOccupancyMaxPotentialClusterSize(&mut size, function.0, &configuration))?;
+        Ok(size)
+    }
+
+    fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
+        let mut stream = 0;
+        ask!(self, cuStreamCreateWithPriority(&mut stream, flags, priority))?;
+        Ok(Stream(stream))
+    }
+
+    fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        ask!(self, cuStreamDestroy_v2(stream.0))
+    }
+
+    fn stream_query(&self, stream: Stream) -> Result<bool> {
+        ready(ask!(self, cuStreamQuery(stream.0)))
+    }
+
+    fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        ask!(self, cuStreamSynchronize(stream.0))
+    }
+
+    fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
+        ask!(self, cuStreamWaitEvent(stream.0, event.0, flags))
+    }
+
+    fn event_create(&self, flags: u32) -> Result<Event> {
+        let mut event = 0;
+        ask!(self, cuEventCreate(&mut event, flags))?;
+        Ok(Event(event))
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<()> {
+        ask!(self, cuEventDestroy_v2(event.0))
+    }
+
+    fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        ask!(self, cuEventRecordWithFlags(event.0, stream.0, flags))
+    }
+
+    fn event_query(&self, event: Event) -> Result<bool> {
+        ready(ask!(self, cuEventQuery(event.0)))
+    }
+
+    fn event_synchronize(&self, event: Event) -> Result<()> {
+        ask!(self, cuEventSynchronize(event.0))
+    }
+
+    fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        ask!(self, cuEventElapsedTime(&mut milliseconds, start.0, end.0))?;
+        Ok(milliseconds)
+    }
+
+    #[inline]
+    fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.launch_kernel(function, launch, stream, parameters)
+    }
+
+    #[inline]
+    fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
+        ask!(self, cuMemcpyAsync(to, from, bytes as usize, stream.0))
+    }
+
+    fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
+        self.copy_strided(copy, stream)
+    }
+
+    fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
+        self.fill(set, stream)
+    }
+
+    fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.call_host(stream, call)
+    }
+
+    fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        match width {
+            4 => ask!(self, cuStreamWaitValue32_v2(stream.0, address, value as u32, flags)),
+            8 => ask!(self, cuStreamWaitValue64_v2(stream.0, address, value, flags)),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        match width {
+            4 => ask!(self, cuStreamWriteValue32_v2(stream.0, address, value as u32, flags)),
+            8 => ask!(self, cuStreamWriteValue64_v2(stream.0, address, value, flags)),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
+        ask!(self, cuStreamBeginCapture_v2(stream.0, mode))
+    }
+
+    fn capture_end(&self, stream: Stream) -> Result<Graph> {
+        let mut graph = 0;
+        ask!(self, cuStreamEndCapture(stream.0, &mut graph))?;
+        Ok(Graph(graph))
+    }
+
+    fn capture(&self, stream: Stream) -> Result<Capture> {
+        self.capture_state(stream)
+    }
+
+    fn graph_create(&self) -> Result<Graph> {
+        let mut graph = 0;
+        ask!(self, cuGraphCreate(&mut graph, 0))?;
+        Ok(Graph(graph))
+    }
+
+    fn graph_add_kernel(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        function: Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<GraphNode> {
+        graph::add_kernel(&self.driver, graph, after, function, launch, parameters)
+    }
+
+    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
+        graph::add_copy(self, graph, after, copy)
+    }
+
+    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
+        graph::add_set(self, graph, after, set)
+    }
+
+    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
+        graph::add_empty(&self.driver, graph, after)
+    }
+
+    fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
+        graph::nodes(&self.driver, graph)
+    }
+
+    fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind> {
+        let mut kind = 0;
+        ask!(self, cuGraphNodeGetType(node.0, &mut kind))?;
+        Ok(GraphNodeKind(kind))
+    }
+
+    fn graph_destroy(&self, graph: Graph) -> Result<()> {
+        ask!(self, cuGraphDestroy(graph.0))
+    }
+
+    fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec> {
+        let mut exec = 0;
+        ask!(self, cuGraphInstantiateWithFlags(&mut exec, graph.0, flags))?;
+        Ok(GraphExec(exec))
+    }
+
+    #[inline]
+    fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        ask!(self, cuGraphLaunch(exec.0, stream.0))
+    }
+
+    fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
+        ask!(self, cuGraphExecDestroy(exec.0))
+    }
+
+    fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {
+        tensor::encode(&self.driver, kind, arguments)
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.driver.fault()
+    }
+}

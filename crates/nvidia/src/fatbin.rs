@@ -1,0 +1,186 @@
+//! The container that nvcc makes: code for several GPUs, as cubins and PTX, each perhaps compressed.
+//!
+//! ```text
+//! container   magic u32 · version u16 · header bytes u16 · bytes of all entries u64
+//! entry       kind u16 · version u16 · header bytes u32 · padded payload u64 · payload u32 · …
+//!             compute capability u32 at 28 · flags u64 at 40 · payload before compression u64 at 56
+//! ```
+//!
+//! Input is not trusted: an entry that leaves the bytes ends the walk.
+
+use std::borrow::Cow;
+
+use crate::elf::{u16_at, u32_at, u64_at};
+
+const MAGIC: u32 = 0xba55_ed50;
+const CONTAINER_HEADER: usize = 16;
+const ENTRY_HEADER: usize = 64;
+const COMPRESSED_LZ4: u64 = 0x2000;
+const COMPRESSED_ZSTD: u64 = 0x8000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    Ptx,
+    Cubin,
+    Other,
+}
+
+/// Code for one GPU architecture.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    pub kind: EntryKind,
+    /// Compute capability: 90 is 9.0.
+    pub capability: u32,
+    /// Bytes of [`Entry::contents`], as the header says.
+    pub size: u64,
+    compression: u64,
+    payload: &'a [u8],
+}
+
+pub fn is_fatbin(bytes: &[u8]) -> bool {
+    u32_at(bytes, 0) == Some(MAGIC)
+}
+
+/// Whether the container's own length stays within `bytes`, so that a reader that trusts it does.
+pub fn is_whole(bytes: &[u8]) -> bool {
+    body(bytes).is_some()
+}
+
+/// The entries of a container, in order; empty where `bytes` is none.
+pub fn entries(bytes: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    let mut rest = body(bytes).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (entry, next) = entry(rest)?;
+        rest = next;
+        Some(entry)
+    })
+}
+
+fn body(bytes: &[u8]) -> Option<&[u8]> {
+    let header = u16_at(bytes, 6)? as usize;
+    if !is_fatbin(bytes) || header < CONTAINER_HEADER {
+        return None;
+    }
+    let size = usize::try_from(u64_at(bytes, 8)?).ok()?;
+    bytes.get(header..header.checked_add(size)?)
+}
+
+fn entry(bytes: &[u8]) -> Option<(Entry<'_>, &[u8])> {
+    let header = u32_at(bytes, 4)? as usize;
+    let padded = usize::try_from(u64_at(bytes, 8)?).ok()?;
+    if header < ENTRY_HEADER {
+        return None;
+    }
+    let payload = bytes.get(header..header.checked_add(padded)?)?;
+    let next = &bytes[header + padded..];
+    let compression = u64_at(bytes, 40)? & (COMPRESSED_LZ4 | COMPRESSED_ZSTD);
+    let payload = match compression {
+        0 => payload,
+        _ => payload.get(..u32_at(bytes, 16)? as usize)?,
+    };
+    let entry = Entry {
+        kind: match u16_at(bytes, 0)? {
+            1 => EntryKind::Ptx,
+            2 => EntryKind::Cubin,
+            _ => EntryKind::Other,
+        },
+        capability: u32_at(bytes, 28)?,
+        size: if compression == 0 { padded as u64 } else { u64_at(bytes, 56)? },
+        compression,
+        payload,
+    };
+    Some((entry, next))
+}
+
+impl<'a> Entry<'a> {
+    /// The code itself; `None` where it can't be decompressed to its stated size, or that size is over `limit`.
+    pub fn contents(&self, limit: u64) -> Option<Cow<'a, [u8]>> {
+        if self.size > limit {
+            return None;
+        }
+        let size = usize::try_from(self.size).ok()?;
+        let contents = match self.compression {
+            0 => return Some(Cow::Borrowed(self.payload)),
+            COMPRESSED_LZ4 => lz4_flex::block::decompress(self.payload, size).ok()?,
+            _ => zstd::bulk::decompress(self.payload, size).ok()?,
+        };
+        (contents.len() == size).then_some(Cow::Owned(contents))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub enum Packing {
+        Plain,
+        Lz4,
+        Zstd,
+    }
+
+    pub fn container(rows: &[(EntryKind, u32, &[u8], Packing)]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for (kind, capability, contents, packing) in rows {
+            let (payload, flags) = match packing {
+                Packing::Plain => (contents.to_vec(), 0),
+                Packing::Lz4 => (lz4_flex::block::compress(contents), COMPRESSED_LZ4),
+                Packing::Zstd => (zstd::bulk::compress(contents, 3).unwrap(), COMPRESSED_ZSTD),
+            };
+            let padded = payload.len().next_multiple_of(8);
+            let mut header = [0u8; ENTRY_HEADER];
+            header[0] = if *kind == EntryKind::Ptx { 1 } else { 2 };
+            header[4] = ENTRY_HEADER as u8;
+            header[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
+            header[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+            header[28..32].copy_from_slice(&capability.to_le_bytes());
+            header[40..48].copy_from_slice(&flags.to_le_bytes());
+            header[56..64].copy_from_slice(&(contents.len() as u64).to_le_bytes());
+            body.extend_from_slice(&header);
+            body.extend_from_slice(&payload);
+            body.resize(body.len() + padded - payload.len(), 0);
+        }
+        let mut file = MAGIC.to_le_bytes().to_vec();
+        file.extend_from_slice(&[1, 0, CONTAINER_HEADER as u8, 0]);
+        file.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        file.extend_from_slice(&body);
+        file
+    }
+
+    fn sample() -> Vec<u8> {
+        let text = b".version 7.0 ".repeat(40);
+        container(&[
+            (EntryKind::Cubin, 80, b"plain***", Packing::Plain),
+            (EntryKind::Cubin, 90, &text, Packing::Lz4),
+            (EntryKind::Ptx, 90, &text, Packing::Zstd),
+        ])
+    }
+
+    #[test]
+    fn entries_come_back_whatever_their_compression() {
+        let file = sample();
+        assert!(is_fatbin(&file) && is_whole(&file));
+        let all: Vec<_> = entries(&file).collect();
+        assert_eq!(all.iter().map(|e| e.capability).collect::<Vec<_>>(), [80, 90, 90]);
+        assert_eq!(&*all[0].contents(100).unwrap(), b"plain***");
+        let text = b".version 7.0 ".repeat(40);
+        assert_eq!(&*all[1].contents(1000).unwrap(), &text);
+        assert_eq!((all[2].kind, &*all[2].contents(1000).unwrap()), (EntryKind::Ptx, &text[..]));
+        assert!(all[2].contents(519).is_none(), "over the limit");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(flips in proptest::collection::vec((0usize..400, any::<u8>()), 0..8), cut in 0usize..400) {
+            let mut file = sample();
+            for (at, value) in flips {
+                if let Some(byte) = file.get_mut(at) { *byte = value }
+            }
+            file.truncate(cut);
+            for entry in entries(&file) {
+                let _ = entry.contents(1 << 20);
+            }
+        }
+    }
+}
