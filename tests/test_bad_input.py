@@ -1,0 +1,271 @@
+"""What must be refused, with one sentence, and what must survive it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rekindle import ROOT, CommandError, Rekindle
+
+STEPS = 40
+TRAIN = [sys.executable, ROOT / "examples/01_train.py", "--rows", 8, "--hidden", 8, "--steps", STEPS, "--pause", 0.05]
+
+
+def refused(rekindle, *arguments):
+    """The one sentence with which the command is refused."""
+    with pytest.raises(CommandError) as error:
+        rekindle(*arguments)
+    message = error.value.message
+    assert error.value.code == 1 and message.count("\n") == 0, message
+    assert message.startswith("rekindle: ") and "panicked" not in message, message
+    return message
+
+
+@pytest.fixture(scope="module")
+def source():
+    """A Rekindle with one image of a training run, never changed: tests copy its state."""
+    with Rekindle() as rekindle:
+        rekindle.run("training", *TRAIN)
+        rekindle.wait_lines("training", 5)
+        rekindle("checkpoint", "training", "--to", "image", "--stop")
+        path = Path(rekindle.json("inspect", "image")["path"])
+        yield rekindle, path
+
+
+@pytest.fixture
+def copy(source):
+    """A Rekindle of one's own with a copy of the image."""
+    original, path = source
+    with Rekindle() as rekindle:
+        shutil.copytree(original.root / "state", rekindle.root / "state", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.log", "sandboxes"))
+        yield rekindle, rekindle.root / path.relative_to(original.root)
+
+
+def files(path):
+    """Every file that belongs to the image, chunks too."""
+    store = next(p for p in path.parents if (p / "chunks").is_dir())
+    return [p for folder in (path, store / "chunks") for p in sorted(folder.rglob("*")) if p.is_file() and p.stat().st_size]
+
+
+def test_an_undamaged_copy_is_restored(copy):
+    rekindle, _ = copy
+    rekindle("verify", "image")
+    rekindle.restore("image", "restored")
+    assert rekindle.wait_end("restored")[-1] == "done"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_byte_anywhere_is_found(copy, seed):
+    rekindle, path = copy
+    rng = random.Random(seed)
+    victim = rng.choice(files(path))
+    data = bytearray(victim.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    victim.chmod(0o600)
+    victim.write_bytes(data)
+    refused(rekindle, "verify", "image")
+    refused(rekindle, "restore", "image", "--name", "restored", "-d")
+    assert not any(row["pid"] for row in rekindle.sandboxes())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_truncated_image_is_found(copy, seed):
+    rekindle, path = copy
+    victim = random.Random(seed).choice(files(path))
+    victim.chmod(0o600)
+    os.truncate(victim, victim.stat().st_size // 2)
+    refused(rekindle, "verify", "image")
+    refused(rekindle, "restore", "image", "-d")
+
+
+def test_a_missing_chunk_is_found(copy):
+    rekindle, path = copy
+    chunk = next(p for p in files(path) if "chunks" in p.parts)
+    chunk.unlink()
+    assert "missing" in refused(rekindle, "verify", "image")
+    refused(rekindle, "restore", "image", "-d")
+
+
+def test_a_newer_format_is_refused(copy):
+    rekindle, path = copy
+    manifest = path / "manifest.json"
+    text = json.loads(manifest.read_text())
+    text["format"] = 2
+    manifest.chmod(0o600)
+    manifest.write_text(json.dumps(text))
+    message = refused(rekindle, "restore", "image", "-d")
+    assert "format" in message and "2" in message
+
+
+def test_too_little_gpu_memory_is_found_before_anything_is_touched(copy):
+    rekindle, _ = copy
+    message = refused(rekindle, "restore", "image", "--name", "small", "--gpu", "emulated:memory=1M", "-d")
+    assert "memory" in message
+    assert not any(row["pid"] for row in rekindle.sandboxes())
+
+
+def test_a_gpu_that_is_not_there_is_refused(copy):
+    rekindle, _ = copy
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has the GPU that the test wants absent")
+    refused(rekindle, "restore", "image", "--gpu", "nvidia", "-d")
+    refused(rekindle, "run", "--gpu", "nvidia", "-d", "--", "true")
+    refused(rekindle, "run", "--gpu", "quantum", "-d", "--", "true")
+
+
+def test_a_mapped_file_that_changed_or_is_gone_is_named(rekindle):
+    library = rekindle.root / "libmapped.so"
+    source = rekindle.root / "mapped.c"
+    build = lambda number: os.system(f"echo 'int f(void) {{ return {number}; }}' > {source} && cc -shared -Wl,--build-id -o {library} {source}") == 0
+    assert build(1)
+    code = f"import ctypes, time\nf = ctypes.CDLL({str(library)!r}).f\nprint(f(), flush=True)\nwhile True: time.sleep(.01)"
+    rekindle.run("mapped", sys.executable, "-c", code)
+    assert rekindle.wait_lines("mapped", 1) == ["1"]
+    rekindle("checkpoint", "mapped", "--to", "image", "--stop")
+    library.unlink()
+    assert str(library) in refused(rekindle, "restore", "image", "-d")
+    assert build(2)
+    assert str(library) in refused(rekindle, "restore", "image", "-d")
+    library.unlink()
+    assert build(1)
+
+
+def test_names(rekindle):
+    rekindle.run("taken", "sleep", "60")
+    assert "taken" in refused(rekindle, "run", "-d", "--name", "taken", "--", "true")
+    for command in (("logs", "nobody"), ("kill", "nobody"), ("checkpoint", "nobody", "--to", "x", "--stop")):
+        assert "nobody" in refused(rekindle, *command)
+    for command in (("inspect", "nothing"), ("verify", "nothing"), ("rm", "nothing"), ("restore", "nothing")):
+        assert "nothing" in refused(rekindle, *command)
+    rekindle("checkpoint", "taken", "--to", "image", "--leave-running")
+    assert "image" in refused(rekindle, "checkpoint", "taken", "--to", "image", "--leave-running")
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "..", ".", "$(touch x)", "a b;c|d&e", "'\"`", "%2e%2e", "*?[", "ünï😀", "-dash", "n" * 255])
+def test_any_name_is_only_a_name(rekindle, name):
+    rekindle("run", "-d", f"--name={name}", "--", "sh", "-c", "echo here; sleep 60")
+    rekindle.wait(lambda: rekindle("logs", "--", name).strip() == "here", "the first line")
+    rekindle("checkpoint", "--stop", f"--to={name}", "--", name)
+    assert [image["name"] for image in rekindle.json("images")["images"]] == [name]
+    rekindle("rm", "--", name)
+    assert rekindle.json("images")["images"] == []
+
+
+def test_a_dead_worker_is_an_error_in_the_program_alone(rekindle):
+    rekindle.run("victim", *TRAIN)
+    rekindle.run("other", *TRAIN)
+    rekindle.wait_lines("victim", 3)
+    worker = workers(rekindle)
+    assert len(worker) == 2
+    victim = next(pid for pid, arguments in worker.items() if rekindle.sandbox("victim").get("worker") in (None, pid) or "victim" in arguments)
+    os.kill(victim, signal.SIGKILL)
+    time.sleep(0.1)
+    dead = [name for name in ("victim", "other") if "done" not in rekindle.wait_end(name)]
+    assert len(dead) == 1
+    assert any("worker" in line for line in rekindle.lines(dead[0])), rekindle.lines(dead[0])[-5:]
+    rekindle.run("next", *TRAIN)
+    assert rekindle.wait_end("next")[-1] == "done"
+
+
+def workers(rekindle):
+    """Pids of this Rekindle's workers, with their arguments."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if arguments[:1] and arguments[0].endswith("rekindled") and "worker" in arguments[1:2] and str(rekindle.root) in " ".join(arguments):
+            found[int(pid)] = " ".join(arguments)
+    return found
+
+
+def test_a_killed_program_leaves_no_worker(rekindle):
+    rekindle.run("victim", *TRAIN)
+    rekindle.wait_lines("victim", 3)
+    os.kill(rekindle.sandbox("victim")["pid"], signal.SIGKILL)
+    rekindle.wait_end("victim")
+    rekindle.wait(lambda: not workers(rekindle), "the worker's end", 10)
+
+
+def test_a_function_that_is_not_implemented_is_named(rekindle):
+    code = "import ctypes\nc = ctypes.CDLL('libcuda.so.1')\nc.cuInit(0)\nprint(c.cuMulticastCreate(0, 0), flush=True)\nprint(c.cuMulticastCreate(0, 0), flush=True)"
+    rekindle.run("program", sys.executable, "-c", code)
+    lines = rekindle.wait_end("program")
+    assert lines.count("801") == 2
+    assert sum("cuMulticastCreate" in line for line in lines) == 1
+
+
+def test_an_unknown_ptx_instruction_is_named_with_its_line(rekindle):
+    ptx = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\n  frobnicate.u32 %r1;\n  ret;\n}\n"
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT / "tests/features")!r})
+from cuda.bindings import driver
+from gpu import open_device
+open_device()
+log = bytearray(4096)
+options = [driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+code = driver.cuModuleLoadDataEx({ptx.encode()!r}, 2, options, [log, len(log)])[0]
+print(code.value, log.split(b"\\0")[0].decode().replace("\\n", " "))
+"""
+    rekindle.run("program", sys.executable, "-c", code)
+    line = rekindle.wait_end("program")[-1]
+    assert line.startswith("218 ") and "frobnicate" in line and "6" in line, line
+
+
+@pytest.mark.parametrize("moment", ["checkpoint", "restore"])
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
+def test_a_killed_daemon_loses_nothing(rekindle, moment, delay):
+    """SIGKILL in the middle: what ran goes on, nothing half-done remains, the next daemon says what happened."""
+    import subprocess
+
+    rekindle.run("training", *TRAIN)
+    rekindle.wait_lines("training", 3)
+    if moment == "restore":
+        rekindle("checkpoint", "training", "--to", "image", "--leave-running")
+        command = ["restore", "image", "--name", "restored", "-d"]
+    else:
+        command = ["checkpoint", "training", "--to", "image", "--leave-running"]
+    running = subprocess.Popen([rekindle.command, *command], env=rekindle.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(delay)
+    kill_daemon(rekindle)
+    _, complaint = running.communicate(timeout=30)
+    assert running.returncode == 0 or complaint.count("\n") == 1, complaint
+    lines = rekindle.wait_end("training", 60)
+    assert lines[-1] == "done" and len(lines) == STEPS + 1, lines[-3:]
+    for image in rekindle.json("images")["images"]:
+        rekindle("verify", image["name"])
+    assert not list((rekindle.root / "state").rglob("staging/*/*"))
+    for row in rekindle.sandboxes():
+        assert row["name"] == "training" or not row["pid"] or rekindle.wait_end(row["name"])[-1] == "done"
+    rekindle("checkpoint", "training", "--to", "later", "--stop", check=False)
+
+
+def kill_daemon(rekindle):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            environment = Path(f"/proc/{pid}/environ").read_text()
+        except OSError:
+            continue
+        if arguments[0].endswith("rekindled") and arguments[1:2] not in (["worker"], ["sandbox-init"], ["dump-hook"]):
+            if str(rekindle.root) in environment or str(rekindle.root) in " ".join(arguments):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_full_disk_undoes_the_checkpoint_in_every_phase():
+    """A store that may write so many bytes and no more: the checkpoint fails with one sentence, the program goes on."""
+    for limit in (0, 1000, 100_000, 2_000_000, 8_000_000):
+        with Rekindle(REKINDLE_FAULT_DISK_BYTES=str(limit)) as rekindle:
+            rekindle.run("training", *TRAIN)
+            rekindle.wait_lines("training", 3)
+            message = refused(rekindle, "checkpoint", "training", "--to", "image", "--stop")
+            assert "full" in message or "space" in message, message
+            assert rekindle.json("images")["images"] == []
+            lines = rekindle.wait_end("training")
+            assert lines[-1] == "done" and len(lines) == STEPS + 1
