@@ -1,1 +1,39 @@
-//! Placeholder.
+//! The CPU half of a sandbox: an unmodified program in namespaces of its own, taken and brought back by CRIU.
+//!
+//! ```text
+//!  daemon ──spawns──▶ A (outer)          waits for B, passes TERM and INT on, exits with the program's status
+//!    │                 └─▶ B (init)      pid 1 of the namespaces: reaps, runs CRIU, answers on init.sock
+//!    │                      ├─▶ program  pid >= 1000, session leader, sees the run directory at /run/rekindle
+//!    └──init.sock──────────▶└─▶ criu     inside the namespaces, for the time of a dump or a restore
+//! ```
+//!
+//! Invariants:
+//! - A and B outlive the daemon. A new daemon finds them through the run directory ([`Sandbox::adopt`]).
+//! - Killing B kills everything in the sandbox: the kernel ends a pid namespace with its first process.
+//! - A program is resumed after a failed dump, whoever failed: CRIU, the caller's hook, or a caller that died.
+//! - Nothing in a dump depends on the run directory's path outside, so one dump restores under any name, and
+//!   several times at once.
+//! - CRIU is never killed while it dumps: it holds the program by ptrace and must let go of it itself.
+
+mod criu;
+mod devshm;
+mod dump;
+mod elf;
+mod error;
+mod init;
+mod inventory;
+mod message;
+mod process;
+mod restore;
+mod rpc;
+mod sandbox;
+mod wire;
+
+pub use criu::{Criu, MINIMUM_VERSION, Version};
+pub use dump::{DumpReport, DumpSpec, Frozen};
+pub use error::{Error, Result};
+pub use init::{INIT_ARGUMENT, LOG_PATH, RUN_PATH, init_main};
+pub use inventory::{Inventory, MappedFile, Mismatch};
+pub use message::{DumpStats, Exit, Program};
+pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored};
+pub use sandbox::{Adopted, Sandbox, Spec};

@@ -1,0 +1,149 @@
+//! Finding a CRIU that is new enough, on the system or in a private directory that `scripts/criu` made.
+//!
+//! A private directory holds `criu.bin` and its libraries in `lib`, its loader among them; it is run through
+//! that loader, so that it needs nothing of the system's.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::error::{Error, Result};
+
+pub const MINIMUM_VERSION: Version = Version { major: 4, minor: 1 };
+const LOADER: &str = "lib/ld-linux-x86-64.so.2";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Version {
+    /// From what `criu --version` prints.
+    fn parse(text: &str) -> Option<Self> {
+        let number = text.lines().find_map(|line| line.strip_prefix("Version:"))?.trim();
+        let mut parts = number.split(|c: char| !c.is_ascii_digit());
+        Some(Self { major: parts.next()?.parse().ok()?, minor: parts.next()?.parse().ok()? })
+    }
+}
+
+/// A CRIU that runs here and is new enough.
+#[derive(Debug, Clone)]
+pub struct Criu {
+    command: Vec<OsString>,
+    path: PathBuf,
+    version: Version,
+}
+
+impl Criu {
+    /// The first usable of: `dirs`, `$REKINDLE_CRIU_DIR`, the system's, `criu` or `../criu` beside this
+    /// executable, `.build/criu` above it.
+    pub fn find(dirs: &[PathBuf]) -> Result<Self> {
+        let mut tried = Vec::new();
+        for candidate in candidates(dirs) {
+            let Some(command) = command(&candidate) else { continue };
+            match probe(&command) {
+                Ok(version) if version >= MINIMUM_VERSION => {
+                    return Ok(Self { command, path: candidate, version });
+                }
+                Ok(version) => tried.push(format!("{} is {version}", candidate.display())),
+                Err(cause) => tried.push(format!("{}: {cause}", candidate.display())),
+            }
+        }
+        let tried = if tried.is_empty() { "none was found".into() } else { tried.join(", ") };
+        Err(Error::NoCriu { tried, required: MINIMUM_VERSION.to_string() })
+    }
+
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The program, or the private directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets CRIU check this kernel and our capabilities.
+    pub fn check(&self) -> Result<()> {
+        let output = run(&self.command, "check").map_err(|cause| Error::CriuCheck { cause })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        let errors: Vec<_> = text.lines().filter(|line| line.contains("Error")).map(str::trim).collect();
+        let cause = if errors.is_empty() { text.trim().to_owned() } else { errors.join("; ") };
+        Err(Error::CriuCheck { cause })
+    }
+
+    pub(crate) fn command(&self) -> &[OsString] {
+        &self.command
+    }
+}
+
+fn candidates(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let mut out = dirs.to_vec();
+    out.extend(std::env::var_os("REKINDLE_CRIU_DIR").map(PathBuf::from));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    out.extend(system.map(|dir: PathBuf| dir.join("criu")).find(|program| program.is_file()));
+    if let Ok(program) = std::env::current_exe() {
+        let mut above = program.ancestors().skip(1);
+        out.extend(above.by_ref().take(2).map(|dir| dir.join("criu")));
+        out.extend(program.ancestors().skip(1).map(|dir| dir.join(".build/criu")));
+    }
+    out
+}
+
+fn command(candidate: &Path) -> Option<Vec<OsString>> {
+    if candidate.is_file() {
+        return Some(vec![candidate.into()]);
+    }
+    let (loader, program) = (candidate.join(LOADER), candidate.join("criu.bin"));
+    (loader.is_file() && program.is_file()).then(|| {
+        let library_path = candidate.join("lib").into();
+        vec![loader.into(), "--inhibit-cache".into(), "--library-path".into(), library_path, program.into()]
+    })
+}
+
+fn run(command: &[OsString], action: &str) -> Result<std::process::Output, String> {
+    Command::new(&command[0])
+        .args(&command[1..])
+        .arg(action)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("it does not start: {error}"))
+}
+
+fn probe(command: &[OsString]) -> Result<Version, String> {
+    let output = run(command, "--version")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Version::parse(&text).ok_or_else(|| format!("it does not tell its version but: {:?}", text.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_ordered() {
+        assert_eq!(Version::parse("Version: 4.1.1\n"), Some(Version { major: 4, minor: 1 }));
+        assert_eq!(Version::parse("Version: 4.2\nGitID: v4.2"), Some(Version { major: 4, minor: 2 }));
+        assert_eq!(Version::parse("criu"), None);
+        assert!(Version { major: 3, minor: 17 } < MINIMUM_VERSION);
+        assert!(Version { major: 10, minor: 0 } > MINIMUM_VERSION);
+    }
+
+    #[test]
+    fn a_directory_without_criu_is_no_candidate() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(command(dir.path()), None);
+    }
+}

@@ -1,0 +1,46 @@
+//! What can go wrong with a sandbox's CPU half, in sentences.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "no usable CRIU: {tried}; version {required} or newer is needed, run scripts/criu or name its directory in REKINDLE_CRIU_DIR"
+    )]
+    NoCriu { tried: String, required: String },
+    #[error("CRIU cannot work on this machine: {cause}")]
+    CriuCheck { cause: String },
+    #[error("{what}: {source}")]
+    Io {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the sandbox could not be set up: {cause}")]
+    Setup { cause: String },
+    #[error("the program could not be started: {cause}")]
+    Start { cause: String },
+    #[error("CRIU could not {action} the program: {cause} (its log: {log})", log = log.display())]
+    Criu { action: &'static str, cause: String, log: PathBuf },
+    #[error("the {action} was given up: {cause}")]
+    Aborted { action: &'static str, cause: String },
+    #[error("{what} did not happen within {after:?}")]
+    TimedOut { what: String, after: Duration },
+    #[error("the sandbox in {run_dir} has ended", run_dir = run_dir.display())]
+    Ended { run_dir: PathBuf },
+    #[error("the sandbox's init answered {found}, expected {expected}; is it of another version?")]
+    Protocol { found: String, expected: &'static str },
+    #[error("the caller's step failed: {0}")]
+    Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Turns an I/O error into one that says what was being done.
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}

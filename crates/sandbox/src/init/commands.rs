@@ -1,0 +1,161 @@
+//! Process B: pid 1 of the sandbox, which serves the daemon's commands one at a time.
+//!
+//! While no program has been started, init ends with its last connection; after that it lives as long as the
+//! program, whether a daemon listens or not.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::exit;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
+
+use super::mounts::{Places, RUN_PATH, set_up};
+use super::outer::signals;
+use super::reap::{end, reap, record_pid};
+use super::{SOCKET, freeze, program};
+use crate::message::{Command, Exit, Reply};
+use crate::wire::Channel;
+
+/// A daemon that dies in the middle of a message must not hold init up.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+struct Init {
+    signals: SignalFd,
+    listener: UnixListener,
+    channels: Vec<Channel>,
+    program: Option<Pid>,
+}
+
+pub fn main(places: &Places<'_>, control: &Channel) -> ! {
+    match prepare(places, control) {
+        Ok(init) => init.serve(),
+        Err(cause) => {
+            // Where the daemon is gone there is nobody to tell.
+            let _ = control.send(&Reply::Failed(cause), &[]);
+            exit(1)
+        }
+    }
+}
+
+fn prepare(places: &Places<'_>, control: &Channel) -> Result<Init, String> {
+    set_up(places)?;
+    nix::unistd::chdir("/").map_err(|error| format!("chdir: {error}"))?;
+    let path = Path::new(RUN_PATH).join(SOCKET);
+    let listener = UnixListener::bind(&path).map_err(|error| format!("listening on {SOCKET}: {error}"))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+        .map_err(|error| format!("protecting {SOCKET}: {error}"))?;
+    let signals = SignalFd::with_flags(&signals(), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .map_err(|error| format!("taking signals: {error}"))?;
+    let first = control.socket().try_clone().map_err(|error| format!("keeping the connection: {error}"))?;
+    let first = Channel::new(first);
+    first.send(&Reply::Ready, &[]).map_err(|error| format!("answering: {error}"))?;
+    Ok(Init { signals, listener, channels: vec![first], program: None })
+}
+
+impl Init {
+    fn serve(mut self) -> ! {
+        loop {
+            let ready = self.wait();
+            if ready[0] {
+                self.take_signals();
+            }
+            for index in (2..ready.len()).rev().filter(|&index| ready[index]) {
+                let channel = self.channels.swap_remove(index - 2);
+                if self.serve_one(&channel) {
+                    self.channels.push(channel);
+                }
+            }
+            if ready[1] {
+                self.accept();
+            }
+            if self.program.is_none() && self.channels.is_empty() {
+                exit(1)
+            }
+        }
+    }
+
+    /// Which of the signals, the listener and the channels have something.
+    fn wait(&self) -> Vec<bool> {
+        let fds = [self.signals.as_fd(), self.listener.as_fd()].into_iter();
+        let fds: Vec<BorrowedFd<'_>> = fds.chain(self.channels.iter().map(AsFd::as_fd)).collect();
+        let mut polled: Vec<_> = fds.iter().map(|&fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // An interrupted poll leaves nothing ready; the next round asks again.
+        let _ = poll(&mut polled, PollTimeout::NONE);
+        polled.iter().map(|fd| fd.revents().is_some_and(|events| !events.is_empty())).collect()
+    }
+
+    fn take_signals(&mut self) {
+        while let Ok(Some(info)) = self.signals.read_signal() {
+            match (Signal::try_from(info.ssi_signo as i32), self.program) {
+                (Ok(Signal::SIGCHLD), _) | (Err(_), _) => {}
+                (Ok(signal), Some(program)) => {
+                    // A program that has just ended is reaped below.
+                    let _ = kill(program, signal);
+                }
+                (Ok(_), None) => exit(1),
+            }
+        }
+        reap(self.program);
+    }
+
+    fn accept(&mut self) {
+        if let Ok((socket, _)) = self.listener.accept()
+            && socket.set_read_timeout(Some(MESSAGE_TIMEOUT)).is_ok()
+        {
+            self.channels.push(Channel::new(socket));
+        }
+    }
+
+    /// Serves one command; whether the channel is to be kept.
+    fn serve_one(&mut self, channel: &Channel) -> bool {
+        let Ok(Some((command, descriptors))) = channel.recv::<Command>() else { return false };
+        let (reply, stopped) = self.answer(command, descriptors, channel);
+        let told = channel.send(&reply, &[]).is_ok();
+        if stopped {
+            end(Exit::Stopped)
+        }
+        told
+    }
+
+    /// The answer, and whether the program was stopped as asked.
+    fn answer(&mut self, command: Command, descriptors: Vec<OwnedFd>, channel: &Channel) -> (Reply, bool) {
+        match (command, self.program) {
+            (Command::Start(program), None) => (self.run(program::start(&program)), false),
+            (Command::Restore(restore), None) => {
+                let restored = freeze::restore(&restore, descriptors, channel);
+                match restored {
+                    Ok(pid) => (self.run(Ok(pid)), false),
+                    Err(failed) => (failed.into(), false),
+                }
+            }
+            (Command::Dump(dump), Some(program)) => {
+                match freeze::dump(&dump, descriptors, program, channel) {
+                    Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
+                    Err(failed) => (failed.into(), false),
+                }
+            }
+            (_, Some(_)) => (Reply::Failed("a program runs in this sandbox already".into()), false),
+            (_, None) => (Reply::Failed("no program runs in this sandbox".into()), false),
+        }
+    }
+
+    fn run(&mut self, started: Result<Pid, String>) -> Reply {
+        match started {
+            Ok(pid) => {
+                self.program = Some(pid);
+                if let Err(error) = record_pid(pid) {
+                    eprintln!("sandbox-init: the program's pid {pid} cannot be recorded: {error}");
+                }
+                Reply::Running(pid.as_raw())
+            }
+            Err(cause) => Reply::Failed(cause),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What a sandbox sees of the file system: the host's, but a `/proc` and a `/dev/shm` of its own, and its run
+//! directory at [`RUN_PATH`], so that a path in a dumped program is right under any name.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+
+/// Where the program finds the run directory.
+pub const RUN_PATH: &str = "/run/rekindle";
+/// Where the program's output goes, as the program sees it.
+pub const LOG_PATH: &str = "/run/rekindle/log";
+
+/// What the outer process has opened on the host for init.
+pub struct Places<'a> {
+    pub run: BorrowedFd<'a>,
+    pub log: Option<BorrowedFd<'a>>,
+}
+
+/// Mounts all; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
+pub fn set_up(places: &Places<'_>) -> Result<(), String> {
+    // What the host unmounts later is let go of here too; nothing of ours shows there.
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(None::<&str>, "/", None::<&str>, slave, None::<&str>)
+        .map_err(|error| format!("detaching the mounts from the host's: {error}"))?;
+    if make_dir(RUN_PATH.as_ref()).is_err() {
+        cover_run().map_err(|error| format!("covering /run, where {RUN_PATH} cannot be made: {error}"))?;
+        make_dir(RUN_PATH.as_ref()).map_err(|error| format!("making {RUN_PATH}: {error}"))?;
+    }
+    bind(places.run, RUN_PATH.as_ref()).map_err(|error| format!("mounting {RUN_PATH}: {error}"))?;
+    if let Some(log) = places.log {
+        let target = OpenOptions::new().append(true).create(true).mode(0o600).open(LOG_PATH);
+        target
+            .and_then(|_| bind(log, LOG_PATH.as_ref()))
+            .map_err(|error| format!("mounting {LOG_PATH}: {error}"))?;
+    }
+    let inert = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("rekindle"), "/dev/shm", Some("tmpfs"), inert, Some("mode=1777"))
+        .map_err(|error| format!("mounting a /dev/shm: {error}"))?;
+    mount(Some("proc"), "/proc", Some("proc"), inert | MsFlags::MS_NOEXEC, None::<&str>)
+        .map_err(|error| format!("mounting a /proc: {error}"))
+}
+
+fn make_dir(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+fn bind(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+    let source = format!("/proc/self/fd/{}", source.as_raw_fd());
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    Ok(mount(Some(source.as_str()), target, None::<&str>, flags, None::<&str>)?)
+}
+
+/// Puts a writable `/run` over a read-only one, with everything of the old one in it.
+fn cover_run() -> io::Result<()> {
+    let old = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open("/run")?;
+    mount(Some("rekindle"), "/run", Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))?;
+    let beneath = format!("/proc/self/fd/{}", old.as_fd().as_raw_fd());
+    for entry in fs::read_dir(&beneath)? {
+        let entry = entry?;
+        let (from, to) = (entry.path(), Path::new("/run").join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(&from)?, &to)?;
+            continue;
+        }
+        if kind.is_dir() {
+            make_dir(&to)?;
+        } else {
+            File::create(&to)?;
+        }
+        mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Process A: makes the namespaces, starts init in them, waits for it and passes signals on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::exit;
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, setsid};
+
+use super::mounts::Places;
+use super::{INIT_LOG, commands};
+use crate::message::{Reply, Setup};
+use crate::wire::Channel;
+
+pub fn main(setup: RawFd) -> ! {
+    let (setup, control) = match take_setup(setup) {
+        Ok(taken) => taken,
+        Err(error) => {
+            eprintln!("sandbox-init: the set-up on descriptor {setup} cannot be read: {error}");
+            exit(1)
+        }
+    };
+    match start(&setup, &control) {
+        Ok(init) => {
+            drop(control);
+            wait(init)
+        }
+        Err(cause) => {
+            // The daemon may be gone by now; the exit status says it too.
+            let _ = control.send(&Reply::Failed(cause), &[]);
+            exit(1)
+        }
+    }
+}
+
+fn take_setup(fd: RawFd) -> io::Result<(Setup, Channel)> {
+    // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
+    let mut file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    drop(file);
+    let setup: Setup = serde_json::from_str(&text)?;
+    // SAFETY: as above: named in the set-up, and taken once.
+    let control = unsafe { OwnedFd::from_raw_fd(setup.control) };
+    close_all_but(control.as_raw_fd())?;
+    nix::fcntl::fcntl(&control, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+    Ok((setup, Channel::new(UnixStream::from(control))))
+}
+
+/// Closes what this process was given by accident: it would end up in the program and in its dumps.
+fn close_all_but(kept: RawFd) -> io::Result<()> {
+    let kept = kept.cast_unsigned();
+    for (first, last) in [(3, kept.saturating_sub(1)), (kept.saturating_add(1), u32::MAX)] {
+        // SAFETY: no descriptor in these ranges has an owner in this process, which has only just begun.
+        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
+    let run_dir = PathBuf::from(&setup.run_dir);
+    let say = |what: &str| {
+        let what = what.to_owned();
+        move |error: io::Error| format!("{what}: {error}")
+    };
+    // Signals meant for the daemon's terminal or group are not meant for the sandbox.
+    setsid().map_err(|error| format!("setsid: {error}"))?;
+    signals().thread_block().map_err(|error| format!("blocking signals: {error}"))?;
+    let append = |path: PathBuf, what: &str| {
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        file.map_err(say(&format!("opening the {what} {}", path.display())))
+    };
+    let words = append(run_dir.join(INIT_LOG), "init's log")?;
+    let null = File::open("/dev/null").map_err(say("opening /dev/null"))?;
+    for (from, to) in [(null.as_raw_fd(), 0), (words.as_raw_fd(), 1), (words.as_raw_fd(), 2)] {
+        // SAFETY: dup2 on descriptors that we hold; 0, 1 and 2 have no Rust owner.
+        if unsafe { libc::dup2(from, to) } < 0 {
+            return Err(format!("replacing descriptor {to}: {}", io::Error::last_os_error()));
+        }
+    }
+    unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)
+        .map_err(|error| format!("making namespaces: {error}; this needs CAP_SYS_ADMIN"))?;
+    // Opened from here on, so that they belong to the new namespace and can be mounted in it.
+    let run = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+        .open(&run_dir)
+        .map_err(say(&format!("opening the run directory {}", run_dir.display())))?;
+    let log = setup.log.as_ref().map(|path| append(path.into(), "log")).transpose()?;
+    // SAFETY: this process has one thread.
+    match unsafe { fork() }.map_err(|error| format!("starting init: {error}"))? {
+        ForkResult::Parent { child } => Ok(child),
+        ForkResult::Child => {
+            let places = Places { run: run.as_fd(), log: log.as_ref().map(File::as_fd) };
+            commands::main(&places, control)
+        }
+    }
+}
+
+/// The signals that both processes take up with `sigwait`, never by a handler.
+pub fn signals() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect()
+}
+
+fn wait(init: Pid) -> ! {
+    // A directory or file held here would keep a file system of the daemon's busy.
+    let _ = nix::unistd::chdir("/");
+    loop {
+        match signals().wait() {
+            Ok(Signal::SIGCHLD) => match waitpid(init, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(_, code)) => exit(code),
+                Ok(WaitStatus::Signaled(_, signal, _)) => exit(128 + signal as i32),
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(_) => exit(1),
+            },
+            Ok(signal) => {
+                // Init may just have ended; SIGCHLD tells next.
+                let _ = kill(init, signal);
+            }
+            Err(_) => {}
+        }
+    }
+}

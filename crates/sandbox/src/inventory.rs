@@ -1,0 +1,269 @@
+//! What a program needs of the machine that restores it, taken while it stands still and checked before a
+//! restore touches anything.
+//!
+//! Files in the run directory, in the sandbox's `/dev/shm`, deleted files and devices are not in it: they come
+//! from the image or from the daemon.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::elf;
+use crate::init::RUN_PATH;
+
+const EDGE: u64 = 4096;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    pub files: Vec<MappedFile>,
+    /// The highest pid or thread id that has to be had again, in the sandbox's namespace.
+    pub highest_pid: i32,
+    /// The highest descriptor number in use.
+    pub highest_descriptor: u64,
+}
+
+/// A file that the program has mapped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedFile {
+    pub path: PathBuf,
+    pub size: u64,
+    pub modified_ns: i128,
+    pub identity: Identity,
+}
+
+/// What tells a file from another of the same path and size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    /// The linker's build id; the time of modification does not matter then.
+    BuildId(String),
+    /// A hash of the first and last page, together with the time of modification.
+    Edges(String),
+}
+
+/// Something that is not as the program had it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mismatch {
+    Missing { path: PathBuf, cause: String },
+    Changed { path: PathBuf, found: String, expected: String },
+    Pids { highest: i32, limit: i32 },
+    Descriptors { highest: u64, limit: u64 },
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { path, cause } => {
+                write!(
+                    out,
+                    "{}, which the program had mapped, cannot be read: {cause}; put it back",
+                    path.display()
+                )
+            }
+            Self::Changed { path, found, expected } => write!(
+                out,
+                "{}, which the program had mapped, has changed: found {found}, expected {expected}; put the old one back",
+                path.display()
+            ),
+            Self::Pids { highest, limit } => write!(
+                out,
+                "the program needs pid {highest}, the limit is {limit}; raise the sysctl kernel.pid_max"
+            ),
+            Self::Descriptors { highest, limit } => write!(
+                out,
+                "the program uses descriptor {highest}, the limit is {limit}; raise the limit on open files"
+            ),
+        }
+    }
+}
+
+impl Inventory {
+    /// Takes stock of the processes `pids` (ours), the sandbox's init not among them.
+    pub fn take(pids: &[i32]) -> io::Result<Self> {
+        let mut out = Self::default();
+        let mut files = BTreeMap::new();
+        for pid in pids {
+            for path in mapped_paths(&fs::read(format!("/proc/{pid}/maps"))?) {
+                if !files.contains_key(&path) {
+                    // Reached through the process, so that it is the file that is mapped there.
+                    let reached = Path::new("/proc").join(pid.to_string()).join("root").join(inner(&path));
+                    files.insert(path.clone(), MappedFile::read(path, &reached)?);
+                }
+            }
+            for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+                let number = descriptor.file_name().to_str().and_then(|name| name.parse().ok());
+                out.highest_descriptor = out.highest_descriptor.max(number.unwrap_or(0));
+            }
+            for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+                let inside = task.file_name().to_str().and_then(|name| name.parse().ok());
+                let inside = inside.and_then(crate::process::innermost_pid);
+                out.highest_pid = out.highest_pid.max(inside.unwrap_or(0));
+            }
+        }
+        out.files = files.into_values().collect();
+        Ok(out)
+    }
+
+    /// What on this machine is not as the program had it; empty if a restore may go on.
+    pub fn check(&self) -> Vec<Mismatch> {
+        let mut out: Vec<_> = self.files.iter().filter_map(MappedFile::check).collect();
+        let limit =
+            fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|text| text.trim().parse().ok());
+        if let Some(limit) = limit.filter(|&limit| self.highest_pid >= limit) {
+            out.push(Mismatch::Pids { highest: self.highest_pid, limit });
+        }
+        if let Ok((_, limit)) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
+            && self.highest_descriptor >= limit
+        {
+            out.push(Mismatch::Descriptors { highest: self.highest_descriptor, limit });
+        }
+        out
+    }
+}
+
+fn inner(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
+impl MappedFile {
+    /// `path` is its name in the sandbox, `reached` is where it can be opened.
+    fn read(path: PathBuf, reached: &Path) -> io::Result<Self> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let file = File::open(reached).map_err(named)?;
+        let meta = file.metadata().map_err(named)?;
+        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+        let identity = match elf::build_id(&file).map_err(named)? {
+            Some(id) => Identity::BuildId(id),
+            None => Identity::Edges(edges(&file, meta.len()).map_err(named)?),
+        };
+        Ok(Self { size: meta.len(), modified_ns, identity, path })
+    }
+
+    fn check(&self) -> Option<Mismatch> {
+        let path = self.path.clone();
+        let now = match Self::read(path.clone(), &self.path) {
+            Ok(now) => now,
+            Err(error) => return Some(Mismatch::Missing { path, cause: error.to_string() }),
+        };
+        if self.size != now.size {
+            let (found, expected) = (format!("{} bytes", now.size), format!("{} bytes", self.size));
+            return Some(Mismatch::Changed { path, found, expected });
+        }
+        if self.identity != now.identity {
+            let (found, expected) = (now.identity.to_string(), self.identity.to_string());
+            return Some(Mismatch::Changed { path, found, expected });
+        }
+        if matches!(self.identity, Identity::Edges(_)) && self.modified_ns != now.modified_ns {
+            let time = |ns: i128| format!("modified at {}.{:09} s", ns / 1_000_000_000, ns % 1_000_000_000);
+            let (found, expected) = (time(now.modified_ns), time(self.modified_ns));
+            return Some(Mismatch::Changed { path, found, expected });
+        }
+        None
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuildId(id) => write!(out, "build id {id}"),
+            Self::Edges(hash) => write!(out, "contents {hash}"),
+        }
+    }
+}
+
+fn edges(file: &File, size: u64) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut page = vec![0; EDGE.min(size) as usize];
+    for at in [0, size.saturating_sub(EDGE)] {
+        file.read_exact_at(&mut page, at)?;
+        hasher.update(&page);
+    }
+    Ok(hasher.finalize().to_hex()[..32].to_owned())
+}
+
+/// The paths of the regular files in the contents of a `maps` file.
+fn mapped_paths(maps: &[u8]) -> Vec<PathBuf> {
+    let mut out: Vec<_> = maps.split(|&byte| byte == b'\n').filter_map(mapped_path).collect();
+    out.sort();
+    out.dedup();
+    out
+}
+
+fn mapped_path(line: &[u8]) -> Option<PathBuf> {
+    let start = line.iter().position(|&byte| byte == b'/')?;
+    let inode = line[..start].split(|&byte| byte == b' ').rfind(|field| !field.is_empty())?;
+    if inode == b"0" || line.ends_with(b" (deleted)") {
+        return None;
+    }
+    let path = PathBuf::from(OsString::from_vec(unescape(&line[start..])));
+    let outside = [RUN_PATH, "/dev", "/proc", "/sys"].iter().any(|dir| path.starts_with(dir));
+    let anonymous = path.as_os_str().as_bytes().starts_with(b"/memfd:") || path.starts_with("/SYSV");
+    (!outside && !anonymous).then_some(path)
+}
+
+/// The kernel writes a newline in a path as `\012`.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&byte, after)) = rest.split_first() {
+        if rest.starts_with(b"\\012") {
+            out.push(b'\n');
+            rest = &rest[4..];
+        } else {
+            out.push(byte);
+            rest = after;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_named_regular_files_are_taken() {
+        let maps = b"55d0-55d1 r-xp 00000000 fe:00 1234   /usr/bin/a b\n\
+            7f00-7f01 rw-p 00000000 00:00 0 [heap]\n\
+            7f00-7f01 rw-s 00000000 00:0f 99 /run/rekindle/ring-0\n\
+            7f00-7f01 rw-s 00000000 00:01 99 /memfd:x (deleted)\n\
+            7f00-7f01 rw-p 00000000 fe:00 77 /tmp/gone (deleted)\n\
+            7f00-7f01 rw-p 00000000 fe:00 78 /tmp/a\\012b\n\
+            7f00-7f01 rw-s 00000000 00:05 5 /dev/zero\n";
+        assert_eq!(mapped_paths(maps), [PathBuf::from("/tmp/a\nb"), PathBuf::from("/usr/bin/a b")]);
+    }
+
+    #[test]
+    fn own_process_matches_itself_and_a_change_is_told() {
+        let taken = Inventory::take(&[std::process::id() as i32]).unwrap();
+        assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
+        assert_eq!(taken.check(), []);
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        fs::write(&path, vec![1; 10_000]).unwrap();
+        let file = MappedFile::read(path.clone(), &path).unwrap();
+        let inventory = Inventory { files: vec![file], highest_pid: i32::MAX, highest_descriptor: u64::MAX };
+        let said = |inventory: &Inventory| {
+            inventory.check().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        };
+        assert!(said(&inventory).contains("pid_max") && said(&inventory).contains("open files"));
+        assert!(!said(&inventory).contains("data"));
+        let modified = fs::metadata(&path).unwrap().modified().unwrap() + std::time::Duration::from_secs(1);
+        File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        assert!(said(&inventory).contains("modified at"));
+        fs::write(&path, vec![2; 10_000]).unwrap();
+        assert!(said(&inventory).contains("contents"));
+        fs::write(&path, vec![2; 10]).unwrap();
+        assert!(said(&inventory).contains("found 10 bytes, expected 10000 bytes"));
+        fs::remove_file(&path).unwrap();
+        assert!(said(&inventory).contains("cannot be read"));
+    }
+}

@@ -1,0 +1,105 @@
+//! What the daemon and a sandbox's init say to each other.
+//!
+//! A connection carries one command at a time: `Start` is answered by `Running` or `Failed`; `Dump` and
+//! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
+//! `Dumped`, `Running` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
+
+use std::ffi::OsString;
+
+use serde::{Deserialize, Serialize};
+
+/// The program to run in a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The program and its arguments; the program is looked for in `PATH` of `env` if it has no slash.
+    pub args: Vec<OsString>,
+    /// The whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    pub cwd: OsString,
+}
+
+/// What init needs before anything else; passed in a memory file.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Setup {
+    pub run_dir: OsString,
+    pub log: Option<OsString>,
+    pub control: i32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Command {
+    Start(Program),
+    /// One descriptor comes along: the images directory.
+    Dump(Dump),
+    /// The images directory and a descriptor for each of the sockets come along.
+    Restore(Restore),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Dump {
+    pub criu: Vec<OsString>,
+    pub leave_running: bool,
+    pub external_sockets: Vec<u32>,
+    pub tcp_established: bool,
+    pub freeze_seconds: u32,
+    pub verdict_millis: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Restore {
+    pub criu: Vec<OsString>,
+    pub sockets: Vec<u32>,
+    pub tcp_established: bool,
+    pub timeout_millis: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Verdict {
+    Commit,
+    Abort(String),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    Ready,
+    /// The program runs, under this pid in its namespace.
+    Running(i32),
+    Frozen,
+    Dumped {
+        stats: DumpStats,
+    },
+    Aborted(String),
+    Failed(String),
+}
+
+/// How a sandbox's program ended; kept in the run directory's `exit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+    /// It was dumped and then stopped, as asked.
+    Stopped,
+}
+
+impl Exit {
+    /// The status that a shell would show.
+    pub fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+            Self::Stopped => 0,
+        }
+    }
+}
+
+/// What CRIU measured about a dump.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DumpStats {
+    pub freezing_us: u64,
+    pub frozen_us: u64,
+    pub memory_dump_us: u64,
+    pub memory_write_us: u64,
+    pub pages_scanned: u64,
+    pub pages_written: u64,
+}

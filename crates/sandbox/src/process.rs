@@ -1,0 +1,138 @@
+//! What `/proc` tells about the processes of a sandbox, seen from outside and from inside.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// A process held by descriptor, so that a pid used again is never mistaken for it.
+#[derive(Debug)]
+pub struct Handle(OwnedFd);
+
+impl Handle {
+    pub fn open(pid: i32) -> io::Result<Self> {
+        // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        let none = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: a null siginfo is allowed and means the one that kill() would send.
+        let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), signal, none, 0) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Whether the process has ended, waiting up to `timeout` (`None`: for ever).
+    pub fn ended(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        readable(self.0.as_fd(), timeout)
+    }
+}
+
+/// Whether `fd` can be read, or its other side has closed, within `timeout` (`None`: waits for ever).
+pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    let deadline = timeout.map(|timeout| std::time::Instant::now() + timeout);
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(std::time::Instant::now()));
+        let wait = match left {
+            None => PollTimeout::NONE,
+            Some(left) => {
+                let millis = left.as_micros().div_ceil(1000);
+                PollTimeout::try_from(i32::try_from(millis).unwrap_or(i32::MAX)).unwrap_or(PollTimeout::MAX)
+            }
+        };
+        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], wait) {
+            Err(nix::Error::EINTR) => {}
+            Ok(0) if left.is_some_and(|left| !left.is_zero()) => {}
+            other => return Ok(other? > 0),
+        }
+    }
+}
+
+/// The children of `pid`, of all its threads.
+fn children(pid: i32) -> Vec<i32> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// `pid` and all that descend from it.
+pub fn tree(pid: i32) -> Vec<i32> {
+    let mut out = vec![pid];
+    let mut next = 0;
+    while next < out.len() {
+        let more: Vec<_> = children(out[next]).into_iter().filter(|pid| !out.contains(pid)).collect();
+        out.extend(more);
+        next += 1;
+    }
+    out
+}
+
+fn status_field(pid: i32, name: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(|value| value.trim().to_owned())
+}
+
+/// The pid of `pid` in the innermost namespace it is in.
+pub fn innermost_pid(pid: i32) -> Option<i32> {
+    status_field(pid, "NSpid")?.split_whitespace().next_back()?.parse().ok()
+}
+
+/// The sandbox's pids (as its programs see them) with ours, for `init` and all below it.
+pub fn pid_map(init: i32) -> BTreeMap<i32, i32> {
+    tree(init).into_iter().filter_map(|host| Some((innermost_pid(host)?, host))).collect()
+}
+
+/// The pid in our namespace that a `/proc` made for the sandbox would show as the parent of `pid`.
+pub fn parent(pid: i32) -> Option<i32> {
+    status_field(pid, "PPid")?.parse().ok()
+}
+
+pub fn is_zombie(pid: i32) -> bool {
+    status_field(pid, "State").is_none_or(|state| state.starts_with('Z') || state.starts_with('X'))
+}
+
+pub fn name(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim().to_owned()).unwrap_or_default()
+}
+
+/// Every pid that `/proc` shows.
+pub fn all() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_child_is_found_and_its_end_is_seen() {
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(tree(std::process::id() as i32).contains(&pid));
+        assert_eq!(parent(pid), Some(std::process::id() as i32));
+        assert_eq!(innermost_pid(pid), Some(pid));
+        let handle = Handle::open(pid).unwrap();
+        assert!(!handle.ended(Some(Duration::from_millis(5))).unwrap());
+        handle.signal(libc::SIGKILL).unwrap();
+        assert!(handle.ended(Some(Duration::from_secs(5))).unwrap());
+        assert!(is_zombie(pid));
+        child.wait().unwrap();
+        assert!(Handle::open(pid).is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! The part of CRIU's RPC protocol that we speak: protocol buffers, one message a packet, with `criu swrk`.
+//!
+//! Field numbers are those of CRIU's published `rpc.proto` and `stats.proto`. Unknown fields are skipped, so a
+//! newer CRIU is understood; a packet that is not a protocol buffer is `None`, never a panic.
+
+use crate::message::DumpStats;
+
+const REQUEST_DUMP: u64 = 1;
+const REQUEST_RESTORE: u64 = 2;
+const REQUEST_NOTIFY: u64 = 6;
+const CGROUPS_IGNORE: u64 = 0;
+const LOG_LEVEL: u64 = 4;
+/// Deleted files are kept whole in the images, up to CRIU's largest limit.
+const GHOST_LIMIT: u64 = u32::MAX as u64;
+
+/// The options common to a dump and a restore, and those of each.
+#[derive(Debug, Default)]
+pub struct Options {
+    pub images_dir: i32,
+    /// Where the log and statistics go; the images directory where there is none.
+    pub work_dir: Option<i32>,
+    pub pid: Option<i32>,
+    pub leave_running: bool,
+    pub tcp_established: bool,
+    pub timeout_seconds: Option<u32>,
+    pub log_file: &'static str,
+    pub external: Vec<String>,
+    pub inherit: Vec<(String, i32)>,
+}
+
+#[derive(Debug, Default)]
+struct Encoder(Vec<u8>);
+
+impl Encoder {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn number(&mut self, field: u32, value: u64) -> &mut Self {
+        self.varint(u64::from(field) << 3);
+        self.varint(value);
+        self
+    }
+
+    fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
+        self.varint(u64::from(field) << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+}
+
+fn options(options: &Options) -> Encoder {
+    let mut out = Encoder::default();
+    out.number(1, options.images_dir as u64);
+    if let Some(pid) = options.pid {
+        out.number(2, pid as u64);
+    }
+    out.number(3, options.leave_running.into())
+        .number(5, options.tcp_established.into())
+        .number(8, 1)
+        .number(9, LOG_LEVEL)
+        .bytes(10, options.log_file.as_bytes())
+        .number(12, 1)
+        .number(18, 1)
+        .number(34, CGROUPS_IGNORE)
+        .number(35, GHOST_LIMIT);
+    if let Some(dir) = options.work_dir {
+        out.number(17, dir as u64);
+    }
+    for (key, fd) in &options.inherit {
+        let mut one = Encoder::default();
+        one.bytes(1, key.as_bytes()).number(2, *fd as u64);
+        out.bytes(27, &one.0);
+    }
+    for external in &options.external {
+        out.bytes(37, external.as_bytes());
+    }
+    if let Some(seconds) = options.timeout_seconds {
+        out.number(45, seconds.into());
+    }
+    out
+}
+
+pub fn dump_request(with: &Options) -> Vec<u8> {
+    let mut out = Encoder::default();
+    out.number(1, REQUEST_DUMP).bytes(2, &options(with).0);
+    out.0
+}
+
+/// The restored program becomes a child of the process that started `criu swrk`.
+pub fn restore_request(with: &Options) -> Vec<u8> {
+    let mut inner = options(with);
+    inner.number(26, 1);
+    let mut out = Encoder::default();
+    out.number(1, REQUEST_RESTORE).bytes(2, &inner.0);
+    out.0
+}
+
+pub fn notify_answer(success: bool) -> Vec<u8> {
+    let mut out = Encoder::default();
+    out.number(1, REQUEST_NOTIFY).number(3, success.into());
+    out.0
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Response {
+    /// CRIU has reached a step and waits for [`notify_answer`].
+    Notify {
+        step: String,
+    },
+    Finished {
+        success: bool,
+        pid: Option<i32>,
+        message: Option<String>,
+    },
+}
+
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    Other,
+}
+
+fn varint(input: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = input.split_first()?;
+        *input = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take<'a>(input: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = input.split_at_checked(length)?;
+    *input = rest;
+    Some(taken)
+}
+
+fn field<'a>(input: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
+    let key = varint(input)?;
+    let value = match key & 7 {
+        0 => Value::Number(varint(input)?),
+        1 => take(input, 8).map(|_| Value::Other)?,
+        2 => {
+            let length = usize::try_from(varint(input)?).ok()?;
+            Value::Bytes(take(input, length)?)
+        }
+        5 => take(input, 4).map(|_| Value::Other)?,
+        _ => return None,
+    };
+    Some((key >> 3, value))
+}
+
+/// Reads one packet from CRIU.
+pub fn response(mut input: &[u8]) -> Option<Response> {
+    let (mut kind, mut success, mut step, mut pid, mut message) = (0, false, None, None, None);
+    while !input.is_empty() {
+        match field(&mut input)? {
+            (1, Value::Number(number)) => kind = number,
+            (2, Value::Number(number)) => success = number != 0,
+            (4, Value::Bytes(mut inner)) => {
+                while !inner.is_empty() {
+                    if let (1, Value::Number(number)) = field(&mut inner)? {
+                        pid = Some(number as i32);
+                    }
+                }
+            }
+            (5, Value::Bytes(mut inner)) => {
+                while !inner.is_empty() {
+                    if let (1, Value::Bytes(name)) = field(&mut inner)? {
+                        step = Some(String::from_utf8_lossy(name).into_owned());
+                    }
+                }
+            }
+            (9, Value::Bytes(text)) => message = Some(String::from_utf8_lossy(text).trim().to_owned()),
+            _ => {}
+        }
+    }
+    Some(match kind {
+        REQUEST_NOTIFY => Response::Notify { step: step.unwrap_or_default() },
+        _ => Response::Finished { success, pid, message },
+    })
+}
+
+/// Reads the contents of CRIU's `stats-dump`: two magic words, a length, the entry.
+pub fn dump_stats(file: &[u8]) -> Option<DumpStats> {
+    let mut input = file.get(12..)?;
+    let mut stats = DumpStats::default();
+    while !input.is_empty() {
+        let (1, Value::Bytes(mut inner)) = field(&mut input)? else { continue };
+        while !inner.is_empty() {
+            match field(&mut inner)? {
+                (1, Value::Number(number)) => stats.freezing_us = number,
+                (2, Value::Number(number)) => stats.frozen_us = number,
+                (3, Value::Number(number)) => stats.memory_dump_us = number,
+                (4, Value::Number(number)) => stats.memory_write_us = number,
+                (5, Value::Number(number)) => stats.pages_scanned = number,
+                (7, Value::Number(number)) => stats.pages_written = number,
+                _ => {}
+            }
+        }
+    }
+    Some(stats)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_notification_and_a_result_are_told_apart() {
+        let mut inner = Encoder::default();
+        inner.bytes(1, b"post-dump").number(2, 1000);
+        let mut packet = Encoder::default();
+        packet.number(1, REQUEST_NOTIFY).number(2, 1).bytes(5, &inner.0);
+        assert_eq!(response(&packet.0), Some(Response::Notify { step: "post-dump".into() }));
+
+        let mut inner = Encoder::default();
+        inner.number(1, 1000);
+        let mut packet = Encoder::default();
+        packet.number(1, REQUEST_RESTORE).number(2, 1).bytes(4, &inner.0).bytes(9, b"why\n").number(200, 7);
+        let expected = Response::Finished { success: true, pid: Some(1000), message: Some("why".into()) };
+        assert_eq!(response(&packet.0), Some(expected));
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_survive(value: u64) {
+            let mut out = Encoder::default();
+            out.varint(value);
+            prop_assert_eq!(varint(&mut &out.0[..]), Some(value));
+        }
+
+        #[test]
+        fn no_packet_makes_it_panic(bytes: Vec<u8>) {
+            response(&bytes);
+            dump_stats(&bytes);
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! A sandbox as the daemon holds it.
+//!
+//! Dropping a [`Sandbox`] leaves the program running: it belongs to its init, not to the daemon.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{getsockopt, sockopt};
+
+use crate::error::{Error, Result};
+use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
+use crate::inventory::Inventory;
+use crate::message::{self, Exit, Program, Reply, Setup};
+use crate::process::{self, Handle};
+use crate::wire::Channel;
+
+const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where a sandbox lives.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// The command that becomes its init: a program that calls [`crate::init_main`] with the number that is
+    /// appended as its last argument. For the daemon: itself and [`crate::INIT_ARGUMENT`].
+    pub init: Vec<OsString>,
+    /// An existing directory, best on a tmpfs, of this sandbox alone; the program sees it as
+    /// [`crate::RUN_PATH`].
+    pub run_dir: PathBuf,
+    /// Where the program's output goes; `log` in the run directory where there is none. It is appended to.
+    pub log: Option<PathBuf>,
+}
+
+/// A sandbox with a program in it.
+#[derive(Debug)]
+pub struct Sandbox {
+    run_dir: PathBuf,
+    init: Handle,
+    init_pid: i32,
+    outer: Mutex<Option<Child>>,
+    /// The program's pid in its namespace.
+    program: i32,
+    root: Handle,
+    root_pid: i32,
+}
+
+/// What a new daemon finds in a run directory.
+#[derive(Debug)]
+pub enum Adopted {
+    Running(Sandbox),
+    /// `None`: no program was ever started there.
+    Ended(Option<Exit>),
+}
+
+/// A sandbox's namespaces, before there is a program in them.
+pub(crate) struct Empty {
+    run_dir: PathBuf,
+    init: Handle,
+    pub init_pid: i32,
+    outer: Child,
+    pub channel: Channel,
+}
+
+impl Sandbox {
+    /// Starts `program` in a new sandbox.
+    pub fn start(spec: &Spec, program: &Program) -> Result<Self> {
+        let empty = Empty::make(spec)?;
+        let started =
+            empty.send(&message::Command::Start(program.clone()), &[]).and_then(|()| empty.recv(None));
+        let result = match started {
+            Ok(Reply::Running(pid)) => return empty.with_program(pid),
+            Ok(Reply::Failed(cause)) => Err(Error::Start { cause }),
+            Ok(other) => Err(unexpected(&other, "Running")),
+            Err(error) => Err(error),
+        };
+        empty.kill();
+        result
+    }
+
+    /// Finds the sandbox whose run directory this is, started by this daemon or by one before it.
+    pub fn adopt(run_dir: &Path) -> Result<Adopted> {
+        let Ok(socket) = connect(run_dir) else { return Ok(Adopted::Ended(read_exit(run_dir)?)) };
+        let init_pid = peer_pid(&socket)?;
+        let init = Handle::open(init_pid).map_err(Error::io("holding the sandbox's init"))?;
+        let Some(program) = read_pid(run_dir)? else {
+            // Its daemon died between making the namespaces and starting the program: nothing is lost.
+            let _ = init.signal(libc::SIGKILL);
+            return Ok(Adopted::Ended(None));
+        };
+        match Self::assemble(run_dir.into(), init, init_pid, None, program) {
+            Err(Error::Ended { .. }) => Ok(Adopted::Ended(read_exit(run_dir)?)),
+            other => other.map(Adopted::Running),
+        }
+    }
+
+    fn assemble(
+        run_dir: PathBuf,
+        init: Handle,
+        init_pid: i32,
+        outer: Option<Child>,
+        program: i32,
+    ) -> Result<Self> {
+        let outer = Mutex::new(outer);
+        let root_pid = process::pid_map(init_pid).get(&program).copied();
+        match root_pid.and_then(|pid| Some((pid, Handle::open(pid).ok()?))) {
+            Some((root_pid, root)) => Ok(Self { run_dir, init, init_pid, outer, program, root, root_pid }),
+            None => Err(Error::Ended { run_dir }),
+        }
+    }
+
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// The program's pid, as we see it.
+    pub fn root_pid(&self) -> i32 {
+        self.root_pid
+    }
+
+    /// The program's pid, as it sees it itself.
+    pub fn program_pid(&self) -> i32 {
+        self.program
+    }
+
+    /// The pid, as we see it, of init: while it lives, the sandbox does.
+    pub fn init_pid(&self) -> i32 {
+        self.init_pid
+    }
+
+    /// Our pid of the process that has `pid` inside the sandbox.
+    pub fn host_pid(&self, pid: i32) -> Option<i32> {
+        process::pid_map(self.init_pid).get(&pid).copied()
+    }
+
+    /// All pids of the program's tree inside the sandbox, with ours.
+    pub fn pids(&self) -> BTreeMap<i32, i32> {
+        let tree = process::tree(self.root_pid);
+        tree.into_iter().filter_map(|pid| Some((process::innermost_pid(pid)?, pid))).collect()
+    }
+
+    /// What the program needs of the machine; exact only while it stands still.
+    pub fn inventory(&self) -> Result<Inventory> {
+        let pids: Vec<_> = self.pids().into_values().collect();
+        Inventory::take(&pids).map_err(Error::io("taking stock of the program"))
+    }
+
+    /// Sends the program a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.root.signal(signal).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => Error::Ended { run_dir: self.run_dir.clone() },
+            _ => Error::Io { what: format!("sending signal {signal}"), source: error },
+        })
+    }
+
+    /// Ends everything in the sandbox at once.
+    pub fn kill(&self) -> Result<()> {
+        match self.init.signal(libc::SIGKILL) {
+            Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
+                return Err(Error::io("killing the sandbox")(error));
+            }
+            _ => {}
+        }
+        match self.wait_exit(Some(KILL_TIMEOUT))? {
+            Some(_) => Ok(()),
+            None => Err(Error::TimedOut { what: "the sandbox's end".into(), after: KILL_TIMEOUT }),
+        }
+    }
+
+    /// Waits (`None`: for ever) for the sandbox's end; `None` if it did not come.
+    pub fn wait_exit(&self, timeout: Option<Duration>) -> Result<Option<Exit>> {
+        if !self.init.ended(timeout).map_err(Error::io("waiting for the sandbox"))? {
+            return Ok(None);
+        }
+        if let Ok(mut outer) = self.outer.lock()
+            && let Some(mut outer) = outer.take()
+        {
+            // It ends with init; this only frees its entry in the process table.
+            let _ = outer.wait();
+        }
+        // Without a record, init was killed, and the program with it.
+        Ok(Some(read_exit(&self.run_dir)?.unwrap_or(Exit::Signal(libc::SIGKILL))))
+    }
+
+    /// How the sandbox ended, if it has.
+    pub fn exit_status(&self) -> Result<Option<Exit>> {
+        self.wait_exit(Some(Duration::ZERO))
+    }
+
+    /// A connection of its own to the sandbox's init.
+    pub(crate) fn connect(&self) -> Result<Channel> {
+        match connect(&self.run_dir) {
+            Ok(socket) => Ok(Channel::new(socket)),
+            Err(_) => Err(Error::Ended { run_dir: self.run_dir.clone() }),
+        }
+    }
+}
+
+impl Empty {
+    pub fn make(spec: &Spec) -> Result<Self> {
+        let (ours, theirs) = Channel::pair().map_err(Error::io("making a socket"))?;
+        let mut outer = spawn(spec, theirs)?;
+        let made = Self::await_ready(spec, &ours).and_then(|()| {
+            let socket = connect(&spec.run_dir).map_err(Error::io("connecting to the sandbox's init"))?;
+            let init_pid = peer_pid(&socket)?;
+            Ok((init_pid, Handle::open(init_pid).map_err(Error::io("holding the sandbox's init"))?))
+        });
+        match made {
+            Ok((init_pid, init)) => {
+                Ok(Self { run_dir: spec.run_dir.clone(), init, init_pid, outer, channel: ours })
+            }
+            Err(error) => {
+                // Init ends by itself once the connection is closed.
+                drop(ours);
+                let _ = outer.kill();
+                let _ = outer.wait();
+                Err(error)
+            }
+        }
+    }
+
+    fn await_ready(spec: &Spec, channel: &Channel) -> Result<()> {
+        match receive(channel, Some(SETUP_TIMEOUT), &spec.run_dir) {
+            Ok(Reply::Ready) => Ok(()),
+            Ok(Reply::Failed(cause)) => Err(Error::Setup { cause }),
+            Ok(other) => Err(unexpected(&other, "Ready")),
+            Err(Error::Ended { .. }) => Err(Error::Setup {
+                cause: format!(
+                    "{:?} ended; see {}",
+                    spec.init,
+                    spec.run_dir.join(crate::init::INIT_LOG).display()
+                ),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub fn send(&self, command: &message::Command, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<()> {
+        self.channel.send(command, fds).map_err(Error::io("sending the sandbox's init a command"))
+    }
+
+    pub fn recv(&self, timeout: Option<Duration>) -> Result<Reply> {
+        receive(&self.channel, timeout, &self.run_dir)
+    }
+
+    pub fn with_program(self, pid: i32) -> Result<Sandbox> {
+        let Self { run_dir, init, init_pid, outer, channel } = self;
+        drop(channel);
+        let mut outer = Some(outer);
+        let root_pid = process::pid_map(init_pid).get(&pid).copied();
+        let root = root_pid.and_then(|root_pid| Some((root_pid, Handle::open(root_pid).ok()?)));
+        // A program that has ended already still has a sandbox: that of its exit status.
+        let (root_pid, root) = match root {
+            Some(root) => root,
+            None => (
+                init_pid,
+                Handle::open(init_pid)
+                    .or_else(|_| Handle::open(outer_pid(&outer)))
+                    .map_err(|_| Error::Ended { run_dir: run_dir.clone() })?,
+            ),
+        };
+        Ok(Sandbox { run_dir, init, init_pid, outer: Mutex::new(outer.take()), program: pid, root, root_pid })
+    }
+
+    /// Gives everything back.
+    pub fn kill(mut self) {
+        // Failure means that it has ended.
+        let _ = self.init.signal(libc::SIGKILL);
+        let _ = self.init.ended(Some(KILL_TIMEOUT));
+        let _ = self.outer.wait();
+    }
+}
+
+fn outer_pid(outer: &Option<Child>) -> i32 {
+    outer.as_ref().map_or(0, |outer| outer.id() as i32)
+}
+
+fn spawn(spec: &Spec, control: Channel) -> Result<Child> {
+    let control = OwnedFd::from(control.socket().try_clone().map_err(Error::io("making a socket"))?);
+    let setup = Setup {
+        run_dir: absolute(&spec.run_dir)?.into(),
+        log: spec.log.as_deref().map(absolute).transpose()?.map(Into::into),
+        control: control.as_raw_fd(),
+    };
+    let what = "passing on the set-up";
+    let memory = memfd_create("rekindle-setup", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
+    let mut memory = File::from(memory.map_err(Error::io(what))?);
+    let text = serde_json::to_vec(&setup).map_err(io::Error::from).map_err(Error::io(what))?;
+    memory.write_all(&text).and_then(|()| memory.rewind()).map_err(Error::io(what))?;
+    let (program, args) =
+        spec.init.split_first().ok_or_else(|| Error::Setup { cause: "no init is given".into() })?;
+    let passed = [control.as_raw_fd(), memory.as_raw_fd()];
+    let mut command = Command::new(program);
+    command.args(args).arg(memory.as_raw_fd().to_string()).stdin(Stdio::null());
+    // SAFETY: the closure only calls fcntl, which is safe between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in passed {
+                if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        })
+    };
+    command.spawn().map_err(Error::io(format!("starting {}", program.display())))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(Error::io(format!("resolving {}", path.display())))
+}
+
+pub(crate) fn receive(channel: &Channel, timeout: Option<Duration>, run_dir: &Path) -> Result<Reply> {
+    use std::os::fd::AsFd;
+    let what = "hearing from the sandbox's init";
+    if !process::readable(channel.as_fd(), timeout).map_err(Error::io(what))? {
+        let after = timeout.unwrap_or_default();
+        return Err(Error::TimedOut { what: "an answer from the sandbox's init".into(), after });
+    }
+    match channel.recv() {
+        Ok(Some((reply, _))) => Ok(reply),
+        Ok(None) => Err(Error::Ended { run_dir: run_dir.into() }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+            Err(Error::Ended { run_dir: run_dir.into() })
+        }
+        Err(error) => Err(Error::io(what)(error)),
+    }
+}
+
+pub(crate) fn unexpected(found: &Reply, expected: &'static str) -> Error {
+    Error::Protocol { found: format!("{found:?}"), expected }
+}
+
+/// Connects by the directory's descriptor: a socket's path may have 107 bytes only.
+fn connect(run_dir: &Path) -> io::Result<UnixStream> {
+    let dir = File::open(run_dir)?;
+    UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()))
+}
+
+fn peer_pid(socket: &UnixStream) -> Result<i32> {
+    let peer = getsockopt(socket, sockopt::PeerCredentials).map_err(io::Error::from);
+    Ok(peer.map_err(Error::io("asking for the sandbox's init"))?.pid())
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(format!("reading {}", path.display()))(error)),
+    }
+}
+
+fn read_exit(run_dir: &Path) -> Result<Option<Exit>> {
+    let path = run_dir.join(EXIT_FILE);
+    if let Some(text) = read_if_there(&path)? {
+        let exit = serde_json::from_str(&text).map_err(io::Error::from);
+        return exit.map(Some).map_err(Error::io(format!("reading {}", path.display())));
+    }
+    // A program was there and left no record: its init was killed.
+    Ok(read_pid(run_dir)?.map(|_| Exit::Signal(libc::SIGKILL)))
+}
+
+fn read_pid(run_dir: &Path) -> Result<Option<i32>> {
+    let path = run_dir.join(PID_FILE);
+    let Some(text) = read_if_there(&path)? else { return Ok(None) };
+    let pid = text.trim().parse().map_err(io::Error::other);
+    pid.map(Some).map_err(Error::io(format!("reading {}", path.display())))
+}

@@ -1,0 +1,185 @@
+//! What the tests share: a counting program in a sandbox, and its peer outside.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+use std::{fs, io};
+
+use rekindle_sandbox::{
+    Criu, DumpSpec, Error, ExternalSocket, Frozen, Program, RestoreReport, RestoreSpec, Restored, Result,
+    Sandbox, Spec,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub const RING_BYTES: u64 = 8192;
+
+/// Whether the tests can run; says why where they cannot.
+pub fn able() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("skipped: namespaces and CRIU need root");
+    }
+    root
+}
+
+pub fn criu() -> &'static Criu {
+    static CRIU: OnceLock<Criu> = OnceLock::new();
+    CRIU.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let output = Command::new(root.join("scripts/criu")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Criu::find(&[root.join(".build/criu")]).unwrap()
+    })
+}
+
+/// A run directory with a ring and a control socket in it, as a daemon would make.
+pub struct Place {
+    pub dir: TempDir,
+    listener: UnixListener,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("rekindle-test-").tempdir_in("/dev/shm").unwrap();
+        fs::File::create(dir.path().join("ring-0")).unwrap().set_len(RING_BYTES).unwrap();
+        let listener = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        Self { dir, listener }
+    }
+
+    pub fn spec(&self) -> Spec {
+        Spec {
+            init: vec![env!("CARGO_BIN_EXE_sandbox-init").into(), "sandbox-init".into()],
+            run_dir: self.dir.path().into(),
+            log: None,
+        }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+}
+
+pub fn program(args: &[&str]) -> Program {
+    Program {
+        args: args.iter().map(Into::into).collect(),
+        env: vec![
+            ("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into()),
+            ("GREETING".into(), "hello".into()),
+        ],
+        cwd: "/tmp".into(),
+    }
+}
+
+/// A program in a sandbox with the connection to it; killed when dropped.
+pub struct Running {
+    pub sandbox: Sandbox,
+    pub place: Place,
+    peer: BufReader<UnixStream>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.sandbox.kill().unwrap();
+    }
+}
+
+impl Running {
+    pub fn start() -> Self {
+        let place = Place::new();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/counter.py");
+        let sandbox = Sandbox::start(&place.spec(), &program(&["/usr/bin/python3", script])).unwrap();
+        let (peer, _) = place.listener.accept().unwrap();
+        Self::new(sandbox, place, peer)
+    }
+
+    fn new(sandbox: Sandbox, place: Place, peer: UnixStream) -> Self {
+        peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Self { sandbox, place, peer: BufReader::new(peer) }
+    }
+
+    pub fn ask(&mut self, command: &str) -> Value {
+        self.try_ask(command).unwrap()
+    }
+
+    pub fn try_ask(&mut self, command: &str) -> io::Result<Value> {
+        writeln!(self.peer.get_mut(), "{command}")?;
+        let mut line = String::new();
+        self.peer.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// The inode of the program's end of the control connection.
+    pub fn socket_inode(&self) -> u32 {
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        let own: Vec<u32> = fs::read_dir(format!("/proc/{}/fd", self.sandbox.root_pid()))
+            .unwrap()
+            .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
+            .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+            .filter(|inode| sockets.contains(&format!(" {inode}\n")))
+            .collect();
+        // The other Unix sockets of the program are pairs inside its tree.
+        let child = self.sandbox.pids().into_values().next_back().unwrap();
+        let child: Vec<_> = fs::read_dir(format!("/proc/{child}/fd"))
+            .unwrap()
+            .filter_map(|fd| Some(fs::read_link(fd.unwrap().path()).ok()?.to_str()?.to_owned()))
+            .collect();
+        let mut outside = own.into_iter().filter(|inode| !child.contains(&format!("socket:[{inode}]")));
+        outside.next().unwrap()
+    }
+
+    pub fn dump<E>(
+        &self,
+        images: &Path,
+        leave_running: bool,
+        hook: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
+    ) -> Result<rekindle_sandbox::DumpReport>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let mut spec = DumpSpec::new(criu(), images, leave_running);
+        spec.external_sockets = vec![self.socket_inode()];
+        self.sandbox.dump(&spec, hook)
+    }
+
+    pub fn restore(images: &Path, inode: u32) -> Result<(Self, RestoreReport)> {
+        Self::restore_with(images, inode, |_| Ok::<(), Error>(()))
+    }
+
+    pub fn restore_with<E>(
+        images: &Path,
+        inode: u32,
+        hook: impl FnOnce(&Restored) -> Result<(), E>,
+    ) -> Result<(Self, RestoreReport)>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let place = Place::new();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let spec = RestoreSpec {
+            sandbox: place.spec(),
+            criu: criu(),
+            images_dir: images,
+            sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
+            tcp_established: false,
+            timeout: Duration::from_secs(30),
+        };
+        let result = Sandbox::restore(&spec, hook);
+        if let Err(Error::Criu { log, .. }) = &result {
+            eprintln!("{}", fs::read_to_string(log).unwrap_or_default());
+        }
+        let (sandbox, report) = result?;
+        Ok((Self::new(sandbox, place, ours), report))
+    }
+}
+
+pub fn images() -> (TempDir, PathBuf) {
+    let dir = tempfile::Builder::new().prefix("rekindle-images-").tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("cpu");
+    (dir, path)
+}
