@@ -238,7 +238,7 @@ impl Context {
                 state.capture = None;
             }
         }
-        ended.map(|nodes| inner.graphs.from_nodes(nodes))
+        ended.map(|nodes| inner.graphs.add_captured(nodes))
     }
 
     pub fn capture(&self, stream: Stream) -> Result<Capture> {

@@ -94,7 +94,7 @@ impl Kernel {
             parameters: entry
                 .parameters
                 .iter()
-                .map(|parameter| Parameter { offset: parameter.offset as u32, size: parameter.size as u32 })
+                .map(|parameter| Parameter { offset: parameter.offset, size: parameter.size })
                 .collect(),
         }
     }
@@ -202,7 +202,7 @@ fn most_threads(entry: &Entry) -> u32 {
     entry.max_threads.min(MAX_THREADS)
 }
 
-fn is_cooperative(launch: &Launch) -> bool {
+pub(crate) fn is_cooperative(launch: &Launch) -> bool {
     let row = launch.attributes.0.iter().find(|row| row.0 == LAUNCH_COOPERATIVE);
     launch.cooperative || row.is_some_and(|(_, value)| value.iter().take(4).any(|byte| *byte != 0))
 }

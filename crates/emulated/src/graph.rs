@@ -78,7 +78,7 @@ impl Graphs {
         Graph(self.next)
     }
 
-    pub fn from_nodes(&mut self, nodes: Vec<Node>) -> Graph {
+    pub fn add_captured(&mut self, nodes: Vec<Node>) -> Graph {
         let graph = self.create();
         for node in nodes {
             self.push(graph, node);

@@ -10,7 +10,7 @@ use rekindle_device::LoadError;
 use rekindle_ptx as ptx;
 
 use crate::attributes::CAPABILITY;
-use crate::fatbin;
+use crate::{cooperative, fatbin};
 
 /// The newest PTX that a driver of CUDA 13.0 takes.
 const NEWEST_PTX: (u32, u32) = (9, 0);
@@ -35,7 +35,7 @@ pub(crate) fn texts(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
     })
 }
 
-/// The texts in a library or host object: every fatbin that lies in it. Machine code beside them is passed over.
+/// The texts in a library or host object: those of every fatbin that lies in it. What is not for this GPU is passed over.
 pub(crate) fn texts_inside(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -44,9 +44,7 @@ pub(crate) fn texts_inside(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError
         match fatbin::read(&bytes[at..]) {
             Ok(fatbin) => {
                 at += fatbin.size.max(4);
-                if !fatbin.ptx.is_empty() || !fatbin.linked.is_empty() {
-                    found.extend(choose(fatbin)?);
-                }
+                found.extend(choose(fatbin).unwrap_or_default());
             }
             Err(_) => at += 4,
         }
@@ -133,11 +131,17 @@ pub(crate) fn parse(text: &[u8]) -> Result<ptx::Module, LoadError> {
 /// Parses the texts and links them where they are several.
 pub(crate) fn module(texts: &[Cow<'_, [u8]>]) -> Result<ptx::Module, LoadError> {
     let mut modules = texts.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let module = match modules.len() {
-        1 => modules.swap_remove(0),
-        _ => ptx::Module::link(&modules)
-            .map_err(|error| LoadError { code: CUDA_ERROR_INVALID_PTX, log: format!("link: {error}") })?,
+    let link = |modules: &[ptx::Module]| {
+        ptx::Module::link(modules)
+            .map_err(|error| LoadError { code: CUDA_ERROR_INVALID_PTX, log: format!("link: {error}") })
     };
+    let mut module = match modules.len() {
+        1 => modules.swap_remove(0),
+        _ => link(&modules)?,
+    };
+    if module.unresolved().iter().any(|name| cooperative::NAMES.contains(&name.as_str())) {
+        module = link(&[module, parse(cooperative::PTX.as_bytes())?])?;
+    }
     let unresolved = module.unresolved();
     if unresolved.is_empty() {
         return Ok(module);

@@ -19,6 +19,7 @@ mod attributes;
 mod capture;
 mod config;
 mod context;
+mod cooperative;
 mod device;
 mod error;
 mod fatbin;

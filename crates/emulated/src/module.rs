@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rekindle_cuda::{CUDA_ERROR_INVALID_PTX, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::{Code, Global, LoadError};
 use rekindle_ptx as ptx;
 
@@ -68,14 +68,9 @@ impl LoadedModule {
         for (variable, offset) in variables.iter().zip(&offsets) {
             block.write(*offset, &variable.init);
             for relocation in &variable.relocations {
-                let value = resolve(&module, &addresses, relocation).ok_or_else(|| LoadError {
-                    code: CUDA_ERROR_INVALID_PTX,
-                    log: format!(
-                        "`{}` is initialised with the address of `{}`, which is not a variable of the module",
-                        variable.name, relocation.symbol
-                    ),
-                })?;
-                block.write(*offset + u64::from(relocation.offset), &value.to_le_bytes());
+                // Generic addresses and those of global memory are the same.
+                let value = addresses[relocation.global].wrapping_add(relocation.addend as u64);
+                block.write(*offset + relocation.offset, &value.to_le_bytes());
             }
         }
         let globals: Vec<Global> = variables
@@ -99,10 +94,4 @@ impl LoadedModule {
             _code: code,
         })
     }
-}
-
-/// The value that a relocation puts in: generic addresses and those of global memory are the same.
-fn resolve(module: &ptx::Module, addresses: &[u64], relocation: &ptx::Relocation) -> Option<u64> {
-    let index = module.globals().iter().position(|variable| variable.name == relocation.symbol)?;
-    Some(addresses[index].wrapping_add(relocation.addend as u64))
 }

@@ -16,7 +16,7 @@ use rekindle_ptx as ptx;
 use crate::access::{self, Miss, Piece};
 use crate::arena::Arena;
 use crate::attributes::{CLOCK_KHZ, SHARED_OPTIN};
-use crate::function::Kernel;
+use crate::function::{Kernel, is_cooperative};
 use crate::output::Output;
 use crate::space::{Place, Space};
 
@@ -73,6 +73,8 @@ pub(crate) struct Executor {
     pub threads: usize,
     pub bandwidth: u64,
     running: AtomicUsize,
+    /// Held by the cooperative kernel that runs.
+    cooperative: Mutex<()>,
     /// When each copy engine is next free at the set bandwidth: up, down.
     free_at: [Mutex<Instant>; 2],
 }
@@ -96,6 +98,7 @@ impl Executor {
             threads: config.compute_threads(),
             bandwidth: config.bandwidth,
             running: AtomicUsize::new(0),
+            cooperative: Mutex::new(()),
             free_at: [Mutex::new(now), Mutex::new(now)],
         }
     }
@@ -137,11 +140,13 @@ impl Executor {
         };
         let grid = ptx::Grid::new(ptx_launch, &self.space.kernel_ranges()).map_err(launch_failed)?;
         let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
+        let alone = is_cooperative(launch).then(|| self.cooperative.lock());
         let running = self.running.fetch_add(1, Ordering::Relaxed) + 1;
         // Kernels that run at the same time share the threads.
         let threads = (self.threads / running).clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX));
         let done = grid.run(self, threads);
         self.running.fetch_sub(1, Ordering::Relaxed);
+        drop(alone);
         self.output.flush();
         match done {
             Err(fault) => fault_failure(fault).map_or(Ok(()), Err),

@@ -144,3 +144,70 @@ fn globals_are_initialised_and_lie_where_they_lay() {
     };
     assert_eq!(run(), run());
 }
+
+#[test]
+fn a_cooperative_grid_synchronises() {
+    let machine = machine("threads=2");
+    let gpu = &machine.gpu;
+    let ptx = "
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 handle) cudaCGGetIntrinsicHandle(.param .b32 scope);
+.extern .func (.param .b32 status) cudaCGSynchronize(.param .b64 handle, .param .b32 flags);
+.visible .entry pass(.param .u64 p)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<12>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %nctaid.x;
+    mov.u32 %r3, 0;
+    {
+        .param .b32 scope;
+        .param .b64 handle;
+        st.param.b32 [scope], 1;
+        call.uni (handle), cudaCGGetIntrinsicHandle, (scope);
+        ld.param.b64 %rd2, [handle];
+    }
+$round:
+    add.u32 %r4, %r1, %r3;
+    rem.u32 %r4, %r4, %r2;
+    mul.wide.u32 %rd3, %r4, 4;
+    add.u64 %rd4, %rd1, %rd3;
+    ld.volatile.global.u32 %r5, [%rd4];
+    mul.lo.u32 %r5, %r5, 3;
+    add.u32 %r5, %r5, %r1;
+    st.volatile.global.u32 [%rd4], %r5;
+    {
+        .param .b64 handle;
+        .param .b32 flags;
+        .param .b32 status;
+        st.param.b64 [handle], %rd2;
+        st.param.b32 [flags], 0;
+        call.uni (status), cudaCGSynchronize, (handle, flags);
+        ld.param.b32 %r6, [status];
+    }
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p1, %r3, 20;
+    @%p1 bra $round;
+    ret;
+}
+";
+    let module = load(gpu, ptx);
+    let pass = gpu.function(module, "pass").unwrap();
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    let blocks = 12_u32;
+    let launch = rekindle_device::Launch { cooperative: true, ..shape(blocks, 1) };
+    gpu.launch(pass, &launch, Stream::LEGACY, &parameters(&[device.address])).unwrap();
+    gpu.synchronize().unwrap();
+    let mut expected = vec![0_u32; blocks as usize];
+    for round in 0..20 {
+        for block in 0..blocks {
+            let word = &mut expected[((block + round) % blocks) as usize];
+            *word = word.wrapping_mul(3).wrapping_add(block);
+        }
+    }
+    assert_eq!(download(gpu, device.address, blocks as usize), expected);
+}
