@@ -4,5 +4,6 @@ mod graphs;
 mod kernels;
 mod memory;
 mod modules;
+mod order;
 mod streams;
 mod support;
