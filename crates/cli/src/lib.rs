@@ -1,1 +1,37 @@
-//! Placeholder.
+//! The `rekindle` command: asks the daemon, shows its answers.
+//!
+//! Exit codes: 0 when it worked, 1 when it did not, 2 for a command line that makes no sense; `run` and `restore` in the
+//! foreground end with the program's own.
+
+mod arguments;
+mod commands;
+mod connection;
+mod error;
+mod foreground;
+mod pages;
+mod progress;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::json;
+
+pub use arguments::{Arguments, PlaceArguments};
+pub use error::{Error, Result};
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let as_json = arguments.json;
+    match commands::perform(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("rekindle: {error}");
+            if as_json {
+                println!("{}", json!({ "error": error.to_string() }));
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

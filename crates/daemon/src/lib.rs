@@ -1,1 +1,50 @@
-//! Placeholder.
+//! `rekindled`: the daemon that holds sandboxes, workers and images.
+//!
+//! Threads and blocking I/O throughout: one thread a connection, one for each sandbox's end, one at each gate, one for
+//! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
+//! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
+//!
+//! | what | module |
+//! | --- | --- |
+//! | places on disk, one daemon a state directory | `places`, `lock` |
+//! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
+//! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `kill`, `logs`, `images`, `doctor` |
+//! | GPU halves | `gate`, `worker`, `quiet` |
+
+mod checkpoint;
+mod client_library;
+mod clock;
+mod daemon;
+mod doctor;
+mod error;
+mod fault;
+mod gate;
+mod gpu;
+mod held;
+mod images;
+mod kept;
+mod kill;
+mod lock;
+mod logs;
+mod machine;
+mod names;
+mod places;
+mod preflight;
+mod process;
+mod quiet;
+mod record;
+mod registry;
+mod reply;
+mod resources;
+mod restore;
+mod run;
+mod server;
+mod timeline;
+mod worker;
+
+pub use daemon::Daemon;
+pub use doctor::{Finding, examine};
+pub use error::{Error, Result};
+pub use places::{Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use registry::ENDED_KEPT;
+pub use server::{listen, serve};

@@ -1,0 +1,148 @@
+//! The command line, defined once: parsing, help, man pages and completions come from here.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand};
+
+/// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
+#[derive(Debug, Parser)]
+#[command(name = "rekindle", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub places: PlaceArguments,
+    /// Print one JSON document on standard output; its fields are stable.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the daemon keeps what; the same for both programs.
+#[derive(Clone, Debug, Args)]
+pub struct PlaceArguments {
+    /// Socket of the daemon.
+    #[arg(long, global = true, value_name = "PATH", env = rekindle_daemon::SOCKET_VARIABLE)]
+    pub socket: Option<PathBuf>,
+    /// Directory for images, records and logs.
+    #[arg(long, global = true, value_name = "DIR", env = rekindle_daemon::STATE_VARIABLE)]
+    pub state: Option<PathBuf>,
+    /// Directory in memory for what runs.
+    #[arg(long, global = true, value_name = "DIR", env = rekindle_daemon::RUNS_VARIABLE)]
+    pub run_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a program in a new sandbox.
+    ///
+    /// Without -d its output is shown, signals are passed on to it, and its exit code becomes that of this command
+    /// (128 plus the signal's number if a signal ended it).
+    Run {
+        #[command(flatten)]
+        sandbox: SandboxArguments,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// List sandboxes: those that run, and the last 100 that have ended.
+    Ps,
+    /// Show what a sandbox's program has printed.
+    Logs {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+        /// Go on until the program has ended.
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// End sandboxes: SIGTERM first, SIGKILL after 5 seconds.
+    Kill {
+        #[arg(required = true, value_name = "SANDBOX")]
+        names: Vec<String>,
+        /// Send this signal in place of ending the sandbox.
+        #[arg(short, long, value_name = "NUMBER")]
+        signal: Option<i32>,
+    },
+    /// Take an image of a running program.
+    #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
+    Checkpoint {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+        /// Name of the new image.
+        #[arg(long, value_name = "IMAGE")]
+        to: String,
+        /// Let the program go on.
+        #[arg(long)]
+        leave_running: bool,
+        /// End the program once the image is safe.
+        #[arg(long)]
+        stop: bool,
+    },
+    /// Continue the program of an image in a new sandbox.
+    ///
+    /// Without -d its output is then shown, as `run` does.
+    Restore {
+        image: String,
+        #[command(flatten)]
+        sandbox: SandboxArguments,
+    },
+    /// List images.
+    Images,
+    /// Show what is inside an image.
+    Inspect { image: String },
+    /// Read an image through and check every byte of it.
+    Verify { image: String },
+    /// Remove images.
+    Rm {
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+    /// Say what this machine has, what is needed, and how to mend what is missing.
+    Doctor,
+    /// Print completions for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Write the man pages into a directory.
+    Man { directory: PathBuf },
+}
+
+#[derive(Debug, Args)]
+pub struct SandboxArguments {
+    /// Name of the sandbox; one is made up if none is given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
+    #[arg(long, value_name = "GPU")]
+    pub gpu: Option<String>,
+    /// Return as soon as the program runs.
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_program_keeps_its_own_options() {
+        let parsed = Arguments::parse_from(["rekindle", "run", "-d", "--", "python3", "-d", "--json"]);
+        assert!(!parsed.json);
+        let Command::Run { sandbox, command } = parsed.command else { panic!("not run") };
+        assert!(sandbox.detach);
+        assert_eq!(command, ["python3", "-d", "--json"]);
+    }
+
+    #[test]
+    fn a_checkpoint_says_what_comes_after() {
+        let parse = |rest: &[&str]| {
+            Arguments::try_parse_from(["rekindle", "checkpoint", "n", "--to", "i"].iter().chain(rest)).is_ok()
+        };
+        assert!(parse(&["--stop"]) && parse(&["--leave-running"]));
+        assert!(!parse(&[]) && !parse(&["--stop", "--leave-running"]));
+    }
+}

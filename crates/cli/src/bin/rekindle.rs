@@ -1,0 +1,5 @@
+//! The command line. See the library beside it.
+
+fn main() -> std::process::ExitCode {
+    rekindle_cli::main()
+}

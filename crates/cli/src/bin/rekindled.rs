@@ -1,0 +1,79 @@
+//! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled sandbox-init`.
+//!
+//! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
+//! address layout.
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use rekindle_cli::PlaceArguments;
+use rekindle_daemon::{Daemon, Places};
+
+/// Hold sandboxes, workers and images for the `rekindle` command, which starts this by itself.
+#[derive(Debug, Parser)]
+#[command(name = "rekindled", version)]
+struct Arguments {
+    #[command(flatten)]
+    places: PlaceArguments,
+    /// Leave the terminal once the socket answers; the log then goes to a file in the state directory.
+    #[arg(long)]
+    background: bool,
+}
+
+fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    match words.next().as_ref().and_then(|word| word.to_str()) {
+        Some(rekindle_sandbox::INIT_ARGUMENT) => {
+            let setup = words.next().and_then(|word| word.to_str()?.parse().ok());
+            match setup {
+                Some(setup) => rekindle_sandbox::init_main(setup),
+                None => return fail("sandbox-init takes the number of a descriptor; the daemon runs this"),
+            }
+        }
+        _ => {}
+    }
+    match serve(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
+    let given = arguments.places;
+    let places = Places::new(given.socket, given.state, given.run_dir)?;
+    if arguments.background {
+        // Fails where this process leads a group already; then it has left the terminal's anyway.
+        let _ = nix::unistd::setsid();
+    }
+    let log = env_logger::Env::default().filter_or("REKINDLE_LOG", "info");
+    if arguments.background {
+        places.prepare()?;
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(places.daemon_log())
+            .map_err(|source| rekindle_daemon::Error::Io { action: "open", path: places.daemon_log(), source })?;
+        env_logger::Builder::from_env(log).target(env_logger::Target::Pipe(Box::new(file))).init();
+    } else {
+        env_logger::Builder::from_env(log).init();
+    }
+    let daemon = Daemon::open(places)?;
+    let listener = rekindle_daemon::listen(&daemon.places.socket)?;
+    log::info!("listens on {}", daemon.places.socket.display());
+    if arguments.background {
+        leave_stderr().map_err(|source| rekindle_daemon::Error::System { action: "leave the terminal", source })?;
+    }
+    rekindle_daemon::serve(&daemon, &listener)
+}
+
+/// Closes standard error, which tells whoever started this that it is ready.
+fn leave_stderr() -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    Ok(nix::unistd::dup2_stderr(&null)?)
+}
+
+fn fail(sentence: &str) -> ExitCode {
+    eprintln!("rekindled: {sentence}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,174 @@
+//! One function a command: ask, then show.
+
+use std::process::ExitCode;
+
+use rekindle_daemon::Places;
+use rekindle_protocol::daemon::{Report, Request, Sandbox, State};
+use serde_json::{Value, json};
+
+use crate::arguments::{Arguments, Command, SandboxArguments};
+use crate::connection::{ask, beside, simply_ask};
+use crate::error::{Error, Result};
+use crate::foreground::{self, Output};
+use crate::{pages, show};
+
+pub fn perform(arguments: Arguments) -> Result<ExitCode> {
+    let given = arguments.places;
+    let places = Places::new(given.socket, given.state, given.run_dir)?;
+    let printer = Printer { json: arguments.json };
+    match arguments.command {
+        Command::Run { sandbox, command } => return run(&places, &printer, sandbox, command),
+        Command::Restore { image, sandbox } => return restore(&places, &printer, image, sandbox),
+        Command::Doctor => return doctor(&places, &printer),
+        Command::Verify { image } => return verify(&places, &printer, image),
+        Command::Logs { name, follow } => logs(&places, &printer, name, follow)?,
+        Command::Ps => {
+            let answer = simply_ask(&places, &Request::List)?;
+            let sandboxes: Vec<Sandbox> = serde_json::from_value(answer.clone())?;
+            printer.print(&answer, || show::sandboxes(&sandboxes));
+        }
+        Command::Kill { names, signal } => {
+            let answer = simply_ask(&places, &Request::Kill { names, signal })?;
+            printer.print_json(&answer);
+        }
+        Command::Checkpoint { name, to, leave_running, .. } => {
+            let answer = simply_ask(&places, &Request::Checkpoint { name, to, leave_running })?;
+            let report: Report = serde_json::from_value(answer.clone())?;
+            printer.print(&answer, || show::report(&report));
+        }
+        Command::Images => {
+            let answer = simply_ask(&places, &Request::Images)?;
+            printer.print(&answer, || show::images(&answer));
+        }
+        Command::Inspect { image } => {
+            let answer = simply_ask(&places, &Request::Inspect { image })?;
+            printer.print(&answer, || show::image(&answer));
+        }
+        Command::Rm { images } => {
+            let answer = simply_ask(&places, &Request::Remove { images })?;
+            printer.print_json(&answer);
+        }
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { directory } => pages::man(&directory)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(
+    places: &Places,
+    printer: &Printer,
+    wanted: SandboxArguments,
+    command: Vec<String>,
+) -> Result<ExitCode> {
+    let here =
+        std::env::current_dir().map_err(|source| Error::system("find the current directory", source))?;
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let request = Request::Run {
+        name: wanted.name,
+        gpu: wanted.gpu,
+        command,
+        directory: here.to_string_lossy().into_owned(),
+        environment,
+    };
+    if !wanted.detach {
+        foreground::hold_signals()?;
+    }
+    let answer = simply_ask(places, &request)?;
+    let sandbox: Sandbox = serde_json::from_value(answer.clone())?;
+    if wanted.detach {
+        printer.print(&answer, || sandbox.name.clone());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ended = foreground::follow(places, &sandbox.name, printer.output())?;
+    printer.print_json(&json!(ended));
+    Ok(code_of(&ended))
+}
+
+fn restore(places: &Places, printer: &Printer, image: String, wanted: SandboxArguments) -> Result<ExitCode> {
+    if !wanted.detach {
+        foreground::hold_signals()?;
+    }
+    let answer = simply_ask(places, &Request::Restore { image, name: wanted.name, gpu: wanted.gpu })?;
+    let report: Report = serde_json::from_value(answer.clone())?;
+    if wanted.detach {
+        printer.print(&answer, || report.name.clone());
+        return Ok(ExitCode::SUCCESS);
+    }
+    printer.print_json(&answer);
+    let ended = foreground::follow(places, &report.name, printer.output())?;
+    Ok(code_of(&ended))
+}
+
+/// The program's exit code as ours. One that was checkpointed and stopped ended well.
+fn code_of(ended: &Sandbox) -> ExitCode {
+    match (ended.state, ended.exit_code) {
+        (State::Stopped, _) => ExitCode::SUCCESS,
+        (_, Some(code)) => ExitCode::from(code.clamp(0, 255) as u8),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn logs(places: &Places, printer: &Printer, name: String, follow: bool) -> Result<()> {
+    let request = Request::Logs { name: name.clone(), follow };
+    if !printer.json {
+        ask(places, &request, |bytes| Output::Stdout.write(bytes))?;
+        return Ok(());
+    }
+    let mut log = Vec::new();
+    ask(places, &request, |bytes| log.extend_from_slice(bytes))?;
+    printer.print_json(&json!({ "name": name, "log": String::from_utf8_lossy(&log) }));
+    Ok(())
+}
+
+fn verify(places: &Places, printer: &Printer, image: String) -> Result<ExitCode> {
+    let answer = simply_ask(places, &Request::Verify { image })?;
+    let problems: Vec<&str> =
+        answer["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    printer.print(&answer, || match problems.as_slice() {
+        [] => {
+            let read = answer["bytes"].as_u64().map(show::bytes).unwrap_or_default();
+            format!("{} is sound ({read} read)", answer["name"].as_str().unwrap_or_default())
+        }
+        found => found.join("\n"),
+    });
+    if problems.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("rekindle: the image is damaged; checkpoint again or use another one");
+    Ok(ExitCode::FAILURE)
+}
+
+/// Needs no daemon: what keeps one from starting is found here too.
+fn doctor(places: &Places, printer: &Printer) -> Result<ExitCode> {
+    let findings = rekindle_daemon::examine(places, &beside("rekindled")?);
+    printer.print(&json!(findings), || show::findings(&findings));
+    let sound = findings.iter().all(|finding| finding.ok || !finding.required_for_all);
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints an answer as people or as programs want it.
+struct Printer {
+    json: bool,
+}
+
+impl Printer {
+    fn print(&self, answer: &Value, text: impl FnOnce() -> String) {
+        let mut shown = if self.json { answer.to_string() } else { text() };
+        shown.push('\n');
+        Output::Stdout.write(shown.as_bytes());
+    }
+
+    /// For commands that say nothing to people when they work.
+    fn print_json(&self, answer: &Value) {
+        if self.json {
+            self.print(answer, String::new);
+        }
+    }
+
+    /// Where a program's output goes: standard output is the document's when one is wanted.
+    fn output(&self) -> Output {
+        if self.json { Output::Stderr } else { Output::Stdout }
+    }
+}

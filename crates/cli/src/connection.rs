@@ -1,0 +1,89 @@
+//! Talking to the daemon, and starting one where none runs.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rekindle_daemon::Places;
+use rekindle_protocol::daemon::{Event, Request};
+use rekindle_protocol::frame;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// How long another command's daemon has to come up when ours found the place taken.
+const OTHER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
+pub fn ask(places: &Places, request: &Request, mut output: impl FnMut(&[u8])) -> Result<Value> {
+    let stream = connect(places)?;
+    frame::send(&stream, request, &[])?;
+    let mut progress = Progress::new();
+    loop {
+        match frame::receive::<Event>(&stream)?.0 {
+            Event::Progress { phase, done, total } => progress.show(&phase, done, total),
+            Event::Output { bytes } => output(&bytes),
+            Event::Done { value } => return Ok(value),
+            Event::Failed { message } => return Err(Error::Refused(message)),
+        }
+    }
+}
+
+/// As [`ask`], for requests that print nothing.
+pub fn simply_ask(places: &Places, request: &Request) -> Result<Value> {
+    ask(places, request, |_| {})
+}
+
+fn connect(places: &Places) -> Result<UnixStream> {
+    if let Ok(stream) = UnixStream::connect(&places.socket) {
+        return Ok(stream);
+    }
+    let failure = start(places)?;
+    let began = Instant::now();
+    loop {
+        match UnixStream::connect(&places.socket) {
+            Ok(stream) => return Ok(stream),
+            // A daemon that another command has just started may have been in the way of ours.
+            Err(_) if failure.contains("another daemon") && began.elapsed() < OTHER_LIMIT => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(_) if !failure.is_empty() => return Err(Error::NoDaemon(failure)),
+            Err(error) => return Err(Error::NoDaemon(error.to_string())),
+        }
+    }
+}
+
+/// Starts a daemon and waits until it listens. Returns what it has to say if it doesn't: it closes its standard error
+/// when it is ready.
+fn start(places: &Places) -> Result<String> {
+    let program = beside("rekindled")?;
+    let mut child = Command::new(&program)
+        .arg("--background")
+        .arg("--socket")
+        .arg(&places.socket)
+        .arg("--state")
+        .arg(&places.state)
+        .arg("--run-dir")
+        .arg(&places.runs)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|source| Error::File { action: "start", path: program, source })?;
+    let mut said = Vec::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_end(&mut said).map_err(|source| Error::system("listen to the new daemon", source))?;
+    }
+    let said = String::from_utf8_lossy(&said);
+    Ok(said.trim().trim_start_matches("rekindled: ").to_string())
+}
+
+/// A program that is installed beside this one.
+pub fn beside(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe().map_err(|source| Error::system("find this executable", source))?;
+    Ok(here.with_file_name(name))
+}

@@ -1,0 +1,33 @@
+//! What can go wrong in the command line, each as one sentence.
+
+use std::io;
+use std::path::PathBuf;
+
+use rekindle_protocol::frame::FrameError;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Daemon(#[from] rekindle_daemon::Error),
+    /// What the daemon said.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the daemon could not be started: {0}")]
+    NoDaemon(String),
+    #[error("the connection to the daemon was lost ({0}); sandboxes go on without it")]
+    Lost(#[from] FrameError),
+    #[error("the daemon gave an answer that could not be understood ({0}); is it of another version?")]
+    Answer(#[from] serde_json::Error),
+    #[error("cannot {action} {}: {source}", path.display())]
+    File { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {action}: {source}")]
+    System { action: &'static str, source: io::Error },
+}
+
+impl Error {
+    pub fn system(action: &'static str, source: impl Into<io::Error>) -> Error {
+        Error::System { action, source: source.into() }
+    }
+}

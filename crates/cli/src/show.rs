@@ -1,0 +1,182 @@
+//! What people see of the daemon's answers.
+
+use comfy_table::{Table, presets};
+use rekindle_protocol::daemon::{Report, Sandbox};
+use serde_json::Value;
+
+pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
+    let mut table = table(&["NAME", "STATE", "PID", "GPU", "GPU MEMORY", "STARTED", "COMMAND", "PROBLEM"]);
+    for sandbox in sandboxes {
+        table.add_row([
+            sandbox.name.clone(),
+            state(sandbox),
+            if sandbox.pid > 0 { sandbox.pid.to_string() } else { String::new() },
+            sandbox.gpu.clone(),
+            if sandbox.device_bytes > 0 { bytes(sandbox.device_bytes) } else { String::new() },
+            sandbox.started.clone(),
+            shorten(&sandbox.command.join(" "), 40),
+            sandbox.problem.clone().unwrap_or_default(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn state(sandbox: &Sandbox) -> String {
+    let word = serde_json::to_value(sandbox.state).ok();
+    let word = word.as_ref().and_then(Value::as_str).unwrap_or_default();
+    match sandbox.exit_code {
+        Some(code) => format!("{word} ({code})"),
+        None => word.to_string(),
+    }
+}
+
+pub fn images(images: &Value) -> String {
+    let mut table = table(&["IMAGE", "CREATED", "CPU", "GPU", "PINNED", "STORED", "COMMAND", "PROBLEM"]);
+    for image in images.as_array().into_iter().flatten() {
+        let size = |field: &str| image["sizes"][field].as_u64().map(bytes).unwrap_or_default();
+        table.add_row([
+            text(&image["name"]),
+            text(&image["created"]),
+            size("cpu"),
+            size("gpu"),
+            size("pinned"),
+            size("stored"),
+            shorten(&words(&image["command"]), 40),
+            text(&image["problem"]),
+        ]);
+    }
+    table.to_string()
+}
+
+pub fn image(image: &Value) -> String {
+    let mut table = table(&["", ""]);
+    let sizes = &image["sizes"];
+    let size = |field: &str| sizes[field].as_u64().map(bytes).unwrap_or_default();
+    for (label, value) in [
+        ("image", text(&image["name"])),
+        ("created", text(&image["created"])),
+        ("path", text(&image["path"])),
+        ("command", words(&image["program"]["argv"])),
+        ("directory", text(&image["program"]["cwd"])),
+        ("machine", format!("{}, Linux {}", text(&image["machine"]["host"]), text(&image["machine"]["kernel"]))),
+        ("logical size", size("logical")),
+        ("stored", size("stored")),
+        ("zeros", size("zero")),
+        ("CPU part", size("cpu")),
+        ("GPU part", size("gpu")),
+        ("pinned part", size("pinned")),
+        ("mapped files", image["files"].as_array().map_or(0, Vec::len).to_string()),
+    ] {
+        table.add_row([label.to_string(), value]);
+    }
+    for gpu in image["gpus"].as_array().into_iter().flatten() {
+        let memory = gpu["memory_bytes"].as_u64().map(bytes).unwrap_or_default();
+        table.add_row([
+            "GPU".to_string(),
+            format!("{}, {memory}, driver {}", text(&gpu["model"]), text(&gpu["driver_version"])),
+        ]);
+    }
+    table.set_header(Vec::<String>::new());
+    format!("{table}\n\n{}", parts(&image["parts"]))
+}
+
+fn parts(parts: &Value) -> String {
+    let mut table = table(&["PART", "NAME", "SIZE", "STORED"]);
+    for part in parts.as_array().into_iter().flatten() {
+        let size = |field: &str| part[field].as_u64().map(bytes).unwrap_or_default();
+        table.add_row([text(&part["kind"]), text(&part["name"]), size("bytes"), size("stored")]);
+    }
+    table.to_string()
+}
+
+pub fn report(report: &Report) -> String {
+    let mut table = table(&["PHASE", "FROM ms", "TOOK ms", "SIZE"]);
+    for phase in &report.phases {
+        let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
+        table.add_row([phase.name.clone(), milliseconds(phase.start_us), milliseconds(phase.duration_us), size]);
+    }
+    format!(
+        "{table}\nin all {} ms, the program stood still for {} ms",
+        milliseconds(report.total_us),
+        milliseconds(report.stopped_us)
+    )
+}
+
+pub fn findings(findings: &[rekindle_daemon::Finding]) -> String {
+    let mut table = table(&["", "NEED", "FOUND", "REQUIRED", "TO MEND"]);
+    for finding in findings {
+        let mark = match (finding.ok, finding.required_for_all) {
+            (true, _) => "ok",
+            (false, true) => "MISSING",
+            (false, false) => "absent",
+        };
+        let mend = if finding.ok { "" } else { finding.mend.as_str() };
+        table.add_row([mark, &finding.need, &finding.found, &finding.required, mend]);
+    }
+    table.to_string()
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header);
+    table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic);
+    table
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn words(value: &Value) -> String {
+    value.as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(" ")
+}
+
+/// At most so many characters; control characters replaced, so that nothing plays with the terminal.
+fn shorten(text: &str, most: usize) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    match text.char_indices().nth(most) {
+        None => clean.collect(),
+        Some(_) => clean.take(most - 1).chain(['…']).collect(),
+    }
+}
+
+fn milliseconds(microseconds: u64) -> String {
+    format!("{:.1}", microseconds as f64 / 1000.0)
+}
+
+/// A size in the largest unit that leaves a number of at least one.
+pub fn bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.0 GiB");
+    }
+
+    #[test]
+    fn long_and_odd_commands_stay_on_a_line() {
+        assert_eq!(shorten("a\n\u{1b}b", 40), "a  b");
+        assert_eq!(shorten(&"é".repeat(50), 5), "éééé…");
+    }
+}

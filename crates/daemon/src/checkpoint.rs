@@ -1,0 +1,316 @@
+//! Taking an image of a running program: one cut over CPU and GPU, the program standing still.
+//!
+//! ```text
+//! program   ──runs──┬─calls parked──────┬─frozen by CRIU──────────────────────┬──runs──▶ (or ends)
+//! worker            ├Quiesce─Detach─Save┴─(still saving)─SavePinned           ├Attach─Resume
+//! CRIU              │               dump──┬ hook: wait for all, commit ──┬────┤
+//! image             draft                 parts, manifest, fsync, rename      │
+//! ```
+//!
+//! Whatever fails, before or in the hook: the draft goes, CRIU lets go of the program, the worker lets the client go
+//! on. The image is there, whole, from the rename on.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::{Report, State};
+use rekindle_protocol::worker::{Phase, Request, Response, Status};
+use rekindle_sandbox::{DumpSpec, Frozen, Sandbox};
+use rekindle_store::{Draft, Part, PartKind};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::held::Held;
+use crate::kept::Kept;
+use crate::machine;
+use crate::process::is_alive;
+use crate::quiet::Quiet;
+use crate::reply::Reply;
+use crate::timeline::Timeline;
+use crate::worker::Worker;
+
+/// How long a stopped program's sandbox may take to be gone.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// Files that CRIU leaves beside its images and that no restore reads.
+const NOT_IMAGES: [&str; 2] = ["log", "pid"];
+
+/// One attempt.
+struct Attempt<'a> {
+    daemon: &'a Daemon,
+    held: &'a Held,
+    cpu: &'a Sandbox,
+    worker: Option<&'a Worker>,
+    to: &'a str,
+    leave_running: bool,
+    timeline: &'a Timeline,
+    reply: &'a Reply<'a>,
+}
+
+pub fn checkpoint(
+    daemon: &Daemon,
+    held: &Held,
+    to: &str,
+    leave_running: bool,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    let operation = held.begin(State::Checkpointing, "checkpointed")?;
+    let worker = serving_worker(held)?;
+    let attempt = Attempt {
+        daemon,
+        held,
+        cpu: held.cpu("checkpointed")?,
+        worker: worker.as_deref(),
+        to,
+        leave_running,
+        timeline: &timeline,
+        reply,
+    };
+    let draft = daemon.store.begin(to)?;
+    fault::point("checkpoint-begun")?;
+    let stopped_us = attempt.take(draft)?;
+    drop(operation);
+    if !leave_running {
+        held.wait_end(Some(STOP_LIMIT));
+    }
+    log::info!("sandbox {:?} is in image {to:?}", held.name());
+    Ok(Report {
+        name: held.name(),
+        image: to.to_string(),
+        total_us: timeline.elapsed_us(),
+        stopped_us,
+        phases: timeline.phases(),
+    })
+}
+
+/// The worker of the one process that uses the GPU, if one does.
+fn serving_worker(held: &Held) -> Result<Option<std::sync::Arc<Worker>>> {
+    if let Some(lost) = held.lost_worker() {
+        return Err(Error::WorkerDead { name: held.name(), how: lost.ended().unwrap_or_default() });
+    }
+    let mut serving: Vec<_> =
+        held.live_workers().into_iter().filter(|worker| is_alive(worker.client())).collect();
+    if serving.len() > 1 {
+        let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
+        return Err(Error::ManyGpuProcesses {
+            name: held.name(),
+            count: serving.len(),
+            pids: pids.join(", "),
+        });
+    }
+    Ok(serving.pop())
+}
+
+impl Attempt<'_> {
+    /// Returns for how long the program stood still.
+    fn take(&self, draft: Draft) -> Result<u64> {
+        let status = self.worker.map(Worker::status).transpose()?;
+        let stopped = Instant::now();
+        let mut quiet = match self.worker {
+            None => None,
+            Some(worker) => {
+                self.reply.progress("quiesce", 0, 0);
+                Some(self.timeline.time("quiesce", || Quiet::begin(self.held, worker))?)
+            }
+        };
+        fault::point("quiesced")?;
+        if let Some(quiet) = &mut quiet {
+            let pid = self.client_pid(quiet)?;
+            self.timeline.time("detach", || quiet.detach(pid))?;
+        }
+        fault::point("detached")?;
+        // Stays here until it is committed: the worker writes to it until its thread has ended.
+        let draft = Mutex::new(Some(draft));
+        self.dump(&draft, quiet.as_ref(), status.as_ref())?;
+        fault::point("committed")?;
+        match quiet {
+            Some(quiet) if self.leave_running => self.timeline.time("resume", || quiet.resume())?,
+            Some(quiet) => quiet.end(),
+            None => {}
+        }
+        Ok(stopped.elapsed().as_micros() as u64)
+    }
+
+    fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
+        let inside = quiet.client.process as i32;
+        self.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
+            action: "find the program's process",
+            reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
+        })
+    }
+
+    /// Has CRIU dump the CPU half while the worker saves the GPU half.
+    fn dump(&self, draft: &Mutex<Option<Draft>>, quiet: Option<&Quiet<'_>>, status: Option<&Status>) -> Result<()> {
+        let staging = {
+            let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+            let draft = draft.as_ref().ok_or(Error::Injected { point: "draft" })?;
+            (draft.path().to_path_buf(), draft.directory(&PartKind::CpuFile)?)
+        };
+        let (path, images) = staging;
+        let mut spec = DumpSpec::new(self.daemon.criu()?, &images, self.leave_running);
+        spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
+        self.reply.progress("dump", 0, 0);
+        let failure = Mutex::new(None);
+        let start_us = self.timeline.elapsed_us();
+        let dumped = std::thread::scope(|scope| {
+            let save = self.worker.map(|worker| scope.spawn(|| self.save(worker, &path)));
+            self.cpu.dump(&spec, |frozen| {
+                self.finish(frozen, draft, save, quiet, status).map_err(|error| {
+                    let sentence = error.to_string();
+                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    sentence
+                })
+            })
+        });
+        match dumped {
+            Ok(report) => {
+                let micros = |duration: Duration| duration.as_micros() as u64;
+                let phase = |name: &str, start_us, duration_us| Phase {
+                    name: name.to_string(),
+                    start_us,
+                    duration_us,
+                    bytes: 0,
+                };
+                let frozen_us = micros(report.until_frozen);
+                self.timeline.note(phase("cpu dump", start_us, frozen_us));
+                let end_us = frozen_us + micros(report.frozen_step);
+                self.timeline.note(phase(
+                    if self.leave_running { "thaw" } else { "stop" },
+                    start_us + end_us,
+                    micros(report.total).saturating_sub(end_us),
+                ));
+                Ok(())
+            }
+            Err(error) => {
+                self.undo(&images, draft);
+                let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Err(cause.unwrap_or(Error::Sandbox(error)))
+            }
+        }
+    }
+
+    /// Leaves nothing of an attempt that failed but CRIU's words.
+    fn undo(&self, images: &Path, draft: &Mutex<Option<Draft>>) {
+        let log = std::fs::read_dir(images)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|ending| ending == "log"));
+        if let Some(kept) = log.and_then(|log| self.held.keep_log(&log, "checkpoint")) {
+            log::warn!("CRIU's words about the checkpoint that failed are in {}", kept.display());
+        }
+        let unfinished = draft.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let goes_on = matches!(self.cpu.exit_status(), Ok(None));
+        // An image that was finished before the dump failed is all that is left of a program that ended.
+        if unfinished.is_none()
+            && goes_on
+            && let Err(error) = self.daemon.store.remove(self.to)
+        {
+            log::error!("the image of a checkpoint that failed stays: {error}");
+        }
+    }
+
+    fn save(&self, worker: &Worker, staging: &Path) -> Result<Vec<Part>> {
+        let request = Request::Save { staging: staging.to_string_lossy().into_owned() };
+        self.saved(worker, "save the GPU half", &request)
+    }
+
+    fn saved(&self, worker: &Worker, action: &'static str, request: &Request) -> Result<Vec<Part>> {
+        let start_us = self.timeline.elapsed_us();
+        match worker.ask(action, request, &[], None)? {
+            Response::Saved { parts, phases } => {
+                self.timeline.merge(start_us, "gpu ", phases);
+                parts.into_iter().map(|part| parse_part(action, part)).collect()
+            }
+            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
+    }
+
+    /// The program stands still with its CPU half written: brings all parts together and commits.
+    fn finish(
+        &self,
+        frozen: &Frozen<'_>,
+        draft: &Mutex<Option<Draft>>,
+        save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+    ) -> Result<()> {
+        fault::point("frozen")?;
+        let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let draft = slot.as_ref().ok_or(Error::Injected { point: "draft" })?;
+        let parts = self.timeline.time("wait for the GPU half", || join(save))?;
+        draft.adopt(parts)?;
+        fault::point("saved")?;
+        if let Some(worker) = self.worker {
+            let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
+            let pinned = self.timeline.time("pinned", || self.saved(worker, "save pinned memory", &request))?;
+            draft.adopt(pinned)?;
+        }
+        fault::point("pinned-saved")?;
+        self.reply.progress("commit", 0, 0);
+        self.timeline.time("cpu files", || take_cpu_files(draft, frozen.images_dir))?;
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status))?;
+        fault::point("before-commit")?;
+        if let Some(draft) = slot.take() {
+            self.timeline.time("commit", || draft.commit())?;
+        }
+        fault::point("in-image")
+    }
+
+    fn describe(
+        &self,
+        frozen: &Frozen<'_>,
+        draft: &Draft,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+    ) -> Result<()> {
+        let record = self.held.record();
+        let inventory = frozen.inventory()?;
+        let mut manifest = draft.manifest();
+        manifest.program = machine::program(&record.command, self.cpu);
+        manifest.machine = machine::this();
+        manifest.gpus = status.map(machine::gpus).unwrap_or_default();
+        manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
+        let kept = Kept {
+            name: record.name,
+            gpu: record.gpu,
+            inventory,
+            client: quiet.map(|quiet| quiet.client.clone()),
+        };
+        kept.write(&mut manifest)
+    }
+}
+
+fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Part>> {
+    match save {
+        None => Ok(Vec::new()),
+        Some(thread) => thread.join().unwrap_or_else(|_| {
+            Err(Error::Worker { action: "save the GPU half", reason: "the thread that asked panicked".into() })
+        }),
+    }
+}
+
+fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
+    serde_json::from_value(part)
+        .map_err(|error| Error::Worker { action, reason: format!("it described a part that is none: {error}") })
+}
+
+fn take_cpu_files(draft: &Draft, images: &Path) -> Result<()> {
+    let failed = |source| Error::io("list", images, source);
+    for entry in std::fs::read_dir(images).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let no_image =
+            path.extension().is_some_and(|ending| NOT_IMAGES.iter().any(|known| ending == *known));
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if no_image || name.starts_with("stats-") {
+            std::fs::remove_file(&path).map_err(|source| Error::io("remove", &path, source))?;
+        } else if path.is_file() {
+            draft.take_file(PartKind::CpuFile, &name, &path)?;
+        }
+    }
+    Ok(())
+}

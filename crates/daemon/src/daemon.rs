@@ -1,0 +1,119 @@
+//! The daemon itself: what it holds, how it starts, what it takes over from the one before.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use rekindle_protocol::daemon::State;
+use rekindle_sandbox::{Adopted, Criu, Sandbox};
+use rekindle_store::Store;
+
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::held::{Held, remove_run_directory};
+use crate::lock::Lock;
+use crate::places::Places;
+use crate::record::Record;
+use crate::registry::Registry;
+
+pub struct Daemon {
+    pub places: Places,
+    /// `rekindled`, as workers and sandboxes are started from it.
+    pub program: PathBuf,
+    pub store: Store,
+    pub sandboxes: Registry,
+    criu: OnceLock<Criu>,
+    _lock: Lock,
+}
+
+impl Daemon {
+    /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
+    pub fn open(places: Places) -> Result<Arc<Daemon>> {
+        places.prepare()?;
+        let lock = Lock::take(&places)?;
+        let program =
+            std::env::current_exe().map_err(|source| Error::system("find this executable", source))?;
+        let store = Store::open(&places.store())?;
+        for name in store.abandoned() {
+            log::warn!("the checkpoint to image {name:?} was not finished; what was written is removed");
+        }
+        let daemon =
+            Arc::new(Daemon { places, program, store, sandboxes: Registry::default(), criu: OnceLock::new(), _lock: lock });
+        daemon.adopt()?;
+        Ok(daemon)
+    }
+
+    /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.
+    pub fn criu(&self) -> Result<&Criu> {
+        if self.criu.get().is_none() {
+            let _ = self.criu.set(Criu::find(&[])?);
+        }
+        self.criu.get().ok_or_else(|| Error::system("find CRIU", std::io::ErrorKind::NotFound))
+    }
+
+    fn adopt(&self) -> Result<()> {
+        let mut known = HashSet::new();
+        for record in Record::load_all(&self.places.sandboxes())? {
+            known.insert(record.id.clone());
+            let held = Held::new(&self.places, &self.program, record);
+            if held.is_live() {
+                self.take_over(&held);
+            }
+            self.sandboxes.adopt(held);
+        }
+        self.clear_strays(&known);
+        Ok(())
+    }
+
+    fn take_over(&self, held: &Arc<Held>) {
+        let record = held.record();
+        log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
+        match (record.state, Sandbox::adopt(&held.run_directory)) {
+            (State::Restoring, adopted) => {
+                if let Ok(Adopted::Running(cpu)) = adopted {
+                    let _ = cpu.kill();
+                }
+                held.reconnect_workers();
+                held.ended(None);
+                held.tell("the daemon died while this was being restored; all it had taken was given back".into());
+            }
+            (state, Ok(Adopted::Running(cpu))) => {
+                if let Err(error) = Gate::open(held) {
+                    held.tell(format!("no further process can use the GPU: {error}"));
+                }
+                held.reconnect_workers();
+                if let Err(error) = held.runs(cpu) {
+                    log::error!("{error}");
+                }
+                if state == State::Checkpointing {
+                    held.tell("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
+                }
+            }
+            (_, Ok(Adopted::Ended(exit))) => {
+                held.reconnect_workers();
+                held.ended(exit);
+            }
+            (_, Err(error)) => {
+                held.reconnect_workers();
+                held.ended(None);
+                held.tell(format!("it ended while no daemon ran ({error})"));
+            }
+        }
+    }
+
+    /// Ends what runs in run directories that no record knows, and removes them.
+    fn clear_strays(&self, known: &HashSet<String>) {
+        for entry in std::fs::read_dir(self.places.run_directories()).into_iter().flatten().flatten() {
+            if known.contains(&*entry.file_name().to_string_lossy()) {
+                continue;
+            }
+            log::warn!("{} belongs to no sandbox and is removed", entry.path().display());
+            if let Ok(Adopted::Running(cpu)) = Sandbox::adopt(&entry.path()) {
+                let _ = cpu.kill();
+            }
+            if let Err(error) = remove_run_directory(&entry.path()) {
+                log::warn!("{error}");
+            }
+        }
+    }
+}

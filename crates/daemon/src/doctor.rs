@@ -1,0 +1,183 @@
+//! What this machine has, what is needed, and how to mend what is missing.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::sys::resource::{Resource, getrlimit};
+use rekindle_sandbox::{Criu, MINIMUM_VERSION};
+use serde::Serialize;
+
+use crate::places::Places;
+use crate::resources::{available_memory, free_space};
+
+/// The least free memory, in memory directories and on disk, that makes sense.
+const LEAST_MEMORY: u64 = 1 << 30;
+const LEAST_RUNS: u64 = 256 << 20;
+const LEAST_DISK: u64 = 1 << 30;
+
+/// One need of Rekindle.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    pub need: String,
+    pub found: String,
+    pub required: String,
+    pub ok: bool,
+    /// Whether Rekindle is of no use without it; else only a part of it is.
+    pub required_for_all: bool,
+    /// What to do if it is missing.
+    pub mend: String,
+}
+
+/// Looks at everything. `program` is `rekindled`, which asks the driver in a process of its own.
+pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
+    let criu = Criu::find(&[]);
+    vec![
+        gpu(program),
+        criu_version(&criu),
+        criu_check(&criu),
+        capabilities(),
+        kernel_feature("pid namespaces", "/proc/self/ns/pid", true, "use a kernel with CONFIG_PID_NS"),
+        kernel_feature(
+            "checkpoint support of the kernel",
+            "/proc/self/map_files",
+            true,
+            "use a kernel with CONFIG_CHECKPOINT_RESTORE",
+        ),
+        userfaultfd(),
+        locked_memory(),
+        space("free memory", available_memory(), LEAST_MEMORY, "end other programs"),
+        space(
+            &format!("room in {}", places.runs.display()),
+            free_space(&places.runs),
+            LEAST_RUNS,
+            "enlarge that file system or choose another --run-dir",
+        ),
+        space(
+            &format!("free disk for {}", places.state.display()),
+            free_space(&places.state),
+            LEAST_DISK,
+            "free some, or choose another --state",
+        ),
+    ]
+}
+
+fn gpu(program: &Path) -> Finding {
+    let asked = Command::new(program).arg("gpus").stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let found = match asked {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().replace('\n', "; ")
+        }
+        _ => String::new(),
+    };
+    Finding {
+        need: "GPU and driver".into(),
+        ok: !found.is_empty(),
+        found: if found.is_empty() { "none; `--gpu emulated` is there".into() } else { found },
+        required: "an NVIDIA GPU with driver 580 or newer, or the emulated one".into(),
+        required_for_all: false,
+        mend: "install NVIDIA's driver, or use `--gpu emulated`".into(),
+    }
+}
+
+fn criu_version(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
+    Finding {
+        need: "CRIU".into(),
+        found: match criu {
+            Ok(criu) => format!("{} in {}", criu.version(), criu.path().display()),
+            Err(error) => error.to_string(),
+        },
+        required: format!("{MINIMUM_VERSION} or newer"),
+        ok: criu.is_ok(),
+        required_for_all: true,
+        mend: "run scripts/criu, or install CRIU".into(),
+    }
+}
+
+fn criu_check(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
+    let checked = criu.as_ref().map(Criu::check);
+    Finding {
+        need: "what CRIU asks of the kernel".into(),
+        found: match &checked {
+            Ok(Ok(())) => "`criu check` is content".into(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not checked".into(),
+        },
+        required: "a `criu check` without errors".into(),
+        ok: matches!(checked, Ok(Ok(()))),
+        required_for_all: true,
+        mend: "run as root on a kernel that CRIU supports".into(),
+    }
+}
+
+fn capabilities() -> Finding {
+    const NEEDED: [(u32, &str); 4] =
+        [(21, "SYS_ADMIN"), (19, "SYS_PTRACE"), (40, "CHECKPOINT_RESTORE"), (24, "SYS_RESOURCE")];
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    let missing: Vec<&str> =
+        NEEDED.iter().filter(|(bit, _)| mask & (1 << bit) == 0).map(|(_, name)| *name).collect();
+    Finding {
+        need: "capabilities".into(),
+        found: if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) },
+        required: NEEDED.map(|(_, name)| name).join(", "),
+        ok: missing.is_empty(),
+        required_for_all: true,
+        mend: "run as root, or in a container with these capabilities".into(),
+    }
+}
+
+fn kernel_feature(need: &str, path: &str, required_for_all: bool, mend: &str) -> Finding {
+    let there = Path::new(path).exists();
+    Finding {
+        need: need.into(),
+        found: if there { "there" } else { "absent" }.into(),
+        required: path.into(),
+        ok: there,
+        required_for_all,
+        mend: mend.into(),
+    }
+}
+
+fn userfaultfd() -> Finding {
+    // SAFETY: the call takes flags and touches no memory of ours.
+    let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    if descriptor >= 0 {
+        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        unsafe { libc::close(descriptor as i32) };
+    }
+    Finding {
+        need: "userfaultfd".into(),
+        found: if descriptor >= 0 { "there" } else { "absent" }.into(),
+        required: "for loading pages on demand".into(),
+        ok: descriptor >= 0,
+        required_for_all: false,
+        mend: "use a kernel with CONFIG_USERFAULTFD".into(),
+    }
+}
+
+fn locked_memory() -> Finding {
+    let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
+    Finding {
+        need: "limit on locked memory".into(),
+        found: if limit == u64::MAX { "none".into() } else { format!("{} MB", limit >> 20) },
+        required: "none, or root, where a real GPU's pinned memory is used".into(),
+        ok: limit == u64::MAX || nix::unistd::Uid::effective().is_root(),
+        required_for_all: false,
+        mend: "`ulimit -l unlimited`".into(),
+    }
+}
+
+fn space(need: &str, found: u64, least: u64, mend: &str) -> Finding {
+    Finding {
+        need: need.into(),
+        found: format!("{} MB", found >> 20),
+        required: format!("{} MB or more", least >> 20),
+        ok: found >= least,
+        required_for_all: true,
+        mend: mend.into(),
+    }
+}

@@ -1,0 +1,102 @@
+//! What can go wrong in the daemon, each as one sentence.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rekindle_protocol::frame::FrameError;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+
+    #[error("cannot {action}: {source}")]
+    System { action: &'static str, source: io::Error },
+
+    #[error("{} is too long for what is made there (at most {most} bytes); choose a shorter path", path.display())]
+    PathTooLong { path: PathBuf, most: usize },
+
+    #[error("{} belongs to user {owner}; choose a directory of your own", path.display())]
+    ForeignDirectory { path: PathBuf, owner: u32 },
+
+    #[error("another daemon ({holder}) uses {}; talk to that one, or give this one another --state", state.display())]
+    AlreadyRunning { state: PathBuf, holder: String },
+
+    #[error("another daemon answers on {}; give this one another --socket", socket.display())]
+    SocketInUse { socket: PathBuf },
+
+    #[error("there is no sandbox named {name:?}; `rekindle ps` lists them")]
+    UnknownSandbox { name: String },
+
+    #[error("a sandbox named {name:?} exists; choose another name, or end that one first")]
+    NameInUse { name: String },
+
+    #[error("a sandbox cannot be named {shown:?}: {reason}")]
+    BadName { shown: String, reason: &'static str },
+
+    #[error("the sandbox {name:?} has ended ({state}); only a running one can be {wanted}")]
+    NotRunning { name: String, state: String, wanted: &'static str },
+
+    #[error("the sandbox {name:?} is {state} just now; try again when that is done")]
+    Occupied { name: String, state: String },
+
+    #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
+    BadGpu { given: String },
+
+    #[error("the command is empty; give a program after `--`")]
+    NoCommand,
+
+    #[error("{given:?} is no signal number; use 1 to 64")]
+    BadSignal { given: i32 },
+
+    #[error("the sandbox {name:?} has {count} processes that use the GPU ({pids}); a checkpoint takes at most one")]
+    ManyGpuProcesses { name: String, count: usize, pids: String },
+
+    #[error("the GPU worker of {name:?} is gone ({how}), so its GPU memory is lost; start or restore the program anew")]
+    WorkerDead { name: String, how: String },
+
+    #[error("the GPU worker did not start: {reason}; see {}", log.display())]
+    WorkerStart { reason: String, log: PathBuf },
+
+    #[error("the GPU worker could not {action}: {reason}")]
+    Worker { action: &'static str, reason: String },
+
+    #[error("the connection to the GPU worker failed while it was to {action}: {source}")]
+    WorkerConnection { action: &'static str, source: FrameError },
+
+    #[error("the image {image:?} cannot be restored here: {reason}")]
+    CannotRestore { image: String, reason: String },
+
+    #[error("the image {image:?} is damaged: {problems}; restore another one or checkpoint again")]
+    Unsound { image: String, problems: String },
+
+    #[error("a fault was injected at {point}")]
+    Injected { point: &'static str },
+
+    #[error("the client library libcuda.so.1 was not found beside {} or in ../lib/rekindle; build or install it", executable.display())]
+    NoClientLibrary { executable: PathBuf },
+
+    #[error("several failed: {}", .0.join("; "))]
+    Several(Vec<String>),
+
+    #[error(transparent)]
+    Sandbox(#[from] rekindle_sandbox::Error),
+
+    #[error(transparent)]
+    Store(#[from] rekindle_store::Error),
+
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
+        Error::Io { action, path: path.to_path_buf(), source }
+    }
+
+    pub(crate) fn system(action: &'static str, source: impl Into<io::Error>) -> Error {
+        Error::System { action, source: source.into() }
+    }
+}

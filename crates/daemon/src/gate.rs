@@ -1,0 +1,94 @@
+//! The gate: the socket in a sandbox's run directory where a process of the sandbox asks for a GPU.
+//!
+//! Each process that asks gets a worker of its own: the one that was started with the sandbox if it is free, else a
+//! new one.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
+use rekindle_protocol::client::{Admission, GATE};
+use rekindle_protocol::frame;
+use rekindle_protocol::worker::Request;
+
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::worker::Worker;
+
+pub struct Gate {
+    listener: UnixListener,
+    closed: Arc<AtomicBool>,
+}
+
+impl Gate {
+    /// Opens the gate of a sandbox and answers at it until it is closed.
+    pub fn open(held: &Arc<Held>) -> Result<()> {
+        let path = held.run_directory.join(GATE);
+        let failed = |source: io::Error| Error::io("listen on", &path, source);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        let gate = Gate { listener: listener.try_clone().map_err(failed)?, closed: Arc::default() };
+        let (closed, keeper) = (gate.closed.clone(), Arc::downgrade(held));
+        held.set_gate(gate);
+        std::thread::spawn(move || keep(&listener, &keeper, &closed));
+        Ok(())
+    }
+
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        // Wakes the thread that waits in accept.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+fn keep(listener: &UnixListener, held: &Weak<Held>, closed: &AtomicBool) {
+    let turn = Arc::new(Mutex::new(()));
+    while let Ok((stream, _)) = listener.accept() {
+        let Some(held) = held.upgrade().filter(|_| !closed.load(Ordering::SeqCst)) else { return };
+        let turn = turn.clone();
+        std::thread::spawn(move || {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = answer(&held, &stream) {
+                log::warn!("sandbox {:?}: a process at the gate was not answered: {error}", held.name());
+            }
+        });
+    }
+}
+
+fn answer(held: &Arc<Held>, stream: &UnixStream) -> Result<()> {
+    match admit(held, stream) {
+        Ok(client_end) => frame::send(stream, &Admission::Admitted, &[client_end.as_fd()])?,
+        Err(error) => {
+            log::warn!("sandbox {:?}: a process was refused: {error}", held.name());
+            frame::send(stream, &Admission::Refused(error.to_string()), &[])?;
+        }
+    }
+    Ok(())
+}
+
+fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
+    let peer = getsockopt(stream, PeerCredentials)
+        .map_err(|errno| Error::system("tell who knocks at the gate", errno))?;
+    let (client_end, worker_end) =
+        UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+    let worker = free_worker(held)?;
+    let directory = held.run_directory.to_string_lossy().into_owned();
+    worker.command("serve", &Request::Serve { run_directory: directory }, &[worker_end.as_fd()])?;
+    worker.set_client(peer.pid());
+    held.note_workers();
+    Ok(client_end)
+}
+
+fn free_worker(held: &Arc<Held>) -> Result<Arc<Worker>> {
+    match held.live_workers().into_iter().find(|worker| worker.client() == 0) {
+        Some(worker) => Ok(worker),
+        None => held.start_worker(),
+    }
+}

@@ -1,0 +1,41 @@
+//! Which GPU a sandbox runs on, as the user says it: `emulated[:SETTINGS]`, `nvidia`, `nvidia:INDEX`.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Checks what was given; without anything, the real GPU where there is one, else the emulated one.
+pub fn choose(given: Option<&str>) -> Result<String> {
+    let Some(given) = given else {
+        let real = Path::new("/dev/nvidiactl").exists() || Path::new("/dev/dxg").exists();
+        return Ok(if real { "nvidia:0" } else { "emulated" }.to_string());
+    };
+    let (kind, rest) = given.split_once(':').map_or((given, None), |(kind, rest)| (kind, Some(rest)));
+    let fits = match (kind, rest) {
+        ("emulated", Some(settings)) => !settings.is_empty(),
+        ("emulated" | "nvidia", None) => true,
+        ("nvidia", Some(index)) => index.parse::<u8>().is_ok(),
+        _ => false,
+    };
+    match (fits, kind, rest) {
+        (false, ..) => Err(Error::BadGpu { given: given.to_string() }),
+        (true, "nvidia", None) => Ok("nvidia:0".to_string()),
+        _ => Ok(given.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_by_name() {
+        assert_eq!(choose(Some("nvidia")).unwrap(), "nvidia:0");
+        assert_eq!(choose(Some("nvidia:3")).unwrap(), "nvidia:3");
+        assert_eq!(choose(Some("emulated")).unwrap(), "emulated");
+        assert_eq!(choose(Some("emulated:devices=2")).unwrap(), "emulated:devices=2");
+        for bad in ["", "nvidia:", "nvidia:x", "emulated:", "amd", "nvidia:-1"] {
+            assert!(choose(Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

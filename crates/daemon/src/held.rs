@@ -1,0 +1,322 @@
+//! One sandbox as the daemon holds it: its record, its CPU half, its workers.
+//!
+//! Lock order: `operation`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
+//! `record` locked, so that `ps` always answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::{Sandbox as Shown, State};
+use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox, Spec};
+
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::places::Places;
+use crate::process::is_alive;
+use crate::record::{Record, WorkerRecord, state_word};
+use crate::worker::{OnEnd, Start, Worker};
+
+/// How long after a worker's end its client may still be on its way out.
+const PARTING: Duration = Duration::from_millis(250);
+
+pub struct Held {
+    pub id: String,
+    pub run_directory: PathBuf,
+    /// What the program prints.
+    pub log: PathBuf,
+    records: PathBuf,
+    logs: PathBuf,
+    program: PathBuf,
+    record: Mutex<Record>,
+    changed: Condvar,
+    cpu: OnceLock<Sandbox>,
+    gate: OnceLock<Gate>,
+    workers: Mutex<Vec<Arc<Worker>>>,
+    /// Held for as long as a checkpoint goes on.
+    operation: Mutex<()>,
+}
+
+impl Held {
+    /// `program` is `rekindled` itself, which workers are made of.
+    pub fn new(places: &Places, program: &Path, record: Record) -> Arc<Held> {
+        let id = record.id.clone();
+        Arc::new(Held {
+            run_directory: places.run_directories().join(&id),
+            log: places.logs().join(format!("{id}.log")),
+            records: places.sandboxes(),
+            logs: places.logs(),
+            program: program.to_path_buf(),
+            record: Mutex::new(record),
+            changed: Condvar::new(),
+            cpu: OnceLock::new(),
+            gate: OnceLock::new(),
+            workers: Mutex::default(),
+            operation: Mutex::new(()),
+            id,
+        })
+    }
+
+    pub fn record(&self) -> Record {
+        self.lock().clone()
+    }
+
+    pub fn name(&self) -> String {
+        self.lock().name.clone()
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.lock().is_live()
+    }
+
+    /// Changes the record, on disk too, and wakes all who wait for a change.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let mut record = self.lock();
+        change(&mut record);
+        self.changed.notify_all();
+        record.save(&self.records)
+    }
+
+    /// As [`Held::update`] where a failure to write must not stop the work: the next daemon knows less, that is all.
+    pub fn note(&self, change: impl FnOnce(&mut Record)) {
+        if let Err(error) = self.update(change) {
+            log::error!("{error}");
+        }
+    }
+
+    /// Notes something that the user should see.
+    pub fn tell(&self, problem: String) {
+        log::warn!("sandbox {:?}: {problem}", self.name());
+        self.note(|record| record.problem = Some(problem));
+    }
+
+    /// Forgets an ended sandbox: its record and its logs.
+    pub fn forget(&self) {
+        self.lock().remove(&self.records);
+        for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&format!("{}.", self.id)) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// As `ps` shows it. Asks the workers what they hold, without waiting for one that is busy.
+    pub fn shown(&self) -> Shown {
+        let record = self.record();
+        let (mut device, mut pinned) = (0, 0);
+        if record.state == State::Running {
+            for status in self.live_workers().iter().filter_map(|worker| worker.glance()) {
+                device += status.device_bytes;
+                pinned += status.pinned_bytes;
+            }
+        }
+        record.shown(device, pinned)
+    }
+
+    /// Where its CPU half lives, and how its init is run.
+    pub fn place(&self) -> Spec {
+        Spec {
+            init: vec![self.program.clone().into_os_string(), INIT_ARGUMENT.into()],
+            run_dir: self.run_directory.clone(),
+            log: Some(self.log.clone()),
+        }
+    }
+
+    /// The CPU half; an error once the program has ended.
+    pub fn cpu(&self, wanted: &'static str) -> Result<&Sandbox> {
+        let record = self.record();
+        match self.cpu.get() {
+            Some(cpu) if record.is_live() => Ok(cpu),
+            _ => Err(Error::NotRunning {
+                name: record.name,
+                state: state_word(record.state).to_string(),
+                wanted,
+            }),
+        }
+    }
+
+    pub fn set_gate(&self, gate: Gate) {
+        let _ = self.gate.set(gate);
+    }
+
+    /// The program runs: keeps its CPU half and sees to what is to be done when it ends.
+    pub fn runs(self: &Arc<Held>, cpu: Sandbox) -> Result<()> {
+        let pid = cpu.root_pid().unwrap_or(0);
+        let _ = self.cpu.set(cpu);
+        let held = self.clone();
+        std::thread::spawn(move || {
+            if let Some(cpu) = held.cpu.get() {
+                let exit = cpu.wait_exit(None);
+                held.ended(exit.ok().flatten());
+            }
+        });
+        self.update(|record| {
+            record.pid = pid;
+            if record.is_live() {
+                record.state = State::Running;
+            }
+        })
+    }
+
+    /// Takes back all that the sandbox had and notes how it ended.
+    pub fn ended(&self, exit: Option<Exit>) {
+        if let Some(gate) = self.gate.get() {
+            gate.close();
+        }
+        let _done = self.operation.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = std::mem::take(&mut *self.workers());
+        for worker in workers {
+            worker.shut_down();
+        }
+        if let Err(error) = remove_run_directory(&self.run_directory) {
+            log::warn!("{error}");
+        }
+        self.note(|record| {
+            record.state = match exit {
+                Some(Exit::Code(_)) => State::Exited,
+                Some(Exit::Signal(_)) => State::Killed,
+                Some(Exit::Stopped) => State::Stopped,
+                None => State::Failed,
+            };
+            record.exit_code = exit.map(|exit| exit.shell_code());
+            record.ended = Some(crate::clock::now());
+            record.workers.clear();
+        });
+        log::info!("sandbox {:?} ended: {exit:?}", self.name());
+    }
+
+    /// Waits until the sandbox has ended, or for so long.
+    pub fn wait_end(&self, limit: Option<Duration>) -> Option<Record> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut record = self.lock();
+        while record.is_live() {
+            let step = match until {
+                None => Duration::from_secs(3600),
+                Some(until) => until.checked_duration_since(Instant::now())?,
+            };
+            record =
+                self.changed.wait_timeout(record, step).map_or_else(|error| error.into_inner().0, |pair| pair.0);
+        }
+        Some(record.clone())
+    }
+
+    /// Begins an operation that no other may run beside; the state goes back when it is dropped.
+    pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
+        let Ok(guard) = self.operation.try_lock() else {
+            let record = self.record();
+            return Err(Error::Occupied { name: record.name, state: state_word(record.state).to_string() });
+        };
+        self.cpu(wanted)?;
+        self.update(|record| record.state = state)?;
+        Ok(Operation { held: self, _guard: guard })
+    }
+
+    /// The workers that have not ended.
+    pub fn live_workers(&self) -> Vec<Arc<Worker>> {
+        self.workers().iter().filter(|worker| worker.ended().is_none()).cloned().collect()
+    }
+
+    /// The last worker that served `client`, if it is dead and the client is not.
+    pub fn lost_worker(&self) -> Option<Arc<Worker>> {
+        self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
+    }
+
+    /// Starts a further worker.
+    pub fn start_worker(self: &Arc<Held>) -> Result<Arc<Worker>> {
+        let mut workers = self.workers();
+        let number = workers.iter().map(|worker| worker.number).max().unwrap_or(0) + 1;
+        let gpu = self.record().gpu;
+        let start = Start {
+            program: &self.program,
+            run_directory: &self.run_directory,
+            number,
+            gpu: &gpu,
+            output: &self.log,
+            log: &self.worker_log(number),
+        };
+        let worker = Worker::start(&start, self.on_worker_end())?;
+        workers.push(worker.clone());
+        drop(workers);
+        self.note_workers();
+        Ok(worker)
+    }
+
+    /// Finds the workers of an earlier daemon again; those that are gone are told of.
+    pub fn reconnect_workers(self: &Arc<Held>) {
+        for WorkerRecord { number, client } in self.record().workers {
+            let log = self.worker_log(number);
+            match Worker::reconnect(&self.run_directory, number, client, log, self.on_worker_end()) {
+                Ok(worker) => self.workers().push(worker),
+                Err(error) if is_alive(client) => {
+                    self.tell(format!("its GPU worker died while no daemon ran ({error}); its GPU memory is lost"));
+                }
+                Err(_) => {}
+            }
+        }
+        self.note_workers();
+    }
+
+    /// Writes down which workers there are and whom they serve.
+    pub fn note_workers(&self) {
+        let workers = self
+            .live_workers()
+            .iter()
+            .map(|worker| WorkerRecord { number: worker.number, client: worker.client() })
+            .collect();
+        self.note(|record| record.workers = workers);
+    }
+
+    /// Keeps CRIU's words about this sandbox with its logs.
+    pub fn keep_log(&self, from: &Path, what: &str) -> Option<PathBuf> {
+        let place = self.logs.join(format!("{}.{what}.log", self.id));
+        std::fs::copy(from, &place).ok().map(|_| place)
+    }
+
+    pub fn worker_log(&self, number: u32) -> PathBuf {
+        self.logs.join(format!("{}.worker-{number}.log", self.id))
+    }
+
+    fn on_worker_end(self: &Arc<Held>) -> OnEnd {
+        let held: Weak<Held> = Arc::downgrade(self);
+        Box::new(move |worker| {
+            std::thread::sleep(PARTING);
+            let Some(held) = held.upgrade() else { return };
+            if held.is_live() && is_alive(worker.client()) {
+                let how = worker.ended().unwrap_or_default();
+                held.tell(format!("its GPU worker died ({how}); its GPU memory is lost"));
+            }
+        })
+    }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An operation under way, such as a checkpoint.
+pub struct Operation<'a> {
+    held: &'a Held,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.held.note(|record| {
+            if record.is_live() {
+                record.state = State::Running;
+            }
+        });
+    }
+}
+
+/// Removes a run directory; it may be gone already.
+pub fn remove_run_directory(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, error)),
+        _ => Ok(()),
+    }
+}

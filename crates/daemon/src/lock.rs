@@ -1,0 +1,44 @@
+//! One daemon a state directory, by a lock that the kernel lets go when the daemon dies.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+
+use crate::error::{Error, Result};
+use crate::places::Places;
+
+/// Held for the life of the daemon.
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub fn take(places: &Places) -> Result<Lock> {
+        let path = places.lock();
+        let failed = |source| Error::io("lock", &path, source);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = (&mut file).take(4096).read_to_string(&mut holder);
+                return Err(Error::AlreadyRunning {
+                    state: places.state.clone(),
+                    holder: holder.trim().to_string(),
+                });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        file.set_len(0).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()).map_err(failed)?;
+        Ok(Lock { _file: file })
+    }
+}

@@ -1,0 +1,51 @@
+//! Processes that the daemon did not start or does not wait for.
+
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Whether a process exists and is no zombie.
+pub fn is_alive(pid: i32) -> bool {
+    if pid <= 0 {
+        return false;
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X'])),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// Returns when the process has ended, at once if there is none.
+pub fn wait_for_end(pid: i32) {
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if descriptor < 0 {
+        return;
+    }
+    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    let process = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+    loop {
+        let mut polled = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => {}
+            _ => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_noticed() {
+        let mut child = std::process::Command::new("sleep").arg("0.05").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(is_alive(pid));
+        wait_for_end(pid);
+        assert!(!is_alive(pid));
+        child.wait().unwrap();
+        wait_for_end(pid);
+    }
+}

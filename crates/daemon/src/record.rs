@@ -1,0 +1,163 @@
+//! What is kept on disk of a sandbox, so that the next daemon finds it again. One JSON file each, replaced as a whole.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rekindle_protocol::daemon::{Sandbox, State};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The longest record read.
+const LONGEST: u64 = 16 << 20;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Names the record, the run directory and the logs; never shown to the user.
+    pub id: String,
+    pub name: String,
+    pub state: State,
+    pub pid: i32,
+    pub command: Vec<String>,
+    pub directory: String,
+    pub gpu: String,
+    pub started: String,
+    pub ended: Option<String>,
+    pub exit_code: Option<i32>,
+    pub image: Option<String>,
+    pub problem: Option<String>,
+    pub workers: Vec<WorkerRecord>,
+}
+
+/// A worker that may still run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    pub number: u32,
+    /// The pid of the process that it serves, as the daemon sees it; 0 if it serves none yet.
+    pub client: i32,
+}
+
+impl Record {
+    pub fn is_live(&self) -> bool {
+        is_live(self.state)
+    }
+
+    /// As the command line shows it.
+    pub fn shown(&self, device_bytes: u64, pinned_bytes: u64) -> Sandbox {
+        Sandbox {
+            name: self.name.clone(),
+            state: self.state,
+            pid: if self.is_live() { self.pid } else { 0 },
+            command: self.command.clone(),
+            gpu: self.gpu.clone(),
+            started: self.started.clone(),
+            exit_code: self.exit_code,
+            image: self.image.clone(),
+            problem: self.problem.clone(),
+            device_bytes,
+            pinned_bytes,
+        }
+    }
+
+    /// Writes the record beside its place and moves it there.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        let place = path(directory, &self.id);
+        let partial = place.with_extension("partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_data()?;
+            fs::rename(&partial, &place)
+        };
+        write().map_err(|source| Error::io("write the record", &place, source))
+    }
+
+    pub fn remove(&self, directory: &Path) {
+        if let Err(error) = fs::remove_file(path(directory, &self.id)) {
+            log::warn!("the record of {:?} stays: {error}", self.name);
+        }
+    }
+
+    /// All records that can be read; the others are reported and left alone.
+    pub fn load_all(directory: &Path) -> Result<Vec<Record>> {
+        let failed = |source| Error::io("list", directory, source);
+        let mut records = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_none_or(|ending| ending != "json") {
+                continue;
+            }
+            match load(&path) {
+                Ok(record) => records.push(record),
+                Err(reason) => log::error!("the record {} cannot be used: {reason}", path.display()),
+            }
+        }
+        Ok(records)
+    }
+}
+
+pub fn is_live(state: State) -> bool {
+    matches!(state, State::Starting | State::Running | State::Checkpointing | State::Restoring)
+}
+
+/// The word for a state, as everywhere.
+pub fn state_word(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Running => "running",
+        State::Checkpointing => "checkpointing",
+        State::Restoring => "restoring",
+        State::Exited => "exited",
+        State::Killed => "killed",
+        State::Stopped => "stopped",
+        State::Failed => "failed",
+    }
+}
+
+fn path(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{id}.json"))
+}
+
+fn load(path: &Path) -> std::result::Result<Record, String> {
+    let bytes = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if bytes > LONGEST {
+        return Err(format!("it has {bytes} bytes, the most is {LONGEST}"));
+    }
+    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let record: Record = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let named = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
+    named.then_some(record).ok_or_else(|| "it is named after another sandbox".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_broken_ones_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = Record {
+            id: "0a".into(),
+            name: "../$(x)".into(),
+            state: State::Running,
+            pid: 7,
+            command: vec!["true".into()],
+            directory: "/".into(),
+            gpu: "emulated".into(),
+            started: crate::clock::now(),
+            ended: None,
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: vec![WorkerRecord { number: 1, client: 8 }],
+        };
+        record.save(directory.path()).unwrap();
+        fs::write(directory.path().join("bad.json"), "{").unwrap();
+        fs::copy(directory.path().join("0a.json"), directory.path().join("0b.json")).unwrap();
+        fs::write(directory.path().join("0c.partial"), "{").unwrap();
+        assert_eq!(Record::load_all(directory.path()).unwrap(), [record.clone()]);
+        record.remove(directory.path());
+        assert!(Record::load_all(directory.path()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,51 @@
+//! The daemon's side of one connection: what goes to the command line while a request is worked on.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rekindle_protocol::daemon::Event;
+use rekindle_protocol::frame::{self, FrameError};
+
+/// The shortest time between two notes of progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(50);
+
+pub struct Reply<'a> {
+    stream: &'a UnixStream,
+    last: Mutex<Option<(String, Instant)>>,
+}
+
+impl<'a> Reply<'a> {
+    pub fn new(stream: &'a UnixStream) -> Reply<'a> {
+        Reply { stream, last: Mutex::new(None) }
+    }
+
+    /// Tells how far the work is. A user who is gone does not stop the work.
+    pub fn progress(&self, phase: &str, done: u64, total: u64) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let soon = last
+            .as_ref()
+            .is_some_and(|(before, when)| before == phase && when.elapsed() < PROGRESS_EVERY && done < total);
+        if !soon {
+            *last = Some((phase.to_string(), Instant::now()));
+            let _ = self.send(&Event::Progress { phase: phase.to_string(), done, total });
+        }
+    }
+
+    pub fn output(&self, bytes: Vec<u8>) -> Result<(), FrameError> {
+        self.send(&Event::Output { bytes })
+    }
+
+    pub fn send(&self, event: &Event) -> Result<(), FrameError> {
+        frame::send(self.stream, event, &[])
+    }
+
+    /// Whether the user has closed the connection.
+    pub fn is_gone(&self) -> bool {
+        let mut polled = [PollFd::new(self.stream.as_fd(), PollFlags::empty())];
+        matches!(poll(&mut polled, PollTimeout::ZERO), Ok(ready) if ready > 0)
+    }
+}

@@ -1,0 +1,302 @@
+//! Bringing the program of an image back in a new sandbox.
+//!
+//! ```text
+//! checks ─▶ run directory, gate, worker ─▶ GPU check ─┬─ worker: Restore ─────────┬─ Adopt ─▶ program runs ─ Resume
+//!                                                     ├─ pinned files loaded ─────┤
+//!                                                     └─ CPU files checked ─ CRIU ┘
+//! ```
+//!
+//! The program is complete and not yet running when both halves meet, so that none of its threads can see memory that
+//! is not there yet. Whatever fails, all that was taken is given back.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::{Report, State};
+use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_sandbox::{ExternalSocket, RestoreSpec, Restored, Sandbox};
+use rekindle_store::{Image, PartKind};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::held::Held;
+use crate::kept::Kept;
+use crate::record::Record;
+use crate::reply::Reply;
+use crate::run::{create, give_back, new_id};
+use crate::timeline::Timeline;
+use crate::worker::Worker;
+use crate::{clock, fault, gpu, names, preflight};
+
+/// How long CRIU may take.
+const CRIU_LIMIT: Duration = Duration::from_secs(120);
+/// Pinned memory is loaded in pieces of this size.
+const PIECE: u64 = 8 << 20;
+
+struct Attempt<'a> {
+    daemon: &'a Daemon,
+    held: &'a Arc<Held>,
+    image: &'a Image,
+    kept: &'a Kept,
+    timeline: &'a Timeline,
+}
+
+/// Returns when the program runs.
+pub fn restore(
+    daemon: &Daemon,
+    image: &str,
+    name: Option<&str>,
+    gpu: Option<&str>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    reply.progress("check", 0, 0);
+    let image = daemon.store.image(image)?;
+    let kept = Kept::read(&image)?;
+    let gpu = gpu::choose(Some(gpu.unwrap_or(&kept.gpu)))?;
+    timeline.time("checks", || {
+        daemon.criu()?;
+        preflight::check_machine(&daemon.places, &image, &kept)
+    })?;
+    fault::point("restore-checked")?;
+    let held = hold(daemon, &image, &kept, name, gpu)?;
+    let attempt = Attempt { daemon, held: &held, image: &image, kept: &kept, timeline: &timeline };
+    reply.progress("restore", 0, 0);
+    if let Err(error) = attempt.bring_back() {
+        attempt.keep_words();
+        give_back(daemon, &held);
+        return Err(error);
+    }
+    log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
+    let total_us = timeline.elapsed_us();
+    Ok(Report {
+        name: held.name(),
+        image: image.manifest().name.clone(),
+        total_us,
+        stopped_us: total_us,
+        phases: timeline.phases(),
+    })
+}
+
+/// Reserves a name and makes the new sandbox's places. Without a name given it is that of the old sandbox, if free.
+fn hold(daemon: &Daemon, image: &Image, kept: &Kept, name: Option<&str>, gpu: String) -> Result<Arc<Held>> {
+    let old_is_free = daemon.sandboxes.get(&kept.name).is_ok_and(|held| !held.is_live())
+        || matches!(daemon.sandboxes.get(&kept.name), Err(Error::UnknownSandbox { .. }));
+    let old = Some(kept.name.as_str()).filter(|name| old_is_free && names::check(name).is_ok());
+    let program = &image.manifest().program;
+    daemon.sandboxes.add(name.or(old), &kept.name, |name| {
+        let record = Record {
+            id: new_id()?,
+            name,
+            state: State::Restoring,
+            pid: 0,
+            command: program.argv.clone(),
+            directory: program.cwd.to_string_lossy().into_owned(),
+            gpu,
+            started: clock::now(),
+            ended: None,
+            exit_code: None,
+            image: Some(image.manifest().name.clone()),
+            problem: None,
+            workers: Vec::new(),
+        };
+        create(daemon, record)
+    })
+}
+
+impl Attempt<'_> {
+    fn bring_back(&self) -> Result<()> {
+        fault::point("restore-created")?;
+        Gate::open(self.held)?;
+        let worker = self.held.start_worker()?;
+        let Some(client) = &self.kept.client else {
+            let cpu = self.restore_cpu(&[], |_| Ok(()))?;
+            return self.held.runs(cpu);
+        };
+        let status = self.timeline.time("worker start", || worker.status())?;
+        preflight::check_gpus(self.image, &status)?;
+        self.make_files(client)?;
+        fault::point("restore-files")?;
+        let cpu = self.both_halves(client, &worker)?;
+        fault::point("restore-running")?;
+        let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
+        worker.set_client(pid);
+        self.held.runs(cpu)?;
+        let resume = Request::Resume { restored: true, driver_attached: false };
+        let resumed =
+            self.timeline.time("resume", || worker.command("let the program's GPU work go on", &resume, &[]));
+        self.held.note_workers();
+        resumed.inspect_err(|_| self.end_program())
+    }
+
+    /// Restores the GPU half and the CPU half side by side, up to where the program could run.
+    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<Sandbox> {
+        let (client_end, worker_end) =
+            UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+        let sockets =
+            [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
+        std::thread::scope(|scope| {
+            let gpu = scope.spawn(|| self.restore_gpu(worker));
+            let pinned = scope.spawn(|| self.timeline.time("pinned", || self.load_pinned(client)));
+            self.restore_cpu(&sockets, |restored| {
+                self.timeline.time("wait for the GPU half", || join(pinned).and_then(|()| join(gpu)))?;
+                fault::point("restore-halves")?;
+                let pid = restored.pids().get(&(client.process as i32)).copied();
+                let pid = pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
+                let adopt = Request::Adopt { pid, driver_attached: false };
+                worker.command("take the program over", &adopt, &[worker_end.as_fd()])
+            })
+        })
+    }
+
+    fn restore_gpu(&self, worker: &Worker) -> Result<()> {
+        let start_us = self.timeline.elapsed_us();
+        let action = "restore the GPU half";
+        let request = Request::Restore {
+            image: self.image.path().to_string_lossy().into_owned(),
+            run_directory: self.held.run_directory.to_string_lossy().into_owned(),
+        };
+        match worker.ask(action, &request, &[], None)? {
+            Response::Restored { phases } => {
+                self.timeline.merge(start_us, "gpu ", phases);
+                Ok(())
+            }
+            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
+    }
+
+    fn restore_cpu(
+        &self,
+        sockets: &[ExternalSocket<'_>],
+        before_resume: impl FnOnce(&Restored) -> Result<()>,
+    ) -> Result<Sandbox> {
+        let images = self.timeline.time("check cpu files", || self.check_cpu_files())?;
+        let sockets = sockets
+            .iter()
+            .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
+            .collect();
+        let spec = RestoreSpec {
+            sandbox: self.held.place(),
+            criu: self.daemon.criu()?,
+            images_dir: &images,
+            sockets,
+            tcp_established: false,
+            timeout: CRIU_LIMIT,
+        };
+        let failure = Mutex::new(None);
+        let start_us = self.timeline.elapsed_us();
+        let restored = Sandbox::restore(&spec, |restored| {
+            before_resume(restored).map_err(|error| {
+                let sentence = error.to_string();
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                sentence
+            })
+        });
+        match restored {
+            Ok((cpu, report)) => {
+                let micros = |duration: Duration| duration.as_micros() as u64;
+                for (name, offset, duration) in [
+                    ("namespaces", Duration::ZERO, report.namespaces),
+                    ("cpu restore", report.namespaces, report.until_restored),
+                ] {
+                    self.timeline.note(Phase {
+                        name: name.to_string(),
+                        start_us: start_us + micros(offset),
+                        duration_us: micros(duration),
+                        bytes: 0,
+                    });
+                }
+                Ok(cpu)
+            }
+            Err(error) => {
+                let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Err(cause.unwrap_or(Error::Sandbox(error)))
+            }
+        }
+    }
+
+    /// CRIU reads its files in place: they are checked whole before it does.
+    fn check_cpu_files(&self) -> Result<PathBuf> {
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let mut directory = None;
+        for part in self.image.parts(PartKind::CpuFile) {
+            self.image.check_part(part, threads)?;
+            directory = self.image.file_path(part).and_then(|path| path.parent().map(Path::to_path_buf));
+        }
+        directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
+    }
+
+    /// Makes the board, ring and pinned files that the program had mapped, all zero.
+    fn make_files(&self, client: &Quiesced) -> Result<()> {
+        for (name, bytes) in &client.files {
+            let path = self.held.run_directory.join(name);
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)
+                .and_then(|file| file.set_len(*bytes))
+                .map_err(|source| Error::io("make", &path, source))?;
+        }
+        Ok(())
+    }
+
+    fn load_pinned(&self, client: &Quiesced) -> Result<()> {
+        for part in self.image.parts(PartKind::Pinned) {
+            if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
+                return Err(self.refused("it has pinned memory that no file of the program is for"));
+            }
+            let path = self.held.run_directory.join(&part.name);
+            let failed = |source| Error::io("write", &path, source);
+            let file: File = OpenOptions::new().write(true).open(&path).map_err(failed)?;
+            let mut piece = Vec::new();
+            for at in (0..part.bytes).step_by(PIECE as usize) {
+                piece.resize(PIECE.min(part.bytes - at) as usize, 0);
+                self.image.read_part(part, at, &mut piece)?;
+                file.write_all_at(&piece, at).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&self, reason: &str) -> Error {
+        Error::CannotRestore { image: self.image.manifest().name.clone(), reason: reason.to_string() }
+    }
+
+    fn end_program(&self) {
+        if let Ok(cpu) = self.held.cpu("ended")
+            && let Err(error) = cpu.kill()
+        {
+            log::error!("a program that could not be restored was not ended: {error}");
+        }
+    }
+
+    /// Keeps what CRIU said of a restore that failed; its run directory goes.
+    fn keep_words(&self) {
+        let logs = std::fs::read_dir(&self.held.run_directory);
+        for entry in logs.into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|ending| ending == "log") {
+                let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+                let _ = std::fs::copy(
+                    &path,
+                    self.daemon.places.state.join(format!("failed-{}.log", stem.unwrap_or_default())),
+                );
+            }
+        }
+    }
+}
+
+fn join(thread: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+    thread.join().unwrap_or_else(|_| {
+        Err(Error::Worker { action: "restore the GPU half", reason: "the thread that asked panicked".into() })
+    })
+}

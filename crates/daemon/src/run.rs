@@ -1,0 +1,118 @@
+//! Starting a program in a new sandbox.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use rekindle_protocol::daemon::State;
+use rekindle_sandbox::{Program, RUN_PATH, Sandbox};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::held::{Held, remove_run_directory};
+use crate::record::Record;
+use crate::{client_library, clock, fault, gpu, names};
+
+/// What the user asks for.
+pub struct Wish {
+    pub name: Option<String>,
+    pub gpu: Option<String>,
+    pub command: Vec<String>,
+    pub directory: String,
+    pub environment: Vec<(String, String)>,
+}
+
+/// Starts the program; it runs when this returns.
+pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
+    if wish.command.first().is_none_or(String::is_empty) {
+        return Err(Error::NoCommand);
+    }
+    let gpu = gpu::choose(wish.gpu.as_deref())?;
+    let library = client_library::directory(&daemon.places, &daemon.program)?;
+    let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name| {
+        let record = Record {
+            id: new_id()?,
+            name,
+            state: State::Starting,
+            pid: 0,
+            command: wish.command.clone(),
+            directory: wish.directory.clone(),
+            gpu,
+            started: clock::now(),
+            ended: None,
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: Vec::new(),
+        };
+        create(daemon, record)
+    })?;
+    let mut environment = wish.environment;
+    client_library::add_to(&mut environment, &library, RUN_PATH);
+    match start(&held, &wish.command, &wish.directory, environment) {
+        Ok(()) => Ok(held),
+        Err(error) => {
+            give_back(daemon, &held);
+            Err(error)
+        }
+    }
+}
+
+/// Makes the record, the run directory and the empty log of a new sandbox.
+pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
+    let held = Held::new(&daemon.places, &daemon.program, record);
+    held.update(|_| {})?;
+    let made = DirBuilder::new()
+        .mode(0o700)
+        .create(&held.run_directory)
+        .map_err(|source| Error::io("make directory", &held.run_directory, source))
+        .and_then(|()| empty_log(&held.log));
+    if let Err(error) = made {
+        let _ = remove_run_directory(&held.run_directory);
+        held.forget();
+        return Err(error);
+    }
+    Ok(held)
+}
+
+/// Takes everything back from a sandbox that could not be brought to run.
+pub fn give_back(daemon: &Daemon, held: &Arc<Held>) {
+    held.ended(None);
+    daemon.sandboxes.remove(held);
+}
+
+fn start(held: &Arc<Held>, command: &[String], directory: &str, environment: Vec<(String, String)>) -> Result<()> {
+    fault::point("run-created")?;
+    Gate::open(held)?;
+    held.start_worker()?;
+    let program = Program {
+        args: command.iter().map(OsString::from).collect(),
+        env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        cwd: directory.into(),
+    };
+    let cpu = Sandbox::start(&held.place(), &program)?;
+    fault::point("run-started")?;
+    held.runs(cpu)
+}
+
+fn empty_log(path: &Path) -> Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map(|_| ())
+        .map_err(|source| Error::io("make the log", path, source))
+}
+
+pub fn new_id() -> Result<String> {
+    let mut bytes = [0; 8];
+    let read = std::fs::File::open("/dev/urandom")
+        .and_then(|mut source| std::io::Read::read_exact(&mut source, &mut bytes));
+    read.map_err(|source| Error::system("read random bytes", source))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

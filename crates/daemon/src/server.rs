@@ -1,0 +1,133 @@
+//! Answering the command line: a socket, a thread for each connection, one request on each.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_protocol::daemon::{Event, Request};
+use rekindle_protocol::frame;
+use serde_json::{Value, json};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::kill;
+use crate::reply::Reply;
+use crate::run::{self, Wish};
+use crate::{checkpoint, doctor, images, logs, restore};
+
+/// How long a connection may take to say what it wants.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+
+/// Takes the socket's place, unless another daemon answers there.
+pub fn listen(path: &Path) -> Result<UnixListener> {
+    let failed = |source| Error::io("listen on", path, source);
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::SocketInUse { socket: path.to_path_buf() });
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let former = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    nix::sys::stat::umask(former);
+    let listener = listener.map_err(failed)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Answers until the process ends.
+pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let daemon = daemon.clone();
+                std::thread::spawn(move || {
+                    if let Err(error) = converse(&daemon, &stream) {
+                        log::warn!("a request was not answered: {error}");
+                    }
+                });
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                log::error!("too many open files; the next connection waits");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Err(source) => return Err(Error::io("listen on", &daemon.places.socket, source)),
+        }
+    }
+}
+
+fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
+    stream
+        .set_read_timeout(Some(REQUEST_LIMIT))
+        .map_err(|source| Error::system("set a time limit", source))?;
+    let request: Request = match frame::receive(stream) {
+        Ok((request, _)) => request,
+        Err(frame::FrameError::Closed) => return Ok(()),
+        Err(error) => {
+            frame::send(stream, &Event::Failed { message: error.to_string() }, &[])?;
+            return Err(error.into());
+        }
+    };
+    let reply = Reply::new(stream);
+    let last = matches!(request, Request::Shutdown);
+    let event = match answer(daemon, request, &reply) {
+        Ok(value) => Event::Done { value },
+        Err(error) => {
+            log::info!("a request failed: {error}");
+            Event::Failed { message: error.to_string() }
+        }
+    };
+    let sent = reply.send(&event);
+    if last {
+        log::info!("asked to shut down; sandboxes go on");
+        let _ = fs::remove_file(&daemon.places.socket);
+        std::process::exit(0);
+    }
+    match sent {
+        // A user who did not wait for the answer misses nothing.
+        Err(frame::FrameError::Closed) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<Value> {
+    let sandbox = |name: &str| daemon.sandboxes.get(name);
+    Ok(match request {
+        Request::Run { name, gpu, command, directory, environment } => {
+            json!(run::run(daemon, Wish { name, gpu, command, directory, environment })?.shown())
+        }
+        Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
+        Request::List => {
+            json!(daemon.sandboxes.all().iter().map(|held| held.shown()).collect::<Vec<_>>())
+        }
+        Request::Logs { name, follow } => {
+            logs::show(&*sandbox(&name)?, follow, reply)?;
+            json!({ "name": name })
+        }
+        Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
+        Request::Checkpoint { name, to, leave_running } => {
+            json!(checkpoint::checkpoint(daemon, &*sandbox(&name)?, &to, leave_running, reply)?)
+        }
+        Request::Restore { image, name, gpu } => {
+            json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), reply)?)
+        }
+        Request::Images => images::list(&daemon.store)?,
+        Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
+        Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
+        Request::Remove { images } => images::remove(&daemon.store, &images)?,
+        Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
+        Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
+        Request::Shutdown => json!({}),
+    })
+}
+
+/// Waits for the sandbox's end; gives up when the user is gone.
+fn wait(held: &Held, reply: &Reply<'_>) -> Value {
+    while held.wait_end(Some(Duration::from_millis(500))).is_none() && !reply.is_gone() {}
+    json!(held.shown())
+}

@@ -1,0 +1,272 @@
+//! The daemon's side of a worker process: starting it, finding it again, asking it things.
+//!
+//! A worker is a process of its own that outlives the daemon; requests to it are answered one at a time. Dropping the
+//! connection in the middle of a checkpoint makes the worker undo it.
+
+use std::fs::OpenOptions;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::worker::{Request, Response, Status, socket_name};
+
+use crate::error::{Error, Result};
+use crate::process;
+
+/// How long a worker may take until it listens. It opens the GPU beside that.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long a worker may take over a question that needs no GPU work. It may still be opening the GPU.
+const STATUS_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a new worker is started with.
+pub struct Start<'a> {
+    /// `rekindled`, which is the worker too.
+    pub program: &'a Path,
+    pub run_directory: &'a Path,
+    pub number: u32,
+    pub gpu: &'a str,
+    /// The sandbox's log: what kernels print goes there.
+    pub output: &'a Path,
+    /// The worker's own log.
+    pub log: &'a Path,
+}
+
+/// What is done when a worker has ended.
+pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
+
+pub struct Worker {
+    pub number: u32,
+    socket: PathBuf,
+    log: PathBuf,
+    connection: Mutex<Option<UnixStream>>,
+    pid: AtomicI32,
+    client: AtomicI32,
+    ended: Mutex<Option<String>>,
+}
+
+impl Worker {
+    /// Starts a worker. It opens its GPU while the caller goes on; the first request waits for it.
+    pub fn start(start: &Start<'_>, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let open = |path: &Path| {
+            OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(path)
+                .map_err(|source| Error::io("open", path, source))
+        };
+        let socket = start.run_directory.join(socket_name(start.number));
+        let mut child = Command::new(start.program)
+            .arg("worker")
+            .arg("--listen")
+            .arg(&socket)
+            .arg("--gpu")
+            .arg(start.gpu)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(open(start.output)?)
+            .stderr(open(start.log)?)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| Error::io("start", start.program, source))?;
+        let worker =
+            Arc::new(Worker::new(start.number, socket, start.log.to_path_buf(), child.id() as i32, None));
+        let watched = worker.clone();
+        std::thread::spawn(move || {
+            let how = match child.wait() {
+                Ok(status) => describe(status),
+                Err(error) => format!("it could not be waited for: {error}"),
+            };
+            watched.note_end(how);
+            on_end(&watched);
+        });
+        Ok(worker)
+    }
+
+    /// Finds the worker that an earlier daemon has started.
+    pub fn reconnect(
+        run_directory: &Path,
+        number: u32,
+        client: i32,
+        log: PathBuf,
+        on_end: OnEnd,
+    ) -> Result<Arc<Worker>> {
+        let socket = run_directory.join(socket_name(number));
+        let stream = UnixStream::connect(&socket).map_err(|source| Error::io("connect to", &socket, source))?;
+        let worker = Arc::new(Worker::new(number, socket, log, 0, Some(stream)));
+        worker.client.store(client, Ordering::Relaxed);
+        let pid = worker.status()?.pid;
+        worker.pid.store(pid, Ordering::Relaxed);
+        let watched = worker.clone();
+        std::thread::spawn(move || {
+            process::wait_for_end(pid);
+            watched.note_end("it ended".to_string());
+            on_end(&watched);
+        });
+        Ok(worker)
+    }
+
+    fn new(number: u32, socket: PathBuf, log: PathBuf, pid: i32, stream: Option<UnixStream>) -> Worker {
+        Worker {
+            number,
+            socket,
+            log,
+            connection: Mutex::new(stream),
+            pid: AtomicI32::new(pid),
+            client: AtomicI32::new(0),
+            ended: Mutex::new(None),
+        }
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    /// The process that it serves, as the daemon sees it; 0 if it serves none.
+    pub fn client(&self) -> i32 {
+        self.client.load(Ordering::Relaxed)
+    }
+
+    pub fn set_client(&self, pid: i32) {
+        self.client.store(pid, Ordering::Relaxed);
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<String> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn status(&self) -> Result<Status> {
+        match self.ask("tell its state", &Request::Status, &[], Some(STATUS_LIMIT))? {
+            Response::Status(status) => Ok(status),
+            other => Err(unexpected("tell its state", &other)),
+        }
+    }
+
+    /// The state, unless the worker is busy with something else or slow to answer.
+    pub fn glance(&self) -> Option<Status> {
+        let mut connection = self.connection.try_lock().ok()?;
+        let stream = connection.as_mut()?;
+        let limit = Duration::from_millis(500);
+        match exchange(stream, &Request::Status, &[], Some(limit)) {
+            Ok(Response::Status(status)) => Some(status),
+            _ => {
+                // A late answer would be taken for the next request's.
+                *connection = None;
+                None
+            }
+        }
+    }
+
+    /// Asks for something that is answered by `Done`.
+    pub fn command(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<()> {
+        match self.ask(action, request, descriptors, None)? {
+            Response::Done => Ok(()),
+            other => Err(unexpected(action, &other)),
+        }
+    }
+
+    /// Asks for something; `Failed` comes back as an error.
+    pub fn ask(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> Result<Response> {
+        let mut connection = self.lock();
+        if connection.is_none() {
+            *connection = Some(self.connect()?);
+        }
+        let Some(stream) = connection.as_mut() else {
+            return Err(Error::WorkerConnection { action, source: FrameError::Closed });
+        };
+        match exchange(stream, request, descriptors, limit) {
+            Ok(Response::Failed(reason)) => Err(Error::Worker { action, reason }),
+            Ok(response) => Ok(response),
+            Err(source) => {
+                *connection = None;
+                Err(Error::WorkerConnection { action, source })
+            }
+        }
+    }
+
+    /// Ends the worker; one that does not listen any more is killed.
+    pub fn shut_down(&self) {
+        if self.ended().is_some() {
+            return;
+        }
+        let asked = self.ask("shut down", &Request::Shutdown, &[], Some(Duration::from_secs(5)));
+        if asked.is_err() && self.ended().is_none() && self.pid() > 0 {
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(self.pid()),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+    }
+
+    fn connect(&self) -> Result<UnixStream> {
+        let began = Instant::now();
+        loop {
+            match UnixStream::connect(&self.socket) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    let reason = match self.ended() {
+                        Some(how) => format!("it ended ({how})"),
+                        None if began.elapsed() > START_LIMIT => {
+                            format!("it did not listen within {} s ({error})", START_LIMIT.as_secs())
+                        }
+                        None => {
+                            std::thread::sleep(Duration::from_millis(2));
+                            continue;
+                        }
+                    };
+                    return Err(Error::WorkerStart { reason, log: self.log.clone() });
+                }
+            }
+        }
+    }
+
+    fn note_end(&self, how: String) {
+        log::info!("worker {} (pid {}) of {}: {how}", self.number, self.pid(), self.socket.display());
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn exchange(
+    stream: &UnixStream,
+    request: &Request,
+    descriptors: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> std::result::Result<Response, FrameError> {
+    stream.set_read_timeout(limit)?;
+    frame::send(stream, request, descriptors)?;
+    Ok(frame::receive(stream)?.0)
+}
+
+fn unexpected(action: &'static str, response: &Response) -> Error {
+    Error::Worker { action, reason: format!("it gave an answer that does not belong there: {response:?}") }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => "it ended".to_string(),
+        (Some(code), _) => format!("it ended with status {code}"),
+        (_, Some(signal)) => format!("it was killed by signal {signal}"),
+        _ => "it ended in an unknown way".to_string(),
+    }
+}
