@@ -27,6 +27,8 @@ const SYMBOL: usize = 24;
 const SECTION_SYMBOLS: u32 = 2;
 const SECTION_NO_BITS: u32 = 8;
 const SECTION_DYNAMIC_SYMBOLS: u32 = 11;
+/// A cubin's own types of sections without contents: global, local, shared, reserved shared memory.
+const SECTIONS_NO_BITS_GPU: [u32; 4] = [0x7000_0007, 0x7000_0009, 0x7000_000a, 0x7000_0015];
 
 impl<'a> Elf<'a> {
     /// `None` where `bytes` do not begin as a 64-bit little-endian ELF file with a section table inside.
@@ -92,7 +94,8 @@ impl<'a> Elf<'a> {
     /// A section's contents; empty for one that takes no room in the file.
     fn section(&self, index: usize) -> Option<&'a [u8]> {
         let header = self.header(index)?;
-        if matches!(u32_at(header, 4)?, 0 | SECTION_NO_BITS) {
+        let kind = u32_at(header, 4)?;
+        if matches!(kind, 0 | SECTION_NO_BITS) || SECTIONS_NO_BITS_GPU.contains(&kind) {
             return Some(&[]);
         }
         let start = usize::try_from(u64_at(header, 24)?).ok()?;

@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rekindle_cuda::{
@@ -20,7 +20,7 @@ use crate::driver::{Driver, call};
 use crate::elf::{Elf, u32_at};
 use crate::fatbin;
 use crate::jit::JitOptions;
-use crate::variables::variables;
+use crate::variables::{Variables, variables};
 
 /// `CU_LIBRARY_BINARY_IS_PRESERVED`: the driver need not copy code that we keep.
 const LIBRARY_BINARY_IS_PRESERVED: i32 = 1;
@@ -30,9 +30,10 @@ const FATBIN_WRAPPER: u32 = 0x4662_43b1;
 
 struct Entry {
     kind: ModuleKind,
-    code: Arc<Code>,
+    code: Code,
     /// A library that gave no kernel and no variable is not loaded yet: its variables hold what the code says.
     used: AtomicBool,
+    variables: OnceLock<(Variables, bool)>,
     /// Kept for [`JitOptions`]'s reason.
     _options: Option<JitOptions>,
 }
@@ -96,7 +97,7 @@ impl Modules {
         }
         let log = options.as_ref().map(JitOptions::info).unwrap_or_default();
         let used = AtomicBool::new(kind == ModuleKind::Module);
-        let entry = Entry { kind, code: Arc::new(code), used, _options: options };
+        let entry = Entry { kind, code, used, variables: OnceLock::new(), _options: options };
         self.loaded.lock().insert(handle, Arc::new(entry));
         Ok(Loaded { module: Module(handle), log })
     }
@@ -214,8 +215,8 @@ impl Modules {
         if !entry.used.load(Ordering::Relaxed) {
             return Ok(Vec::new());
         }
-        let (names, whole) = variables(entry.code.bytes(), self.capability);
-        if !whole {
+        let (names, whole) = entry.variables.get_or_init(|| variables(entry.code.bytes(), self.capability));
+        if !*whole {
             log::warn!(
                 "module {:#x}: some of its {} bytes of code could not be searched for variables",
                 module.0,
@@ -224,8 +225,10 @@ impl Modules {
         }
         let mut globals = Vec::new();
         for (name, constant) in names {
-            match self.lookup(module, entry.kind, &name) {
-                Ok((address, bytes)) => globals.push(Global { name, address, bytes, constant }),
+            match self.lookup(module, entry.kind, name) {
+                Ok((address, bytes)) => {
+                    globals.push(Global { name: name.clone(), address, bytes, constant: *constant });
+                }
                 Err(CUDA_ERROR_NOT_FOUND | CUDA_ERROR_INVALID_VALUE) => {}
                 Err(code) => return Err(code),
             }

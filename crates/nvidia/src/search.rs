@@ -50,7 +50,18 @@ pub fn find() -> Result<PathBuf, SearchError> {
     let linker = std::fs::read_to_string("/etc/ld.so.conf").unwrap_or_default();
     let mut directories = configured(&linker, &|pattern| included(pattern));
     directories.extend(DIRECTORIES.iter().map(PathBuf::from));
-    search(&directories)
+    search(&present(directories))
+}
+
+/// The directories that exist, each once, in order.
+fn present(directories: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for directory in directories.iter().filter_map(|directory| directory.canonicalize().ok()) {
+        if directory.is_dir() && !all.contains(&directory) {
+            all.push(directory);
+        }
+    }
+    all
 }
 
 fn chosen(path: &Path) -> Result<PathBuf, SearchError> {
@@ -158,6 +169,16 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         std::os::unix::fs::symlink(&real, directory.join(FILE)).unwrap();
         assert_eq!(search(&[directory]).unwrap(), real.canonicalize().unwrap());
+    }
+
+    #[test]
+    fn each_directory_is_looked_at_once() {
+        let top = tempfile::tempdir().unwrap();
+        let real = top.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, top.path().join("link")).unwrap();
+        let directories = ["link", "absent", "real"].map(|name| top.path().join(name));
+        assert_eq!(present(directories.to_vec()), [real]);
     }
 
     #[test]

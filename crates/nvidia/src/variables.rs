@@ -22,7 +22,7 @@ pub fn variables(code: &[u8], capability: u32) -> (Variables, bool) {
     let mut whole = true;
     if fatbin::is_fatbin(code) {
         let mut budget = MOST_BYTES;
-        for entry in fatting(code, capability) {
+        for entry in fitting(code, capability) {
             let Some(contents) = entry.contents(budget) else {
                 whole = false;
                 continue;
@@ -37,7 +37,7 @@ pub fn variables(code: &[u8], capability: u32) -> (Variables, bool) {
 }
 
 /// The entries that the driver may choose from: cubins of the same major version where there are any, else PTX.
-fn fatting(code: &[u8], capability: u32) -> Vec<fatbin::Entry<'_>> {
+fn fitting(code: &[u8], capability: u32) -> Vec<fatbin::Entry<'_>> {
     let runs = |entry: &fatbin::Entry<'_>| match entry.kind {
         EntryKind::Cubin => entry.capability / 10 == capability / 10 && entry.capability <= capability,
         EntryKind::Ptx => entry.capability <= capability,

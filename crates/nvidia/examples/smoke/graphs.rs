@@ -1,0 +1,74 @@
+//! Graphs, captured and built.
+
+use rekindle_cuda::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+use rekindle_device::{Copy3D, MemorySet};
+
+use crate::gpu::{Gpu, Outcome, ensure, shape};
+
+const THREAD_LOCAL: u32 = 1;
+const CAPTURING: u32 = 1;
+
+pub fn captured(gpu: &Gpu) -> Outcome {
+    let buffer = gpu.buffer(2 << 20)?;
+    gpu.device.capture_begin(gpu.stream, THREAD_LOCAL)?;
+    let state = gpu.device.capture(gpu.stream)?;
+    gpu.store(buffer.address, 11)?;
+    let refused = gpu.device.host_call(gpu.stream, Box::new(|| {}));
+    gpu.device.copy(gpu.host as u64, buffer.address, 4, gpu.stream)?;
+    let graph = gpu.device.capture_end(gpu.stream)?;
+    ensure!(state.status == CAPTURING && state.id != 0, "the stream's state was {state:?}");
+    ensure!(refused == Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED), "a host call in a capture: {refused:?}");
+    ensure!(gpu.device.capture(gpu.stream)?.status == 0, "the stream still captures");
+    let exec = gpu.device.graph_instantiate(graph, 0)?;
+    gpu.set_host_words([0]);
+    for _ in 0..2 {
+        gpu.device.graph_launch(exec, gpu.stream)?;
+    }
+    gpu.device.stream_synchronize(gpu.stream)?;
+    ensure!(gpu.host_words(1)[0] == 11, "the graph's copy brought {}", gpu.host_words(1)[0]);
+    gpu.device.graph_exec_destroy(exec)?;
+    gpu.device.graph_destroy(graph)?;
+    gpu.free(buffer)?;
+    Ok("kernel and copy".into())
+}
+
+/// memset, then a kernel that bumps, then a copy to the host, then nothing.
+pub fn built(gpu: &Gpu) -> Outcome {
+    let buffer = gpu.buffer(2 << 20)?;
+    let graph = gpu.device.graph_create()?;
+    let set = MemorySet { address: buffer.address, pitch: 0, value: 0x21, element: 4, width: 4, height: 1 };
+    let set = gpu.device.graph_add_set(graph, &[], &set)?;
+    let parameters = [(buffer.address + 4).to_le_bytes().as_slice(), &12u32.to_le_bytes()].concat();
+    let store = gpu.function("store")?;
+    let launch = rekindle_device::Launch { cooperative: true, ..shape(1, 1) };
+    let kernel = gpu.device.graph_add_kernel(graph, &[set], store, &launch, &parameters)?;
+    let copy = Copy3D {
+        to: gpu.host as u64,
+        to_pitch: 0,
+        to_slice: 0,
+        from: buffer.address,
+        from_pitch: 0,
+        from_slice: 0,
+        width: 16,
+        height: 1,
+        depth: 1,
+    };
+    let copy = gpu.device.graph_add_copy(graph, &[kernel], &copy)?;
+    let empty = gpu.device.graph_add_empty(graph, &[copy])?;
+    let nodes = gpu.device.graph_nodes(graph)?;
+    ensure!(nodes.len() == 4 && nodes.contains(&empty), "the graph has {} nodes", nodes.len());
+    let kinds: Vec<_> = [kernel, copy, set, empty]
+        .iter()
+        .map(|node| gpu.device.graph_node_kind(*node).map(|kind| kind.0))
+        .collect::<Result<_, _>>()?;
+    ensure!(kinds == [0, 1, 2, 5], "the nodes' kinds are {kinds:?}");
+    let exec = gpu.device.graph_instantiate(graph, 0)?;
+    gpu.device.graph_destroy(graph)?;
+    gpu.device.graph_launch(exec, gpu.stream)?;
+    gpu.device.stream_synchronize(gpu.stream)?;
+    let words = gpu.host_words(4);
+    ensure!(words == [0x21, 12, 0x21, 0x21], "the graph left {words:x?}");
+    gpu.device.graph_exec_destroy(exec)?;
+    gpu.free(buffer)?;
+    Ok("memset, cooperative kernel, copy, empty".into())
+}
