@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rekindle_cuda::{
     CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_UNKNOWN,
 };
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
@@ -177,6 +178,9 @@ impl Device for NvidiaDevice {
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
         let mut descriptor = -1;
         ask!(self, cuMemExportToShareableHandle(&mut descriptor, memory.0, sys::HANDLE_POSIX_FD, 0))?;
+        if descriptor < 0 {
+            return Err(CUDA_ERROR_UNKNOWN);
+        }
         // SAFETY: the driver made this descriptor for its caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // SAFETY: sets a flag of a descriptor that is owned here.
@@ -400,6 +404,10 @@ impl Device for NvidiaDevice {
         }
     }
 
+    /// The driver applies `mode` to threads of this process: where one thread makes the calls of all threads of a
+    /// program, `GLOBAL` and `THREAD_LOCAL` forbid what any of them does meanwhile (memory, modules, synchronising),
+    /// and what the worker does of its own accord. A worker that captures `RELAXED` must refuse in the program's name
+    /// what the mode that it asked for forbids.
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
         ask!(self, cuStreamBeginCapture_v2(stream.0, mode))
     }
