@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
+use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 
 #[derive(Debug)]
@@ -92,6 +93,7 @@ impl Sandbox {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
+        refuse_traced(self)?;
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
         let log = spec.images_dir.join(DUMP_LOG);
@@ -129,6 +131,20 @@ impl Sandbox {
                 Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
             }
             other => Err(failed(other)),
+        }
+    }
+}
+
+/// CRIU traces what it dumps, and a process has one tracer; from inside the sandbox it cannot tell whose.
+fn refuse_traced(sandbox: &Sandbox) -> Result<()> {
+    let traced = |(inside, pid): (i32, i32)| Some((inside, process::tracer(pid)?));
+    match sandbox.pids().into_iter().find_map(traced) {
+        None => Ok(()),
+        Some((pid, tracer)) => {
+            let (process, name) = (format!("its process {pid}"), process::name(tracer));
+            let cause =
+                format!("process {tracer} ({name}) traces {process}; detach that debugger or tracer first");
+            Err(Error::Refused { cause })
         }
     }
 }

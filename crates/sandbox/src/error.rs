@@ -25,6 +25,10 @@ pub enum Error {
     Start { cause: String },
     #[error("CRIU could not {action} the program: {cause} (its log: {log})", log = log.display())]
     Criu { action: &'static str, cause: String, log: PathBuf },
+    #[error("the program cannot be dumped: {cause}")]
+    Refused { cause: String },
+    #[error("{path} holds no dump of a program: it has no inventory.img", path = path.display())]
+    NoImages { path: PathBuf },
     #[error("the {action} was given up: {cause}")]
     Aborted { action: &'static str, cause: String },
     #[error("{what} did not happen within {after:?}")]

@@ -20,6 +20,7 @@ mod devshm;
 mod dump;
 mod elf;
 mod error;
+mod ghosts;
 mod init;
 mod inventory;
 mod message;

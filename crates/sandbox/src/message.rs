@@ -23,6 +23,7 @@ pub struct Program {
 pub struct Setup {
     pub run_dir: OsString,
     pub log: Option<OsString>,
+    pub criu_cache: Option<OsString>,
     pub control: i32,
 }
 

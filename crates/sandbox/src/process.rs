@@ -101,6 +101,13 @@ pub fn parent(pid: i32) -> Option<i32> {
     status_field(pid, "PPid")?.parse().ok()
 }
 
+/// Who traces a thread of `pid`, as we see it.
+pub fn tracer(pid: i32) -> Option<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let tasks = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
+    tasks.filter_map(|task| status_field(task, "TracerPid")?.parse().ok()).find(|&tracer| tracer != 0)
+}
+
 pub fn is_zombie(pid: i32) -> bool {
     status_field(pid, "State").is_none_or(|state| state.starts_with('Z') || state.starts_with('X'))
 }

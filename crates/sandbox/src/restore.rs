@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::criu::Criu;
 use crate::error::{Error, Result};
+use crate::ghosts;
 use crate::init::RESTORE_LOG;
 use crate::message::{Command, Reply, Restore, Verdict};
 use crate::process;
@@ -76,17 +77,24 @@ impl Sandbox {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
+        if !spec.images_dir.join("inventory.img").is_file() {
+            return Err(Error::NoImages { path: spec.images_dir.into() });
+        }
         let empty = Empty::make(&spec.sandbox)?;
         let namespaces = began.elapsed();
+        let log = spec.sandbox.run_dir.join(RESTORE_LOG);
+        let turn = ghosts::turn(spec.images_dir);
         match conduct(spec, &empty, before_resume) {
             Ok((pid, until_restored, restored_step)) => {
-                let log = spec.sandbox.run_dir.join(RESTORE_LOG);
-                let sandbox = empty.with_program(pid)?;
+                let sandbox = empty.with_program(pid);
                 let total = began.elapsed();
                 Ok((sandbox, RestoreReport { namespaces, until_restored, restored_step, total, log }))
             }
             Err(error) => {
                 empty.kill();
+                if turn.is_some() {
+                    ghosts::clean(&log);
+                }
                 Err(error)
             }
         }

@@ -16,6 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
+use super::findings::Cache;
 use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
 use super::reap::{end, reap, record_pid};
@@ -26,11 +27,13 @@ use crate::wire::Channel;
 /// A daemon that dies in the middle of a message must not hold init up.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-struct Init {
+struct Init<'a> {
     signals: SignalFd,
     listener: UnixListener,
     channels: Vec<Channel>,
     program: Option<Pid>,
+    /// Where CRIU's findings about the kernel are to be put once there are any.
+    cache: Option<&'a Cache>,
 }
 
 pub fn main(places: &Places<'_>, control: &Channel) -> ! {
@@ -44,8 +47,9 @@ pub fn main(places: &Places<'_>, control: &Channel) -> ! {
     }
 }
 
-fn prepare(places: &Places<'_>, control: &Channel) -> Result<Init, String> {
+fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, String> {
     set_up(places)?;
+    let cache = places.cache.filter(|cache| !cache.exists());
     nix::unistd::chdir("/").map_err(|error| format!("chdir: {error}"))?;
     let path = Path::new(RUN_PATH).join(SOCKET);
     let listener = UnixListener::bind(&path).map_err(|error| format!("listening on {SOCKET}: {error}"))?;
@@ -56,10 +60,10 @@ fn prepare(places: &Places<'_>, control: &Channel) -> Result<Init, String> {
     let first = control.socket().try_clone().map_err(|error| format!("keeping the connection: {error}"))?;
     let first = Channel::new(first);
     first.send(&Reply::Ready, &[]).map_err(|error| format!("answering: {error}"))?;
-    Ok(Init { signals, listener, channels: vec![first], program: None })
+    Ok(Init { signals, listener, channels: vec![first], program: None, cache })
 }
 
-impl Init {
+impl Init<'_> {
     fn serve(mut self) -> ! {
         loop {
             let ready = self.wait();
@@ -118,6 +122,7 @@ impl Init {
         let Ok(Some((command, descriptors))) = channel.recv::<Command>() else { return false };
         let (reply, stopped) = self.answer(command, descriptors, channel);
         let told = channel.send(&reply, &[]).is_ok();
+        self.cache.take_if(|cache| cache.copy_out());
         if stopped {
             end(Exit::Stopped)
         }

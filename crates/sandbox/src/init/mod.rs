@@ -3,6 +3,7 @@
 //! Both are single-threaded from their first instruction, so forking without exec is sound in them.
 
 mod commands;
+mod findings;
 mod freeze;
 mod mounts;
 mod outer;

@@ -8,6 +8,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+
+use super::findings::Cache;
 
 /// Where the program finds the run directory.
 pub const RUN_PATH: &str = "/run/rekindle";
@@ -18,6 +21,7 @@ pub const LOG_PATH: &str = "/run/rekindle/log";
 pub struct Places<'a> {
     pub run: BorrowedFd<'a>,
     pub log: Option<BorrowedFd<'a>>,
+    pub cache: Option<&'a Cache>,
 }
 
 /// Mounts all; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
@@ -26,9 +30,12 @@ pub fn set_up(places: &Places<'_>) -> Result<(), String> {
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, slave, None::<&str>)
         .map_err(|error| format!("detaching the mounts from the host's: {error}"))?;
-    if make_dir(RUN_PATH.as_ref()).is_err() {
-        cover_run().map_err(|error| format!("covering /run, where {RUN_PATH} cannot be made: {error}"))?;
+    let on_tmpfs = statfs("/run").is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC);
+    let cache = places.cache.filter(|_| !on_tmpfs);
+    if cache.is_some() || make_dir(RUN_PATH.as_ref()).is_err() {
+        cover_run().map_err(|error| format!("covering /run: {error}"))?;
         make_dir(RUN_PATH.as_ref()).map_err(|error| format!("making {RUN_PATH}: {error}"))?;
+        cache.map_or(Ok(()), Cache::copy_in).map_err(|error| format!("copying CRIU's findings: {error}"))?;
     }
     bind(places.run, RUN_PATH.as_ref()).map_err(|error| format!("mounting {RUN_PATH}: {error}"))?;
     if let Some(log) = places.log {
@@ -54,7 +61,7 @@ fn bind(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(mount(Some(source.as_str()), target, None::<&str>, flags, None::<&str>)?)
 }
 
-/// Puts a writable `/run` over a read-only one, with everything of the old one in it.
+/// Puts a writable tmpfs over `/run`, with everything of the old one in it.
 fn cover_run() -> io::Result<()> {
     let old = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open("/run")?;
     mount(Some("rekindle"), "/run", Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))?;

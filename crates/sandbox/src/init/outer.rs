@@ -13,6 +13,7 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
+use super::findings::Cache;
 use super::mounts::Places;
 use super::{INIT_LOG, commands};
 use crate::message::{Reply, Setup};
@@ -99,7 +100,9 @@ fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
     match unsafe { fork() }.map_err(|error| format!("starting init: {error}"))? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            let places = Places { run: run.as_fd(), log: log.as_ref().map(File::as_fd) };
+            let cache = setup.criu_cache.as_ref().and_then(|path| Cache::open(path.as_ref()));
+            let places =
+                Places { run: run.as_fd(), log: log.as_ref().map(File::as_fd), cache: cache.as_ref() };
             commands::main(&places, control)
         }
     }

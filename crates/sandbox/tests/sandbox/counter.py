@@ -61,7 +61,6 @@ def main():
     epoll = select.epoll()
     event = os.eventfd(3)
     epoll.register(event, select.EPOLLIN)
-    listener = None
     private = bytearray(os.urandom(1 << 20))
     check = hash(bytes(private))
 
@@ -75,15 +74,20 @@ def main():
             print("leaving", flush=True)
             os._exit(7)
         if command == "connect":
+            listener = socket.create_server(("127.0.0.1", 0))
             peer = socket.create_connection(listener.getsockname())
             accepted = listener.accept()
         if command == "disconnect":
+            listener.close()
             peer.close()
             accepted[0].close()
-        if command == "orphan" and os.fork() == 0:
-            if os.fork() == 0:
-                time.sleep(1000)
-            os._exit(0)
+        if command == "orphan":
+            between = os.fork()
+            if between == 0:
+                if os.fork() == 0:
+                    time.sleep(1000)
+                os._exit(0)
+            os.waitpid(between, 0)
         if command == "say":
             print("said", flush=True)
         ours.send(None)

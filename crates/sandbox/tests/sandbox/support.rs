@@ -5,13 +5,13 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fs, io};
 
 use rekindle_sandbox::{
-    Criu, DumpSpec, Error, ExternalSocket, Frozen, Program, RestoreReport, RestoreSpec, Restored, Result,
-    Sandbox, Spec,
+    Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Program, RestoreReport, RestoreSpec,
+    Restored, Result, Sandbox, Spec,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -53,15 +53,24 @@ impl Place {
     }
 
     pub fn spec(&self) -> Spec {
-        Spec {
-            init: vec![env!("CARGO_BIN_EXE_sandbox-init").into(), "sandbox-init".into()],
-            run_dir: self.dir.path().into(),
-            log: None,
-        }
+        spec_in(self.dir.path())
+    }
+
+    pub fn accept(&self) -> UnixStream {
+        self.listener.accept().unwrap().0
     }
 
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+}
+
+pub fn spec_in(run_dir: &Path) -> Spec {
+    Spec {
+        init: vec![env!("CARGO_BIN_EXE_sandbox-init").into(), INIT_ARGUMENT.into()],
+        run_dir: run_dir.into(),
+        log: None,
+        criu_cache: Some("/dev/shm/rekindle-test-criu.kdat".into()),
     }
 }
 
@@ -76,31 +85,39 @@ pub fn program(args: &[&str]) -> Program {
     }
 }
 
+pub fn counter() -> Program {
+    program(&["/usr/bin/python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sandbox/counter.py")])
+}
+
 /// A program in a sandbox with the connection to it; killed when dropped.
 pub struct Running {
     pub sandbox: Sandbox,
-    pub place: Place,
+    pub place: Arc<Place>,
     peer: BufReader<UnixStream>,
+    /// The inode of the program's end of the control connection.
+    pub inode: u32,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.sandbox.kill().unwrap();
+        if let Err(error) = self.sandbox.kill() {
+            eprintln!("a sandbox stays: {error}");
+        }
     }
 }
 
 impl Running {
     pub fn start() -> Self {
-        let place = Place::new();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/counter.py");
-        let sandbox = Sandbox::start(&place.spec(), &program(&["/usr/bin/python3", script])).unwrap();
-        let (peer, _) = place.listener.accept().unwrap();
+        let place = Arc::new(Place::new());
+        let sandbox = Sandbox::start(&place.spec(), &counter()).unwrap();
+        let peer = place.accept();
         Self::new(sandbox, place, peer)
     }
 
-    fn new(sandbox: Sandbox, place: Place, peer: UnixStream) -> Self {
+    pub fn new(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream) -> Self {
         peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { sandbox, place, peer: BufReader::new(peer) }
+        let inode = socket_inode(&sandbox);
+        Self { sandbox, place, peer: BufReader::new(peer), inode }
     }
 
     pub fn ask(&mut self, command: &str) -> Value {
@@ -114,25 +131,6 @@ impl Running {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// The inode of the program's end of the control connection.
-    pub fn socket_inode(&self) -> u32 {
-        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
-        let own: Vec<u32> = fs::read_dir(format!("/proc/{}/fd", self.sandbox.root_pid()))
-            .unwrap()
-            .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
-            .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
-            .filter(|inode| sockets.contains(&format!(" {inode}\n")))
-            .collect();
-        // The other Unix sockets of the program are pairs inside its tree.
-        let child = self.sandbox.pids().into_values().next_back().unwrap();
-        let child: Vec<_> = fs::read_dir(format!("/proc/{child}/fd"))
-            .unwrap()
-            .filter_map(|fd| Some(fs::read_link(fd.unwrap().path()).ok()?.to_str()?.to_owned()))
-            .collect();
-        let mut outside = own.into_iter().filter(|inode| !child.contains(&format!("socket:[{inode}]")));
-        outside.next().unwrap()
-    }
-
     pub fn dump<E>(
         &self,
         images: &Path,
@@ -143,7 +141,7 @@ impl Running {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let mut spec = DumpSpec::new(criu(), images, leave_running);
-        spec.external_sockets = vec![self.socket_inode()];
+        spec.external_sockets = vec![self.inode];
         self.sandbox.dump(&spec, hook)
     }
 
@@ -159,7 +157,7 @@ impl Running {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let place = Place::new();
+        let place = Arc::new(Place::new());
         let (ours, theirs) = UnixStream::pair().unwrap();
         let spec = RestoreSpec {
             sandbox: place.spec(),
@@ -169,11 +167,7 @@ impl Running {
             tcp_established: false,
             timeout: Duration::from_secs(30),
         };
-        let result = Sandbox::restore(&spec, hook);
-        if let Err(Error::Criu { log, .. }) = &result {
-            eprintln!("{}", fs::read_to_string(log).unwrap_or_default());
-        }
-        let (sandbox, report) = result?;
+        let (sandbox, report) = Sandbox::restore(&spec, hook)?;
         Ok((Self::new(sandbox, place, ours), report))
     }
 }
@@ -182,4 +176,23 @@ pub fn images() -> (TempDir, PathBuf) {
     let dir = tempfile::Builder::new().prefix("rekindle-images-").tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("cpu");
     (dir, path)
+}
+
+/// The inode of the one Unix socket that the program does not share with its child.
+fn socket_inode(sandbox: &Sandbox) -> u32 {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let own: Vec<u32> = fs::read_dir(format!("/proc/{}/fd", sandbox.root_pid().unwrap()))
+        .unwrap()
+        .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
+        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+        .filter(|inode| sockets.contains(&format!(" {inode}\n")))
+        .collect();
+    // The other Unix sockets of the program are pairs inside its tree.
+    let child = sandbox.pids().into_values().next_back().unwrap();
+    let child: Vec<_> = fs::read_dir(format!("/proc/{child}/fd"))
+        .unwrap()
+        .filter_map(|fd| Some(fs::read_link(fd.unwrap().path()).ok()?.to_str()?.to_owned()))
+        .collect();
+    let mut outside = own.into_iter().filter(|inode| !child.contains(&format!("socket:[{inode}]")));
+    outside.next().unwrap()
 }

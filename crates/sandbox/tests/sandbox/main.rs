@@ -1,0 +1,5 @@
+//! Sandboxes with real programs and a real CRIU. Needs root; without it each test says so and passes.
+
+mod checkpoint;
+mod lifecycle;
+mod support;
