@@ -1,0 +1,52 @@
+//! What a launch gives the interpreter, and what the interpreter asks of the device.
+
+use crate::Module;
+
+/// Device addresses `start..end` that kernels may touch; pages within may still be unmapped or read-only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressRange {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// The device's figures that kernels can observe or that bound a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    pub multiprocessors: u32,
+    pub clock_hz: u64,
+    /// Static and dynamic shared memory that one block may have.
+    pub shared_per_block: u32,
+}
+
+impl Default for DeviceLimits {
+    fn default() -> Self {
+        Self { multiprocessors: 16, clock_hz: 1_000_000_000, shared_per_block: 227 * 1024 }
+    }
+}
+
+/// One launch of a kernel. `cluster` of `[0, 0, 0]` or `[1, 1, 1]` means none.
+pub struct Launch<'a> {
+    pub module: &'a Module,
+    /// Index into `module.entries()`.
+    pub entry: usize,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub cluster: [u32; 3],
+    pub dynamic_shared: u32,
+    /// The parameter area as the entry's `parameters` lay it out; missing bytes at its end are zero.
+    pub parameters: &'a [u8],
+    /// Device address of each of `module.globals()`.
+    pub addresses: &'a [u64],
+    pub device: DeviceLimits,
+}
+
+/// Services the interpreter asks of the device. Called from every thread that runs blocks.
+pub trait Host: Sync {
+    /// Text of one `printf`, already formatted.
+    fn printf(&self, text: &[u8]);
+    /// Device-side heap; zero when it is exhausted.
+    fn malloc(&self, bytes: u64) -> u64;
+    fn free(&self, address: u64);
+    /// Polled now and then; `true` stops the launch.
+    fn cancelled(&self) -> bool;
+}

@@ -1,0 +1,171 @@
+//! Texts to one program: symbols resolved, instructions decoded, registers assigned.
+
+mod allocate;
+mod arithmetic;
+mod atomics;
+mod barriers;
+mod calls;
+mod control;
+mod function;
+mod matrix;
+mod memory;
+mod moves;
+mod operand;
+mod special;
+mod symbols;
+mod warp;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+
+use crate::Error;
+use crate::ast::{Ast, Linkage, Variable};
+use crate::module::{Entry, Parameter};
+use crate::program::{Constant, Function, Instruction, Program};
+use function::FunctionLowering;
+use symbols::{Definition, Symbols};
+
+/// What the functions of a program share while they are decoded.
+pub(crate) struct Unit<'a> {
+    symbols: Symbols<'a>,
+    code: Vec<Instruction>,
+    operands: Vec<u32>,
+    constants: Vec<Constant>,
+    constant_index: HashMap<Constant, u32>,
+    unresolved: BTreeSet<String>,
+    /// Shared variables that device functions use: at these offsets in every kernel.
+    common_shared: Shared,
+    /// Alignment of dynamic shared memory.
+    dynamic_align: u32,
+}
+
+/// A layout of static shared memory: variables by their text's index and name.
+#[derive(Debug, Default, Clone)]
+struct Shared {
+    offsets: HashMap<(usize, String), u32>,
+    size: u32,
+}
+
+impl Shared {
+    fn place(&mut self, size: u64, align: u32) -> u32 {
+        let at = self.size.next_multiple_of(align.max(1));
+        self.size = at.saturating_add(u32::try_from(size).unwrap_or(u32::MAX / 2));
+        at
+    }
+}
+
+impl Unit<'_> {
+    fn constant(&mut self, constant: Constant) -> u32 {
+        let next = self.constants.len() as u32;
+        let index = *self.constant_index.entry(constant).or_insert(next);
+        if index == next {
+            self.constants.push(constant);
+        }
+        index | crate::program::CONSTANT
+    }
+}
+
+/// Offsets of variables laid out one after the other, and the end.
+pub(crate) fn layout(variables: &[Variable], start: u32) -> (Vec<Parameter>, u32) {
+    let mut end = start;
+    let parameters = variables
+        .iter()
+        .map(|variable| {
+            let offset = end.next_multiple_of(variable.align.max(1));
+            let size = variable.size.min(1 << 24) as u32;
+            end = offset.saturating_add(size);
+            Parameter { offset, size, align: variable.align }
+        })
+        .collect();
+    (parameters, end)
+}
+
+pub(crate) fn lower(asts: &[Arc<Ast>]) -> Result<Program, Error> {
+    let symbols = Symbols::collect(asts)?;
+    let dynamic_align = asts
+        .iter()
+        .flat_map(|ast| &ast.variables)
+        .filter(|variable| variable.unsized_array)
+        .map(|variable| variable.align)
+        .max()
+        .unwrap_or(1)
+        .max(16);
+    let mut unit = Unit {
+        symbols,
+        code: Vec::new(),
+        operands: Vec::new(),
+        constants: Vec::new(),
+        constant_index: HashMap::new(),
+        unresolved: BTreeSet::new(),
+        common_shared: Shared::default(),
+        dynamic_align,
+    };
+    unit.constant(Constant::Bits(0));
+    let (globals, missing) = unit.symbols.globals()?;
+    unit.unresolved.extend(missing);
+    let constant = globals
+        .iter()
+        .filter(|global| global.space == crate::Space::Const)
+        .map(|global| global.size)
+        .sum::<u64>();
+
+    let count = unit.symbols.functions.len();
+    let mut functions: Vec<Option<Function>> = vec![None; count];
+    // Device functions first: the shared memory that they use lies before the kernels' own.
+    for kernels in [false, true] {
+        for index in 0..count {
+            let (text, function) = unit.symbols.functions[index];
+            if function.kernel == kernels {
+                functions[index] = Some(FunctionLowering::lower(&mut unit, text, function)?);
+            }
+        }
+    }
+    let functions: Vec<Function> = functions.into_iter().flatten().collect();
+    let mut entries = Vec::new();
+    let mut entry_functions = Vec::new();
+    for (index, function) in functions.iter().enumerate() {
+        let (_, source) = unit.symbols.functions[index];
+        let current = source.linkage == Linkage::Private
+            || unit.symbols.is_current(source.linkage, &source.name, Definition::Function(index));
+        if !source.kernel || !current {
+            continue;
+        }
+        let directives = &source.directives;
+        let threads =
+            |dimensions: [u32; 3]| dimensions.iter().fold(1u32, |product, n| product.saturating_mul(*n));
+        entry_functions.push(index as u32);
+        entries.push(Entry {
+            name: source.name.clone(),
+            parameters: layout(&source.parameters, 0).0,
+            registers: function.registers,
+            static_shared: 0,
+            local: function.frame,
+            constant: u32::try_from(constant).unwrap_or(u32::MAX),
+            max_threads: directives
+                .required_threads
+                .or(directives.max_threads)
+                .map_or(1024, threads)
+                .min(1024),
+            required_threads: directives.required_threads,
+            cluster: directives.cluster,
+        });
+    }
+    let mut program = Program {
+        code: unit.code,
+        operands: unit.operands,
+        constants: unit.constants,
+        functions,
+        entries,
+        entry_functions,
+        globals,
+        unresolved: unit.unresolved.into_iter().collect(),
+        version: asts.iter().map(|ast| ast.version).max().unwrap_or_default(),
+        target: asts.first().map(|ast| ast.target.clone()).unwrap_or_default(),
+        rows: Mutex::new(None),
+    };
+    for (entry, index) in program.entries.iter_mut().zip(&program.entry_functions) {
+        entry.static_shared = unit.symbols.static_shared[*index as usize];
+        entry.registers = unit.symbols.registers[*index as usize].clamp(16, 255);
+    }
+    Ok(program)
+}

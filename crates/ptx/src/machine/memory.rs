@@ -1,0 +1,435 @@
+//! Loads, stores, atomics and copies through the state spaces.
+
+use super::access;
+use super::step::{Exec, Stop, Trouble};
+use super::warp::{LOCAL_LIMIT, Path, lanes};
+use super::windows::{self, LOCAL, PARAM, SHARED};
+use crate::alu::{LANES, Lanes};
+use crate::program::{Access, Atomic};
+use crate::types::Space;
+
+/// Where an address leads.
+enum Place {
+    Device(u64),
+    /// Rank of the block, and offset.
+    Shared(usize, usize),
+    Local(usize),
+    Parameter(usize),
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+fn sign_extended(value: u64, width: u8, register: u8) -> u64 {
+    let shift = 64 - 8 * u32::from(width);
+    let extended = (value << shift) as i64 >> shift;
+    extended as u64 & (u64::MAX >> (64 - u32::from(register)))
+}
+
+impl Exec<'_> {
+    fn place(&self, space: Space, address: u64, bytes: usize, write: bool) -> Result<Place, Trouble> {
+        let illegal = || Trouble::Address { address, write };
+        match space {
+            Space::Shared => self.shared_place(address, bytes).ok_or_else(illegal),
+            Space::Local => self.local_place(address, bytes).ok_or_else(illegal),
+            Space::Param => self.parameter_place(address, bytes).filter(|_| !write).ok_or_else(illegal),
+            Space::Generic if windows::is_window_address(address) => {
+                let inner = if windows::in_window(address, SHARED) {
+                    self.shared_place(address - SHARED, bytes)
+                } else if windows::in_window(address, LOCAL) {
+                    self.local_place(address - LOCAL, bytes)
+                } else if windows::in_window(address, PARAM) && !write {
+                    self.parameter_place(address - PARAM, bytes)
+                } else {
+                    None
+                };
+                inner.ok_or_else(illegal)
+            }
+            Space::Generic | Space::Global | Space::Const => {
+                if self.in_ranges(address, bytes as u64) {
+                    Ok(Place::Device(address))
+                } else {
+                    Err(illegal())
+                }
+            }
+        }
+    }
+
+    fn in_ranges(&self, address: u64, bytes: u64) -> bool {
+        let end = address.checked_add(bytes);
+        self.grid.ranges.iter().any(|range| address >= range.start && end.is_some_and(|end| end <= range.end))
+    }
+
+    fn shared_place(&self, address: u64, bytes: usize) -> Option<Place> {
+        let (rank, offset) = windows::split_shared(address);
+        let rank = rank.unwrap_or(self.block.rank) as usize;
+        let size = self.cluster.shared.get(rank)?.len();
+        (address < 1 << 32 && offset + bytes <= size).then_some(Place::Shared(rank, offset))
+    }
+
+    fn local_place(&self, address: u64, bytes: usize) -> Option<Place> {
+        (address.saturating_add(bytes as u64) <= u64::from(LOCAL_LIMIT))
+            .then_some(Place::Local(address as usize))
+    }
+
+    fn parameter_place(&self, address: u64, bytes: usize) -> Option<Place> {
+        let fits = address.saturating_add(bytes as u64) <= self.grid.parameters.len() as u64;
+        fits.then_some(Place::Parameter(address as usize))
+    }
+
+    /// A thread's local memory up to `end`, which grows as it is used.
+    pub fn local(&mut self, lane: usize, end: usize) -> &mut Vec<u8> {
+        let local = &mut self.warp.local[lane];
+        if local.len() < end {
+            local.resize(end.next_power_of_two().max(256), 0);
+        }
+        local
+    }
+
+    pub fn read(&mut self, lane: usize, space: Space, address: u64, width: u8) -> Result<u64, Trouble> {
+        let bytes = usize::from(width);
+        if !address.is_multiple_of(u64::from(width)) {
+            return Err(Trouble::Misaligned { address, align: u32::from(width) });
+        }
+        Ok(match self.place(space, address, bytes, false)? {
+            Place::Device(at) => {
+                access::load(at, width).map_err(|_| Trouble::Address { address, write: false })?
+            }
+            Place::Shared(rank, at) => little_endian(&self.cluster.shared[rank][at..at + bytes]),
+            Place::Local(at) => little_endian(&self.local(lane, at + bytes)[at..at + bytes]),
+            Place::Parameter(at) => little_endian(&self.grid.parameters[at..at + bytes]),
+        })
+    }
+
+    pub fn write(
+        &mut self,
+        lane: usize,
+        space: Space,
+        address: u64,
+        width: u8,
+        value: u64,
+    ) -> Result<(), Trouble> {
+        let bytes = usize::from(width);
+        if !address.is_multiple_of(u64::from(width)) {
+            return Err(Trouble::Misaligned { address, align: u32::from(width) });
+        }
+        let word = value.to_le_bytes();
+        match self.place(space, address, bytes, true)? {
+            Place::Device(at) => {
+                access::store(at, width, value).map_err(|_| Trouble::Address { address, write: true })?;
+            }
+            Place::Shared(rank, at) => {
+                self.cluster.shared[rank][at..at + bytes].copy_from_slice(&word[..bytes])
+            }
+            Place::Local(at) => self.local(lane, at + bytes)[at..at + bytes].copy_from_slice(&word[..bytes]),
+            Place::Parameter(_) => return Err(Trouble::Address { address, write: true }),
+        }
+        Ok(())
+    }
+
+    /// The address of each lane's access, and the alignment that all of its elements need.
+    fn addresses(&self, path: &Path, access: &Access, base: u32) -> Lanes {
+        let mut addresses = *self.row(path, base);
+        let offset =
+            if access.frame { i64::from(path.fp).wrapping_add(access.offset) } else { access.offset };
+        for address in &mut addresses {
+            *address = address.wrapping_add_signed(offset);
+        }
+        addresses
+    }
+
+    fn check_vector(&self, access: &Access, addresses: &Lanes, mask: u32) -> Result<(), Stop> {
+        let align = u32::from(access.width) * u32::from(access.count);
+        match lanes(mask).find(|lane| !addresses[*lane].is_multiple_of(u64::from(align))) {
+            Some(lane) => Err(Trouble::Misaligned { address: addresses[lane], align }.at(lane)),
+            None => Ok(()),
+        }
+    }
+
+    /// The first address, if all lanes access one after the other in device memory.
+    fn contiguous(&self, access: &Access, addresses: &Lanes, mask: u32) -> Option<u64> {
+        if mask != u32::MAX || access.count != 1 || !matches!(access.space, Space::Global | Space::Generic) {
+            return None;
+        }
+        let (first, width) = (addresses[0], u64::from(access.width));
+        let in_order = (0..LANES).all(|lane| addresses[lane] == first.wrapping_add(width * lane as u64));
+        let plain = first.is_multiple_of(width)
+            && self.in_ranges(first, width * LANES as u64)
+            && !windows::is_window_address(first);
+        (in_order && plain).then_some(first)
+    }
+
+    pub fn load_parameter(
+        &mut self,
+        path: &Path,
+        access: &Access,
+        results: &[u32],
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let lane = mask.trailing_zeros() as usize;
+        for (index, result) in results.iter().enumerate() {
+            let address = (access.offset as u64).wrapping_add(index as u64 * u64::from(access.width));
+            let mut value =
+                self.read(lane, Space::Param, address, access.width).map_err(|trouble| trouble.at(lane))?;
+            if access.sign_extend != 0 {
+                value = sign_extended(value, access.width, access.sign_extend);
+            }
+            self.set(path, *result, &[value; LANES], mask);
+        }
+        Ok(())
+    }
+
+    pub fn load(
+        &mut self,
+        path: &Path,
+        access: &Access,
+        results: &[u32],
+        base: u32,
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let addresses = self.addresses(path, access, base);
+        let mut values = [0; LANES];
+        if let Some(first) = self.contiguous(access, &addresses, mask) {
+            let width = usize::from(access.width);
+            let mut buffer = [0; LANES * 8];
+            if access::read(first, &mut buffer[..LANES * width]).is_ok() {
+                for (value, bytes) in values.iter_mut().zip(buffer.chunks_exact(width)) {
+                    *value = little_endian(bytes);
+                }
+                return self.finish_load(path, access, results[0], values, mask);
+            }
+        }
+        self.check_vector(access, &addresses, mask)?;
+        for (index, result) in results.iter().enumerate() {
+            let distance = index as u64 * u64::from(access.width);
+            for lane in lanes(mask) {
+                values[lane] = self
+                    .read(lane, access.space, addresses[lane].wrapping_add(distance), access.width)
+                    .map_err(|trouble| trouble.at(lane))?;
+            }
+            self.finish_load(path, access, *result, values, mask)?;
+        }
+        Ok(())
+    }
+
+    fn finish_load(
+        &mut self,
+        path: &Path,
+        access: &Access,
+        result: u32,
+        mut values: Lanes,
+        mask: u32,
+    ) -> Result<(), Stop> {
+        if access.sign_extend != 0 {
+            for value in &mut values {
+                *value = sign_extended(*value, access.width, access.sign_extend);
+            }
+        }
+        self.set(path, result, &values, mask);
+        Ok(())
+    }
+
+    pub fn store(&mut self, path: &Path, access: &Access, sources: &[u32], mask: u32) -> Result<(), Stop> {
+        let addresses = self.addresses(path, access, sources[0]);
+        if let Some(first) = self.contiguous(access, &addresses, mask) {
+            let width = usize::from(access.width);
+            let mut buffer = [0; LANES * 8];
+            for (bytes, value) in buffer.chunks_exact_mut(width).zip(self.row(path, sources[1])) {
+                bytes.copy_from_slice(&value.to_le_bytes()[..width]);
+            }
+            if access::write(first, &buffer[..LANES * width]).is_ok() {
+                return Ok(());
+            }
+        }
+        self.check_vector(access, &addresses, mask)?;
+        for (index, source) in sources[1..].iter().enumerate() {
+            let values = *self.row(path, *source);
+            let distance = index as u64 * u64::from(access.width);
+            for lane in lanes(mask) {
+                self.write(
+                    lane,
+                    access.space,
+                    addresses[lane].wrapping_add(distance),
+                    access.width,
+                    values[lane],
+                )
+                .map_err(|trouble| trouble.at(lane))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn atomic(
+        &mut self,
+        path: &Path,
+        atomic: &Atomic,
+        result: u32,
+        sources: &[u32],
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let addresses = self.addresses(path, &atomic.access, sources[0]);
+        let [b, c] = [sources[1], sources[2]].map(|source| *self.row(path, source));
+        let mut old = [0; LANES];
+        for lane in lanes(mask) {
+            let change = |value: u64| (atomic.update)(value, b[lane], c[lane]);
+            old[lane] = self
+                .update(lane, &atomic.access, addresses[lane], change)
+                .map_err(|trouble| trouble.at(lane))?;
+        }
+        self.set(path, result, &old, mask);
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        lane: usize,
+        access: &Access,
+        address: u64,
+        change: impl Fn(u64) -> u64,
+    ) -> Result<u64, Trouble> {
+        let mut old = self.read(lane, access.space, address, access.width)?;
+        let Place::Device(at) = self.place(access.space, address, usize::from(access.width), true)? else {
+            // Only this thread runs the cluster.
+            self.write(lane, access.space, address, access.width, change(old))?;
+            return Ok(old);
+        };
+        loop {
+            let found = access::compare_exchange(at, access.width, old, change(old))
+                .map_err(|_| Trouble::Address { address, write: true })?;
+            if found == old {
+                return Ok(old);
+            }
+            old = found;
+        }
+    }
+
+    pub fn atomic128(
+        &mut self,
+        path: &Path,
+        access: &Access,
+        compare: bool,
+        results: &[u32],
+        sources: &[u32],
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let addresses = self.addresses(path, access, sources[0]);
+        self.check_vector(access, &addresses, mask)?;
+        let values: Vec<Lanes> = sources[1..].iter().map(|source| *self.row(path, *source)).collect();
+        for lane in lanes(mask) {
+            let operand = |index: usize| [values[2 * index][lane], values[2 * index + 1][lane]];
+            let old = self
+                .update128(lane, access, addresses[lane], |old| match compare {
+                    true if old != operand(0) => old,
+                    true => operand(1),
+                    false => operand(0),
+                })
+                .map_err(|trouble| trouble.at(lane))?;
+            for (result, half) in results.iter().zip(old) {
+                self.set(path, *result, &[half; LANES], 1 << lane);
+            }
+        }
+        Ok(())
+    }
+
+    fn update128(
+        &mut self,
+        lane: usize,
+        access: &Access,
+        address: u64,
+        change: impl Fn([u64; 2]) -> [u64; 2],
+    ) -> Result<[u64; 2], Trouble> {
+        let mut old = [
+            self.read(lane, access.space, address, 8)?,
+            self.read(lane, access.space, address.wrapping_add(8), 8)?,
+        ];
+        let Place::Device(at) = self.place(access.space, address, 16, true)? else {
+            let [low, high] = change(old);
+            self.write(lane, access.space, address, 8, low)?;
+            self.write(lane, access.space, address.wrapping_add(8), 8, high)?;
+            return Ok(old);
+        };
+        loop {
+            let found = access::compare_exchange128(at, old, change(old))
+                .map_err(|_| Trouble::Address { address, write: true })?;
+            if found == old {
+                return Ok(old);
+            }
+            old = found;
+        }
+    }
+
+    /// `cp.async`, done at once.
+    pub fn copy(
+        &mut self,
+        path: &Path,
+        bytes: u32,
+        offsets: [i64; 2],
+        sources: &[u32],
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let [to, from, present] = [0, 1, 2].map(|index| *self.row(path, sources[index]));
+        for lane in lanes(mask) {
+            let (to, from) =
+                (to[lane].wrapping_add_signed(offsets[0]), from[lane].wrapping_add_signed(offsets[1]));
+            for at in (0..u64::from(bytes)).step_by(4) {
+                // A source size that is not whole words is copied bytewise at its end.
+                let left = (present[lane] as u32 as u64).saturating_sub(at).min(4);
+                let mut word = 0;
+                for byte in 0..left {
+                    let value = self
+                        .read(lane, Space::Generic, from + at + byte, 1)
+                        .map_err(|trouble| trouble.at(lane))?;
+                    word |= value << (8 * byte);
+                }
+                self.write(lane, Space::Shared, to + at, 4, word).map_err(|trouble| trouble.at(lane))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `cp.async.bulk`, done at once.
+    pub fn bulk_copy(
+        &mut self,
+        path: &Path,
+        to: Space,
+        from: Space,
+        signal: bool,
+        sources: &[u32],
+        mask: u32,
+    ) -> Result<(), Stop> {
+        let rows: Vec<Lanes> = sources.iter().map(|source| *self.row(path, *source)).collect();
+        for lane in lanes(mask) {
+            let size = rows[2][lane] as u32 as u64;
+            if !size.is_multiple_of(16) {
+                return Err(Trouble::Misaligned { address: size, align: 16 }.at(lane));
+            }
+            for at in (0..size).step_by(8) {
+                let word = self
+                    .read(lane, from, rows[1][lane].wrapping_add(at), 8)
+                    .map_err(|trouble| trouble.at(lane))?;
+                self.write(lane, to, rows[0][lane].wrapping_add(at), 8, word)
+                    .map_err(|trouble| trouble.at(lane))?;
+            }
+            if signal {
+                self.complete_bytes(lane, rows[3][lane], size).map_err(|trouble| trouble.at(lane))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of any space up to a zero, for messages.
+    pub fn read_text(&mut self, lane: usize, address: u64) -> Result<Vec<u8>, Trouble> {
+        const LONGEST: u64 = 1 << 16;
+        let mut text = Vec::new();
+        for at in 0..LONGEST {
+            match self.read(lane, Space::Generic, address.wrapping_add(at), 1)? {
+                0 => break,
+                byte => text.push(byte as u8),
+            }
+        }
+        Ok(text)
+    }
+}
