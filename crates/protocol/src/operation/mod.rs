@@ -102,6 +102,18 @@ macro_rules! operations {
             Err($crate::operation::Malformed::Opcode(opcode))
         }
 
+        /// Decodes a record and does nothing with it; the operation's name if it could be.
+        pub fn check(opcode: u32, body: &[u8]) -> Result<&'static str, $crate::operation::Malformed> {
+            $(
+                if opcode == Opcode::$name as u32 {
+                    return postcard::from_bytes::<$name>(body)
+                        .map(|_| stringify!($name))
+                        .map_err(|source| $crate::operation::Malformed::Body { name: stringify!($name), source });
+                }
+            )*
+            Err($crate::operation::Malformed::Opcode(opcode))
+        }
+
         /// The operation's name, for logs.
         pub fn name(opcode: u32) -> Option<&'static str> {
             [$(stringify!($name)),*].get(opcode as usize).copied()
