@@ -1,1 +1,51 @@
-//! Placeholder.
+//! The program's `libcuda.so.1`: the CUDA driver API without a driver.
+//!
+//! Calls are answered here where the client knows the answer, and go through this thread's ring to the worker where
+//! they concern the GPU:
+//!
+//! ```text
+//!   exported function ── export ── gate ──┬── own state: contexts, handles, memory map, devices
+//!                                         └── lane ── ring ── worker
+//!   control thread: worker's messages, checkpoint's gate, worker's death
+//!   call thread: host functions that streams have come to
+//! ```
+//!
+//! Loading the library does nothing: it is preloaded into every process of a sandbox. The first `cuInit` connects.
+//! Nothing here panics across into C: [`export`] turns a panic into `CUDA_ERROR_UNKNOWN`.
+
+#![allow(non_snake_case, reason = "exported functions have the driver's names")]
+
+mod abi;
+mod arena;
+mod capture;
+mod connect;
+mod context;
+mod context_state;
+mod control;
+mod copy;
+mod device;
+mod driver;
+mod event;
+mod export;
+mod exports;
+mod fork;
+mod gate;
+mod genuine;
+mod graph;
+mod host_call;
+mod lane;
+mod launch;
+mod memory;
+mod module;
+mod occupancy;
+mod report;
+mod seat;
+mod session;
+mod stream;
+mod stream_value;
+mod tensor_map;
+mod thread;
+
+/// By this symbol the sandbox knows our library from another `libcuda.so.1`.
+#[unsafe(no_mangle)]
+pub static rekindle_client: u32 = 1;

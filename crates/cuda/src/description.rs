@@ -52,20 +52,30 @@ impl CuResult {
             CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => "the host memory is not registered",
             CUDA_ERROR_HARDWARE_STACK_ERROR => "a kernel damaged or exceeded its stack",
             CUDA_ERROR_ILLEGAL_INSTRUCTION => "a kernel ran an illegal instruction",
-            CUDA_ERROR_MISALIGNED_ADDRESS => "a kernel used an address that is not aligned as its access needs",
+            CUDA_ERROR_MISALIGNED_ADDRESS => {
+                "a kernel used an address that is not aligned as its access needs"
+            }
             CUDA_ERROR_INVALID_ADDRESS_SPACE => "a kernel used an address of the wrong state space",
             CUDA_ERROR_INVALID_PC => "a kernel jumped to an address that holds no code",
             CUDA_ERROR_LAUNCH_FAILED => "a kernel failed while it ran",
-            CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE => "a cooperative launch has more blocks than fit at once",
+            CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE => {
+                "a cooperative launch has more blocks than fit at once"
+            }
             CUDA_ERROR_NOT_PERMITTED => "this is not permitted here",
             CUDA_ERROR_NOT_SUPPORTED => "this is not supported",
             CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => "this is not allowed while the stream is being captured",
             CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => "an earlier error has made the stream's capture invalid",
             CUDA_ERROR_STREAM_CAPTURE_MERGE => "this would merge two captures",
             CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => "the stream's capture was not begun on this stream",
-            CUDA_ERROR_STREAM_CAPTURE_UNJOINED => "a captured stream was not joined to the one that began the capture",
-            CUDA_ERROR_STREAM_CAPTURE_ISOLATION => "captured work would depend on work outside of the capture",
-            CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => "the default stream would depend on a stream that is being captured",
+            CUDA_ERROR_STREAM_CAPTURE_UNJOINED => {
+                "a captured stream was not joined to the one that began the capture"
+            }
+            CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
+                "captured work would depend on work outside of the capture"
+            }
+            CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
+                "the default stream would depend on a stream that is being captured"
+            }
             CUDA_ERROR_CAPTURED_EVENT => "the event was recorded in a stream that is being captured",
             CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => "the capture was begun by another thread",
             CUDA_ERROR_TIMEOUT => "the time limit has passed",

@@ -1,0 +1,92 @@
+//! `cuInit`: the way from a process to its worker.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CuResult};
+use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY, ToWorker, Welcome, file_name};
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_ring::{BoardMapping, Liveness, SharedError};
+
+use crate::abi::Result;
+use crate::report::report;
+use crate::session::{self, Session};
+use crate::{control, fork, genuine};
+
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("{RUN_DIRECTORY} is not set: run the program with `rekindle run` to give it a GPU")]
+    Outside,
+    #[error("cannot reach the daemon at {path}: {source}; is rekindled running?", path = path.display())]
+    Gate { path: PathBuf, source: std::io::Error },
+    #[error("the daemon gave no answer: {0}")]
+    Admission(FrameError),
+    #[error("this process gets no GPU: {0}")]
+    Refused(String),
+    #[error("the daemon admitted this process but sent no socket to a worker")]
+    NoSocket,
+    #[error("the worker gave no answer: {0}")]
+    Welcome(FrameError),
+    #[error("{0}")]
+    Shared(#[from] SharedError),
+    #[error("cannot start the client's threads: {0}")]
+    Threads(std::io::Error),
+}
+
+/// `cuInit`. The first call connects; one that failed is tried again by the next.
+pub fn initialise(flags: u32) -> Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if fork::is_child() {
+        return Err(CUDA_ERROR_NOT_INITIALIZED);
+    }
+    let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if session::get().is_ok() {
+        return Ok(());
+    }
+    connect().map_err(|error| {
+        report(format_args!("{error}"));
+        CuResult::from(error)
+    })
+}
+
+impl From<ConnectError> for CuResult {
+    fn from(_: ConnectError) -> CuResult {
+        CUDA_ERROR_NO_DEVICE
+    }
+}
+
+fn connect() -> std::result::Result<(), ConnectError> {
+    let directory = PathBuf::from(std::env::var_os(RUN_DIRECTORY).ok_or(ConnectError::Outside)?);
+    let (control, welcome) = ask(&directory.join(GATE))?;
+
+    let name = file_name("board", std::process::id(), 0);
+    let path = directory.join(&name);
+    // An earlier program of this pid may have left its own.
+    let _ = std::fs::remove_file(&path);
+    let board = BoardMapping::create(&path)?;
+    board.set_client(Liveness::Alive);
+    let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
+    frame::send(&control, &ToWorker::Board { name: name.clone() }, &[]).map_err(ConnectError::Welcome)?;
+
+    genuine::open_in_background(welcome.real_driver.as_deref());
+    fork::watch();
+    let session = Session::new((board, name, bytes), welcome, directory, control).publish();
+    control::start(session).map_err(ConnectError::Threads)
+}
+
+fn ask(gate: &Path) -> std::result::Result<(UnixStream, Welcome), ConnectError> {
+    let stream =
+        UnixStream::connect(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
+    let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;
+    match admission {
+        Admission::Admitted => {}
+        Admission::Refused(why) => return Err(ConnectError::Refused(why)),
+    }
+    let control = UnixStream::from(descriptors.into_iter().next().ok_or(ConnectError::NoSocket)?);
+    let (welcome, _) = frame::receive(&control).map_err(ConnectError::Welcome)?;
+    Ok((control, welcome))
+}

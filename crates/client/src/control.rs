@@ -1,0 +1,124 @@
+//! The client's own thread: it reads what the worker says beside the rings, closes the gate for a checkpoint, and
+//! notices that the worker has died.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::client::{Quiesced, ToClient, ToWorker};
+use rekindle_protocol::frame;
+
+use crate::session::Session;
+use crate::{gate, genuine, host_call, seat};
+
+/// How often a closing gate is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Starts the control thread and the one that runs host functions, both deaf to signals.
+pub fn start(session: &'static Session) -> io::Result<()> {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    if STARTED.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    without_signals(|| {
+        std::thread::Builder::new().name("rekindle".to_owned()).spawn(move || serve(session))?;
+        host_call::start(session)
+    })
+}
+
+/// Runs `body` with all signals blocked: threads started by it inherit that.
+pub fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are valid places; sigfillset makes the first one whole before it is used.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = body();
+    // SAFETY: pthread_sigmask has filled `before` above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+fn serve(session: &'static Session) {
+    let mut closing: Option<Instant> = None;
+    let why = loop {
+        if let Some(deadline) = closing
+            && let Some(answer) = closed(session, deadline)
+        {
+            closing = None;
+            let _ = session.send(&answer);
+        }
+        if !readable(session, closing.is_some()) {
+            continue;
+        }
+        let message = match frame::receive::<ToClient>(&session.control) {
+            Ok((message, _)) => message,
+            Err(error) => break error.to_string(),
+        };
+        match message {
+            ToClient::RingReady { .. } => {}
+            ToClient::Call { token } => host_call::due(token),
+            ToClient::Quiesce { limit_ms } => {
+                gate::close();
+                closing = Some(Instant::now() + Duration::from_millis(limit_ms));
+            }
+            ToClient::Resume { restored, driver_attached } => {
+                closing = None;
+                if restored {
+                    session.board.set_client(rekindle_ring::Liveness::Alive);
+                    seat::all().iter().for_each(|seat| seat.reload());
+                }
+                genuine::set_attached(driver_attached);
+                gate::open();
+                let _ = session.send(&ToWorker::Resumed);
+            }
+            ToClient::Attached { problem } => genuine::attached(problem),
+        }
+    };
+    session.worker_died(&why);
+    genuine::attached("the worker is gone".to_owned());
+    gate::open();
+}
+
+/// The answer to a `Quiesce`, once there is one.
+fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
+    let inside = gate::inside();
+    if inside == 0 && genuine::settled() {
+        return Some(ToWorker::Quiesced(Quiesced {
+            process: session.process,
+            socket_inode: inode(session),
+            driver_attached: genuine::is_attached(),
+            files: session.files().iter().map(|(name, bytes)| (name.clone(), *bytes)).collect(),
+        }));
+    }
+    if Instant::now() < deadline {
+        return None;
+    }
+    gate::open();
+    Some(ToWorker::Busy(format!("{inside} of the program's threads are still inside CUDA calls")))
+}
+
+fn inode(session: &Session) -> u64 {
+    // SAFETY: fstat fills the structure, which may hold any bytes before.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `status` is a valid place.
+    unsafe { libc::fstat(session.control_descriptor(), &mut status) };
+    status.st_ino
+}
+
+/// Waits for a message; for a moment only while the gate is closing.
+fn readable(session: &Session, closing: bool) -> bool {
+    if !closing {
+        return true;
+    }
+    let mut wait = libc::pollfd {
+        fd: std::os::fd::AsRawFd::as_raw_fd(&session.control.as_fd()),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&mut wait, 1, LOOK.as_millis() as i32) > 0 }
+}

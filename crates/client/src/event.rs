@@ -1,0 +1,101 @@
+//! Events.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
+use rekindle_protocol::operation::{
+    EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Id,
+};
+
+use crate::abi::{Handle, Out, Result};
+use crate::arena::{self, Kind, Object};
+use crate::export::exports;
+use crate::stream::resolve;
+use crate::{context, lane, session};
+
+pub struct Event {
+    pub id: Id,
+    device: u8,
+    flags: u32,
+    /// An event that was never recorded is complete, and nobody needs to be asked.
+    recorded: AtomicBool,
+}
+
+impl Object for Event {
+    const KIND: Kind = Kind::Event;
+    fn device(&self) -> Option<u8> {
+        Some(self.device)
+    }
+}
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: u32 = 4;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
+    if flags > 1 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let event = arena::get::<Event>(event)?;
+    let place = resolve(stream)?;
+    if place.device != event.device {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    event.recorded.store(true, Ordering::Release);
+    lane::post(&EventRecord { device: place.device, stream: place.id, event: event.id, flags }, &[])
+}
+
+fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Result<()> {
+    out.check()?;
+    let (start, end) = (arena::get::<Event>(start)?, arena::get::<Event>(end)?);
+    let recorded = |event: &Event| event.recorded.load(Ordering::Acquire) && event.flags & NO_TIMING == 0;
+    if !recorded(start) || !recorded(end) || start.device != end.device {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    out.put(lane::ask(&EventElapsed { start: start.id, end: end.id })?)
+}
+
+exports! {
+    call fn cuEventCreate(out: Out<Handle>, flags: u32) {
+        out.check()?;
+        if flags & !7 != 0 || flags & INTERPROCESS != 0 && flags & NO_TIMING == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if flags & INTERPROCESS != 0 {
+            return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let device = context::device()?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        lane::post(&EventCreate { device, id, flags }, &[])?;
+        out.put(arena::insert(Event { id, device, flags, recorded: AtomicBool::new(false) })?)
+    }
+    call fn cuEventDestroy(event: Handle) { lane::post(&EventDestroy { id: arena::remove::<Event>(event)?.id }, &[]) }
+    call fn cuEventDestroy_v2(event: Handle) { lane::post(&EventDestroy { id: arena::remove::<Event>(event)?.id }, &[]) }
+    call fn cuEventRecord | cuEventRecord_ptsz [stream] (event: Handle, stream: Handle) { record(event, stream, 0) }
+    call fn cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz [stream] (event: Handle, stream: Handle, flags: u32) {
+        record(event, stream, flags)
+    }
+    call fn cuEventQuery(event: Handle) {
+        let event = arena::get::<Event>(event)?;
+        session::get()?.sticky_error(event.device)?;
+        if !event.recorded.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let done = lane::ask(&EventQuery { event: event.id })?;
+        session::get()?.take_error(event.device)?;
+        if done { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+    }
+    call fn cuEventSynchronize(event: Handle) {
+        let event = arena::get::<Event>(event)?;
+        session::get()?.sticky_error(event.device)?;
+        if event.recorded.load(Ordering::Acquire) {
+            lane::ask(&EventSynchronize { event: event.id })?;
+        }
+        session::get()?.take_error(event.device)
+    }
+    call fn cuEventElapsedTime(out: Out<f32>, start: Handle, end: Handle) { elapsed(out, start, end) }
+    call fn cuEventElapsedTime_v2(out: Out<f32>, start: Handle, end: Handle) { elapsed(out, start, end) }
+}

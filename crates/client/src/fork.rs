@@ -1,0 +1,29 @@
+//! A forked child has no GPU: every call returns `CUDA_ERROR_NOT_INITIALIZED`, and the parent's rings and control
+//! socket are none of its business.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::session;
+
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process was forked from one that had initialised CUDA.
+pub fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
+}
+
+/// Watches for forks from now on.
+pub fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only stores to atomics and closes a descriptor, which is allowed in a forked child.
+        unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    });
+}
+
+extern "C" fn child() {
+    if session::forget_in_child() {
+        CHILD.store(true, Ordering::Relaxed);
+    }
+}

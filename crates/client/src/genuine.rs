@@ -1,0 +1,255 @@
+//! The real driver beside us, where there is one: the CUDA runtime's start-up check gets the driver's own tables.
+//!
+//! The real library is opened and initialised; it never makes a context here. Its tables are passed on as they are,
+//! but for context-local storage, which belongs to contexts and so to us. A checkpoint detaches this half of the
+//! process; it is brought back when a new copy of the runtime asks for tables.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_cuda::{
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_FOUND, CuResult,
+};
+use rekindle_protocol::client::ToWorker;
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::export::exports;
+use crate::report::report;
+use crate::{connect, context, control, session};
+
+/// The id of a table.
+type TableId = [u8; 16];
+/// The first bytes of the id of the table for context-local storage.
+const LOCAL_STORAGE: [u8; 4] = [0xc6, 0x93, 0x33, 0x6e];
+/// The runtime's own table: its third entry gives a primary context's handle without making the context.
+const RUNTIME: TableId =
+    [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
+const PRIMARY_CONTEXT: usize = 2;
+
+type GetExportTable = extern "C" fn(*mut *const *const c_void, *const TableId) -> i32;
+type GetPrimary = extern "C" fn(*mut Handle, i32) -> i32;
+
+#[derive(Clone)]
+enum Driver {
+    Absent,
+    Opening,
+    Open(GetExportTable),
+    Failed(String),
+}
+
+static DRIVER: Mutex<Driver> = Mutex::new(Driver::Absent);
+static OPENED: Condvar = Condvar::new();
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+fn driver() -> MutexGuard<'static, Driver> {
+    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the real driver, which takes as long as everything else that a program's first call does.
+pub fn open_in_background(path: Option<&str>) {
+    let Some(path) = path.map(str::to_owned) else { return };
+    *driver() = Driver::Opening;
+    let open_it = move || {
+        let opened = open(&path);
+        ATTACHED.store(matches!(opened, Driver::Open(_)), Ordering::Release);
+        *driver() = opened;
+        OPENED.notify_all();
+    };
+    let started = control::without_signals(|| {
+        std::thread::Builder::new().name("rekindle-open".to_owned()).spawn(open_it)
+    });
+    if let Err(error) = started {
+        *driver() = Driver::Failed(format!("no thread to open the real driver with: {error}"));
+    }
+}
+
+fn open(path: &str) -> Driver {
+    let Ok(name) = CString::new(path) else { return Driver::Failed(format!("{path:?} is no file name")) };
+    // SAFETY: the worker named the real driver's library; opening it runs its own initialisers only.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return Driver::Failed(format!("the real driver {path} cannot be opened in this process"));
+    }
+    // SAFETY: the library is open and stays so.
+    let (init, table) = unsafe {
+        (libc::dlsym(library, c"cuInit".as_ptr()), libc::dlsym(library, c"cuGetExportTable".as_ptr()))
+    };
+    if init.is_null() || table.is_null() {
+        return Driver::Failed(format!("{path} is not a CUDA driver"));
+    }
+    // SAFETY: these are the driver's functions of those names, which have these types.
+    let (init, table) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> i32>(init),
+            std::mem::transmute::<*mut c_void, GetExportTable>(table),
+        )
+    };
+    match CuResult(init(0)) {
+        code if code.is_success() => Driver::Open(table),
+        code => Driver::Failed(format!("the real driver's cuInit returned {code}")),
+    }
+}
+
+/// Waits until the real driver is open, or known not to be.
+fn opened() -> Driver {
+    let mut held = driver();
+    while matches!(*held, Driver::Opening) {
+        held = OPENED.wait(held).unwrap_or_else(PoisonError::into_inner);
+    }
+    held.clone()
+}
+
+/// Whether the real driver is not being opened right now.
+pub fn settled() -> bool {
+    !matches!(*driver(), Driver::Opening)
+}
+
+pub fn is_attached() -> bool {
+    ATTACHED.load(Ordering::Acquire)
+}
+
+pub fn set_attached(attached: bool) {
+    ATTACHED.store(attached, Ordering::Release);
+}
+
+static ANSWER: Mutex<Option<String>> = Mutex::new(None);
+static ANSWERED: Condvar = Condvar::new();
+
+/// The worker's answer to `Attach`.
+pub fn attached(problem: String) {
+    *ANSWER.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
+    ANSWERED.notify_all();
+}
+
+/// Brings the real driver back after a restore that left it detached.
+fn attach() -> Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    const LIMIT: Duration = Duration::from_secs(30);
+    let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_attached() {
+        return Ok(());
+    }
+    let mut answer = ANSWER.lock().unwrap_or_else(PoisonError::into_inner);
+    *answer = None;
+    session::get()?.send(&ToWorker::Attach)?;
+    let deadline = Instant::now() + LIMIT;
+    while answer.is_none() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        answer = ANSWERED.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    match answer.take().filter(|problem| !problem.is_empty()) {
+        None => {
+            set_attached(true);
+            Ok(())
+        }
+        Some(problem) => {
+            report(format_args!("the driver half of this process cannot be attached again: {problem}"));
+            Err(CUDA_ERROR_DEVICE_UNAVAILABLE)
+        }
+    }
+}
+
+fn table(get: GetExportTable, id: &TableId) -> Result<*const *const c_void> {
+    let mut table = std::ptr::null();
+    CuResult(get(&mut table, id)).ok()?;
+    Ok(table)
+}
+
+/// The handle that the real driver gives the device's primary context; `None` without a real driver.
+pub fn primary_context(device: i32) -> Result<Option<Handle>> {
+    let Driver::Open(get) = opened() else { return Ok(None) };
+    attach()?;
+    let Ok(table) = table(get, &RUNTIME) else { return Ok(None) };
+    // SAFETY: the table is the driver's own and has more entries than this; this one has that type.
+    let get_primary =
+        unsafe { std::mem::transmute::<*const c_void, GetPrimary>(table.add(PRIMARY_CONTEXT).read()) };
+    let mut handle = Handle::NULL;
+    CuResult(get_primary(&mut handle, device)).ok()?;
+    Ok((!handle.is_null()).then_some(handle))
+}
+
+/// Values that the runtime keeps under a context and a key.
+static LOCAL: Mutex<Option<HashMap<(usize, usize), usize>>> = Mutex::new(None);
+
+fn local() -> MutexGuard<'static, Option<HashMap<(usize, usize), usize>>> {
+    LOCAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The context that a null handle means.
+fn meant(context: Handle) -> usize {
+    if context.is_null() { context::current_if_any().map_or(0, |c| c.handle.0) } else { context.0 }
+}
+
+extern "C" fn local_put(context: Handle, key: usize, value: usize, _destructor: usize) -> i32 {
+    local().get_or_insert_default().insert((meant(context), key), value);
+    0
+}
+
+extern "C" fn local_delete(context: Handle, key: usize) -> i32 {
+    local().get_or_insert_default().remove(&(meant(context), key));
+    0
+}
+
+extern "C" fn local_get(out: Out<usize>, context: Handle, key: usize) -> i32 {
+    let value = local().get_or_insert_default().get(&(meant(context), key)).copied();
+    match value {
+        Some(value) => {
+            out.offer(value);
+            0
+        }
+        None => CUDA_ERROR_INVALID_HANDLE.0,
+    }
+}
+
+/// The driver's table for context-local storage, with its first three entries ours.
+fn local_storage(genuine: *const *const c_void) -> *const *const c_void {
+    const ENTRIES: usize = 8;
+    static TABLE: OnceLock<[usize; ENTRIES]> = OnceLock::new();
+    let table = TABLE.get_or_init(|| {
+        // SAFETY: the driver's table has at least this many entries.
+        let mut table = unsafe { genuine.cast::<[usize; ENTRIES]>().read() };
+        table[0] = local_put as *const () as usize;
+        table[1] = local_delete as *const () as usize;
+        table[2] = local_get as *const () as usize;
+        table
+    });
+    table.as_ptr().cast()
+}
+
+/// Says once why there are no tables.
+fn without_tables(why: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        report(format_args!("the CUDA runtime needs a real NVIDIA driver, and {why}"));
+    }
+}
+
+exports! {
+    free fn cuGetExportTable(out: Out<*const *const c_void>, id: In<TableId>) {
+        out.put(std::ptr::null())?;
+        let id = id.get()?;
+        connect::initialise(0)?;
+        let _inside = crate::gate::enter()?;
+        match opened() {
+            Driver::Open(get) => {
+                attach()?;
+                let table = table(get, &id)?;
+                out.put(if id.starts_with(&LOCAL_STORAGE) { local_storage(table) } else { table })
+            }
+            Driver::Failed(why) => {
+                without_tables(&why);
+                Err(CUDA_ERROR_NOT_FOUND)
+            }
+            Driver::Absent | Driver::Opening => {
+                without_tables("this GPU is emulated; programs that use the driver API alone run");
+                Err(CUDA_ERROR_NOT_FOUND)
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Adding nodes to a graph.
+
+use rekindle_cuda::types::{GraphEdgeData, KernelNodeParams, KernelNodeParamsV1, Memcpy3D, MemsetNodeParams};
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_device::{Launch, MemorySet};
+use rekindle_protocol::operation::{GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, Id};
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::copy::{set, strided};
+use crate::export::exports;
+use crate::launch::{self, Pointers};
+use crate::module::Kernel;
+use crate::{arena, lane};
+
+use super::{Graph, numbers};
+
+/// `CUgraphNodeType`.
+const KERNEL: u32 = 0;
+const MEMCPY: u32 = 1;
+const MEMSET: u32 = 2;
+const EMPTY: u32 = 5;
+
+/// Where a node goes: place for its handle, graph, the nodes that it comes after.
+struct Where(Out<Handle>, Handle, In<Handle>, usize);
+
+fn add(place: Where, kind: u32, ask: impl FnOnce(Id, Vec<u32>, &Graph) -> Result<u32>) -> Result<()> {
+    let Where(out, handle, after, count) = place;
+    out.check()?;
+    let graph = arena::get::<Graph>(handle)?;
+    // A captured graph's own nodes are numbered first.
+    graph.entries(handle)?;
+    let after = numbers(handle, after.slice(count)?)?;
+    let number = ask(graph.id, after.clone(), graph)?;
+    out.put(graph.added(handle, number, kind, after)?)
+}
+
+fn add_kernel(place: Where, p: KernelNodeParamsV1) -> Result<()> {
+    let found = arena::get::<Kernel>(Handle::from(p.function))?.here()?;
+    launch::check(found, p.grid, p.block, p.shared)?;
+    add(place, KERNEL, |graph, after, of| {
+        if of.device != found.device {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let launch = Launch { grid: p.grid, block: p.block, shared: p.shared, ..Launch::default() };
+        launch::with_parameters(found, p.parameters as Pointers, p.extra as Pointers, |packed| {
+            lane::ask_with(&GraphAddKernel { graph, after, function: found.id, launch }, packed)
+        })
+    })
+}
+
+fn first_version(p: KernelNodeParams) -> KernelNodeParamsV1 {
+    let KernelNodeParams { function, grid, block, shared, parameters, extra, kernel, .. } = p;
+    let function = if function.is_null() { kernel } else { function };
+    KernelNodeParamsV1 { function, grid, block, shared, parameters, extra }
+}
+
+fn add_copy(place: Where, copy: &Memcpy3D) -> Result<()> {
+    let copy = strided::for_graph(copy)?;
+    add(place, MEMCPY, |graph, after, _| lane::ask(&GraphAddCopy { graph, after, copy }))
+}
+
+fn add_set(place: Where, p: MemsetNodeParams) -> Result<()> {
+    let element = u8::try_from(p.element).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let (width, height) = (p.width as u64, p.height as u64);
+    let set = MemorySet { address: p.address, pitch: p.pitch as u64, value: p.value, element, width, height };
+    let set = set::check(set)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    add(place, MEMSET, |graph, after, _| lane::ask(&GraphAddSet { graph, after, set }))
+}
+
+fn add_empty(place: Where) -> Result<()> {
+    add(place, EMPTY, |graph, after, _| lane::ask(&GraphAddEmpty { graph, after }))
+}
+
+/// `CUgraphNodeParams`: the type, then after 16 bytes the parameters of that type.
+fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
+    /// A memory copy's flags and context come before its box.
+    const BEFORE_COPY: usize = 16;
+    let kind = parameters.get()?;
+    let inner = parameters.0.wrapping_byte_add(16);
+    match kind {
+        KERNEL => add_kernel(place, first_version(In(inner.cast()).get()?)),
+        MEMCPY => add_copy(place, &In(inner.wrapping_byte_add(BEFORE_COPY).cast()).get()?),
+        MEMSET => add_set(place, In(inner.cast()).get()?),
+        EMPTY => add_empty(place),
+        _ => Err(CUDA_ERROR_NOT_SUPPORTED),
+    }
+}
+
+exports! {
+    call fn cuGraphAddKernelNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<KernelNodeParamsV1>) {
+        add_kernel(Where(out, graph, after, count), parameters.get()?)
+    }
+    call fn cuGraphAddKernelNode_v2(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<KernelNodeParams>) {
+        add_kernel(Where(out, graph, after, count), first_version(parameters.get()?))
+    }
+    call fn cuGraphAddMemcpyNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, copy: In<Memcpy3D>, _context: Handle) {
+        add_copy(Where(out, graph, after, count), &copy.get()?)
+    }
+    call fn cuGraphAddMemsetNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<MemsetNodeParams>, _context: Handle) {
+        add_set(Where(out, graph, after, count), parameters.get()?)
+    }
+    call fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize) {
+        add_empty(Where(out, graph, after, count))
+    }
+    call fn cuGraphAddNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<u32>) {
+        add_any(Where(out, graph, after, count), parameters)
+    }
+    call fn cuGraphAddNode_v2(out: Out<Handle>, graph: Handle, after: In<Handle>, edges: In<GraphEdgeData>, count: usize, parameters: In<u32>) {
+        // An edge with ports is a programmatic dependency.
+        if !edges.is_null() && edges.slice(count)?.iter().any(|edge| edge.0[..3] != [0; 3]) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        add_any(Where(out, graph, after, count), parameters)
+    }
+}

@@ -1,0 +1,106 @@
+//! Executable graphs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rekindle_cuda::types::{GraphExecUpdateResultInfo, GraphInstantiateParams};
+use rekindle_cuda::{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_protocol::operation::{GraphExecDestroy, GraphInstantiate, GraphLaunch, Id};
+
+use crate::abi::{Handle, Out, Result};
+use crate::arena::{self, Kind, Object};
+use crate::export::exports;
+use crate::lane;
+use crate::stream::resolve;
+
+use super::Graph;
+
+struct Exec {
+    id: Id,
+    device: u8,
+    flags: u64,
+}
+
+impl Object for Exec {
+    const KIND: Kind = Kind::Exec;
+    fn device(&self) -> Option<u8> {
+        Some(self.device)
+    }
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
+const DEVICE_LAUNCH: u64 = 4;
+
+fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Result<()> {
+    out.check()?;
+    let graph = arena::get::<Graph>(graph)?;
+    if flags & !15 != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if flags & DEVICE_LAUNCH != 0 {
+        return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let exec = NEXT.fetch_add(1, Ordering::Relaxed);
+    lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
+    out.put(arena::insert(Exec { id: exec, device: graph.device, flags })?)
+}
+
+fn instantiate_with_log(
+    out: Out<Handle>,
+    graph: Handle,
+    node: Out<Handle>,
+    log: Out<u8>,
+    bytes: usize,
+) -> Result<()> {
+    node.offer(Handle::NULL);
+    if !log.is_null() && bytes > 0 {
+        log.put(0)?;
+    }
+    instantiate(out, graph, 0)
+}
+
+/// `CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED`: callers instantiate again.
+const UPDATE_NOT_SUPPORTED: u32 = 6;
+
+exports! {
+    call fn cuGraphInstantiate(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) {
+        instantiate_with_log(out, graph, node, log, bytes)
+    }
+    call fn cuGraphInstantiate_v2(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) {
+        instantiate_with_log(out, graph, node, log, bytes)
+    }
+    call fn cuGraphInstantiateWithFlags(out: Out<Handle>, graph: Handle, flags: u64) { instantiate(out, graph, flags) }
+    call fn cuGraphInstantiateWithParams | cuGraphInstantiateWithParams_ptsz {_stream} (out: Out<Handle>, graph: Handle, parameters: Out<GraphInstantiateParams>) {
+        let mut answer = parameters.current()?;
+        let result = instantiate(out, graph, answer.flags);
+        answer.error_node = std::ptr::null_mut();
+        answer.result = result.is_err().into();
+        parameters.put(answer)?;
+        result
+    }
+    call fn cuGraphLaunch | cuGraphLaunch_ptsz [stream] (exec: Handle, stream: Handle) {
+        let (exec, place) = (arena::get::<Exec>(exec)?, resolve(stream)?);
+        lane::post(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
+    }
+    call fn cuGraphUpload | cuGraphUpload_ptsz [stream] (exec: Handle, stream: Handle) {
+        arena::get::<Exec>(exec)?;
+        resolve(stream).map(drop)
+    }
+    call fn cuGraphExecDestroy(exec: Handle) { lane::ask(&GraphExecDestroy { exec: arena::remove::<Exec>(exec)?.id }) }
+    ready fn cuGraphExecGetFlags(exec: Handle, out: Out<u64>) { out.put(arena::get::<Exec>(exec)?.flags) }
+    ready fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Out<Handle>, result: Out<u32>) {
+        arena::get::<Exec>(exec)?;
+        arena::get::<Graph>(graph)?;
+        node.offer(Handle::NULL);
+        result.offer(UPDATE_NOT_SUPPORTED);
+        Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
+    ready fn cuGraphExecUpdate_v2(exec: Handle, graph: Handle, info: Out<GraphExecUpdateResultInfo>) {
+        arena::get::<Exec>(exec)?;
+        arena::get::<Graph>(graph)?;
+        let null = std::ptr::null_mut();
+        info.offer(GraphExecUpdateResultInfo { result: UPDATE_NOT_SUPPORTED, error_node: null, error_from_node: null });
+        Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
+}

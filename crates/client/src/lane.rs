@@ -1,0 +1,127 @@
+//! A thread's way to the worker: its ring, and the two ways to ask.
+
+use rekindle_cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CuResult};
+use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
+use rekindle_ring::{MAX_PAYLOAD, Producer, REPLY_BYTES, Ring, Staging, Wait};
+
+use crate::abi::Result;
+use crate::session::{self, Session};
+use crate::thread;
+
+pub struct Lane {
+    ring: Ring,
+    producer: Producer<'static>,
+    staging: Staging,
+    body: Vec<u8>,
+}
+
+impl Lane {
+    pub fn create() -> Result<Lane> {
+        let ring = session::get()?.make_ring()?;
+        // SAFETY: the ring is new, and this lane is the only one that makes a producer and an allocator of it.
+        let (producer, staging) = unsafe { (ring.producer(), ring.staging()) };
+        Ok(Lane { ring, producer, staging, body: Vec::with_capacity(256) })
+    }
+
+    /// Takes the positions of a ring file that was made anew under the same mapping.
+    pub fn reload(&mut self) {
+        // SAFETY: the old producer and allocator are replaced, not used beside the new ones.
+        (self.producer, self.staging) = unsafe { (self.ring.producer(), self.ring.staging()) };
+    }
+
+    fn push(
+        &mut self,
+        session: &Session,
+        opcode: u32,
+        operation: &impl serde::Serialize,
+        trailer: &[u8],
+    ) -> Result<()> {
+        if !session.alive() {
+            return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        let mut body = std::mem::take(&mut self.body);
+        body.clear();
+        self.body = postcard::to_extend(operation, body).map_err(|_| CUDA_ERROR_UNKNOWN)?;
+        if self.body.len() + trailer.len() > MAX_PAYLOAD {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let board = session.board;
+        let Lane { ring, producer, body, .. } = self;
+        if !producer.try_push(opcode, body, trailer, || board.ticket()) {
+            let pushed = ring.header().space().wait(
+                session.spin,
+                || session.alive(),
+                || producer.try_push(opcode, body, trailer, || board.ticket()),
+            );
+            if pushed == Wait::Dead {
+                return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+            }
+        }
+        board.ring();
+        Ok(())
+    }
+
+    fn ask<S: Synchronous>(&mut self, session: &Session, operation: &S, trailer: &[u8]) -> Result<S::Reply> {
+        let reply = &self.ring.header().reply;
+        let before = reply.count();
+        self.push(session, S::OPCODE, operation, trailer)?;
+        if reply.wait(session.spin, || session.alive(), || reply.count() != before) == Wait::Dead {
+            return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        // SAFETY: the area is REPLY_BYTES long, and the worker leaves it alone between its answer and the next request.
+        let area = unsafe { std::slice::from_raw_parts(self.ring.reply_area(), REPLY_BYTES) };
+        let (head, rest) = area.split_first_chunk().ok_or(CUDA_ERROR_UNKNOWN)?;
+        let head = ReplyHead::decode(*head);
+        CuResult(head.status).ok()?;
+        decode_reply(rest.get(..head.bytes as usize).ok_or(CUDA_ERROR_UNKNOWN)?)
+    }
+}
+
+/// Runs `use_lane` with the calling thread's lane. Only inside the gate.
+fn with<T>(use_lane: impl FnOnce(&Session, &mut Lane) -> Result<T>) -> Result<T> {
+    let session = session::get()?;
+    use_lane(session, thread::current().seat().lane()?)
+}
+
+/// Asks for something that is not answered.
+pub fn post<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
+    with(|session, lane| lane.push(session, A::OPCODE, operation, trailer))
+}
+
+/// Asks, and waits for the answer.
+pub fn ask<S: Synchronous>(operation: &S) -> Result<S::Reply> {
+    with(|session, lane| lane.ask(session, operation, &[]))
+}
+
+/// As [`ask`], with bulk bytes.
+pub fn ask_with<S: Synchronous>(operation: &S, trailer: &[u8]) -> Result<S::Reply> {
+    with(|session, lane| lane.ask(session, operation, trailer))
+}
+
+/// A piece of the staging area that is on its way.
+pub use rekindle_ring::Transfer;
+
+/// Takes a piece of the staging area and lets `fill` write it.
+pub fn stage(bytes: u64, fill: impl FnOnce(&mut [u8])) -> Result<Transfer> {
+    with(|session, lane| {
+        let piece = lane
+            .staging
+            .allocate(bytes, session.spin, || session.alive())
+            .map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)?;
+        // SAFETY: the piece was just allocated, and the worker has not heard of it yet.
+        fill(unsafe { lane.staging.bytes(piece) });
+        Ok(piece)
+    })
+}
+
+/// Waits until the worker has completed the piece, then lets `drain` read it.
+pub fn collect(piece: Transfer, drain: impl FnOnce(&[u8])) -> Result<()> {
+    with(|session, lane| {
+        lane.staging
+            .wait(piece.end, session.spin, || session.alive())
+            .map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)?;
+        // SAFETY: the worker has said that it is done with the piece, and no later one overlaps it yet.
+        drain(unsafe { lane.staging.bytes(piece) });
+        Ok(())
+    })
+}

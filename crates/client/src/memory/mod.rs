@@ -1,0 +1,13 @@
+//! Memory that the program holds: the client's own map of it answers what is asked about pointers.
+
+mod allocate;
+mod managed;
+mod map;
+mod pinned;
+mod pointer;
+mod pool;
+mod register;
+mod virtual_memory;
+
+pub use map::{Purpose, find, forget, note_global};
+pub use pinned::is_shared;

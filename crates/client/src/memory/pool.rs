@@ -1,0 +1,202 @@
+//! Memory pools: attributes are kept here; the worker has one pool for each device.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rekindle_cuda::types::{LOCATION_DEVICE, MemAccessDesc, MemLocation, MemPoolProps};
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+};
+use rekindle_protocol::operation::{MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, PoolTrim};
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::arena::{self, Kind, Object};
+use crate::export::exports;
+use crate::stream::resolve;
+use crate::{device, lane, session};
+
+use super::map::{self, Purpose};
+use super::pinned;
+
+struct Pool {
+    device: u8,
+    default: bool,
+    reuse: [AtomicU64; 3],
+    threshold: AtomicU64,
+    used: AtomicU64,
+    used_high: AtomicU64,
+}
+
+impl Object for Pool {
+    const KIND: Kind = Kind::Pool;
+    fn device(&self) -> Option<u8> {
+        None
+    }
+}
+
+/// Default and current pool of each device.
+static POOLS: Mutex<[(Handle, Handle); 8]> = Mutex::new([(Handle::NULL, Handle::NULL); 8]);
+
+fn make(device: u8, default: bool) -> Result<Handle> {
+    let on = || AtomicU64::new(1);
+    let zero = || AtomicU64::new(0);
+    let reuse = [on(), on(), on()];
+    arena::insert(Pool { device, default, reuse, threshold: zero(), used: zero(), used_high: zero() })
+}
+
+fn pools(device: i32) -> Result<(Handle, Handle)> {
+    device::info(device)?;
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let entry = pools.get_mut(device as usize).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+    if entry.0.is_null() {
+        let pool = make(device as u8, true)?;
+        *entry = (pool, pool);
+    }
+    Ok(*entry)
+}
+
+fn set_pool(device: i32, pool: Handle) -> Result<()> {
+    pools(device)?;
+    if i32::from(arena::get::<Pool>(pool)?.device) != device {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    pools[device as usize].1 = pool;
+    Ok(())
+}
+
+fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -> Result<()> {
+    out.check()?;
+    if bytes == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let place = resolve(stream)?;
+    let handle = match pool {
+        Some(pool) => pool,
+        None => pools(place.device.into())?.1,
+    };
+    let pool = arena::get::<Pool>(handle)?;
+    let bytes = bytes as u64;
+    if bytes > session::get()?.device(pool.device.into())?.total_memory {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let address = lane::ask(&MemoryAllocateAsync { device: pool.device, bytes, stream: place.id })?;
+    let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    pool.used_high.fetch_max(used, Ordering::Relaxed);
+    map::note(address, bytes, Purpose::Pooled { pool: handle })?;
+    out.put(address)
+}
+
+fn free(address: u64, stream: Handle) -> Result<()> {
+    let place = resolve(stream)?;
+    if address == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let freed = map::take(address, |a| {
+        matches!(a.purpose, Purpose::Device | Purpose::Pooled { .. } | Purpose::Managed)
+    })?;
+    match freed.purpose {
+        Purpose::Pooled { pool } => {
+            if let Ok(pool) = arena::get::<Pool>(pool) {
+                pool.used.fetch_sub(freed.bytes, Ordering::Relaxed);
+            }
+            lane::post(&MemoryFreeAsync { device: freed.device, address, stream: place.id }, &[])
+        }
+        Purpose::Managed => pinned::release(freed),
+        _ => lane::ask(&MemoryFree { device: freed.device, address }),
+    }
+}
+
+fn location_device(location: In<MemLocation>) -> Result<i32> {
+    let location = location.get()?;
+    if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
+}
+
+/// Attributes of 4 bytes (the three about reuse); the others have 8.
+const FIRST_WIDE: u32 = 4;
+
+exports! {
+    call fn cuMemAllocAsync | cuMemAllocAsync_ptsz [stream] (out: Out<u64>, bytes: usize, stream: Handle) { allocate(out, bytes, None, stream) }
+    call fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz [stream] (out: Out<u64>, bytes: usize, pool: Handle, stream: Handle) {
+        allocate(out, bytes, Some(pool), stream)
+    }
+    call fn cuMemFreeAsync | cuMemFreeAsync_ptsz [stream] (address: u64, stream: Handle) { free(address, stream) }
+    call fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
+        let pool = arena::get::<Pool>(pool)?;
+        lane::post(&PoolTrim { device: pool.device, keep: keep as u64 }, &[])
+    }
+    ready fn cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: In<u32>) {
+        let pool = arena::get::<Pool>(pool)?;
+        if attribute < FIRST_WIDE {
+            let index = (attribute as usize).checked_sub(1).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            pool.reuse[index].store(value.get()?.into(), Ordering::Relaxed);
+            return Ok(());
+        }
+        let value = In(value.0.cast::<u64>()).get()?;
+        match attribute {
+            FIRST_WIDE => pool.threshold.store(value, Ordering::Relaxed),
+            6 if value == 0 => {}
+            8 if value == 0 => pool.used_high.store(pool.used.load(Ordering::Relaxed), Ordering::Relaxed),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        }
+        Ok(())
+    }
+    ready fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, out: Out<u32>) {
+        let pool = arena::get::<Pool>(pool)?;
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        match attribute {
+            1..=3 => out.put(load(&pool.reuse[attribute as usize - 1]) as u32),
+            FIRST_WIDE => Out(out.0.cast()).put(load(&pool.threshold)),
+            5 | 7 => Out(out.0.cast()).put(load(&pool.used)),
+            6 | 8 => Out(out.0.cast()).put(load(&pool.used_high)),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    ready fn cuMemPoolSetAccess(pool: Handle, access: In<MemAccessDesc>, count: usize) {
+        let pool = arena::get::<Pool>(pool)?;
+        for wanted in access.slice(count)? {
+            let to = u8::try_from(wanted.location.id).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
+            device::info(to.into())?;
+            if to != pool.device && wanted.flags != 0 && !device::can_reach(to, pool.device)? {
+                return Err(CUDA_ERROR_INVALID_DEVICE);
+            }
+        }
+        Ok(())
+    }
+    ready fn cuMemPoolGetAccess(out: Out<u32>, pool: Handle, location: In<MemLocation>) {
+        let pool = arena::get::<Pool>(pool)?;
+        out.put(if location_device(location)? == i32::from(pool.device) { 3 } else { 0 })
+    }
+    ready fn cuMemPoolCreate(out: Out<Handle>, properties: In<MemPoolProps>) {
+        out.check()?;
+        let properties = properties.get()?;
+        if properties.kind != 1 || properties.location.kind != LOCATION_DEVICE {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if properties.handle_types != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        device::info(properties.location.id)?;
+        out.put(make(properties.location.id as u8, false)?)
+    }
+    ready fn cuMemPoolDestroy(pool: Handle) {
+        let object = arena::get::<Pool>(pool)?;
+        if object.default {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.iter_mut().filter(|entry| entry.1 == pool).for_each(|entry| entry.1 = entry.0);
+        drop(pools);
+        arena::remove::<Pool>(pool).map(drop)
+    }
+    ready fn cuDeviceGetDefaultMemPool(out: Out<Handle>, device: i32) { out.put(pools(device)?.0) }
+    ready fn cuDeviceGetMemPool(out: Out<Handle>, device: i32) { out.put(pools(device)?.1) }
+    ready fn cuDeviceSetMemPool(device: i32, pool: Handle) { set_pool(device, pool) }
+    ready fn cuMemGetDefaultMemPool(out: Out<Handle>, location: In<MemLocation>, _kind: u32) {
+        out.put(pools(location_device(location)?)?.0)
+    }
+    ready fn cuMemGetMemPool(out: Out<Handle>, location: In<MemLocation>, _kind: u32) {
+        out.put(pools(location_device(location)?)?.1)
+    }
+    ready fn cuMemSetMemPool(location: In<MemLocation>, _kind: u32, pool: Handle) { set_pool(location_device(location)?, pool) }
+}

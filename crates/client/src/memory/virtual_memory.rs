@@ -1,0 +1,189 @@
+//! Addresses, physical memory, and mapping the one to the other.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rekindle_cuda::types::{LOCATION_DEVICE, MemAccessDesc, MemAllocationProp, MemLocation};
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+};
+use rekindle_protocol::operation::{
+    AddressFree, AddressReserve, Id, PhysicalCreate, PhysicalMap, PhysicalProtect, PhysicalRelease,
+    PhysicalUnmap,
+};
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::arena::{self, Kind, Object};
+use crate::export::exports;
+use crate::{device, lane, session};
+
+use super::map::{self, Purpose};
+
+struct Physical {
+    id: Id,
+    device: u8,
+    bytes: u64,
+    properties: Properties,
+    references: AtomicU32,
+    released: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Properties(MemAllocationProp);
+
+// SAFETY: the only pointer in it belongs to another operating system and is never followed.
+unsafe impl Send for Properties {}
+// SAFETY: as above.
+unsafe impl Sync for Properties {}
+
+impl Object for Physical {
+    const KIND: Kind = Kind::Physical;
+    fn device(&self) -> Option<u8> {
+        Some(self.device)
+    }
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+fn properties(properties: In<MemAllocationProp>) -> Result<MemAllocationProp> {
+    let properties = properties.get()?;
+    if properties.kind != 1 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if properties.location.kind != LOCATION_DEVICE {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    device::info(properties.location.id)?;
+    Ok(properties)
+}
+
+/// Every mapping in the range, which they must fill from its start to its end.
+fn mappings(address: u64, bytes: u64) -> Result<Vec<map::Allocation>> {
+    let mut next = address;
+    let found = map::within(address, bytes);
+    for mapping in &found {
+        if mapping.address != next || !matches!(mapping.purpose, Purpose::Mapped { .. }) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        next += mapping.bytes;
+    }
+    if next == address + bytes && bytes != 0 { Ok(found) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+}
+
+fn drop_reference(handle: Handle) -> Result<()> {
+    let physical = arena::get::<Physical>(handle)?;
+    if physical.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+        lane::ask(&PhysicalRelease { id: physical.id })?;
+        arena::remove::<Physical>(handle)?;
+    }
+    Ok(())
+}
+
+exports! {
+    call fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, address: u64, flags: u64) {
+        out.check()?;
+        let granularity = session::get()?.welcome.granularity;
+        let bytes = bytes as u64;
+        if bytes == 0 || !bytes.is_multiple_of(granularity) || flags != 0 || !alignment.is_power_of_two() && alignment != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        out.put(lane::ask(&AddressReserve { bytes, alignment: alignment as u64, address })?)
+    }
+    call fn cuMemAddressFree(address: u64, bytes: usize) { lane::ask(&AddressFree { address, bytes: bytes as u64 }) }
+    call fn cuMemCreate(out: Out<Handle>, bytes: usize, wanted: In<MemAllocationProp>, flags: u64) {
+        out.check()?;
+        let properties = properties(wanted)?;
+        let bytes = bytes as u64;
+        if properties.handle_types != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if flags != 0 || bytes == 0 || !bytes.is_multiple_of(session::get()?.welcome.granularity) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let device = properties.location.id as u8;
+        session::get()?.sticky_error(device)?;
+        if bytes > session::get()?.device(device.into())?.total_memory {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        lane::ask(&PhysicalCreate { device, id, bytes })?;
+        let (references, released) = (AtomicU32::new(1), AtomicBool::new(false));
+        out.put(arena::insert(Physical { id, device, bytes, properties: Properties(properties), references, released })?)
+    }
+    call fn cuMemRelease(handle: Handle) {
+        let physical = arena::get::<Physical>(handle)?;
+        if physical.released.load(Ordering::Acquire) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // References beyond the mappings' are the program's own; with the last of those the handle is spent.
+        let mapped = map::within(0, u64::MAX).iter().filter(|a| a.purpose == Purpose::Mapped { handle }).count() as u32;
+        if physical.references.load(Ordering::Acquire) == mapped + 1 {
+            physical.released.store(true, Ordering::Release);
+        }
+        drop_reference(handle)
+    }
+    call fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: Handle, flags: u64) {
+        let physical = arena::get::<Physical>(handle)?;
+        if flags != 0 || physical.released.load(Ordering::Acquire) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // Devices map a handle whole.
+        if offset != 0 || bytes as u64 != physical.bytes {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        lane::ask(&PhysicalMap { address, bytes: bytes as u64, id: physical.id })?;
+        physical.references.fetch_add(1, Ordering::AcqRel);
+        map::note_on(physical.device, address, bytes as u64, Purpose::Mapped { handle });
+        Ok(())
+    }
+    call fn cuMemUnmap(address: u64, bytes: usize) {
+        for mapping in mappings(address, bytes as u64)? {
+            lane::ask(&PhysicalUnmap { address: mapping.address, bytes: mapping.bytes })?;
+            map::take(mapping.address, |_| true)?;
+            if let Purpose::Mapped { handle } = mapping.purpose {
+                drop_reference(handle)?;
+            }
+        }
+        Ok(())
+    }
+    call fn cuMemSetAccess(address: u64, bytes: usize, wanted: In<MemAccessDesc>, count: usize) {
+        let wanted = wanted.slice(count)?;
+        for mapping in mappings(address, bytes as u64)? {
+            for MemAccessDesc { location, flags } in wanted.iter().copied() {
+                if location.kind != LOCATION_DEVICE || !matches!(flags, 0 | 1 | 3) {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                device::info(location.id)?;
+                let device = u8::try_from(location.id).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
+                lane::ask(&PhysicalProtect { device, address: mapping.address, bytes: mapping.bytes, access: flags })?;
+            }
+        }
+        Ok(())
+    }
+    ready fn cuMemGetAccess(out: Out<u64>, location: In<MemLocation>, address: u64) {
+        let location = location.get()?;
+        let mapping = map::find(address).filter(|a| matches!(a.purpose, Purpose::Mapped { .. }));
+        let mapping = mapping.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        out.put(if location.kind == LOCATION_DEVICE && location.id == i32::from(mapping.device) { 3 } else { 0 })
+    }
+    ready fn cuMemGetAllocationGranularity(out: Out<usize>, wanted: In<MemAllocationProp>, _option: u32) {
+        properties(wanted)?;
+        out.put(session::get()?.welcome.granularity as usize)
+    }
+    ready fn cuMemGetAllocationPropertiesFromHandle(out: Out<MemAllocationProp>, handle: Handle) {
+        out.put(arena::get::<Physical>(handle)?.properties.0)
+    }
+    ready fn cuMemRetainAllocationHandle(out: Out<Handle>, address: u64) {
+        out.check()?;
+        match map::find(address).map(|a| a.purpose) {
+            Some(Purpose::Mapped { handle }) => {
+                let physical = arena::get::<Physical>(handle)?;
+                physical.references.fetch_add(1, Ordering::AcqRel);
+                physical.released.store(false, Ordering::Release);
+                out.put(handle)
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+    ready fn cuMemExportToShareableHandle(_out: Handle, _handle: Handle, _kind: u32, _flags: u64) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+    ready fn cuMemImportFromShareableHandle(_out: Out<Handle>, _handle: Handle, _kind: u32) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+}

@@ -1,0 +1,195 @@
+//! Streams: handles to places where work is done in order, and what a stream can be asked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
+};
+use rekindle_device::Capture;
+use rekindle_protocol::operation::{
+    CaptureStatus, FIRST_STREAM, Id, LEGACY_STREAM, PER_THREAD_STREAM, StreamCreate, StreamDestroy,
+    StreamQuery, StreamSynchronize, StreamWaitEvent,
+};
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::arena::{self, Kind, Object};
+use crate::event::Event;
+use crate::export::exports;
+use crate::{capture, context, lane, session};
+
+pub struct Stream {
+    id: Id,
+    device: u8,
+    context: Handle,
+    flags: u32,
+    priority: i32,
+    attributes: Mutex<HashMap<u32, [u8; 64]>>,
+}
+
+impl Object for Stream {
+    const KIND: Kind = Kind::Stream;
+    fn device(&self) -> Option<u8> {
+        Some(self.device)
+    }
+}
+
+/// Where work goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub device: u8,
+    pub id: Id,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(FIRST_STREAM);
+
+/// The stream that a handle means; the default streams are those of the current context's device. Fails where the
+/// device has a sticky error.
+pub fn resolve(handle: Handle) -> Result<Place> {
+    let place = match handle.0 {
+        0 | 1 => return Ok(Place { device: context::device()?, id: LEGACY_STREAM }),
+        2 => return Ok(Place { device: context::device()?, id: PER_THREAD_STREAM }),
+        _ => {
+            let stream = arena::get::<Stream>(handle)?;
+            Place { device: stream.device, id: stream.id }
+        }
+    };
+    session::get()?.sticky_error(place.device)?;
+    Ok(place)
+}
+
+/// Waits for the stream's work; asynchronous errors come out here.
+pub fn synchronize(place: Place) -> Result<()> {
+    lane::ask(&StreamSynchronize { device: place.device, stream: place.id })?;
+    session::get()?.take_error(place.device)
+}
+
+/// Whether the stream is being captured. No question to the worker while nothing is.
+pub fn capture(place: Place) -> Result<Capture> {
+    if !capture::any() {
+        return Ok(Capture { status: 0, id: 0 });
+    }
+    lane::ask(&CaptureStatus { device: place.device, stream: place.id })
+}
+
+/// Nothing of the device's default streams outlives its reset: captures under way there are over.
+pub fn forget_device(device: u8) {
+    capture::forget_device(device);
+}
+
+fn create(out: Out<Handle>, flags: u32, priority: i32) -> Result<()> {
+    out.check()?;
+    if flags > 1 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let context = context::current()?;
+    let device = context.device;
+    let (least, greatest) = session::get()?.device(device.into())?.stream_priorities;
+    let priority = priority.clamp(greatest.min(least), least.max(greatest));
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    lane::post(&StreamCreate { device, id, flags, priority }, &[])?;
+    let attributes = Mutex::default();
+    out.put(arena::insert(Stream { id, device, context: context.handle, flags, priority, attributes })?)
+}
+
+/// What is known of a stream: flags, priority, its context's handle, an id that no other stream has.
+fn facts(handle: Handle) -> Result<(u32, i32, Handle, u64)> {
+    match handle.0 {
+        0..=2 => {
+            let context = context::current()?;
+            Ok((0, 0, context.handle, context.id << 32 | (handle.0 as u64).saturating_sub(1)))
+        }
+        _ => {
+            let stream = arena::get::<Stream>(handle)?;
+            Ok((stream.flags, stream.priority, stream.context, u64::from(stream.id) + 1))
+        }
+    }
+}
+
+/// `CU_STREAM_ATTRIBUTE_PRIORITY`.
+const PRIORITY: u32 = 8;
+
+fn is_attribute(attribute: u32) -> bool {
+    matches!(attribute, 1 | 3 | PRIORITY | 9 | 10)
+}
+
+exports! {
+    call fn cuStreamCreate(out: Out<Handle>, flags: u32) { create(out, flags, 0) }
+    call fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, priority: i32) { create(out, flags, priority) }
+    call fn cuStreamDestroy_v2(handle: Handle) {
+        if handle.0 <= 2 {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        lane::post(&StreamDestroy { id: arena::remove::<Stream>(handle)?.id }, &[])
+    }
+    call fn cuStreamSynchronize | cuStreamSynchronize_ptsz [stream] (stream: Handle) { synchronize(resolve(stream)?) }
+    call fn cuStreamQuery | cuStreamQuery_ptsz [stream] (stream: Handle) {
+        let place = resolve(stream)?;
+        let done = lane::ask(&StreamQuery { device: place.device, stream: place.id })?;
+        session::get()?.take_error(place.device)?;
+        if done { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+    }
+    call fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz [stream] (stream: Handle, event: Handle, flags: u32) {
+        if flags > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (place, event) = (resolve(stream)?, arena::get::<Event>(event)?);
+        lane::post(&StreamWaitEvent { device: place.device, stream: place.id, event: event.id, flags }, &[])
+    }
+    ready fn cuStreamGetFlags | cuStreamGetFlags_ptsz [stream] (stream: Handle, out: Out<u32>) { out.put(facts(stream)?.0) }
+    ready fn cuStreamGetPriority | cuStreamGetPriority_ptsz [stream] (stream: Handle, out: Out<i32>) { out.put(facts(stream)?.1) }
+    ready fn cuStreamGetCtx | cuStreamGetCtx_ptsz [stream] (stream: Handle, out: Out<Handle>) { out.put(facts(stream)?.2) }
+    ready fn cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz [stream] (stream: Handle, out: Out<Handle>, green: Out<Handle>) {
+        green.offer(Handle::NULL);
+        out.put(facts(stream)?.2)
+    }
+    ready fn cuStreamGetId | cuStreamGetId_ptsz [stream] (stream: Handle, out: Out<u64>) { out.put(facts(stream)?.3) }
+    ready fn cuStreamGetDevice | cuStreamGetDevice_ptsz [stream] (stream: Handle, out: Out<i32>) {
+        out.put(resolve(stream)?.device.into())
+    }
+    ready fn cuStreamGetAttribute | cuStreamGetAttribute_ptsz [stream] (stream: Handle, attribute: u32, out: Out<[u8; 64]>) {
+        if !is_attribute(attribute) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut value = [0; 64];
+        if stream.0 > 2 {
+            let stream = arena::get::<Stream>(stream)?;
+            if attribute == PRIORITY {
+                value[..4].copy_from_slice(&stream.priority.to_ne_bytes());
+            }
+            let kept = stream.attributes.lock().unwrap_or_else(PoisonError::into_inner);
+            value = kept.get(&attribute).copied().unwrap_or(value);
+        }
+        out.put(value)
+    }
+    ready fn cuStreamSetAttribute | cuStreamSetAttribute_ptsz [stream] (stream: Handle, attribute: u32, value: In<[u8; 64]>) {
+        if !is_attribute(attribute) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let value = value.get()?;
+        if stream.0 > 2 {
+            let stream = arena::get::<Stream>(stream)?;
+            stream.attributes.lock().unwrap_or_else(PoisonError::into_inner).insert(attribute, value);
+        }
+        Ok(())
+    }
+    ready fn cuStreamCopyAttributes | cuStreamCopyAttributes_ptsz [to] (to: Handle, from: Handle) {
+        let (to, from) = (arena::get::<Stream>(to)?, arena::get::<Stream>(from)?);
+        let values = from.attributes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        *to.attributes.lock().unwrap_or_else(PoisonError::into_inner) = values;
+        Ok(())
+    }
+    ready fn cuStreamGetGreenCtx(stream: Handle, out: Out<Handle>) {
+        facts(stream)?;
+        out.put(Handle::NULL)
+    }
+    ready fn cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz [stream] (stream: Handle, _address: u64, _bytes: usize, flags: u32) {
+        if !matches!(flags, 1 | 2 | 4) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        resolve(stream).map(drop)
+    }
+    ready fn cuCtxRecordEvent(_context: Handle, _event: Handle) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+    ready fn cuCtxWaitEvent(_context: Handle, _event: Handle) { Err(CUDA_ERROR_NOT_SUPPORTED) }
+}

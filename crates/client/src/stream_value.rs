@@ -1,0 +1,77 @@
+//! Streams that wait for a value in memory, or write one.
+
+use rekindle_cuda::types::BatchMemOp;
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_protocol::operation::{WaitValue, WriteValue};
+
+use crate::abi::{Handle, In, Result};
+use crate::export::exports;
+use crate::lane;
+use crate::stream::{Place, resolve};
+
+fn wait(place: Place, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+    check(address, width)?;
+    lane::post(&WaitValue { device: place.device, stream: place.id, address, value, width, flags }, &[])
+}
+
+fn write(place: Place, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+    check(address, width)?;
+    lane::post(&WriteValue { device: place.device, stream: place.id, address, value, width, flags }, &[])
+}
+
+fn check(address: u64, width: u32) -> Result<()> {
+    if address == 0 || !address.is_multiple_of(width.into()) { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
+}
+
+fn batch(stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) -> Result<()> {
+    if flags != 0 || count > 256 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let place = resolve(stream)?;
+    for operation in operations.slice(count as usize)? {
+        let BatchMemOp { address, value, flags, .. } = *operation;
+        match operation.operation {
+            1 => wait(place, address, value & 0xffff_ffff, 4, flags)?,
+            2 => write(place, address, value & 0xffff_ffff, 4, flags)?,
+            4 => wait(place, address, value, 8, flags)?,
+            5 => write(place, address, value, 8, flags)?,
+            // Flushes and barriers: every operation of ours is ordered and visible to the next.
+            3 | 6 => {}
+            _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+    Ok(())
+}
+
+exports! {
+    call fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
+        wait(resolve(stream)?, address, value.into(), 4, flags)
+    }
+    call fn cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
+        wait(resolve(stream)?, address, value.into(), 4, flags)
+    }
+    call fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
+        wait(resolve(stream)?, address, value, 8, flags)
+    }
+    call fn cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
+        wait(resolve(stream)?, address, value, 8, flags)
+    }
+    call fn cuStreamWriteValue32 | cuStreamWriteValue32_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
+        write(resolve(stream)?, address, value.into(), 4, flags)
+    }
+    call fn cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz [stream] (stream: Handle, address: u64, value: u32, flags: u32) {
+        write(resolve(stream)?, address, value.into(), 4, flags)
+    }
+    call fn cuStreamWriteValue64 | cuStreamWriteValue64_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
+        write(resolve(stream)?, address, value, 8, flags)
+    }
+    call fn cuStreamWriteValue64_v2 | cuStreamWriteValue64_v2_ptsz [stream] (stream: Handle, address: u64, value: u64, flags: u32) {
+        write(resolve(stream)?, address, value, 8, flags)
+    }
+    call fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz [stream] (stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) {
+        batch(stream, count, operations, flags)
+    }
+    call fn cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz [stream] (stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) {
+        batch(stream, count, operations, flags)
+    }
+}
