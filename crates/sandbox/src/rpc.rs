@@ -9,7 +9,9 @@ const REQUEST_DUMP: u64 = 1;
 const REQUEST_RESTORE: u64 = 2;
 const REQUEST_NOTIFY: u64 = 6;
 const CGROUPS_IGNORE: u64 = 0;
-const LOG_LEVEL: u64 = 4;
+/// All that CRIU does, value by value; and only its steps.
+pub const LOG_DEBUG: u32 = 4;
+pub const LOG_STEPS: u32 = 3;
 /// Deleted files are kept whole in the images, up to CRIU's largest limit.
 const GHOST_LIMIT: u64 = u32::MAX as u64;
 
@@ -24,6 +26,7 @@ pub struct Options {
     pub tcp_established: bool,
     pub timeout_seconds: Option<u32>,
     pub log_file: &'static str,
+    pub log_level: u32,
     pub external: Vec<String>,
     pub inherit: Vec<(String, i32)>,
 }
@@ -63,7 +66,7 @@ fn options(options: &Options) -> Encoder {
     out.number(3, options.leave_running.into())
         .number(5, options.tcp_established.into())
         .number(8, 1)
-        .number(9, LOG_LEVEL)
+        .number(9, options.log_level.into())
         .bytes(10, options.log_file.as_bytes())
         .number(12, 1)
         .number(18, 1)

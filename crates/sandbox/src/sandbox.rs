@@ -1,6 +1,7 @@
 //! A sandbox as the daemon holds it.
 //!
-//! Dropping a [`Sandbox`] leaves the program running: it belongs to its init, not to the daemon.
+//! Dropping a [`Sandbox`] leaves the program running: it belongs to its init, not to the daemon. Only a
+//! [`Sandbox`] that is waited for or killed frees the entry of its outer process in the process table.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -10,6 +10,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// What CRIU's names for them begin with.
+pub const FINDINGS_NAME: &[u8] = b"criu.kdat";
 /// CRIU's own name for them.
 const FINDINGS: &str = "/run/criu.kdat";
 

@@ -73,6 +73,7 @@ pub fn dump(
         tcp_established: dump.tcp_established,
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
+        log_level: rpc::LOG_DEBUG,
         external: dump.external_sockets.iter().map(|inode| format!("unix[{inode}]")).collect(),
         inherit: Vec::new(),
     };
@@ -120,6 +121,7 @@ pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) 
         work_dir: Some(work.as_raw_fd()),
         tcp_established: restore.tcp_established,
         log_file: RESTORE_LOG,
+        log_level: rpc::LOG_STEPS,
         external: restore.sockets.iter().map(|inode| format!("unix[{inode}]")).collect(),
         inherit,
         ..Options::default()
@@ -267,6 +269,11 @@ fn ask(channel: &Channel, within: Duration) -> Result<(), String> {
 /// CRIU asks for more descriptors where it may; that it may not is no error.
 const HARMLESS: &str = "rlimit: Can't setup RLIMIT_NOFILE for self";
 
+/// How CRIU before 4.2 fails on every internet socket under Linux 6.16 and newer.
+const NO_PASSCRED: &str = "sockets: Can't get 1:16 opt";
+const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2 on this kernel \
+    (REKINDLE_CRIU_SUITE=forky scripts/criu sets it up)";
+
 /// CRIU's own words: the errors in its log, else its message.
 fn cause(log: &Path, message: Option<String>) -> String {
     let mut text = Vec::new();
@@ -276,6 +283,7 @@ fn cause(log: &Path, message: Option<String>) -> String {
     let errors: Vec<_> =
         text.lines().filter_map(error_text).filter(|text| !text.starts_with(HARMLESS)).take(CAUSES).collect();
     match (errors.is_empty(), message) {
+        (false, _) if errors[0].starts_with(NO_PASSCRED) => format!("{}; {OLD_CRIU}", errors.join("; ")),
         (false, _) => errors.join("; "),
         (true, Some(message)) if !message.is_empty() => message,
         (true, _) => "it gave no reason".into(),

@@ -3,10 +3,10 @@
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::support::{Place, Running, able, counter, criu, images, spec_in};
-use rekindle_sandbox::{Adopted, Error, Exit, Frozen, Restored, Sandbox};
+use crate::support::{Place, Running, able, counter, criu, images, program, spec_in};
+use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, RestoreSpec, Restored, Sandbox};
 use serde_json::Value;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -159,9 +159,24 @@ fn doomed_daemon() {
         Sandbox::start(&spec, &counter()).unwrap();
         die();
     }
-    let Adopted::Running(sandbox) = Sandbox::adopt(dir.as_ref()).unwrap() else { panic!("it runs") };
     let images = std::env::var_os("DOOMED_IMAGES").unwrap();
-    let mut spec = rekindle_sandbox::DumpSpec::new(criu(), images.as_ref(), task == "leave");
+    if task == "restore" {
+        let spec = RestoreSpec {
+            sandbox: spec_in(dir.as_ref()),
+            criu: criu(),
+            images_dir: images.as_ref(),
+            sockets: Vec::new(),
+            tcp_established: false,
+            timeout: Duration::from_secs(20),
+        };
+        let hook = |_: &Restored| {
+            die();
+            Ok::<(), Error>(())
+        };
+        Sandbox::restore(&spec, hook).unwrap();
+    }
+    let Adopted::Running(sandbox) = Sandbox::adopt(dir.as_ref()).unwrap() else { panic!("it runs") };
+    let mut spec = DumpSpec::new(criu(), images.as_ref(), task == "leave");
     spec.external_sockets = vec![std::env::var("DOOMED_INODE").unwrap().parse().unwrap()];
     let hook = |_: &Frozen<'_>| {
         die();
@@ -204,6 +219,36 @@ fn a_killed_daemon_harms_nothing() {
     assert_eq!(running.sandbox.wait_exit(SOON).unwrap(), Some(Exit::Signal(libc::SIGTERM)));
     let Adopted::Ended(exit) = Sandbox::adopt(place.dir.path()).unwrap() else { panic!("it has ended") };
     assert_eq!(exit, Some(Exit::Signal(libc::SIGTERM)));
+}
+
+#[test]
+fn a_daemon_killed_in_a_restore_leaves_nothing() {
+    if !able() {
+        return;
+    }
+    let place = Place::new();
+    let sandbox = Sandbox::start(&place.spec(), &program(&["sleep", "1000"])).unwrap();
+    let (_keep, dir) = images();
+    sandbox.dump(&DumpSpec::new(criu(), &dir, false), nothing).unwrap();
+    assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));
+    let place = Place::new();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "checkpoint::doomed_daemon"]).env("DOOMED_TASK", "restore");
+    command.env("DOOMED_DIR", place.dir.path()).env("DOOMED_IMAGES", &dir);
+    let status = command.output().unwrap().status;
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
+    assert!(matches!(Sandbox::adopt(place.dir.path()).unwrap(), Adopted::Ended(None)));
+    let ours = format!("{}", place.dir.path().display());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mounted = || {
+        let mut pids = fs::read_dir("/proc").unwrap().flatten();
+        let name = ours.rsplit('/').next().unwrap();
+        pids.any(|pid| fs::read_to_string(pid.path().join("mountinfo")).is_ok_and(|text| text.contains(name)))
+    };
+    while mounted() {
+        assert!(Instant::now() < deadline, "a process of the sandbox is left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -99,6 +99,26 @@ fn killing_a_sandbox_ends_all_that_is_in_it() {
 }
 
 #[test]
+fn the_outer_process_passes_signals_on_and_ends_with_the_program() {
+    if !able() {
+        return;
+    }
+    let place = Place::new();
+    let script = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
+    let sandbox = Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap();
+    while !place.log().contains("ready") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stat = fs::read_to_string(format!("/proc/{}/stat", sandbox.init_pid())).unwrap();
+    let outer: i32 = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap();
+    // SAFETY: kill has no memory to harm.
+    assert_eq!(unsafe { libc::kill(outer, libc::SIGTERM) }, 0);
+    assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Code(3)));
+    assert!(place.log().ends_with("told\n"));
+    assert!(!fs::exists(format!("/proc/{outer}")).unwrap(), "it has been reaped");
+}
+
+#[test]
 fn a_restore_that_cannot_be_or_takes_too_long_ends() {
     if !able() {
         return;
