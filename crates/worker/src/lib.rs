@@ -1,1 +1,30 @@
-//! Placeholder.
+//! The worker: the process that owns a program's GPU contexts.
+//!
+//! ```text
+//!   daemon ──socket──▶ control thread ──commands──▶ dispatch thread ──▶ device(s)
+//!   client ──socket──▶ client thread  ──commands──▶      ▲
+//!   client ──rings (shared memory)───────────────────────┘
+//! ```
+//!
+//! One dispatch thread takes the requests of all of the program's threads in their order and gives them to the GPU; it
+//! alone touches the [`engine`]. The control thread obeys the daemon, one connection at a time; a worker outlives its
+//! daemon, and undoes a checkpoint that the daemon's death left half done. A worker serves one client process and ends
+//! with it.
+
+mod arguments;
+mod client_thread;
+mod code;
+mod control;
+mod dispatch;
+mod elf;
+mod engine;
+mod gpu;
+mod image;
+mod link;
+mod memory;
+mod start;
+
+pub use arguments::{Arguments, ArgumentsError};
+pub use dispatch::Ended;
+pub use gpu::{Gpu, Opened};
+pub use start::{main, serve};

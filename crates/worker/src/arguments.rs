@@ -1,0 +1,71 @@
+//! `rekindled worker --listen SOCKET --gpu GPU`
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::gpu::Gpu;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arguments {
+    /// The socket to make, for the daemon.
+    pub listen: PathBuf,
+    pub gpu: Gpu,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgumentsError {
+    #[error("unknown argument {0:?}; a worker takes --listen SOCKET and --gpu GPU")]
+    Unknown(OsString),
+    #[error("{0} needs a value")]
+    NoValue(&'static str),
+    #[error("{0} is missing; a worker takes --listen SOCKET and --gpu GPU")]
+    Missing(&'static str),
+    #[error("{0:?} names no GPU; expected emulated, emulated:KEY=VALUE,..., nvidia or nvidia:INDEX")]
+    Gpu(String),
+}
+
+impl Arguments {
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, ArgumentsError> {
+        let (mut listen, mut gpu) = (None, None);
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            match argument.to_str() {
+                Some("--listen") => {
+                    let value = arguments.next().ok_or(ArgumentsError::NoValue("--listen"))?;
+                    listen = Some(PathBuf::from(value));
+                }
+                Some("--gpu") => {
+                    let value = arguments.next().ok_or(ArgumentsError::NoValue("--gpu"))?;
+                    let value = value.to_string_lossy();
+                    gpu = Some(Gpu::parse(&value).ok_or_else(|| ArgumentsError::Gpu(value.into_owned()))?);
+                }
+                _ => return Err(ArgumentsError::Unknown(argument)),
+            }
+        }
+        Ok(Arguments {
+            listen: listen.ok_or(ArgumentsError::Missing("--listen"))?,
+            gpu: gpu.ok_or(ArgumentsError::Missing("--gpu"))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, ArgumentsError> {
+        Arguments::parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn a_worker_is_told_where_to_listen_and_what_to_use() {
+        let parsed = parse("--gpu nvidia:3 --listen /run/w.sock").unwrap();
+        assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu: Gpu::Nvidia { index: 3 } });
+        assert_eq!(parse("--listen /a --gpu emulated").unwrap().gpu, Gpu::Emulated { config: None });
+        assert_eq!(parse("--gpu emulated"), Err(ArgumentsError::Missing("--listen")));
+        assert_eq!(parse("--listen"), Err(ArgumentsError::NoValue("--listen")));
+        assert!(matches!(parse("--listen /a --gpu voodoo"), Err(ArgumentsError::Gpu(_))));
+        assert!(matches!(parse("--listen /a --gpu nvidia:x"), Err(ArgumentsError::Gpu(_))));
+        assert!(matches!(parse("run"), Err(ArgumentsError::Unknown(_))));
+    }
+}

@@ -1,0 +1,107 @@
+//! Listens to the client on its control socket until it ends.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rekindle_protocol::client::{ToClient, ToWorker};
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_ring::{BoardMapping, Liveness, Ring};
+
+use crate::dispatch::{Ended, Remote};
+use crate::link::{Answer, Link};
+
+pub(crate) struct ClientThread {
+    pub socket: Arc<UnixStream>,
+    pub directory: PathBuf,
+    pub remote: Remote,
+    pub link: Arc<Link>,
+}
+
+impl ClientThread {
+    pub(crate) fn run(self) {
+        loop {
+            match frame::receive::<ToWorker>(&self.socket) {
+                Ok((message, _)) => self.take(message),
+                Err(FrameError::Closed) => break,
+                Err(error) => {
+                    log::error!("the program's GPU client: {error}");
+                    break;
+                }
+            }
+        }
+        self.link.disconnect();
+        self.remote.run(|desk| {
+            if let Some(board) = desk.engine.board {
+                board.set_client(Liveness::Dead);
+            }
+            desk.engine.remove_files();
+        });
+        self.remote.end(Ended::Done);
+    }
+
+    fn take(&self, message: ToWorker) {
+        match message {
+            ToWorker::Board { name } => self.board(name),
+            ToWorker::Ring { index, name } => self.ring(index, name),
+            ToWorker::Called { token } => self.link.called(token),
+            ToWorker::Quiesced(quiesced) => self.link.answered(Answer::Quiesced(quiesced)),
+            ToWorker::Busy(reason) => self.link.answered(Answer::Busy(reason)),
+            ToWorker::Resumed => self.link.answered(Answer::Resumed),
+            ToWorker::Attach => self.attach(),
+        }
+    }
+
+    fn board(&self, name: String) {
+        let opened = self.file(&name).map(|path| BoardMapping::open(&path));
+        match opened {
+            Some(Ok(board)) => {
+                board.set_worker(Liveness::Alive);
+                self.remote.use_board(board);
+                self.remote.run(move |desk| {
+                    desk.engine.board = Some(board);
+                    desk.engine.board_name = name;
+                });
+            }
+            Some(Err(error)) => self.fail(error.to_string()),
+            None => self.fail(format!("the client named a board file {name:?}")),
+        }
+    }
+
+    fn ring(&self, index: u32, name: String) {
+        match self.file(&name).map(|path| Ring::open(&path)) {
+            Some(Ok(ring)) => {
+                let link = self.link.clone();
+                self.remote.run(move |desk| {
+                    desk.add_ring(index, name, ring);
+                    link.send(&ToClient::RingReady { index });
+                });
+            }
+            Some(Err(error)) => self.fail(error.to_string()),
+            None => self.fail(format!("the client named a ring file {name:?}")),
+        }
+    }
+
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        crate::memory::is_plain_name(name).then(|| self.directory.join(name))
+    }
+
+    /// A client that cannot be served is let go; it hears of it by the closed socket.
+    fn fail(&self, problem: String) {
+        self.remote.end(Ended::Failed(problem));
+    }
+
+    fn attach(&self) {
+        let link = self.link.clone();
+        let attached = self.remote.ask(|desk| (desk.engine.platform.clone(), desk.engine.client));
+        let problem = match attached {
+            Err(problem) => problem,
+            Ok((_, 0)) => "the worker was not told the program's pid".to_string(),
+            Ok((platform, pid)) => {
+                let attached = platform.process_restore(pid).and_then(|()| platform.process_unlock(pid));
+                attached.err().map(|code| format!("the driver answered {code}")).unwrap_or_default()
+            }
+        };
+        link.send(&ToClient::Attached { problem });
+    }
+}

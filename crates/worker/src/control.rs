@@ -1,0 +1,258 @@
+//! Obeys the daemon.
+//!
+//! One connection is served at a time. If it closes between `Quiesce` and `Resume`, the daemon has died or given the
+//! checkpoint up, and the worker undoes it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::worker::{Request, Response};
+
+use crate::client_thread::ClientThread;
+use crate::dispatch::{Desk, Ended, Remote};
+use crate::image;
+use crate::link::{Answer, Link};
+
+/// A worker that nobody needs ends after this time.
+const LONELY: Duration = Duration::from_secs(60);
+/// How long the client may take to let its threads run again.
+const RESUME_LIMIT: Duration = Duration::from_secs(10);
+/// What the client is given beyond the limit that it was told, to answer that it could not keep it.
+const ANSWER_SLACK: Duration = Duration::from_secs(1);
+
+pub(crate) struct Control {
+    listener: UnixListener,
+    remote: Remote,
+    link: Arc<Link>,
+    /// What a dead daemon leaves to undo.
+    quiesced: bool,
+    detached: Option<i32>,
+}
+
+impl Control {
+    pub(crate) fn new(listener: UnixListener, remote: Remote, link: Arc<Link>) -> Control {
+        Control { listener, remote, link, quiesced: false, detached: None }
+    }
+
+    pub(crate) fn run(mut self) {
+        let mut lonely_since = Instant::now();
+        loop {
+            if wait_readable(&self.listener, Duration::from_secs(1)) {
+                match self.listener.accept() {
+                    Ok((stream, _)) => self.serve(&stream),
+                    Err(error) => log::warn!("cannot take a connection: {error}"),
+                }
+                self.undo();
+                lonely_since = Instant::now();
+            } else if !self.link.is_connected() && lonely_since.elapsed() > LONELY {
+                return self.remote.end(Ended::Failed("no daemon and no client has come".to_string()));
+            }
+        }
+    }
+
+    fn serve(&mut self, stream: &UnixStream) {
+        loop {
+            let (request, descriptors) = match frame::receive::<Request>(stream) {
+                Ok(received) => received,
+                Err(FrameError::Closed) => return,
+                Err(error) => return log::warn!("the daemon's connection: {error}"),
+            };
+            let end = matches!(request, Request::Shutdown);
+            let response = self.obey(request, descriptors, stream).unwrap_or_else(Response::Failed);
+            if let Response::Failed(problem) = &response {
+                log::warn!("a request of the daemon failed: {problem}");
+            }
+            let sent = frame::send(stream, &response, &[]);
+            self.remote.heard();
+            if end {
+                self.remote.end(Ended::Done);
+            }
+            if let Err(error) = sent {
+                return log::warn!("the daemon's connection: {error}");
+            }
+        }
+    }
+
+    fn obey(
+        &mut self,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+        stream: &UnixStream,
+    ) -> Result<Response, String> {
+        match request {
+            Request::Status => self.remote.ask(|desk| Response::Status(desk.engine.status())),
+            Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
+            Request::Quiesce { limit_ms } => {
+                self.quiesce(Duration::from_millis(limit_ms)).map(Response::Quiesced)
+            }
+            Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
+            Request::Attach { pid } => self.attach(pid),
+            Request::Save { staging } => {
+                let (parts, phases) = self
+                    .work(stream, move |desk, stop| image::save(&mut desk.engine, staging.as_ref(), stop))?;
+                Ok(Response::Saved { parts, phases })
+            }
+            Request::SavePinned { staging } => {
+                let save =
+                    move |desk: &mut Desk, _: &AtomicBool| image::save_pinned(&desk.engine, staging.as_ref());
+                let (parts, phases) = self.work(stream, save)?;
+                Ok(Response::Saved { parts, phases })
+            }
+            Request::Restore { image, run_directory } => {
+                let remote = self.remote.clone();
+                let phases = self.work(stream, move |desk, stop| {
+                    let phases = image::restore(desk, image.as_ref(), run_directory.into(), stop)?;
+                    if let Some(board) = desk.engine.board {
+                        remote.use_board(board);
+                    }
+                    Ok(phases)
+                })?;
+                Ok(Response::Restored { phases })
+            }
+            Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
+            Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
+            Request::Shutdown => Ok(Response::Done),
+        }
+    }
+
+    /// Takes the client's socket and greets it.
+    fn welcome(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let for_engine = directory.clone();
+        let welcome = self.remote.ask(move |desk| {
+            desk.engine.directory = for_engine;
+            desk.engine.welcome()
+        })?;
+        self.connect(directory, descriptors)?;
+        if !self.link.send(&welcome) {
+            return Err("the client closed its socket before it was welcomed".to_string());
+        }
+        Ok(Response::Done)
+    }
+
+    fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let directory = self.remote.ask(move |desk| {
+            desk.engine.client = pid;
+            desk.engine.directory.clone()
+        })?;
+        self.connect(directory, descriptors)?;
+        Ok(Response::Done)
+    }
+
+    fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let descriptor = descriptors.into_iter().next().ok_or("the client's socket did not come along")?;
+        let socket = Arc::new(UnixStream::from(descriptor));
+        if !self.link.connect(socket.clone()) {
+            return Err("this worker has a client already".to_string());
+        }
+        let (remote, link) = (self.remote.clone(), self.link.clone());
+        let thread = ClientThread { socket, directory, remote, link };
+        let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
+        spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
+    }
+
+    fn quiesce(&mut self, limit: Duration) -> Result<Quiesced, String> {
+        let began = Instant::now();
+        self.quiesced = true;
+        let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
+        let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
+            Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
+            Answer::Busy(reason) => Some(Err(reason)),
+            _ => None,
+        });
+        let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
+        let drained = stopped.and_then(|quiesced| {
+            let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
+            self.remote.drain(left).map(|()| quiesced)
+        });
+        drained.inspect_err(|_| self.undo())
+    }
+
+    fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<Response, String> {
+        let platform = self.remote.ask(move |desk| {
+            desk.engine.client = pid;
+            desk.engine.platform.clone()
+        })?;
+        let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
+        platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
+        self.detached = Some(pid);
+        if let Err(code) = platform.process_checkpoint(pid) {
+            let _ = platform.process_unlock(pid);
+            self.detached = None;
+            return Err(failed("detach from")(code));
+        }
+        Ok(Response::Done)
+    }
+
+    fn attach(&mut self, pid: i32) -> Result<Response, String> {
+        let platform = self.remote.ask(|desk| desk.engine.platform.clone())?;
+        let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
+        platform.process_restore(pid).map_err(failed)?;
+        platform.process_unlock(pid).map_err(failed)?;
+        self.detached = None;
+        Ok(Response::Done)
+    }
+
+    fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<Response, String> {
+        let message = ToClient::Resume { restored, driver_attached };
+        let answered =
+            self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
+        self.quiesced = false;
+        self.detached = None;
+        answered.map(|()| Response::Done).map_err(|unanswered| unanswered.to_string())
+    }
+
+    /// Lets the client go on after a checkpoint that came to nothing.
+    fn undo(&mut self) {
+        if let Some(pid) = self.detached
+            && let Err(problem) = self.attach(pid)
+        {
+            log::error!("{problem}");
+        }
+        if std::mem::take(&mut self.quiesced) {
+            self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
+        }
+        self.detached = None;
+    }
+
+    /// Has the dispatch thread do something long, and tells it to stop when the daemon goes away meanwhile.
+    fn work<T: Send + 'static>(
+        &self,
+        stream: &UnixStream,
+        work: impl FnOnce(&mut Desk, &AtomicBool) -> Result<T, image::Error> + Send + 'static,
+    ) -> Result<T, String> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let result = self.remote.start(move |desk| work(desk, &told));
+        loop {
+            match result.recv_timeout(Duration::from_millis(50)) {
+                Ok(done) => return done.map_err(|error| error.to_string()),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.remote.problem()),
+                Err(RecvTimeoutError::Timeout) if is_closed(stream) => stop.store(true, Ordering::Relaxed),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+fn wait_readable(socket: &impl AsRawFd, limit: Duration) -> bool {
+    poll(socket.as_raw_fd(), libc::POLLIN, limit.as_millis() as i32) != 0
+}
+
+/// The other end has been closed.
+fn is_closed(socket: &UnixStream) -> bool {
+    poll(socket.as_raw_fd(), libc::POLLRDHUP, 0) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+fn poll(descriptor: i32, events: i16, limit_ms: i32) -> i16 {
+    let mut entry = libc::pollfd { fd: descriptor, events, revents: 0 };
+    // SAFETY: one valid entry, borrowed for the call.
+    unsafe { libc::poll(&mut entry, 1, limit_ms) };
+    entry.revents
+}

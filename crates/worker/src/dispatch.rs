@@ -1,0 +1,294 @@
+//! The dispatch thread: takes requests from all rings in their order, and looks at what is outstanding in between.
+//!
+//! While there are requests it makes no system call; while there is nothing it sleeps on the board. Other threads of the
+//! worker have it do things through a [`Remote`].
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Upload, dispatch};
+use rekindle_ring::{Board, Merge, Spin};
+
+use crate::engine::{Engine, Lane, Thread};
+
+/// Requests between two looks at what is outstanding.
+const ROUND: usize = 64;
+
+/// Why the dispatch thread ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The program has ended, or the daemon said so.
+    Done,
+    /// What is wrong, in a sentence.
+    Failed(String),
+}
+
+pub(crate) type Command = Box<dyn FnOnce(&mut Desk) + Send>;
+
+/// What the dispatch thread works on.
+pub(crate) struct Desk {
+    pub engine: Engine,
+    merge: Merge<'static>,
+    draining: Option<Drain>,
+    ended: Option<Ended>,
+    spin: Spin,
+    /// How long outstanding work is polled without rest.
+    eager: Duration,
+    quiet_since: Instant,
+}
+
+/// Somebody waits until nothing is under way.
+struct Drain {
+    limit: Duration,
+    since: Instant,
+    answer: Sender<Result<(), String>>,
+}
+
+/// Has the dispatch thread do things.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    attention: AtomicBool,
+    board: OnceLock<&'static Board>,
+    /// Why there is no dispatch thread.
+    problem: OnceLock<String>,
+    /// The daemon was answered after there was a problem.
+    heard: AtomicBool,
+}
+
+/// The dispatch thread's end of a [`Remote`].
+pub(crate) struct Inbox {
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+}
+
+pub(crate) fn remote() -> (Remote, Inbox) {
+    let (sender, commands) = channel();
+    let shared = Arc::new(Shared::default());
+    (Remote { commands: sender, shared: shared.clone() }, Inbox { commands, shared })
+}
+
+impl Remote {
+    pub(crate) fn run(&self, command: impl FnOnce(&mut Desk) + Send + 'static) {
+        if self.commands.send(Box::new(command)).is_ok() {
+            self.shared.attention.store(true, Ordering::Release);
+            if let Some(board) = self.shared.board.get() {
+                board.ring();
+            }
+        }
+    }
+
+    /// Runs a command and leads its result back; the other end closes without one when the thread has ended.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Receiver<T> {
+        let (sender, receiver) = channel();
+        self.run(move |desk| {
+            let _ = sender.send(command(desk));
+        });
+        receiver
+    }
+
+    /// Runs a command and waits for its result. `Err` says why there is none.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        self.start(command).recv().map_err(|_| self.problem())
+    }
+
+    /// Why commands are not run any more.
+    pub(crate) fn problem(&self) -> String {
+        self.shared.problem.get().cloned().unwrap_or_else(|| "the worker is ending".to_string())
+    }
+
+    /// Waits until nothing is under way on any ring or device.
+    pub(crate) fn drain(&self, limit: Duration) -> Result<(), String> {
+        let (answer, result) = channel();
+        self.run(move |desk| desk.draining = Some(Drain { limit, since: Instant::now(), answer }));
+        result.recv().unwrap_or_else(|_| Err(self.problem()))
+    }
+
+    pub(crate) fn end(&self, how: Ended) {
+        self.run(move |desk| desk.ended = Some(how));
+    }
+
+    /// The daemon got an answer.
+    pub(crate) fn heard(&self) {
+        if self.shared.problem.get().is_some() {
+            self.shared.heard.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives the daemon some time to ask, and so to learn the problem.
+    pub(crate) fn wait_until_heard(&self) {
+        let since = Instant::now();
+        while !self.shared.heard.load(Ordering::Acquire) && since.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// From now on the dispatch thread can be woken through this board.
+    pub(crate) fn use_board(&self, board: &'static Board) {
+        let _ = self.shared.board.set(board);
+    }
+}
+
+impl Inbox {
+    /// Runs no command, now or later: all who ask get this sentence.
+    pub(crate) fn refuse(self, problem: String) {
+        let _ = self.shared.problem.set(problem);
+    }
+}
+
+impl Desk {
+    pub(crate) fn new(engine: Engine) -> Desk {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Desk {
+            engine,
+            merge: Merge::new(),
+            draining: None,
+            ended: None,
+            spin: Spin::for_cores(cores),
+            eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
+            quiet_since: Instant::now(),
+        }
+    }
+
+    /// Takes a ring in. Its place among the threads is its number in [`Origin`].
+    pub(crate) fn add_ring(&mut self, index: u32, name: String, ring: rekindle_ring::Ring) {
+        if self.engine.threads.iter().any(|thread| thread.name == name) {
+            return;
+        }
+        // SAFETY: each ring file is taken in once, as the line above says, so this is its one consumer.
+        self.merge.add(unsafe { ring.consumer() });
+        self.engine.threads.push(Thread { index, name, ring, lane: Lane::default(), streams: Vec::new() });
+    }
+
+    pub(crate) fn run(mut self, inbox: &Inbox) -> Ended {
+        // The kernel may otherwise lengthen short sleeps by 50 µs.
+        // SAFETY: sets a property of this thread only.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
+        loop {
+            if inbox.shared.attention.swap(false, Ordering::Acquire) {
+                while let Ok(command) = inbox.commands.try_recv() {
+                    command(&mut self);
+                }
+            }
+            if let Some(ended) = self.ended.take() {
+                return ended;
+            }
+            let Some(board) = self.engine.board else {
+                match inbox.commands.recv() {
+                    Ok(command) => command(&mut self),
+                    Err(_) => return Ended::Done,
+                }
+                continue;
+            };
+            let worked = match self.round() {
+                Ok(worked) => worked,
+                Err(problem) => return Ended::Failed(problem),
+            };
+            if worked < ROUND && self.engine.waiting.transfers != 0 {
+                self.engine.close_batches();
+            }
+            let progress = !self.engine.waiting.is_empty() && self.engine.poll();
+            if worked != 0 || progress {
+                self.quiet_since = Instant::now();
+                self.look_at_drain(worked);
+            } else {
+                self.look_at_drain(0);
+                self.rest(board, inbox);
+            }
+        }
+    }
+
+    /// Handles up to [`ROUND`] requests.
+    fn round(&mut self) -> Result<usize, String> {
+        for done in 0..ROUND {
+            let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
+                return Ok(done);
+            };
+            if self.engine.waiting.transfers != 0
+                && record.opcode != Upload::OPCODE
+                && record.opcode != Download::OPCODE
+            {
+                self.engine.close_batches();
+            }
+            let failed =
+                |engine: &mut Engine, name: &'static str, code| engine.asynchronous_failure(name, code);
+            let origin = Origin { ring };
+            let answer =
+                dispatch(&mut self.engine, origin, record.opcode, record.body, record.trailer, failed);
+            self.merge.release(ring, record);
+            self.engine.operations += 1;
+            if let Some(reply) = answer.map_err(|error| error.to_string())? {
+                self.note_failure(&reply);
+                self.engine.reply(ring, &reply);
+            }
+        }
+        Ok(ROUND)
+    }
+
+    fn note_failure(&mut self, reply: &[u8]) {
+        if let Some(Ok(head)) = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from) {
+            let status = ReplyHead::decode(head).status;
+            if status != 0 {
+                self.engine.note_fault(self.engine.bound(), rekindle_cuda::CuResult(status));
+            }
+        }
+    }
+
+    /// Nothing to do right now: polls on, or sleeps.
+    fn rest(&mut self, board: &Board, inbox: &Inbox) {
+        let attention = || inbox.shared.attention.load(Ordering::Acquire);
+        let merge = &mut self.merge;
+        // A ring that holds nonsense is ready too: the next round finds out.
+        let mut ready = || attention() || !matches!(merge.peek(), Ok(None));
+        if self.engine.waiting.is_empty() && self.draining.is_none() {
+            board.wait(self.spin, Duration::from_secs(1), ready);
+            return;
+        }
+        let quiet = self.quiet_since.elapsed();
+        let age = self.engine.waiting.youngest().map_or(quiet, |youngest| youngest.min(quiet));
+        if age < self.eager {
+            std::hint::spin_loop();
+            return;
+        }
+        let nap = (age / 50).clamp(Duration::from_micros(20), Duration::from_millis(1));
+        if !ready() {
+            board.wait(Spin(0), nap, ready);
+        }
+    }
+
+    fn look_at_drain(&mut self, worked: usize) {
+        let Some(drain) = &self.draining else { return };
+        let (since, limit) = (drain.since, drain.limit);
+        let settled = worked == 0 && self.engine.waiting.is_empty() && self.rings_are_empty();
+        let result = match settled.then(|| self.engine.settle()) {
+            Some(Ok(true)) => Ok(()),
+            Some(Err(problem)) => Err(problem),
+            _ if since.elapsed() < limit => return,
+            _ => Err(format!(
+                "the GPU was still running the program's work after {:.1} s; wait for it, or give more time",
+                limit.as_secs_f64()
+            )),
+        };
+        if let Some(drain) = self.draining.take() {
+            let _ = drain.answer.send(result);
+        }
+    }
+
+    fn rings_are_empty(&mut self) -> bool {
+        matches!(self.merge.peek(), Ok(None))
+            && self.engine.threads.iter().all(|thread| thread.ring.header().is_drained())
+    }
+}

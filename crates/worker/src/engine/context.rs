@@ -1,0 +1,113 @@
+//! One device's context, and what belongs to it as a whole.
+
+use std::sync::Arc;
+
+use rekindle_device::{Device, Event, Result};
+use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
+
+use super::{Engine, Mark};
+use crate::memory::{Heap, Regions};
+
+pub(crate) struct Context {
+    pub device: Arc<dyn Device>,
+    pub heap: Heap,
+    /// Events of the engine's own that are not in use.
+    pub scratch: Vec<Event>,
+    /// The legacy stream may have unfinished work.
+    pub legacy_busy: bool,
+    /// Limits that the program set.
+    pub limits: Vec<(u32, u64)>,
+    /// Stream-ordered allocations that were freed, until they are used again or given back.
+    pub freed: Vec<Freed>,
+    /// When times before the last restore are asked for, they are counted from here.
+    pub anchor: Option<Mark>,
+    /// Staging areas that this context knows.
+    pub registered: Vec<u64>,
+}
+
+/// An allocation that was freed in stream order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub address: u64,
+    pub room: u64,
+    /// The stream that freed it, by its handle, and the event that its work before was done; none when it is.
+    pub pending: Option<(u64, Event)>,
+}
+
+impl Context {
+    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Context {
+        Context {
+            heap: Heap::new(device.clone(), regions),
+            device,
+            scratch: Vec::new(),
+            legacy_busy: false,
+            limits: Vec::new(),
+            freed: Vec::new(),
+            anchor: None,
+            registered: Vec::new(),
+        }
+    }
+}
+
+impl Engine {
+    pub(super) fn set_limit(&mut self, request: LimitSet) -> Result<()> {
+        let device = usize::from(request.device);
+        self.on(device)?.set_limit(request.limit, request.value)?;
+        let limits = &mut self.context_mut(device)?.limits;
+        limits.retain(|(limit, _)| *limit != request.limit);
+        limits.push((request.limit, request.value));
+        Ok(())
+    }
+
+    pub(super) fn synchronize_context(
+        &mut self,
+        origin: Origin,
+        request: ContextSynchronize,
+    ) -> rekindle_protocol::operation::Answer<()> {
+        let device = usize::from(request.device);
+        self.when_idle(origin, device, move |engine| {
+            // Nothing is left to wait for; this lets the driver hand out what kernels printed.
+            if engine.is_idle(device)? { engine.on(device)?.synchronize() } else { Ok(()) }
+        })
+    }
+
+    /// Frees everything that the program has on a device.
+    pub(super) fn reset_context(&mut self, request: ContextReset) -> Result<()> {
+        let index = usize::from(request.device);
+        self.bind(index)?;
+        let device = self.context(index)?.device.clone();
+        let mut first = device.synchronize();
+        let mut note = |result: Result<()>| {
+            if first.is_ok() {
+                first = result;
+            }
+        };
+        for exec in self.execs.extract(|exec| exec.device == index) {
+            note(device.graph_exec_destroy(exec.handle));
+        }
+        for graph in self.graphs.extract(|graph| graph.device == index) {
+            note(device.graph_destroy(graph.handle));
+        }
+        self.functions.extract(|function| function.device == index);
+        for module in self.modules.extract(|module| module.device == index) {
+            note(device.module_unload(module.handle));
+        }
+        for event in self.events.extract(|event| event.device == index) {
+            note(device.event_destroy(event.handle));
+        }
+        for stream in self.streams.extract(|stream| stream.device == index) {
+            note(device.stream_destroy(stream.handle));
+        }
+        for pinned in self.pinned.extract_if(.., |pinned| pinned.device == index) {
+            note(device.host_unregister(pinned.address));
+        }
+        note(self.virtual_memory.clear(index, &*device));
+        let context = self.context_mut(index)?;
+        for event in context.freed.drain(..).filter_map(|freed| Some(freed.pending?.1)) {
+            context.scratch.push(event);
+        }
+        context.limits.clear();
+        note(context.heap.clear());
+        first
+    }
+}

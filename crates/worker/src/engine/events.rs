@@ -1,0 +1,123 @@
+//! Events, and the program's clock.
+//!
+//! An event that was recorded before a restore has no counterpart on the new device: it counts as done, and its time is
+//! known on the program's clock, which stands still while the program is an image.
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_device::{Event, Result};
+use rekindle_protocol::operation::{
+    Answer, EventCreate, EventElapsed, EventRecord, EventSynchronize, Origin, StreamWaitEvent,
+};
+
+use super::{Engine, EventObject, Step};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+pub(crate) const DISABLE_TIMING: u32 = 2;
+
+impl Engine {
+    pub(super) fn create_event(&mut self, request: EventCreate) -> Result<()> {
+        let EventCreate { device, id, flags } = request;
+        let device = usize::from(device);
+        if !self.events.is_free(id) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = self.on(device)?.event_create(flags)?;
+        self.events.insert(id, EventObject { device, flags, handle, recorded: false, restored: None })
+    }
+
+    pub(super) fn record_event(&mut self, origin: Origin, request: EventRecord) -> Result<()> {
+        let EventRecord { device, stream, event: id, flags } = request;
+        let (device, handle) = self.enter(origin, device, stream)?;
+        let event = self.events.get_mut(id)?;
+        event.recorded = true;
+        event.restored = None;
+        let event = event.handle;
+        self.context(device)?.device.event_record(event, handle, flags)?;
+        self.note(device, handle, |stream| Step::Record { stream, event: event.0, id, flags })
+    }
+
+    pub(super) fn wait_event(&mut self, origin: Origin, request: StreamWaitEvent) -> Result<()> {
+        let StreamWaitEvent { device, stream, event: id, flags } = request;
+        let (device, handle) = self.enter(origin, device, stream)?;
+        let event = self.events.get(id)?.handle;
+        self.context(device)?.device.stream_wait_event(handle, event, flags)?;
+        self.note(device, handle, |stream| Step::Wait { stream, event: event.0, id, flags })
+    }
+
+    pub(super) fn query_event(&mut self, id: u32) -> Result<bool> {
+        let EventObject { device, handle, restored, .. } = *self.events.get(id)?;
+        if restored.is_some() { Ok(true) } else { self.on(device)?.event_query(handle) }
+    }
+
+    pub(super) fn synchronize_event(&mut self, origin: Origin, request: EventSynchronize) -> Answer<()> {
+        match self.events.get(request.event) {
+            Err(code) => Answer::Now(Err(code)),
+            Ok(event) if event.restored.is_some() => Answer::Now(Ok(())),
+            Ok(&EventObject { device, handle, .. }) => self.when_recorded(origin, device, handle),
+        }
+    }
+
+    pub(super) fn elapsed(&mut self, request: EventElapsed) -> Result<f32> {
+        let (start, end) = (*self.events.get(request.start)?, *self.events.get(request.end)?);
+        if start.restored.is_none() && end.restored.is_none() {
+            return self.on(start.device)?.event_elapsed(start.handle, end.handle);
+        }
+        Ok((self.time(&end)? - self.time(&start)?) as f32)
+    }
+
+    /// When an event happened on the program's clock.
+    fn time(&mut self, event: &EventObject) -> Result<f64> {
+        if let Some(time) = event.restored {
+            return Ok(time);
+        }
+        if !event.recorded || event.flags & DISABLE_TIMING != 0 {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let anchor = self.context(event.device)?.anchor.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        Ok(anchor.time + f64::from(self.on(event.device)?.event_elapsed(anchor.event, event.handle)?))
+    }
+
+    /// Times of the device's recorded events on the program's clock, and of this moment. The device is idle.
+    ///
+    /// The driver gives differences as single floats, whose error grows with the difference: so each event is timed
+    /// against the one that follows it, not all against one.
+    pub(crate) fn event_times(&mut self, index: usize) -> Result<(Vec<(u32, f64)>, f64)> {
+        let device = self.context(index)?.device.clone();
+        self.bind(index)?;
+        let now = device.event_create(0)?;
+        let times = self.times_before(index, &*device, now);
+        let _ = device.event_destroy(now);
+        times
+    }
+
+    fn times_before(
+        &mut self,
+        index: usize,
+        device: &dyn rekindle_device::Device,
+        now: Event,
+    ) -> Result<(Vec<(u32, f64)>, f64)> {
+        device.event_record(now, rekindle_device::Stream::LEGACY, 0)?;
+        device.event_synchronize(now)?;
+        let present = match self.context(index)?.anchor {
+            Some(anchor) => anchor.time + f64::from(device.event_elapsed(anchor.event, now)?),
+            None => 0.0,
+        };
+        let mut times = Vec::new();
+        let mut live = Vec::new();
+        for (id, event) in self.events.iter().filter(|(_, event)| event.device == index) {
+            if let Some(time) = event.restored {
+                times.push((id, time));
+            } else if event.recorded && event.flags & DISABLE_TIMING == 0 {
+                live.push((id, event.handle, device.event_elapsed(event.handle, now)?));
+            }
+        }
+        live.sort_by(|a, b| a.2.total_cmp(&b.2));
+        let (mut after, mut time) = (now, present);
+        for (id, event, _) in live {
+            time -= f64::from(device.event_elapsed(event, after)?);
+            times.push((id, time));
+            after = event;
+        }
+        Ok((times, present))
+    }
+}

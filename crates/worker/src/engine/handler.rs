@@ -1,0 +1,298 @@
+//! Each operation of the protocol, and where it is done.
+
+use rekindle_device::{Capture, FunctionInfo, Result};
+use rekindle_protocol::operation::*;
+
+use super::Engine;
+
+type No<'t> = &'t [u8];
+
+impl Handler for Engine {
+    fn context_open(&mut self, _: Origin, request: ContextOpen, _: No) -> Answer<()> {
+        self.open(request.device.into()).into()
+    }
+
+    fn context_synchronize(&mut self, origin: Origin, request: ContextSynchronize, _: No) -> Answer<()> {
+        self.synchronize_context(origin, request)
+    }
+
+    fn limit_get(&mut self, _: Origin, request: LimitGet, _: No) -> Answer<u64> {
+        self.on(request.device.into()).and_then(|device| device.limit(request.limit)).into()
+    }
+
+    fn limit_set(&mut self, _: Origin, request: LimitSet, _: No) -> Answer<()> {
+        self.set_limit(request).into()
+    }
+
+    fn context_reset(&mut self, _: Origin, request: ContextReset, _: No) -> Answer<()> {
+        self.reset_context(request).into()
+    }
+
+    fn memory_info(&mut self, _: Origin, request: MemoryInfo, _: No) -> Answer<(u64, u64)> {
+        self.memory_space(request.device.into()).into()
+    }
+
+    fn memory_allocate(&mut self, _: Origin, request: MemoryAllocate, _: No) -> Answer<u64> {
+        self.allocate(request.device.into(), request.bytes).into()
+    }
+
+    fn memory_free(&mut self, origin: Origin, request: MemoryFree, _: No) -> Answer<()> {
+        self.free(origin, request)
+    }
+
+    fn memory_allocate_async(&mut self, origin: Origin, request: MemoryAllocateAsync, _: No) -> Answer<u64> {
+        self.allocate_async(origin, request).into()
+    }
+
+    fn memory_free_async(&mut self, origin: Origin, request: MemoryFreeAsync, _: No) -> Result<()> {
+        self.free_async(origin, request)
+    }
+
+    fn pool_trim(&mut self, _: Origin, request: PoolTrim, _: No) -> Result<()> {
+        self.trim(request.device.into(), request.keep).map(|_| ())
+    }
+
+    fn memory_range(&mut self, _: Origin, request: MemoryRange, _: No) -> Answer<(u64, u64, u8)> {
+        self.range_of(request.address).into()
+    }
+
+    fn address_reserve(&mut self, _: Origin, request: AddressReserve, _: No) -> Answer<u64> {
+        self.reserve_addresses(request).into()
+    }
+
+    fn address_free(&mut self, _: Origin, request: AddressFree, _: No) -> Answer<()> {
+        self.free_addresses(request).into()
+    }
+
+    fn physical_create(&mut self, _: Origin, request: PhysicalCreate, _: No) -> Answer<()> {
+        self.create_physical(request).into()
+    }
+
+    fn physical_release(&mut self, _: Origin, request: PhysicalRelease, _: No) -> Answer<()> {
+        self.release_physical(request.id).into()
+    }
+
+    fn physical_map(&mut self, _: Origin, request: PhysicalMap, _: No) -> Answer<()> {
+        self.map_physical(request).into()
+    }
+
+    fn physical_unmap(&mut self, _: Origin, request: PhysicalUnmap, _: No) -> Answer<()> {
+        self.unmap_physical(request).into()
+    }
+
+    fn physical_protect(&mut self, _: Origin, request: PhysicalProtect, _: No) -> Answer<()> {
+        self.protect_physical(request).into()
+    }
+
+    fn pinned_register(&mut self, _: Origin, request: PinnedRegister<'_>, _: No) -> Answer<()> {
+        self.register_pinned(request).into()
+    }
+
+    fn pinned_unregister(&mut self, origin: Origin, request: PinnedUnregister, _: No) -> Answer<()> {
+        self.unregister_pinned(origin, request)
+    }
+
+    fn module_load(&mut self, _: Origin, request: ModuleLoad<'_>, code: &[u8]) -> Answer<ModuleLoaded> {
+        self.load_module(request, code).into()
+    }
+
+    fn module_unload(&mut self, _: Origin, request: ModuleUnload, _: No) -> Answer<()> {
+        self.unload_module(request.id).into()
+    }
+
+    fn function_get(&mut self, _: Origin, request: FunctionGet<'_>, _: No) -> Answer<FunctionFound> {
+        self.get_function(request).into()
+    }
+
+    fn function_names(&mut self, _: Origin, request: FunctionNames, _: No) -> Answer<Vec<String>> {
+        self.names(request.module).into()
+    }
+
+    fn function_set(&mut self, _: Origin, request: FunctionSet, _: No) -> Answer<FunctionInfo> {
+        self.set_function(request).into()
+    }
+
+    fn function_cache(&mut self, _: Origin, request: FunctionCache, _: No) -> Result<()> {
+        self.set_cache(request.id, request.config)
+    }
+
+    fn global_get(&mut self, _: Origin, request: GlobalGet<'_>, _: No) -> Answer<(u64, u64)> {
+        self.get_global(request).into()
+    }
+
+    fn link(&mut self, _: Origin, request: Link<'_>, inputs: &[u8]) -> Answer<Linked> {
+        self.link_code(request, inputs).into()
+    }
+
+    fn occupancy_blocks(&mut self, _: Origin, request: OccupancyBlocks, _: No) -> Answer<i32> {
+        let OccupancyBlocks { function, block, shared, flags } = request;
+        let kernel = self.kernel(function);
+        kernel
+            .and_then(|(device, kernel)| self.on(device)?.occupancy_blocks(kernel, block, shared, flags))
+            .into()
+    }
+
+    fn occupancy_shared(&mut self, _: Origin, request: OccupancyShared, _: No) -> Answer<u64> {
+        let OccupancyShared { function, blocks, block } = request;
+        let kernel = self.kernel(function);
+        kernel.and_then(|(device, kernel)| self.on(device)?.occupancy_shared(kernel, blocks, block)).into()
+    }
+
+    fn occupancy_clusters(&mut self, _: Origin, request: OccupancyClusters, _: No) -> Answer<i32> {
+        let OccupancyClusters { function, launch, size } = request;
+        let kernel = self.kernel(function);
+        kernel
+            .and_then(|(device, kernel)| match size {
+                true => self.on(device)?.occupancy_cluster_size(&launch, kernel),
+                false => self.on(device)?.occupancy_clusters(&launch, kernel),
+            })
+            .into()
+    }
+
+    fn tensor_map(&mut self, _: Origin, request: TensorMap<'_>, _: No) -> Answer<Vec<u8>> {
+        let device = self.on(request.device.into());
+        device.and_then(|device| Ok(device.tensor_map(request.kind, request.arguments)?.to_vec())).into()
+    }
+
+    fn stream_create(&mut self, _: Origin, request: StreamCreate, _: No) -> Result<()> {
+        self.create_stream(request)
+    }
+
+    fn stream_destroy(&mut self, _: Origin, request: StreamDestroy, _: No) -> Result<()> {
+        self.destroy_stream(request)
+    }
+
+    fn stream_query(&mut self, origin: Origin, request: StreamQuery, _: No) -> Answer<bool> {
+        self.query_stream(origin, request).into()
+    }
+
+    fn stream_synchronize(&mut self, origin: Origin, request: StreamSynchronize, _: No) -> Answer<()> {
+        self.synchronize_stream(origin, request)
+    }
+
+    fn stream_wait_event(&mut self, origin: Origin, request: StreamWaitEvent, _: No) -> Result<()> {
+        self.wait_event(origin, request)
+    }
+
+    fn event_create(&mut self, _: Origin, request: EventCreate, _: No) -> Result<()> {
+        self.create_event(request)
+    }
+
+    fn event_destroy(&mut self, _: Origin, request: EventDestroy, _: No) -> Result<()> {
+        let event = self.events.remove(request.id)?;
+        self.destroy_event(event.device, event.handle)
+    }
+
+    fn event_record(&mut self, origin: Origin, request: EventRecord, _: No) -> Result<()> {
+        self.record_event(origin, request)
+    }
+
+    fn event_query(&mut self, _: Origin, request: EventQuery, _: No) -> Answer<bool> {
+        self.query_event(request.event).into()
+    }
+
+    fn event_synchronize(&mut self, origin: Origin, request: EventSynchronize, _: No) -> Answer<()> {
+        self.synchronize_event(origin, request)
+    }
+
+    fn event_elapsed(&mut self, _: Origin, request: EventElapsed, _: No) -> Answer<f32> {
+        self.elapsed(request).into()
+    }
+
+    fn launch_kernel(&mut self, origin: Origin, request: LaunchKernel, parameters: &[u8]) -> Result<()> {
+        self.launch(origin, request, parameters)
+    }
+
+    fn launch_kernel_with(
+        &mut self,
+        origin: Origin,
+        request: LaunchKernelWith,
+        parameters: &[u8],
+    ) -> Result<()> {
+        self.launch_with(origin, request, parameters)
+    }
+
+    fn copy(&mut self, origin: Origin, request: Copy, _: No) -> Result<()> {
+        self.copy_bytes(origin, request)
+    }
+
+    fn copy_strided(&mut self, origin: Origin, request: CopyStrided, _: No) -> Result<()> {
+        self.copy_rows(origin, request)
+    }
+
+    fn upload(&mut self, origin: Origin, request: Upload, _: No) -> Result<()> {
+        self.stage_up(origin, request)
+    }
+
+    fn download(&mut self, origin: Origin, request: Download, _: No) -> Result<()> {
+        self.stage_down(origin, request)
+    }
+
+    fn memory_set(&mut self, origin: Origin, request: SetMemory, _: No) -> Result<()> {
+        self.fill(origin, request)
+    }
+
+    fn wait_value(&mut self, origin: Origin, request: WaitValue, _: No) -> Result<()> {
+        self.await_value(origin, request)
+    }
+
+    fn write_value(&mut self, origin: Origin, request: WriteValue, _: No) -> Result<()> {
+        self.put_value(origin, request)
+    }
+
+    fn host_call(&mut self, origin: Origin, request: HostCall, _: No) -> Result<()> {
+        self.call_host(origin, request)
+    }
+
+    fn capture_begin(&mut self, origin: Origin, request: CaptureBegin, _: No) -> Answer<()> {
+        self.begin_capture(origin, request).into()
+    }
+
+    fn capture_end(&mut self, origin: Origin, request: CaptureEnd, _: No) -> Answer<u32> {
+        self.end_capture(origin, request).into()
+    }
+
+    fn capture_status(&mut self, origin: Origin, request: CaptureStatus, _: No) -> Answer<Capture> {
+        self.capture_of(origin, request).into()
+    }
+
+    fn graph_create(&mut self, _: Origin, request: GraphCreate, _: No) -> Answer<()> {
+        self.create_graph(request).into()
+    }
+
+    fn graph_add_kernel(&mut self, _: Origin, request: GraphAddKernel, parameters: &[u8]) -> Answer<u32> {
+        self.add_kernel(request, parameters).into()
+    }
+
+    fn graph_add_copy(&mut self, _: Origin, request: GraphAddCopy, _: No) -> Answer<u32> {
+        self.add_copy(request).into()
+    }
+
+    fn graph_add_set(&mut self, _: Origin, request: GraphAddSet, _: No) -> Answer<u32> {
+        self.add_set(request).into()
+    }
+
+    fn graph_add_empty(&mut self, _: Origin, request: GraphAddEmpty, _: No) -> Answer<u32> {
+        self.add_empty(request).into()
+    }
+
+    fn graph_nodes(&mut self, _: Origin, request: GraphNodes, _: No) -> Answer<Vec<u32>> {
+        self.node_kinds(request.graph).into()
+    }
+
+    fn graph_destroy(&mut self, _: Origin, request: GraphDestroy, _: No) -> Answer<()> {
+        self.destroy_graph(request.graph).into()
+    }
+
+    fn graph_instantiate(&mut self, _: Origin, request: GraphInstantiate, _: No) -> Answer<()> {
+        self.instantiate(request).into()
+    }
+
+    fn graph_launch(&mut self, origin: Origin, request: GraphLaunch, _: No) -> Result<()> {
+        self.launch_graph(origin, request)
+    }
+
+    fn graph_exec_destroy(&mut self, _: Origin, request: GraphExecDestroy, _: No) -> Answer<()> {
+        self.destroy_exec(request.exec).into()
+    }
+}

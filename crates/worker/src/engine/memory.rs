@@ -1,0 +1,189 @@
+//! Allocation, freeing, and pinned host memory.
+
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+};
+use rekindle_device::{Result, Stream};
+use rekindle_protocol::operation::{
+    Answer, MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, Origin, PinnedRegister, PinnedUnregister,
+};
+
+use super::Engine;
+use super::context::Freed;
+use crate::memory::map_pinned;
+
+impl Engine {
+    /// Free and total bytes; what waits to be used again counts as free.
+    pub(super) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
+        let (free, total) = self.on(device)?.memory_info()?;
+        let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
+        Ok((free.saturating_add(kept).min(total), total))
+    }
+
+    pub(super) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64> {
+        self.bind(device)?;
+        match self.heap(device)?.allocate(bytes) {
+            Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0 => self.heap(device)?.allocate(bytes),
+            other => other,
+        }
+    }
+
+    pub(super) fn free(&mut self, origin: Origin, request: MemoryFree) -> Answer<()> {
+        let device = usize::from(request.device);
+        let address = request.address;
+        if let Err(code) = self.bind(device).and_then(|()| self.heap(device)?.retire(address)) {
+            return Answer::Now(Err(code));
+        }
+        self.when_idle(origin, device, move |engine| {
+            engine.bind(device)?;
+            engine.heap(device)?.release(address)
+        })
+    }
+
+    /// Takes over a freed allocation of the same size: one that this stream freed at once, another's when it is done.
+    pub(super) fn allocate_async(&mut self, origin: Origin, request: MemoryAllocateAsync) -> Result<u64> {
+        let MemoryAllocateAsync { device, bytes, stream } = request;
+        let (device, stream) = self.stream(origin, device, stream)?;
+        let captured = self.is_captured(device, stream)?;
+        let context = self.context_mut(device)?;
+        let room = context.heap.room(bytes);
+        let usable = |freed: &Freed| {
+            freed.room == room && freed.pending.is_none_or(|(owner, _)| owner == stream.0 && !captured)
+        };
+        if let Some(at) = context.freed.iter().position(usable) {
+            let freed = context.freed.swap_remove(at);
+            if let Some((_, event)) = freed.pending {
+                context.scratch.push(event);
+            }
+            context.heap.revive(freed.address, bytes);
+            if freed.pending.is_some() {
+                self.waiting.frees -= 1;
+            }
+            return Ok(freed.address);
+        }
+        self.allocate(device, bytes)
+    }
+
+    pub(super) fn free_async(&mut self, origin: Origin, request: MemoryFreeAsync) -> Result<()> {
+        let MemoryFreeAsync { device, address, stream } = request;
+        let (device, stream) = self.stream(origin, device, stream)?;
+        if self.is_captured(device, stream)? {
+            // The graph uses the memory each time it runs; it stays until the context goes.
+            return Ok(());
+        }
+        let bytes = self.heap(device)?.retire(address)?;
+        let room = self.context(device)?.heap.room(bytes);
+        let done = self.on(device)?.stream_query(stream)?;
+        let pending = if done { None } else { Some((stream.0, self.record(device, stream)?)) };
+        self.waiting.frees += usize::from(pending.is_some());
+        self.context_mut(device)?.freed.push(Freed { address, room, pending });
+        Ok(())
+    }
+
+    fn is_captured(&self, device: usize, stream: Stream) -> Result<bool> {
+        Ok(!self.recordings.is_empty() && stream != Stream::LEGACY && self.is_capturing(device, stream)?)
+    }
+
+    /// Looks which frees are complete.
+    pub(super) fn poll_frees(&mut self) -> bool {
+        let mut complete = 0;
+        for index in 0..self.slots.len() {
+            if self.slots[index].context.is_none() || self.bind(index).is_err() {
+                continue;
+            }
+            let Some(context) = self.slots[index].context.as_mut() else { continue };
+            for freed in &mut context.freed {
+                if let Some((_, event)) = freed.pending
+                    && context.device.event_query(event) != Ok(false)
+                {
+                    context.scratch.push(event);
+                    freed.pending = None;
+                    complete += 1;
+                }
+            }
+        }
+        self.waiting.frees -= complete;
+        complete != 0
+    }
+
+    /// Gives freed allocations back to the device until at most `keep` bytes are kept; gives how much that was.
+    pub(super) fn trim(&mut self, device: usize, keep: u64) -> Result<u64> {
+        self.bind(device)?;
+        self.poll_frees();
+        let context = self.context_mut(device)?;
+        let mut kept: u64 = context.freed.iter().map(|freed| freed.room).sum();
+        let mut given = 0;
+        let mut at = 0;
+        while at < context.freed.len() && kept > keep {
+            if context.freed[at].pending.is_some() {
+                at += 1;
+                continue;
+            }
+            let freed = context.freed.swap_remove(at);
+            context.heap.release(freed.address)?;
+            kept -= freed.room;
+            given += freed.room;
+        }
+        Ok(given)
+    }
+
+    /// Gives every device back what the program has freed.
+    pub(crate) fn trim_all(&mut self) -> Result<()> {
+        for device in 0..self.slots.len() {
+            if self.slots[device].context.is_some() {
+                self.trim(device, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn range_of(&self, address: u64) -> Result<(u64, u64, u8)> {
+        for (index, context) in
+            self.slots.iter().enumerate().filter_map(|(n, slot)| Some((n, slot.context.as_ref()?)))
+        {
+            if let Some((base, bytes)) = context.heap.range(address) {
+                return Ok((base, bytes, index as u8));
+            }
+        }
+        if let Some((base, mapping)) = self.virtual_memory.holding(address) {
+            let device = self.virtual_memory.device_of(mapping).unwrap_or_default();
+            return Ok((base, mapping.bytes, device as u8));
+        }
+        let pinned = self
+            .pinned
+            .iter()
+            .find(|pinned| (pinned.address..pinned.address + pinned.bytes).contains(&address));
+        let pinned = pinned.ok_or(CUDA_ERROR_NOT_FOUND)?;
+        Ok((pinned.address, pinned.bytes, pinned.device as u8))
+    }
+
+    pub(super) fn register_pinned(&mut self, request: PinnedRegister<'_>) -> Result<()> {
+        let PinnedRegister { device, name, address, bytes } = request;
+        let device = usize::from(device);
+        self.bind(device)?;
+        let pinned = map_pinned(self.run_directory(), name, address, bytes, device).map_err(|error| {
+            log::warn!("cannot map the pinned file {name:?} at {address:#x}: {error}");
+            CUDA_ERROR_OPERATING_SYSTEM
+        })?;
+        self.context(device)?.device.host_register(address, bytes)?;
+        self.pinned.push(pinned);
+        Ok(())
+    }
+
+    pub(super) fn unregister_pinned(&mut self, origin: Origin, request: PinnedUnregister) -> Answer<()> {
+        let device = usize::from(request.device);
+        let address = request.address;
+        if !self.pinned.iter().any(|pinned| pinned.address == address) {
+            return Answer::Now(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.when_idle(origin, device, move |engine| {
+            let at = engine.pinned.iter().position(|pinned| pinned.address == address);
+            let pinned = engine.pinned.swap_remove(at.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+            let unregistered = engine.on(pinned.device)?.host_unregister(address);
+            if let Some(path) = engine.run_file(&pinned.name) {
+                let _ = std::fs::remove_file(path);
+            }
+            unregistered
+        })
+    }
+}

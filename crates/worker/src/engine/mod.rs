@@ -1,0 +1,265 @@
+//! All that a program has on its GPUs, and what is done with it for each request.
+//!
+//! The engine belongs to the dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of
+//! [`waiting`] and answered when the work is done.
+
+mod capture;
+mod context;
+mod events;
+mod graphs;
+mod handler;
+mod links;
+mod memory;
+mod modules;
+mod objects;
+mod rebuild;
+mod recipe;
+mod settle;
+mod staging;
+mod status;
+mod streams;
+mod table;
+mod virtual_memory;
+mod waiting;
+mod work;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CuResult};
+use rekindle_device::{Device, DeviceInfo, Event, Platform, Result, Stream};
+use rekindle_ring::{Board, Ring};
+
+use crate::code::CodeCache;
+use crate::gpu::Opened;
+use crate::link::Link;
+use crate::memory::{Heap, Pinned, Regions, VirtualMemory};
+
+pub(crate) use context::Context;
+pub(crate) use objects::{
+    EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
+};
+pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
+pub(crate) use staging::Lane;
+pub(crate) use table::Table;
+pub(crate) use waiting::Waiting;
+
+/// One GPU as the program numbers them.
+pub(crate) struct Slot {
+    /// The platform's number.
+    pub index: usize,
+    pub info: DeviceInfo,
+    pub context: Option<Context>,
+}
+
+/// One thread of the program.
+pub(crate) struct Thread {
+    /// The client's number for the ring.
+    pub index: u32,
+    pub name: String,
+    pub ring: Ring,
+    pub lane: Lane,
+    /// The per-thread default stream, on each device.
+    pub streams: Vec<Option<StreamObject>>,
+}
+
+pub(crate) struct Engine {
+    pub platform: Arc<dyn Platform>,
+    pub slots: Vec<Slot>,
+    pub regions: Arc<Regions>,
+    /// The slot whose context is current on the dispatch thread.
+    bound: usize,
+    pub directory: PathBuf,
+    pub board_name: String,
+    pub board: Option<&'static Board>,
+    /// The client's pid as this worker sees it, 0 until it was told.
+    pub client: i32,
+    pub real_driver: Option<String>,
+    pub link: Arc<Link>,
+    pub threads: Vec<Thread>,
+    pub streams: Table<StreamObject>,
+    pub events: Table<EventObject>,
+    pub modules: Table<ModuleObject>,
+    /// Modules that were unloaded and whose globals still shape the addresses of later ones.
+    pub unloaded: Vec<ModuleObject>,
+    pub functions: Table<FunctionObject>,
+    pub graphs: Table<GraphObject>,
+    pub execs: Table<ExecObject>,
+    pub virtual_memory: VirtualMemory,
+    pub pinned: Vec<Pinned>,
+    pub recordings: HashMap<u64, Recording>,
+    pub code: CodeCache,
+    pub waiting: Waiting,
+    /// Counts module loads and look-ups: their order decides where globals lie.
+    pub history: u64,
+    pub operations: u64,
+    outputs: u32,
+    fault_noted: bool,
+}
+
+impl Engine {
+    /// The first GPU's context is made now, for it takes long.
+    pub(crate) fn new(opened: Opened, link: Arc<Link>) -> Result<Engine> {
+        let Opened { platform, gpus, real_driver } = opened;
+        let slot = |(position, index): (usize, &usize)| {
+            let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+            Ok(Slot {
+                index: *index,
+                info: DeviceInfo { index: position as u32, ..info.clone() },
+                context: None,
+            })
+        };
+        let mut engine = Engine {
+            slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
+            platform,
+            regions: Arc::new(Regions::new()),
+            bound: usize::MAX,
+            directory: PathBuf::new(),
+            board_name: String::new(),
+            board: None,
+            client: 0,
+            real_driver,
+            link,
+            threads: Vec::new(),
+            streams: Table::default(),
+            events: Table::default(),
+            modules: Table::default(),
+            unloaded: Vec::new(),
+            functions: Table::default(),
+            graphs: Table::default(),
+            execs: Table::default(),
+            virtual_memory: VirtualMemory::default(),
+            pinned: Vec::new(),
+            recordings: HashMap::new(),
+            code: CodeCache::default(),
+            waiting: Waiting::default(),
+            history: 0,
+            operations: 0,
+            outputs: 0,
+            fault_noted: false,
+        };
+        engine.open(0)?;
+        Ok(engine)
+    }
+
+    /// Makes a device's context, if it is not there yet, and makes it current.
+    pub(crate) fn open(&mut self, device: usize) -> Result<()> {
+        let slot = self.slots.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        if slot.context.is_none() {
+            let opened = self.platform.open(slot.index)?;
+            slot.info = DeviceInfo { index: device as u32, ..opened.info().clone() };
+            slot.context = Some(Context::new(opened, self.regions.clone()));
+        }
+        self.bind(device)
+    }
+
+    /// Makes a device's context current on this thread.
+    #[inline]
+    pub(crate) fn bind(&mut self, device: usize) -> Result<()> {
+        if self.bound == device {
+            return Ok(());
+        }
+        self.context(device)?.device.bind()?;
+        self.bound = device;
+        Ok(())
+    }
+
+    /// The slot that the last operation was for.
+    pub(crate) fn bound(&self) -> usize {
+        if self.bound == usize::MAX { 0 } else { self.bound }
+    }
+
+    #[inline]
+    pub(crate) fn context(&self, device: usize) -> Result<&Context> {
+        let slot = self.slots.get(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        slot.context.as_ref().ok_or(CUDA_ERROR_INVALID_CONTEXT)
+    }
+
+    #[inline]
+    pub(crate) fn context_mut(&mut self, device: usize) -> Result<&mut Context> {
+        let slot = self.slots.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        slot.context.as_mut().ok_or(CUDA_ERROR_INVALID_CONTEXT)
+    }
+
+    /// The device, with its context made current.
+    #[inline]
+    pub(crate) fn on(&mut self, device: usize) -> Result<&dyn Device> {
+        self.bind(device)?;
+        Ok(&*self.context(device)?.device)
+    }
+
+    pub(crate) fn heap(&mut self, device: usize) -> Result<&mut Heap> {
+        Ok(&mut self.context_mut(device)?.heap)
+    }
+
+    /// A file of the run directory, if the name that the program sent is one.
+    pub(crate) fn run_file(&self, name: &str) -> Option<PathBuf> {
+        crate::memory::is_plain_name(name).then(|| self.directory.join(name))
+    }
+
+    pub(crate) fn run_directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A name for a file that the worker makes in the run directory.
+    pub(crate) fn output_name(&mut self) -> String {
+        self.outputs += 1;
+        format!("linked-{}-{}", std::process::id(), self.outputs)
+    }
+
+    pub(crate) fn event_of(&mut self, device: usize) -> Result<Event> {
+        let context = self.context_mut(device)?;
+        match context.scratch.pop() {
+            Some(event) => Ok(event),
+            None => context.device.event_create(waiting::SCRATCH_EVENT),
+        }
+    }
+
+    pub(crate) fn give_event(&mut self, device: usize, event: Event) {
+        if let Ok(context) = self.context_mut(device) {
+            context.scratch.push(event);
+        }
+    }
+
+    /// An event of the engine's own, recorded on a stream now.
+    pub(crate) fn record(&mut self, device: usize, stream: Stream) -> Result<Event> {
+        self.bind(device)?;
+        let event = self.event_of(device)?;
+        match self.context(device)?.device.event_record(event, stream, 0) {
+            Ok(()) => Ok(event),
+            Err(code) => {
+                self.give_event(device, event);
+                Err(code)
+            }
+        }
+    }
+
+    /// An operation failed and nobody waits for its answer: the device's next synchronising call reports it.
+    pub(crate) fn asynchronous_failure(&mut self, operation: &str, code: CuResult) {
+        let device = self.bound();
+        log::warn!("{operation} on device {device} failed: {code}");
+        if let Some(board) = self.board {
+            board.set_error(device, code.0);
+        }
+        self.note_fault(device, code);
+    }
+
+    /// Writes down, once, what the device knows about a fault that ended its context.
+    pub(crate) fn note_fault(&mut self, device: usize, code: CuResult) {
+        if !code.is_sticky() || self.fault_noted {
+            return;
+        }
+        self.fault_noted = true;
+        let words = self.context(device).ok().and_then(|context| context.device.fault());
+        log::error!("the context of device {device} has failed with {code}: {}", words.unwrap_or_default());
+        if let Some(board) = self.board {
+            board.set_error(device, code.0);
+        }
+    }
+
+    pub(crate) fn next_history(&mut self) -> u64 {
+        self.history += 1;
+        self.history
+    }
+}

@@ -1,0 +1,83 @@
+//! The program's objects, each with what a checkpoint must know to make it again.
+
+use std::sync::Arc;
+
+use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, Module, ModuleKind, Stream};
+use rekindle_protocol::operation::Id;
+
+use super::Recipe;
+use crate::code::LoadedCode;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamObject {
+    pub device: usize,
+    pub flags: u32,
+    pub priority: i32,
+    pub handle: Stream,
+    /// It may have unfinished work.
+    pub busy: bool,
+}
+
+/// A moment on a device: an event recorded in this worker's life, and its time in milliseconds on the program's clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub event: Event,
+    pub time: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventObject {
+    pub device: usize,
+    pub flags: u32,
+    pub handle: Event,
+    pub recorded: bool,
+    /// The time on the program's clock, for an event that was recorded before the restore and not again since.
+    pub restored: Option<f64>,
+}
+
+pub(crate) struct ModuleObject {
+    pub device: usize,
+    pub kind: ModuleKind,
+    pub options: Vec<(i32, u64)>,
+    pub code: LoadedCode,
+    pub handle: Module,
+    pub loaded_at: u64,
+    /// Moments of look-ups and loads share one count; none while it is loaded.
+    pub unloaded_at: Option<u64>,
+    pub globals: Vec<GlobalGiven>,
+}
+
+/// A global whose address the program asked for.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct GlobalGiven {
+    pub name: String,
+    pub address: u64,
+    pub bytes: u64,
+    pub at: u64,
+}
+
+pub(crate) struct FunctionObject {
+    pub device: usize,
+    pub module: Id,
+    pub name: String,
+    pub handle: Function,
+    pub at: u64,
+    /// Attributes that the program set.
+    pub attributes: Vec<(i32, i32)>,
+    pub cache: Option<i32>,
+}
+
+pub(crate) struct GraphObject {
+    pub device: usize,
+    pub handle: Graph,
+    pub nodes: Vec<GraphNode>,
+    pub recipe: Arc<Recipe>,
+}
+
+pub(crate) struct ExecObject {
+    pub device: usize,
+    pub handle: GraphExec,
+    pub flags: u64,
+    /// Of the graph as it was when this was instantiated.
+    pub recipe: Arc<Recipe>,
+}

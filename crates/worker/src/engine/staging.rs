@@ -1,0 +1,172 @@
+//! Bytes between a ring's staging area and the GPU.
+//!
+//! Transfers that follow one another on one stream are a batch; one event behind a batch tells that it is complete, and
+//! then its last position is published. Positions of a ring are published in their order. A batch is closed before any
+//! other kind of work is issued, because that might never end until the program has been told of the batch.
+
+use std::collections::VecDeque;
+
+use rekindle_cuda::{
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+};
+use rekindle_device::{Event, Result, Stream};
+use rekindle_protocol::operation::{Download, Origin, Upload};
+use rekindle_ring::STAGING_BYTES;
+
+use super::Engine;
+
+/// A batch is closed when it has grown to this.
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// The staging transfers of one ring.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    open: Option<Open>,
+    closed: VecDeque<Closed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    device: usize,
+    stream: Stream,
+    bytes: u64,
+    end: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Closed {
+    device: usize,
+    /// None when there is nothing to wait for: the transfer could not be issued.
+    event: Option<Event>,
+    end: u64,
+}
+
+impl Engine {
+    pub(super) fn stage_up(&mut self, origin: Origin, request: Upload) -> Result<()> {
+        let Upload { device, stream, to, offset, bytes, end } = request;
+        let issued = self.stage(origin, device, stream, offset, bytes, end, |area| (to, area));
+        self.abandon_if_failed(origin, device, end, issued)
+    }
+
+    pub(super) fn stage_down(&mut self, origin: Origin, request: Download) -> Result<()> {
+        let Download { device, stream, from, offset, bytes, end } = request;
+        let issued = self.stage(origin, device, stream, offset, bytes, end, |area| (area, from));
+        self.abandon_if_failed(origin, device, end, issued)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of two requests")]
+    fn stage(
+        &mut self,
+        origin: Origin,
+        device: u8,
+        stream: u32,
+        offset: u64,
+        bytes: u64,
+        end: u64,
+        sides: impl FnOnce(u64) -> (u64, u64),
+    ) -> Result<()> {
+        if offset.checked_add(bytes).is_none_or(|last| last > STAGING_BYTES as u64) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (device, stream) = self.enter(origin, device, stream)?;
+        if !self.recordings.is_empty() && stream != Stream::LEGACY && self.is_capturing(device, stream)? {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let area = self.staging_area(origin, device)?;
+        let (to, from) = sides(area + offset);
+        let thread = &self.threads[origin.ring];
+        if thread.lane.open.is_some_and(|open| (open.device, open.stream) != (device, stream)) {
+            self.close_batch(origin.ring);
+        }
+        self.context(device)?.device.copy(to, from, bytes, stream)?;
+        let lane = &mut self.threads[origin.ring].lane;
+        let total = match &mut lane.open {
+            Some(open) => {
+                open.bytes += bytes;
+                open.end = end;
+                open.bytes
+            }
+            None => {
+                lane.open = Some(Open { device, stream, bytes, end });
+                self.waiting.transfers += 1;
+                bytes
+            }
+        };
+        if total >= BATCH_BYTES {
+            self.close_batch(origin.ring);
+        }
+        Ok(())
+    }
+
+    /// A transfer that could not be issued must not hold up those after it.
+    fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
+        if issued.is_err() {
+            self.close_batch(origin.ring);
+            let closed = Closed { device: usize::from(device), event: None, end };
+            self.threads[origin.ring].lane.closed.push_back(closed);
+            self.waiting.transfers += 1;
+        }
+        issued
+    }
+
+    /// Where a ring's staging area lies, known to the device.
+    fn staging_area(&mut self, origin: Origin, device: usize) -> Result<u64> {
+        let thread = self.threads.get(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let area = thread.ring.staging_area() as u64;
+        let context = self.context_mut(device)?;
+        if !context.registered.contains(&area) {
+            match context.device.host_register(area, STAGING_BYTES as u64) {
+                Ok(()) | Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => context.registered.push(area),
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(area)
+    }
+
+    /// Puts an event behind what every ring has staged.
+    pub(crate) fn close_batches(&mut self) {
+        for ring in 0..self.threads.len() {
+            self.close_batch(ring);
+        }
+    }
+
+    fn close_batch(&mut self, ring: usize) {
+        let Some(open) = self.threads[ring].lane.open.take() else { return };
+        let event = match self.record(open.device, open.stream) {
+            Ok(event) => Some(event),
+            Err(code) => {
+                self.asynchronous_failure("a staged transfer", code);
+                None
+            }
+        };
+        let closed = Closed { device: open.device, event, end: open.end };
+        self.threads[ring].lane.closed.push_back(closed);
+    }
+
+    /// Publishes what is complete. True when something was.
+    pub(super) fn poll_transfers(&mut self) -> bool {
+        let mut progress = false;
+        for ring in 0..self.threads.len() {
+            let mut complete = None;
+            while let Some(Closed { device, event, end }) = self.threads[ring].lane.closed.front().copied() {
+                match event.map(|event| self.on(device).and_then(|device| device.event_query(event))) {
+                    Some(Ok(false)) => break,
+                    Some(Err(code)) => self.note_fault(device, code),
+                    Some(Ok(true)) | None => {}
+                }
+                if let Some(event) = event {
+                    self.give_event(device, event);
+                }
+                self.threads[ring].lane.closed.pop_front();
+                self.waiting.transfers -= 1;
+                complete = Some(end);
+            }
+            if let Some(end) = complete {
+                self.threads[ring].ring.staged(end);
+                progress = true;
+            }
+        }
+        progress
+    }
+}

@@ -1,0 +1,81 @@
+//! What the engine says of itself.
+
+use rekindle_protocol::client::Welcome;
+use rekindle_protocol::worker::Status;
+
+use super::Engine;
+
+impl Engine {
+    pub(crate) fn welcome(&self) -> Welcome {
+        let open = self.slots.iter().filter_map(|slot| slot.context.as_ref());
+        Welcome {
+            driver_version: self.platform.driver_version(),
+            devices: self.slots.iter().map(|slot| slot.info.clone()).collect(),
+            real_driver: self.real_driver.clone(),
+            granularity: open.map(|context| context.heap.granularity()).max().unwrap_or(2 << 20),
+        }
+    }
+
+    /// Until the daemon has told the client's pid (`Detach`, `Adopt`) it is the pid that the program itself sees.
+    pub(crate) fn status(&mut self) -> Status {
+        let free_bytes = (0..self.slots.len()).map(|device| self.free_bytes(device)).collect();
+        let seen = self.board_name.split('-').nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_default();
+        let contexts = || self.slots.iter().filter_map(|slot| slot.context.as_ref());
+        let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
+        let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
+        let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
+        let first = self.slots.first().map(|slot| &slot.info);
+        Status {
+            pid: std::process::id() as i32,
+            client: if self.client != 0 { self.client } else { seen },
+            gpu: first.map(|info| info.name.clone()).unwrap_or_default(),
+            gpu_uuid: first.map(|info| uuid_text(&info.uuid)).unwrap_or_default(),
+            driver: self.platform.driver_name(),
+            devices: self.slots.iter().map(|slot| slot.info.clone()).collect(),
+            free_bytes,
+            device_bytes: held + physical,
+            pinned_bytes: self.pinned.iter().map(|pinned| pinned.bytes).sum(),
+            buffers: (buffers + self.virtual_memory.physical.len()) as u64,
+            modules: self.modules.count() as u64,
+            streams: self.streams.count() as u64,
+            events: self.events.count() as u64,
+            graphs: (self.graphs.count() + self.execs.count()) as u64,
+            operations: self.operations,
+        }
+    }
+
+    /// Of a device without a context, all that it has: asking would take making one.
+    fn free_bytes(&mut self, device: usize) -> u64 {
+        let known = self.memory_space(device).map(|(free, _)| free);
+        known.unwrap_or(self.slots[device].info.total_memory)
+    }
+
+    /// Removes the client's files from the run directory: it has ended.
+    pub(crate) fn remove_files(&self) {
+        let names = self.threads.iter().map(|thread| &thread.name).chain(self.pinned.iter().map(|p| &p.name));
+        for path in names.chain([&self.board_name]).filter_map(|name| self.run_file(name)) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// As the driver's tools write it: `GPU-` and five groups of digits.
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = "GPU".to_string();
+    for (n, byte) in uuid.iter().enumerate() {
+        if matches!(n, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_uuid_reads_as_the_tools_write_it() {
+        let uuid: [u8; 16] = std::array::from_fn(|n| n as u8);
+        assert_eq!(super::uuid_text(&uuid), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}

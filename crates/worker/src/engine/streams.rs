@@ -1,0 +1,129 @@
+//! Streams, and which one a request means.
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_device::{Result, Stream};
+use rekindle_protocol::operation::{
+    Answer, FIRST_STREAM, Id, LEGACY_STREAM, Origin, PER_THREAD_STREAM, StreamCreate, StreamDestroy,
+    StreamQuery, StreamSynchronize,
+};
+
+use super::{Engine, StreamObject};
+
+impl Engine {
+    /// The stream that a request names, its device's context made current.
+    #[inline]
+    pub(crate) fn stream(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
+        let device = usize::from(device);
+        self.bind(device)?;
+        let handle = match id {
+            LEGACY_STREAM => Stream::LEGACY,
+            PER_THREAD_STREAM => self.own_stream(origin, device)?.handle,
+            _ => self.streams.get(id)?.handle,
+        };
+        Ok((device, handle))
+    }
+
+    /// As [`Engine::stream`], for work: the stream counts as busy from now on.
+    #[inline]
+    pub(crate) fn enter(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
+        let device = usize::from(device);
+        self.bind(device)?;
+        let handle = match id {
+            LEGACY_STREAM => {
+                self.context_mut(device)?.legacy_busy = true;
+                Stream::LEGACY
+            }
+            PER_THREAD_STREAM => {
+                let stream = self.own_stream(origin, device)?;
+                stream.busy = true;
+                stream.handle
+            }
+            _ => {
+                let stream = self.streams.get_mut(id)?;
+                stream.busy = true;
+                stream.handle
+            }
+        };
+        Ok((device, handle))
+    }
+
+    /// The per-thread default stream of a ring, made when it is first used.
+    fn own_stream(&mut self, origin: Origin, device: usize) -> Result<&mut StreamObject> {
+        let Engine { slots, threads, .. } = self;
+        let thread = threads.get_mut(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if thread.streams.len() <= device {
+            thread.streams.resize(device + 1, None);
+        }
+        let slot = &mut thread.streams[device];
+        match slot {
+            Some(stream) => Ok(stream),
+            None => {
+                let context =
+                    slots[device].context.as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+                let handle = context.device.stream_create(0, 0)?;
+                Ok(slot.insert(StreamObject { device, flags: 0, priority: 0, handle, busy: false }))
+            }
+        }
+    }
+
+    pub(super) fn create_stream(&mut self, request: StreamCreate) -> Result<()> {
+        let StreamCreate { device, id, flags, priority } = request;
+        let device = usize::from(device);
+        if id < FIRST_STREAM || !self.streams.is_free(id) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let handle = self.on(device)?.stream_create(flags, priority)?;
+        self.streams.insert(id, StreamObject { device, flags, priority, handle, busy: false })
+    }
+
+    pub(super) fn destroy_stream(&mut self, request: StreamDestroy) -> Result<()> {
+        let stream = self.streams.remove(request.id)?;
+        // Work that it still has goes on, and later waits for the device must see it.
+        if stream.busy {
+            self.follow_in_legacy(&stream)?;
+        }
+        self.forget_stream(stream.device, stream.handle);
+        self.on(stream.device)?.stream_destroy(stream.handle)
+    }
+
+    /// Another stream may get this one's handle; it must not inherit what this one freed.
+    fn forget_stream(&mut self, device: usize, handle: Stream) {
+        let Ok(context) = self.context_mut(device) else { return };
+        for (owner, _) in context.freed.iter_mut().filter_map(|freed| freed.pending.as_mut()) {
+            if *owner == handle.0 {
+                *owner = u64::MAX;
+            }
+        }
+    }
+
+    /// Makes a wait for the device also wait for what a stream has now.
+    fn follow_in_legacy(&mut self, stream: &StreamObject) -> Result<()> {
+        let done = self.on(stream.device)?.stream_query(stream.handle).unwrap_or(true);
+        if done || !self.recordings.is_empty() {
+            return Ok(());
+        }
+        let event = self.record(stream.device, stream.handle)?;
+        let context = self.context_mut(stream.device)?;
+        context.legacy_busy = true;
+        let waited = context.device.stream_wait_event(Stream::LEGACY, event, 0);
+        self.give_event(stream.device, event);
+        waited
+    }
+
+    pub(super) fn query_stream(&mut self, origin: Origin, request: StreamQuery) -> Result<bool> {
+        let (device, stream) = self.stream(origin, request.device, request.stream)?;
+        self.context(device)?.device.stream_query(stream)
+    }
+
+    pub(super) fn synchronize_stream(&mut self, origin: Origin, request: StreamSynchronize) -> Answer<()> {
+        let (device, stream) = match self.stream(origin, request.device, request.stream) {
+            Ok(found) => found,
+            Err(code) => return Answer::Now(Err(code)),
+        };
+        self.when_done(origin, device, stream, move |engine| {
+            let device = engine.on(device)?;
+            // As for the context: the driver hands out what kernels printed.
+            if device.stream_query(stream)? { device.stream_synchronize(stream) } else { Ok(()) }
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! Requests that are answered when the GPU has come so far.
+//!
+//! Each waits for a list of events, then does what it had in mind and answers its ring. The dispatch thread polls: hard
+//! while a wait is young, for that is what its latency is made of, then ever more rarely.
+
+use std::time::{Duration, Instant};
+
+use rekindle_device::{Event, Result, Stream};
+use rekindle_protocol::operation::{Answer, Origin, encode_reply};
+use serde::Serialize;
+
+use super::Engine;
+
+/// `CU_EVENT_DISABLE_TIMING`.
+pub(super) const SCRATCH_EVENT: u32 = 2;
+
+type Then = Box<dyn FnOnce(&mut Engine, Result<()>) -> Vec<u8>>;
+
+struct Pending {
+    ring: usize,
+    device: usize,
+    events: Vec<Awaited>,
+    since: Instant,
+    then: Then,
+}
+
+struct Awaited {
+    event: Event,
+    /// The engine's own, to be used again.
+    scratch: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Waiting {
+    pending: Vec<Pending>,
+    /// The program's events that it destroyed while somebody waited.
+    destroyed: Vec<(usize, Event)>,
+    /// Transfers of all rings that are not published yet.
+    pub transfers: usize,
+    /// Stream-ordered frees that are not complete yet.
+    pub frees: usize,
+}
+
+impl Waiting {
+    /// Nothing but frees is outstanding.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.pending.is_empty() && self.transfers == 0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.is_settled() && self.frees == 0
+    }
+
+    /// How long the youngest wait has lasted; none when nobody's time is lost.
+    pub(crate) fn youngest(&self) -> Option<Duration> {
+        self.pending.iter().map(|pending| pending.since.elapsed()).min()
+    }
+}
+
+impl Engine {
+    /// Answers when all work that was issued to the device is done, after `then`.
+    pub(super) fn when_idle<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+    ) -> Answer<T> {
+        match self.marks(device) {
+            Err(code) => Answer::Now(Err(code)),
+            Ok(events) if events.is_empty() => Answer::Now(then(self)),
+            Ok(events) => self.later(origin, device, events, then),
+        }
+    }
+
+    /// Answers when all work that was issued to the stream is done, after `then`.
+    pub(super) fn when_done<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        stream: Stream,
+        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+    ) -> Answer<T> {
+        let done = self.on(device).and_then(|device| device.stream_query(stream));
+        match done {
+            Err(code) => Answer::Now(Err(code)),
+            Ok(true) => Answer::Now(then(self)),
+            Ok(false) => match self.record(device, stream) {
+                Err(code) => Answer::Now(Err(code)),
+                Ok(event) => self.later(origin, device, vec![Awaited { event, scratch: true }], then),
+            },
+        }
+    }
+
+    /// Answers when the program's own event is done.
+    pub(super) fn when_recorded(&mut self, origin: Origin, device: usize, event: Event) -> Answer<()> {
+        match self.on(device).and_then(|device| device.event_query(event)) {
+            Err(code) => Answer::Now(Err(code)),
+            Ok(true) => Answer::Now(Ok(())),
+            Ok(false) => self.later(origin, device, vec![Awaited { event, scratch: false }], |_| Ok(())),
+        }
+    }
+
+    fn later<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        events: Vec<Awaited>,
+        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+    ) -> Answer<T> {
+        let then = Box::new(move |engine: &mut Engine, result: Result<()>| {
+            encode_reply(&result.and_then(|()| then(engine)))
+        });
+        let pending = Pending { ring: origin.ring, device, events, since: Instant::now(), then };
+        self.waiting.pending.push(pending);
+        Answer::Later
+    }
+
+    /// Events behind the work of every stream of the device that is not done yet.
+    fn marks(&mut self, device: usize) -> Result<Vec<Awaited>> {
+        let mut events = Vec::new();
+        for stream in self.busy_streams(device)? {
+            events.push(Awaited { event: self.record(device, stream)?, scratch: true });
+        }
+        Ok(events)
+    }
+
+    /// True when no work is under way on the device.
+    pub(crate) fn is_idle(&mut self, device: usize) -> Result<bool> {
+        Ok(self.busy_streams(device)?.is_empty())
+    }
+
+    /// Streams with unfinished work, those under capture left out: what they are given does not run yet.
+    fn busy_streams(&mut self, index: usize) -> Result<Vec<Stream>> {
+        self.bind(index)?;
+        let capturing = !self.recordings.is_empty();
+        let Engine { slots, streams, threads, .. } = self;
+        let context = slots[index].context.as_mut().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+        let device = &*context.device;
+        let mut busy = Vec::new();
+        let own = threads.iter_mut().filter_map(|thread| thread.streams.get_mut(index)?.as_mut());
+        for stream in streams.values_mut().filter(|stream| stream.device == index).chain(own) {
+            if !stream.busy || capturing && device.capture(stream.handle)?.status != 0 {
+                continue;
+            }
+            stream.busy = !device.stream_query(stream.handle)?;
+            if stream.busy {
+                busy.push(stream.handle);
+            }
+        }
+        // While a stream captures, the legacy stream may not be asked.
+        if context.legacy_busy && !capturing {
+            context.legacy_busy = !device.stream_query(Stream::LEGACY)?;
+            if context.legacy_busy {
+                busy.push(Stream::LEGACY);
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Destroys an event of the program, or lets it live until nobody waits for it.
+    pub(super) fn destroy_event(&mut self, device: usize, event: Event) -> Result<()> {
+        if self.waiting.pending.is_empty() {
+            return self.on(device)?.event_destroy(event);
+        }
+        self.waiting.destroyed.push((device, event));
+        Ok(())
+    }
+
+    /// Looks at everything that is outstanding and answers what is done. True when something was.
+    pub(crate) fn poll(&mut self) -> bool {
+        let mut progress = self.waiting.transfers != 0 && self.poll_transfers();
+        progress |= self.waiting.frees != 0 && self.poll_frees();
+        let mut at = 0;
+        while at < self.waiting.pending.len() {
+            match self.look(at) {
+                None => at += 1,
+                Some(result) => {
+                    self.finish(at, result);
+                    progress = true;
+                }
+            }
+        }
+        if self.waiting.pending.is_empty() && !self.waiting.destroyed.is_empty() {
+            for (device, event) in std::mem::take(&mut self.waiting.destroyed) {
+                let _ = self.on(device).and_then(|device| device.event_destroy(event));
+            }
+        }
+        progress
+    }
+
+    /// Whether a wait is over, and how.
+    fn look(&mut self, at: usize) -> Option<Result<()>> {
+        let device = self.waiting.pending[at].device;
+        if let Err(code) = self.bind(device) {
+            return Some(Err(code));
+        }
+        while let Some(awaited) = self.waiting.pending[at].events.last() {
+            let (event, scratch) = (awaited.event, awaited.scratch);
+            match self.context(device).and_then(|context| context.device.event_query(event)) {
+                Ok(false) => return None,
+                Err(code) => return Some(Err(code)),
+                Ok(true) => {
+                    self.waiting.pending[at].events.pop();
+                    if scratch {
+                        self.give_event(device, event);
+                    }
+                }
+            }
+        }
+        Some(Ok(()))
+    }
+
+    fn finish(&mut self, at: usize, result: Result<()>) {
+        let pending = self.waiting.pending.remove(at);
+        if let Err(code) = result {
+            self.note_fault(pending.device, code);
+        }
+        for awaited in pending.events.into_iter().filter(|awaited| awaited.scratch) {
+            self.give_event(pending.device, awaited.event);
+        }
+        let reply = (pending.then)(self, result);
+        self.reply(pending.ring, &reply);
+    }
+
+    /// Answers the request that a ring's thread waits for.
+    pub(crate) fn reply(&self, ring: usize, bytes: &[u8]) {
+        let Some(thread) = self.threads.get(ring) else { return };
+        let failed;
+        let bytes = if bytes.len() <= rekindle_ring::REPLY_BYTES {
+            bytes
+        } else {
+            log::error!("an answer of {} bytes does not fit the reply area", bytes.len());
+            failed = encode_reply::<()>(&Err(rekindle_cuda::CUDA_ERROR_UNKNOWN));
+            &failed
+        };
+        // SAFETY: the reply area is REPLY_BYTES long, and its thread reads it only after the signal below.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), thread.ring.reply_area(), bytes.len()) };
+        thread.ring.header().reply.raise();
+    }
+}

@@ -1,0 +1,107 @@
+//! Kernels, copies, fills and the rest of what a stream does.
+
+use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
+use rekindle_device::{Device, Launch, LaunchAttributes, Result, Stream};
+use rekindle_protocol::operation::{
+    Copy, CopyStrided, HostCall, LaunchKernel, LaunchKernelWith, Origin, SetMemory, WaitValue, WriteValue,
+};
+
+use super::{Engine, Step};
+
+impl Engine {
+    pub(super) fn launch(&mut self, origin: Origin, request: LaunchKernel, parameters: &[u8]) -> Result<()> {
+        let LaunchKernel { device, stream, function, grid, block, shared } = request;
+        let attributes = LaunchAttributes::default();
+        let launch = Launch { grid, block, shared, cooperative: false, attributes };
+        self.launch_as(origin, device, stream, function, launch, parameters)
+    }
+
+    pub(super) fn launch_with(
+        &mut self,
+        origin: Origin,
+        request: LaunchKernelWith,
+        parameters: &[u8],
+    ) -> Result<()> {
+        let LaunchKernelWith { device, stream, function, grid, block, shared, cooperative, attributes } =
+            request;
+        let launch = Launch { grid, block, shared, cooperative, attributes };
+        self.launch_as(origin, device, stream, function, launch, parameters)
+    }
+
+    #[inline]
+    fn launch_as(
+        &mut self,
+        origin: Origin,
+        device: u8,
+        stream: u32,
+        function: u32,
+        launch: Launch,
+        parameters: &[u8],
+    ) -> Result<()> {
+        let (device, handle) = self.enter(origin, device, stream)?;
+        let kernel = self.functions.get(function)?;
+        if kernel.device != device {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        self.context(device)?.device.launch(kernel.handle, &launch, handle, parameters)?;
+        self.note(device, handle, |stream| Step::Launch {
+            stream,
+            function,
+            launch,
+            parameters: parameters.to_vec(),
+        })
+    }
+
+    /// Issues one piece of work, and records it if the stream is under capture.
+    fn issue(
+        &mut self,
+        origin: Origin,
+        device: u8,
+        stream: u32,
+        work: impl FnOnce(&dyn Device, Stream) -> Result<()>,
+        step: impl FnOnce(u64) -> Step,
+    ) -> Result<()> {
+        let (device, stream) = self.enter(origin, device, stream)?;
+        work(&*self.context(device)?.device, stream)?;
+        self.note(device, stream, step)
+    }
+
+    pub(super) fn copy_bytes(&mut self, origin: Origin, request: Copy) -> Result<()> {
+        let Copy { device, stream, to, from, bytes } = request;
+        let work = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
+        self.issue(origin, device, stream, work, |stream| Step::Copy { stream, to, from, bytes })
+    }
+
+    pub(super) fn copy_rows(&mut self, origin: Origin, request: CopyStrided) -> Result<()> {
+        let CopyStrided { device, stream, copy } = request;
+        let work = |device: &dyn Device, stream| device.copy_3d(&copy, stream);
+        self.issue(origin, device, stream, work, |stream| Step::CopyStrided { stream, copy })
+    }
+
+    pub(super) fn fill(&mut self, origin: Origin, request: SetMemory) -> Result<()> {
+        let SetMemory { device, stream, set } = request;
+        let work = |device: &dyn Device, stream| device.set(&set, stream);
+        self.issue(origin, device, stream, work, |stream| Step::Set { stream, set })
+    }
+
+    pub(super) fn await_value(&mut self, origin: Origin, request: WaitValue) -> Result<()> {
+        let WaitValue { device, stream, address, value, width, flags } = request;
+        let work = |device: &dyn Device, stream| device.wait_value(stream, address, value, width, flags);
+        let step = |stream| Step::WaitValue { stream, address, value, width, flags };
+        self.issue(origin, device, stream, work, step)
+    }
+
+    pub(super) fn put_value(&mut self, origin: Origin, request: WriteValue) -> Result<()> {
+        let WriteValue { device, stream, address, value, width, flags } = request;
+        let work = |device: &dyn Device, stream| device.write_value(stream, address, value, width, flags);
+        let step = |stream| Step::WriteValue { stream, address, value, width, flags };
+        self.issue(origin, device, stream, work, step)
+    }
+
+    pub(super) fn call_host(&mut self, origin: Origin, request: HostCall) -> Result<()> {
+        let HostCall { device, stream, token } = request;
+        let call = self.link.host_call(token);
+        let work = |device: &dyn Device, stream| device.host_call(stream, call);
+        self.issue(origin, device, stream, work, |stream| Step::HostCall { stream, token })
+    }
+}

@@ -1,0 +1,59 @@
+//! Which GPUs a worker uses, and opening their driver.
+
+use std::sync::Arc;
+
+use rekindle_device::Platform;
+
+/// As written on command lines: `emulated`, `emulated:devices=2,memory=8G`, `nvidia`, `nvidia:1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    /// Without a configuration, the environment has it. The program sees all devices.
+    Emulated { config: Option<String> },
+    /// The program sees this one GPU, as its first.
+    Nvidia { index: usize },
+}
+
+/// A driver, and the GPUs of it that the program sees, in its order.
+pub struct Opened {
+    pub platform: Arc<dyn Platform>,
+    pub gpus: Vec<usize>,
+    /// The real driver library, where there is one.
+    pub real_driver: Option<String>,
+}
+
+impl Gpu {
+    pub fn parse(text: &str) -> Option<Gpu> {
+        let (kind, detail) = text.split_once(':').map_or((text, None), |(kind, detail)| (kind, Some(detail)));
+        match kind {
+            "emulated" => Some(Gpu::Emulated { config: detail.map(str::to_string) }),
+            "nvidia" => Some(Gpu::Nvidia { index: detail.map_or(Some(0), |index| index.parse().ok())? }),
+            _ => None,
+        }
+    }
+
+    /// `Err` is one sentence.
+    pub fn open(&self) -> Result<Opened, String> {
+        match self {
+            Gpu::Emulated { config } => {
+                let config = match config {
+                    Some(text) => rekindle_emulated::Config::parse(text),
+                    None => rekindle_emulated::Config::from_env(),
+                };
+                let platform = config
+                    .and_then(|config| rekindle_emulated::platform(&config))
+                    .map_err(|error| format!("the emulated GPU does not start: {error}"))?;
+                let gpus = (0..platform.devices().len()).collect();
+                Ok(Opened { platform, gpus, real_driver: None })
+            }
+            Gpu::Nvidia { index } => {
+                let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
+                let found = platform.devices().len();
+                if *index >= found {
+                    return Err(format!("there is no NVIDIA GPU {index}: the driver has {found}"));
+                }
+                let real_driver = Some(platform.library().to_string_lossy().into_owned());
+                Ok(Opened { platform: Arc::new(platform), gpus: vec![*index], real_driver })
+            }
+        }
+    }
+}

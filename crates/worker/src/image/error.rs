@@ -1,0 +1,34 @@
+//! Why the GPU half could not be saved or restored.
+
+use rekindle_cuda::CuResult;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the GPU could not {action}: {code}")]
+    Device { action: String, code: CuResult },
+    #[error(transparent)]
+    Store(#[from] rekindle_store::Error),
+    #[error("the image's GPU state cannot be understood: {0}")]
+    State(String),
+    #[error(
+        "the image was made with {expected} and this worker has {found}; restore it where the same GPU is"
+    )]
+    Gpu { expected: String, found: String },
+    #[error(
+        "{path} is not the file that the program's code came from: {expected} was expected, {found} was found"
+    )]
+    Code { path: String, expected: String, found: String },
+    #[error("{0}")]
+    Refused(String),
+    #[error("the daemon went away")]
+    Cancelled,
+    #[error("cannot {action} {path}: {source}")]
+    Io { action: &'static str, path: String, source: std::io::Error },
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Turns a driver's code into an error that says what was tried.
+pub(super) fn device(action: impl Into<String>) -> impl FnOnce(CuResult) -> Error {
+    move |code| Error::Device { action: action.into(), code }
+}

@@ -1,0 +1,31 @@
+//! The GPU half of an image: writing it, and building a worker's state from it.
+//!
+//! | part | holds |
+//! | --- | --- |
+//! | `worker-state`, "worker-state" | [`state::State`]: all but contents |
+//! | `gpu-buffer`, named by address | a handle of the heap: a large allocation or a slab |
+//! | `gpu-buffer`, "physical-N" | a handle that the program made itself |
+//! | `gpu-buffer`, "globals-N" | the globals and constants of the module that was loaded Nth, one after the other |
+//! | `module`, named by hash | code that came from no file |
+//! | `pinned`, named as the file | pinned host memory |
+
+mod block;
+mod contents;
+mod error;
+mod pinned;
+mod restore;
+mod restore_code;
+mod restore_memory;
+mod save;
+mod save_code;
+mod save_memory;
+mod state;
+mod timer;
+
+pub(crate) use error::Error;
+pub(crate) use pinned::save_pinned;
+pub(crate) use restore::restore;
+pub(crate) use save::save;
+
+/// The name of the one part of kind `worker-state`.
+const STATE_PART: &str = "worker-state";

@@ -1,0 +1,199 @@
+//! Building a worker's state from an image. The client's files lie in the run directory; the client comes later.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use rekindle_device::Stream;
+use rekindle_protocol::worker::Phase;
+use rekindle_ring::{BoardMapping, Liveness, Ring};
+use rekindle_store::{Image, PartKind};
+
+use super::error::{Error, Result, device};
+use super::state::{MOST_BYTES, State};
+use super::timer::Timer;
+use super::{STATE_PART, contents, restore_code, restore_memory, save_memory};
+use crate::dispatch::Desk;
+use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, StreamObject};
+
+pub(crate) fn restore(
+    desk: &mut Desk,
+    image: &Path,
+    directory: PathBuf,
+    stop: &AtomicBool,
+) -> Result<Vec<Phase>> {
+    let mut timer = Timer::start();
+    if desk.engine.board.is_some() {
+        return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
+    }
+    let image = Image::open(image)?;
+    let state = read_state(&image)?;
+    check_gpus(&desk.engine, &state)?;
+    timer.lap("worker state", 0);
+    desk.engine.directory = directory;
+    desk.engine.history = state.history;
+    desk.engine.board_name = state.board.clone();
+    open_contexts(&mut desk.engine, &state)?;
+    restore_memory::place(&mut desk.engine, &state)?;
+    restore_memory::pin(&mut desk.engine, &state)?;
+    timer.lap("GPU addresses", 0);
+    let windows = save_memory::map_physical(&mut desk.engine)?;
+    let work = restore_memory::work(&image, &state, &windows)?;
+    let bytes = work.iter().map(|(place, _)| place.bytes).sum();
+    let contexts = save_memory::contexts(&desk.engine);
+    let engine = &mut desk.engine;
+    let (loaded, built) = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| {
+            let loaded = contents::load(&contexts, &image, &work, stop);
+            loaded.map(|()| timer.lap("GPU memory", bytes))
+        });
+        let built = restore_code::modules(engine, &image, &state);
+        (loading.join(), built)
+    });
+    loaded.unwrap_or_else(|_| Err(Error::Refused("a thread that loaded buffers panicked".to_string())))?;
+    built?;
+    timer.lap("modules, beyond that", 0);
+    save_memory::unmap_windows(&mut desk.engine, windows)?;
+    restore_memory::protect(&mut desk.engine, &state)?;
+    streams_and_events(&mut desk.engine, &state)?;
+    graphs(&mut desk.engine, &state)?;
+    join_files(desk, &state)?;
+    timer.lap("GPU objects", 0);
+    Ok(timer.phases())
+}
+
+fn read_state(image: &Image) -> Result<State> {
+    let part = image.part(PartKind::WorkerState, STATE_PART).ok_or_else(|| {
+        Error::State("the image has no part worker-state; it holds no GPU half".to_string())
+    })?;
+    if part.bytes > MOST_BYTES {
+        return Err(Error::State(format!("it claims to have {} bytes", part.bytes)));
+    }
+    let mut bytes = vec![0; part.bytes as usize];
+    image.read_part(part, 0, &mut bytes)?;
+    State::decode(&bytes)
+}
+
+fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
+    let used = state.devices.iter().enumerate().filter(|(_, row)| row.context.is_some());
+    for (index, row) in used {
+        let found = engine.slots.get(index).map(|slot| &slot.info);
+        if found.is_none_or(|info| info.kind != row.kind || info.name != row.model) {
+            return Err(Error::Gpu {
+                expected: format!("{} as its GPU {index}", row.model),
+                found: found.map_or("no such GPU".to_string(), |info| info.name.clone()),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn open_contexts(engine: &mut Engine, state: &State) -> Result<()> {
+    for (index, row) in state.devices.iter().enumerate() {
+        let Some(context) = &row.context else { continue };
+        engine.open(index).map_err(device("make a context"))?;
+        for (limit, value) in &context.limits {
+            let gpu = engine.on(index).map_err(device("be used"))?;
+            gpu.set_limit(*limit, *value).map_err(device(format!("set limit {limit} to {value}")))?;
+        }
+        engine.context_mut(index).map_err(device("be used"))?.limits = context.limits.clone();
+    }
+    Ok(())
+}
+
+fn streams_and_events(engine: &mut Engine, state: &State) -> Result<()> {
+    for row in &state.streams {
+        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let handle = gpu.stream_create(row.flags, row.priority).map_err(device("make a stream"))?;
+        let (device_index, flags, priority) = (row.device, row.flags, row.priority);
+        let stream = StreamObject { device: device_index, flags, priority, handle, busy: false };
+        engine.streams.insert(row.id, stream).map_err(device("number a stream as before"))?;
+    }
+    for (index, row) in state.devices.iter().enumerate() {
+        let Some(context) = &row.context else { continue };
+        let gpu = engine.on(index).map_err(device("be used"))?;
+        let anchor = || {
+            let event = gpu.event_create(0)?;
+            gpu.event_record(event, Stream::LEGACY, 0)?;
+            gpu.event_synchronize(event)?;
+            Ok(event)
+        };
+        let event = anchor().map_err(device("tell the time"))?;
+        let anchor = Some(Mark { event, time: context.clock });
+        engine.context_mut(index).map_err(device("be used"))?.anchor = anchor;
+    }
+    for row in &state.events {
+        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let handle = gpu.event_create(row.flags).map_err(device("make an event"))?;
+        let event = EventObject {
+            device: row.device,
+            flags: row.flags,
+            handle,
+            recorded: row.time.is_some(),
+            restored: row.time,
+        };
+        engine.events.insert(row.id, event).map_err(device("number an event as before"))?;
+    }
+    Ok(())
+}
+
+fn graphs(engine: &mut Engine, state: &State) -> Result<()> {
+    for row in &state.graphs {
+        let built = engine.build(row.device, &row.recipe);
+        let (handle, nodes) = built.map_err(device(format!("build graph {} again", row.id)))?;
+        if nodes.len() != row.nodes {
+            let text = format!("graph {} had {} nodes and now gets {}", row.id, row.nodes, nodes.len());
+            return Err(Error::Refused(text));
+        }
+        let graph = GraphObject { device: row.device, handle, nodes, recipe: row.recipe.clone().into() };
+        engine.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
+    }
+    for row in &state.execs {
+        let build = |engine: &mut Engine| {
+            let (graph, _) = engine.build(row.device, &row.recipe)?;
+            let gpu = engine.on(row.device)?;
+            let handle = gpu.graph_instantiate(graph, row.flags)?;
+            gpu.graph_destroy(graph)?;
+            Ok(handle)
+        };
+        let handle = build(engine).map_err(device(format!("instantiate graph {} again", row.id)))?;
+        let exec =
+            ExecObject { device: row.device, handle, flags: row.flags, recipe: row.recipe.clone().into() };
+        engine.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
+    }
+    Ok(())
+}
+
+/// Maps board and rings, which are as new, and gives each thread its streams.
+fn join_files(desk: &mut Desk, state: &State) -> Result<()> {
+    let shared = |error: rekindle_ring::SharedError| Error::Refused(error.to_string());
+    let file = |desk: &Desk, name: &str| {
+        let path = desk.engine.run_file(name);
+        path.ok_or_else(|| Error::State(format!("it names a file {name:?} in the run directory")))
+    };
+    if state.board.is_empty() {
+        return Ok(());
+    }
+    for row in &state.threads {
+        let ring = Ring::open(&file(desk, &row.name)?).map_err(shared)?;
+        desk.add_ring(row.index, row.name.clone(), ring);
+        for &index in &row.streams {
+            let gpu = desk.engine.on(index).map_err(device("be used"))?;
+            let handle = gpu.stream_create(0, 0).map_err(device("make a stream"))?;
+            let stream = StreamObject { device: index, flags: 0, priority: 0, handle, busy: false };
+            if let Some(thread) = desk.engine.threads.last_mut() {
+                let length = thread.streams.len().max(index + 1);
+                thread.streams.resize(length, None);
+                thread.streams[index] = Some(stream);
+            }
+        }
+    }
+    let board = BoardMapping::open(&file(desk, &state.board)?).map_err(shared)?;
+    for (index, row) in state.devices.iter().enumerate() {
+        if let Some(context) = row.context.as_ref().filter(|context| context.error != 0) {
+            board.set_error(index, context.error);
+        }
+    }
+    board.set_worker(Liveness::Alive);
+    desk.engine.board = Some(board);
+    Ok(())
+}

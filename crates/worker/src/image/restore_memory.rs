@@ -1,0 +1,119 @@
+//! Buffers and pinned memory at the addresses that they had.
+
+use std::collections::HashMap;
+
+use rekindle_device::Access;
+use rekindle_store::{Image, Part, PartKind};
+
+use super::contents::Place;
+use super::error::{Error, Result, device};
+use super::save_memory::Window;
+use super::state::{ContentState, State, buffer_part, physical_part};
+use crate::engine::Engine;
+use crate::memory::{Content, Physical, Reservation, Slab, map_pinned};
+
+/// Makes and maps every handle; contents come later.
+pub(super) fn place(engine: &mut Engine, state: &State) -> Result<()> {
+    for (index, row) in state.devices.iter().enumerate() {
+        let Some(context) = &row.context else { continue };
+        engine.bind(index).map_err(device("be used"))?;
+        let heap = engine.heap(index).map_err(device("be used"))?;
+        for (start, bytes) in &context.regions {
+            let end =
+                start.checked_add(*bytes).ok_or_else(|| Error::State("a region has no end".to_string()))?;
+            heap.reserve(*start..end).map_err(device(format!("reserve the addresses from {start:#x}")))?;
+        }
+        for buffer in &context.buffers {
+            let content = match &buffer.content {
+                ContentState::Large(bytes) => Content::Large { bytes: *bytes, freed: false },
+                ContentState::Slab(used) => {
+                    let slab = Slab::with(buffer.bytes, used.clone());
+                    Content::Slab(slab.ok_or_else(|| Error::State("small allocations overlap".to_string()))?)
+                }
+            };
+            let action = format!("place {} bytes at {:#x}", buffer.bytes, buffer.address);
+            heap.place(buffer.address, buffer.bytes, content).map_err(device(action))?;
+        }
+    }
+    for row in &state.reservations {
+        let heap = engine.heap(row.device).map_err(device("be used"))?;
+        if !heap.take_addresses_at(row.address, row.bytes) {
+            return Err(Error::State(format!("the addresses from {:#x} are used twice", row.address)));
+        }
+        let reservation = Reservation { bytes: row.bytes, device: row.device };
+        engine.virtual_memory.reservations.insert(row.address, reservation);
+    }
+    for row in &state.physical {
+        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let memory =
+            gpu.memory_create(row.bytes).map_err(device(format!("make {} bytes of memory", row.bytes)))?;
+        let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
+        engine.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
+    }
+    for row in &state.mappings {
+        let mapped = engine.map_at(row.address, row.bytes, row.serial, Access::ReadWrite);
+        mapped.map_err(device(format!("map {} bytes at {:#x}", row.bytes, row.address)))?;
+    }
+    Ok(())
+}
+
+/// Gives the program's mappings the protection that they had.
+pub(super) fn protect(engine: &mut Engine, state: &State) -> Result<()> {
+    for row in state.mappings.iter().filter(|row| row.access != Access::ReadWrite) {
+        let Some(mapping) = engine.virtual_memory.mappings.get_mut(&row.address) else { continue };
+        mapping.access = row.access;
+        let mapping = *mapping;
+        let index = engine.virtual_memory.device_of(&mapping).unwrap_or_default();
+        let gpu = engine.on(index).map_err(device("be used"))?;
+        gpu.protect(row.address, row.bytes, row.access)
+            .map_err(device(format!("protect the mapping at {:#x}", row.address)))?;
+    }
+    Ok(())
+}
+
+/// Maps pinned files where they were. The daemon has filled them.
+pub(super) fn pin(engine: &mut Engine, state: &State) -> Result<()> {
+    for row in &state.pinned {
+        let mapped = map_pinned(engine.run_directory(), &row.name, row.address, row.bytes, row.device);
+        let pinned = mapped.map_err(|source| Error::Io {
+            action: "map",
+            path: format!("{} at {:#x}", row.name, row.address),
+            source,
+        })?;
+        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        gpu.host_register(row.address, row.bytes)
+            .map_err(device(format!("pin {} bytes at {:#x}", row.bytes, row.address)))?;
+        engine.pinned.push(pinned);
+    }
+    Ok(())
+}
+
+/// Which part goes where.
+pub(super) fn work<'i>(
+    image: &'i Image,
+    state: &State,
+    windows: &[Window],
+) -> Result<Vec<(Place, &'i Part)>> {
+    let parts: HashMap<&str, &Part> =
+        image.parts(PartKind::GpuBuffer).map(|part| (part.name.as_str(), part)).collect();
+    let find = |name: String, place: Place| match parts.get(name.as_str()) {
+        Some(part) if part.bytes == place.bytes => Ok((place, *part)),
+        Some(part) => Err(Error::State(format!(
+            "part {name} has {} bytes where {} were expected",
+            part.bytes, place.bytes
+        ))),
+        None => Err(Error::State(format!("the image has no part {name}"))),
+    };
+    let mut work = Vec::new();
+    for (index, row) in state.devices.iter().enumerate() {
+        for buffer in row.context.iter().flat_map(|context| &context.buffers) {
+            let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
+            work.push(find(buffer_part(buffer.address), place)?);
+        }
+    }
+    for window in windows {
+        let Place { device, address, bytes } = window.place;
+        work.push(find(physical_part(window.serial), Place { device, address, bytes })?);
+    }
+    Ok(work)
+}

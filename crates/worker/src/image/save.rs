@@ -1,0 +1,118 @@
+//! Writing the GPU half into an image in the making. The client is quiesced and the devices are idle.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_protocol::worker::Phase;
+use rekindle_store::{Part, PartKind, Staging};
+use serde_json::{Value, json};
+
+use super::STATE_PART;
+use super::error::{Result, device};
+use super::state::{
+    ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
+};
+use super::timer::Timer;
+use super::{save_code, save_memory};
+use crate::engine::Engine;
+
+pub(crate) fn save(
+    engine: &mut Engine,
+    staging: &Path,
+    stop: &AtomicBool,
+) -> Result<(Vec<Value>, Vec<Phase>)> {
+    let mut timer = Timer::start();
+    let staging = Staging::open(staging)?;
+    let mut state = State { board: engine.board_name.clone(), history: engine.history, ..State::default() };
+    state.devices = devices(engine)?;
+    streams_and_events(engine, &mut state)?;
+    graphs(engine, &mut state);
+    timer.lap("GPU objects", 0);
+    let mut parts = save_code::modules(engine, &staging, &mut state)?;
+    timer.lap("modules", parts.iter().map(|part| part.bytes).sum());
+    let buffers = save_memory::buffers(engine, &staging, &mut state, stop)?;
+    timer.lap("GPU memory", buffers.iter().map(|part| part.bytes).sum());
+    parts.extend(buffers);
+    let encoded = state.encode()?;
+    if encoded.len() as u64 > MOST_BYTES {
+        let text =
+            format!("it takes {} bytes, more than the {MOST_BYTES} that can be read again", encoded.len());
+        return Err(super::Error::State(text));
+    }
+    parts.push(staging.put(PartKind::WorkerState, STATE_PART, json!({}), &encoded)?);
+    timer.lap("worker state", encoded.len() as u64);
+    let parts = parts.iter().map(describe).collect::<Result<_>>()?;
+    Ok((parts, timer.phases()))
+}
+
+/// A part as it travels to the daemon.
+pub(super) fn describe(part: &Part) -> Result<Value> {
+    Ok(serde_json::to_value(part)?)
+}
+
+fn devices(engine: &mut Engine) -> Result<Vec<DeviceState>> {
+    let board = engine.board;
+    let describe = |(index, slot): (usize, &crate::engine::Slot)| {
+        let context = slot.context.as_ref().map(|context| ContextState {
+            regions: context
+                .heap
+                .reserved()
+                .iter()
+                .map(|region| (region.start, region.end - region.start))
+                .collect(),
+            buffers: Vec::new(),
+            limits: context.limits.clone(),
+            clock: 0.0,
+            // An error that counts as sticky is looked at and left in place.
+            error: board.map_or(0, |board| board.take_error(index, |_| true)),
+        });
+        DeviceState { kind: slot.info.kind, model: slot.info.name.clone(), context }
+    };
+    Ok(engine.slots.iter().enumerate().map(describe).collect())
+}
+
+fn streams_and_events(engine: &mut Engine, state: &mut State) -> Result<()> {
+    let stream = |(id, stream): (u32, &crate::engine::StreamObject)| StreamState {
+        id,
+        device: stream.device,
+        flags: stream.flags,
+        priority: stream.priority,
+    };
+    state.streams = engine.streams.iter().map(stream).collect();
+    state.threads = engine
+        .threads
+        .iter()
+        .map(|thread| ThreadState {
+            index: thread.index,
+            name: thread.name.clone(),
+            streams: thread.streams.iter().flatten().map(|stream| stream.device).collect(),
+        })
+        .collect();
+    let mut times = std::collections::HashMap::new();
+    for (index, row) in state.devices.iter_mut().enumerate() {
+        if let Some(context) = &mut row.context {
+            let (events, now) = engine.event_times(index).map_err(device("tell when events happened"))?;
+            times.extend(events);
+            context.clock = now;
+        }
+    }
+    let event = |(id, event): (u32, &crate::engine::EventObject)| EventState {
+        id,
+        device: event.device,
+        flags: event.flags,
+        time: times.get(&id).copied(),
+    };
+    state.events = engine.events.iter().map(event).collect();
+    Ok(())
+}
+
+fn graphs(engine: &Engine, state: &mut State) {
+    for (id, graph) in engine.graphs.iter() {
+        let recipe = (*graph.recipe).clone();
+        state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.nodes.len() });
+    }
+    for (id, exec) in engine.execs.iter() {
+        let recipe = (*exec.recipe).clone();
+        state.execs.push(ExecState { id, device: exec.device, flags: exec.flags, recipe });
+    }
+}

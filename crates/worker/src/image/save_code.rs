@@ -1,0 +1,120 @@
+//! Modules: their code, their globals, and what was looked up in them.
+
+use std::collections::HashSet;
+
+use rekindle_device::Global;
+use rekindle_store::{Part, PartKind, Staging};
+use serde_json::json;
+
+use super::block::Block;
+use super::error::{Error, Result, device};
+use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
+use crate::code::LoadedCode;
+use crate::engine::{Engine, ModuleObject};
+
+/// Globals are fetched through a block of this size.
+const BLOCK: usize = 2 << 20;
+
+pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    let mut known = HashSet::new();
+    let mut blocks: Vec<Option<Block>> = engine.slots.iter().map(|_| None).collect();
+    let loaded: Vec<u32> = engine.modules.iter().map(|(id, _)| id).collect();
+    for id in loaded {
+        let index = engine.modules.get(id).map_err(device("find a module"))?.device;
+        let gpu = engine.context(index).map_err(device("be used"))?.device.clone();
+        engine.bind(index).map_err(device("be used"))?;
+        let module = engine.modules.get(id).map_err(device("find a module"))?;
+        let globals = gpu.globals(module.handle).map_err(device("list a module's globals"))?;
+        let mut row = describe(module, Some(id), staging, &mut known, &mut parts)?;
+        if !globals.is_empty() {
+            let block = match &mut blocks[index] {
+                Some(block) => block,
+                none => none.insert(Block::new(gpu, BLOCK).map_err(device("pin a block of host memory"))?),
+            };
+            parts.push(contents(staging, &globals, row.loaded_at, index, block)?);
+        }
+        row.contents = globals
+            .into_iter()
+            .map(|Global { name, address, bytes, .. }| GlobalContent { name, address, bytes })
+            .collect();
+        state.modules.push(row);
+    }
+    for module in &engine.unloaded {
+        state.modules.push(describe(module, None, staging, &mut known, &mut parts)?);
+    }
+    state.functions = engine
+        .functions
+        .iter()
+        .map(|(id, function)| FunctionState {
+            id,
+            module: function.module,
+            name: function.name.clone(),
+            at: function.at,
+            attributes: function.attributes.clone(),
+            cache: function.cache,
+        })
+        .collect();
+    Ok(parts)
+}
+
+fn describe(
+    module: &ModuleObject,
+    id: Option<u32>,
+    staging: &Staging,
+    known: &mut HashSet<String>,
+    parts: &mut Vec<Part>,
+) -> Result<ModuleState> {
+    let code = match &module.code {
+        LoadedCode::Mapped(mapped) => CodeState::File {
+            path: mapped.path().to_string_lossy().into_owned(),
+            offset: mapped.offset,
+            bytes: mapped.bytes,
+            identity: mapped.identity().to_string(),
+        },
+        LoadedCode::Owned(code) => {
+            let name = blake3::hash(code.bytes()).to_hex().to_string();
+            if known.insert(name.clone()) {
+                parts.push(staging.put(PartKind::Module, &name, json!({}), code.bytes())?);
+            }
+            CodeState::Part(name)
+        }
+    };
+    Ok(ModuleState {
+        id,
+        device: module.device,
+        kind: module.kind,
+        options: module.options.clone(),
+        code,
+        loaded_at: module.loaded_at,
+        unloaded_at: module.unloaded_at,
+        given: module.globals.clone(),
+        contents: Vec::new(),
+    })
+}
+
+/// One part with all globals of a module, one after the other.
+fn contents(
+    staging: &Staging,
+    globals: &[Global],
+    loaded_at: u64,
+    index: usize,
+    block: &mut Block,
+) -> Result<Part> {
+    let total = globals.iter().map(|global| global.bytes).sum();
+    let attributes = json!({ "device": index, "globals": globals.len() });
+    let writer = staging.part(PartKind::GpuBuffer, &globals_part(loaded_at), attributes, total)?;
+    let mut at = 0;
+    for global in globals {
+        let mut done = 0;
+        while done < global.bytes {
+            let count = (global.bytes - done).min(block.capacity() as u64);
+            let bytes = block
+                .fetch(global.address + done, count as usize)
+                .map_err(|code| Error::Device { action: format!("read the global {}", global.name), code })?;
+            writer.write_at(at, bytes)?;
+            (done, at) = (done + count, at + count);
+        }
+    }
+    Ok(writer.finish()?)
+}

@@ -1,0 +1,143 @@
+//! Buffers: where each lies, and its contents.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_device::{Access, Device};
+use rekindle_store::{Part, PartKind, Staging};
+use serde_json::json;
+
+use super::contents::{self, Place};
+use super::error::{Result, device};
+use super::state::{
+    BufferState, ContentState, MappingState, PhysicalState, PinnedState, ReservationState, State,
+    buffer_part, physical_part,
+};
+use crate::engine::Engine;
+use crate::memory::Content;
+
+pub(super) fn buffers(
+    engine: &mut Engine,
+    staging: &Staging,
+    state: &mut State,
+    stop: &AtomicBool,
+) -> Result<Vec<Part>> {
+    engine.trim_all().map_err(device("free what the program has freed"))?;
+    let mut work = Vec::new();
+    for (index, slot) in engine.slots.iter().enumerate() {
+        let Some(context) = &slot.context else { continue };
+        let rows = state.devices.get_mut(index).and_then(|row| row.context.as_mut());
+        let Some(rows) = rows else { continue };
+        for (&address, buffer) in context.heap.buffers() {
+            let (kind, content) = match &buffer.content {
+                Content::Large { bytes, .. } => ("allocation", ContentState::Large(*bytes)),
+                Content::Slab(slab) => ("small allocations", ContentState::Slab(slab.used().clone())),
+            };
+            let attributes = json!({ "device": index, "address": format!("{address:#x}"), "holds": kind });
+            let name = buffer_part(address);
+            let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
+            work.push((Place { device: index, address, bytes: buffer.bytes }, writer));
+            rows.buffers.push(BufferState { address, bytes: buffer.bytes, content });
+        }
+    }
+    describe_virtual(engine, state);
+    let windows = map_physical(engine)?;
+    for window in &windows {
+        let attributes = json!({ "device": window.place.device, "holds": "memory that the program maps" });
+        let name = physical_part(window.serial);
+        let writer = staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes)?;
+        let Place { device, address, bytes } = window.place;
+        work.push((Place { device, address, bytes }, writer));
+    }
+    let saved = contents::save(&contexts(engine), &work, stop);
+    unmap_windows(engine, windows)?;
+    saved?;
+    work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
+}
+
+/// The devices whose contexts are open, by the program's numbers.
+pub(super) fn contexts(engine: &Engine) -> Vec<Option<Arc<dyn Device>>> {
+    engine.slots.iter().map(|slot| slot.context.as_ref().map(|context| context.device.clone())).collect()
+}
+
+fn describe_virtual(engine: &Engine, state: &mut State) {
+    let memory = &engine.virtual_memory;
+    for (&serial, physical) in &memory.physical {
+        let (device, bytes, id) = (physical.device, physical.bytes, physical.id);
+        state.physical.push(PhysicalState { serial, device, bytes, id });
+    }
+    for (&address, reservation) in &memory.reservations {
+        let (bytes, device) = (reservation.bytes, reservation.device);
+        state.reservations.push(ReservationState { address, bytes, device });
+    }
+    for (&address, mapping) in &memory.mappings {
+        let (bytes, serial, access) = (mapping.bytes, mapping.serial, mapping.access);
+        state.mappings.push(MappingState { address, bytes, serial, access });
+    }
+    for pinned in &engine.pinned {
+        let name = pinned.name.clone();
+        let (address, bytes, device) = (pinned.address, pinned.bytes, pinned.device);
+        state.pinned.push(PinnedState { name, address, bytes, device });
+    }
+}
+
+/// Where a handle of the program's own can be copied from or to.
+pub(super) struct Window {
+    pub serial: u64,
+    pub place: Place,
+    /// Mapped for the copy only.
+    temporary: bool,
+}
+
+/// Finds an accessible mapping of each handle, or makes one.
+pub(super) fn map_physical(engine: &mut Engine) -> Result<Vec<Window>> {
+    let memory = &engine.virtual_memory;
+    let mut windows: Vec<Window> = Vec::new();
+    for (&serial, physical) in &memory.physical {
+        let (device, bytes) = (physical.device, physical.bytes);
+        let mapped = memory
+            .mappings
+            .iter()
+            .find(|(_, mapping)| mapping.serial == serial && mapping.access == Access::ReadWrite);
+        let (address, temporary) = mapped.map_or((0, true), |(address, _)| (*address, false));
+        windows.push(Window { serial, place: Place { device, address, bytes }, temporary });
+    }
+    for at in 0..windows.len() {
+        if !windows[at].temporary {
+            continue;
+        }
+        match open_window(engine, &windows[at]) {
+            Ok(address) => windows[at].place.address = address,
+            Err(error) => {
+                windows.truncate(at);
+                unmap_windows(engine, windows)?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(windows)
+}
+
+fn open_window(engine: &mut Engine, window: &Window) -> Result<u64> {
+    let Place { device: index, bytes, .. } = window.place;
+    let memory = engine.virtual_memory.physical.get(&window.serial).map(|physical| physical.memory);
+    let memory = memory.ok_or_else(|| super::Error::State("a handle is missing".to_string()))?;
+    let heap = engine.heap(index).map_err(device("be used"))?;
+    let granularity = heap.granularity();
+    let address = heap.take_addresses(bytes, granularity, 0).map_err(device("reserve addresses"))?;
+    let gpu = engine.on(index).map_err(device("be used"))?;
+    let mapped =
+        gpu.map(address, bytes, memory).and_then(|()| gpu.protect(address, bytes, Access::ReadWrite));
+    mapped.map_err(device("map a buffer"))?;
+    Ok(address)
+}
+
+pub(super) fn unmap_windows(engine: &mut Engine, windows: Vec<Window>) -> Result<()> {
+    for Window { place, .. } in windows.into_iter().filter(|window| window.temporary) {
+        let gpu = engine.on(place.device).map_err(device("be used"))?;
+        gpu.unmap(place.address, place.bytes).map_err(device("unmap a buffer"))?;
+        let heap = engine.heap(place.device).map_err(device("be used"))?;
+        heap.give_addresses(place.address, place.bytes);
+    }
+    Ok(())
+}

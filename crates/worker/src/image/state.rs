@@ -1,0 +1,274 @@
+//! All that a worker must know to have a program's GPU objects again, as plain data.
+//!
+//! ```text
+//!   "RKWS"  version (u32, little endian)  postcard encoding of State
+//! ```
+//!
+//! The encoding has no field names: any change of these structs raises [`VERSION`].
+
+use std::collections::BTreeMap;
+
+use rekindle_device::{Access, GpuKind, ModuleKind};
+use rekindle_protocol::operation::Id;
+use serde::{Deserialize, Serialize};
+
+use super::error::{Error, Result};
+use crate::engine::{GlobalGiven, Recipe};
+use crate::memory::Small;
+
+const MAGIC: &[u8; 4] = b"RKWS";
+pub(super) const VERSION: u32 = 1;
+
+/// The largest state that is read, bytes.
+pub(super) const MOST_BYTES: u64 = 1 << 30;
+
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct State {
+    pub devices: Vec<DeviceState>,
+    pub physical: Vec<PhysicalState>,
+    pub reservations: Vec<ReservationState>,
+    pub mappings: Vec<MappingState>,
+    pub pinned: Vec<PinnedState>,
+    pub modules: Vec<ModuleState>,
+    pub functions: Vec<FunctionState>,
+    pub streams: Vec<StreamState>,
+    pub events: Vec<EventState>,
+    pub graphs: Vec<GraphState>,
+    pub execs: Vec<ExecState>,
+    pub threads: Vec<ThreadState>,
+    /// The board file's name.
+    pub board: String,
+    pub history: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct DeviceState {
+    pub kind: GpuKind,
+    pub model: String,
+    /// None for a device whose context the program did not have.
+    pub context: Option<ContextState>,
+}
+
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct ContextState {
+    /// Reserved addresses: start, bytes.
+    pub regions: Vec<(u64, u64)>,
+    pub buffers: Vec<BufferState>,
+    pub limits: Vec<(u32, u64)>,
+    /// Milliseconds on the program's clock when it was stopped.
+    pub clock: f64,
+    /// An asynchronous error that the program has not yet asked for, 0 if none.
+    pub error: i32,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct BufferState {
+    pub address: u64,
+    /// Of the handle.
+    pub bytes: u64,
+    pub content: ContentState,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum ContentState {
+    /// Bytes that the program asked for.
+    Large(u64),
+    /// Allocations by their offsets.
+    Slab(BTreeMap<u64, Small>),
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PhysicalState {
+    pub serial: u64,
+    pub device: usize,
+    pub bytes: u64,
+    pub id: Option<Id>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ReservationState {
+    pub address: u64,
+    pub bytes: u64,
+    pub device: usize,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct MappingState {
+    pub address: u64,
+    pub bytes: u64,
+    pub serial: u64,
+    pub access: Access,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PinnedState {
+    pub name: String,
+    pub address: u64,
+    pub bytes: u64,
+    pub device: usize,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ModuleState {
+    /// None for a module that was unloaded and is loaded again for its place only.
+    pub id: Option<Id>,
+    pub device: usize,
+    pub kind: ModuleKind,
+    pub options: Vec<(i32, u64)>,
+    pub code: CodeState,
+    pub loaded_at: u64,
+    pub unloaded_at: Option<u64>,
+    pub given: Vec<GlobalGiven>,
+    /// What the part of the module's globals holds, in its order.
+    pub contents: Vec<GlobalContent>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct GlobalContent {
+    pub name: String,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum CodeState {
+    /// The name of a part.
+    Part(String),
+    File {
+        path: String,
+        offset: u64,
+        bytes: u64,
+        identity: String,
+    },
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct FunctionState {
+    pub id: Id,
+    pub module: Id,
+    pub name: String,
+    pub at: u64,
+    pub attributes: Vec<(i32, i32)>,
+    pub cache: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct StreamState {
+    pub id: Id,
+    pub device: usize,
+    pub flags: u32,
+    pub priority: i32,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct EventState {
+    pub id: Id,
+    pub device: usize,
+    pub flags: u32,
+    /// When it was last recorded, in milliseconds on the program's clock; for those that keep time.
+    pub time: Option<f64>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct GraphState {
+    pub id: Id,
+    pub device: usize,
+    pub recipe: Recipe,
+    /// How many nodes the program was told of.
+    pub nodes: usize,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ExecState {
+    pub id: Id,
+    pub device: usize,
+    pub flags: u64,
+    pub recipe: Recipe,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ThreadState {
+    pub index: u32,
+    pub name: String,
+    /// Devices on which it has a default stream of its own.
+    pub streams: Vec<usize>,
+}
+
+impl State {
+    pub(super) fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        postcard::to_extend(self, bytes).map_err(|error| Error::State(error.to_string()))
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<State> {
+        let (head, body) =
+            bytes.split_at_checked(8).ok_or_else(|| Error::State("it is cut short".to_string()))?;
+        if &head[..4] != MAGIC {
+            return Err(Error::State("it does not begin with RKWS".to_string()));
+        }
+        let version = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
+        if version != VERSION {
+            let text = format!(
+                "it has version {version} where {VERSION} was expected; use the Rekindle that made it"
+            );
+            return Err(Error::State(text));
+        }
+        postcard::from_bytes(body).map_err(|error| Error::State(error.to_string()))
+    }
+}
+
+/// The part with a heap buffer's contents. Addresses of all devices differ.
+pub(super) fn buffer_part(address: u64) -> String {
+    format!("{address:012x}")
+}
+
+pub(super) fn physical_part(serial: u64) -> String {
+    format!("physical-{serial}")
+}
+
+pub(super) fn globals_part(loaded_at: u64) -> String {
+    format!("globals-{loaded_at}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> State {
+        State {
+            devices: vec![DeviceState {
+                kind: GpuKind::Emulated,
+                model: "m".to_string(),
+                context: Some(ContextState { regions: vec![(1, 2)], clock: 1.5, ..ContextState::default() }),
+            }],
+            streams: vec![StreamState { id: 2, device: 0, flags: 1, priority: -1 }],
+            board: "board-1-0".to_string(),
+            ..State::default()
+        }
+    }
+
+    #[test]
+    fn a_state_reads_back_and_other_versions_are_refused() {
+        let mut bytes = sample().encode().unwrap();
+        assert_eq!(State::decode(&bytes).unwrap(), sample());
+        bytes[4] = 9;
+        assert!(State::decode(&bytes).unwrap_err().to_string().contains("version 9"));
+        bytes[0] = 0;
+        assert!(State::decode(&bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn nonsense_is_refused_without_harm(body in proptest::collection::vec(any::<u8>(), 0..300), cut in 0usize..60) {
+            let mut bytes = sample().encode().unwrap();
+            bytes.truncate(cut.min(bytes.len()));
+            let _ = State::decode(&bytes);
+            bytes.truncate(8);
+            bytes.extend_from_slice(&body);
+            let _ = State::decode(&bytes);
+        }
+    }
+}

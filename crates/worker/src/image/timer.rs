@@ -1,0 +1,34 @@
+//! Times of the steps of a save or restore.
+
+use std::time::Instant;
+
+use rekindle_protocol::worker::Phase;
+
+pub(super) struct Timer {
+    began: Instant,
+    step: Instant,
+    phases: Vec<Phase>,
+}
+
+impl Timer {
+    pub(super) fn start() -> Timer {
+        let now = Instant::now();
+        Timer { began: now, step: now, phases: Vec::new() }
+    }
+
+    /// Ends a step; the next begins.
+    pub(super) fn lap(&mut self, name: &str, bytes: u64) {
+        let now = Instant::now();
+        self.phases.push(Phase {
+            name: name.to_string(),
+            start_us: (self.step - self.began).as_micros() as u64,
+            duration_us: (now - self.step).as_micros() as u64,
+            bytes,
+        });
+        self.step = now;
+    }
+
+    pub(super) fn phases(self) -> Vec<Phase> {
+        self.phases
+    }
+}

@@ -1,0 +1,242 @@
+//! The allocations of one device.
+//!
+//! Freeing has two steps, so that an allocation freed in stream order is refused a second time at once and given back
+//! later: [`Heap::retire`], then [`Heap::release`] (or [`Heap::revive`], when the next allocation takes it over).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_device::{Access, Device, Memory, Result};
+
+use super::{Buffer, Content, Regions, Slab, Small, Space};
+
+/// Allocations of at least this size get a handle of their own.
+const LARGE: u64 = 1 << 20;
+const LARGEST_SLAB: u64 = 32 << 20;
+
+pub(crate) struct Heap {
+    device: Arc<dyn Device>,
+    granularity: u64,
+    regions: Arc<Regions>,
+    reserved: Vec<Range<u64>>,
+    space: Space,
+    buffers: BTreeMap<u64, Buffer>,
+    slabs: Vec<u64>,
+}
+
+impl Heap {
+    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Heap {
+        Heap {
+            granularity: device.granularity().max(1),
+            device,
+            regions,
+            reserved: Vec::new(),
+            space: Space::default(),
+            buffers: BTreeMap::new(),
+            slabs: Vec::new(),
+        }
+    }
+
+    pub(crate) fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    pub(crate) fn buffers(&self) -> &BTreeMap<u64, Buffer> {
+        &self.buffers
+    }
+
+    pub(crate) fn reserved(&self) -> &[Range<u64>] {
+        &self.reserved
+    }
+
+    /// Bytes of all handles.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buffers.values().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// Takes addresses that nothing is mapped at, followed by a gap that catches overruns.
+    pub(crate) fn take_addresses(&mut self, bytes: u64, alignment: u64, wish: u64) -> Result<u64> {
+        let with_gap = bytes.checked_add(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        if wish != 0 && wish.is_multiple_of(alignment) && self.space.take_at(wish, with_gap) {
+            return Ok(wish);
+        }
+        if let Some(at) = self.space.take(with_gap, alignment) {
+            return Ok(at);
+        }
+        let needed = with_gap.checked_add(alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let region = self.regions.take(needed).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.reserve(region)?;
+        self.space.take(with_gap, alignment).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn give_addresses(&mut self, at: u64, bytes: u64) {
+        self.space.give(at, bytes + self.granularity);
+    }
+
+    /// Takes these addresses and the gap after them, as an image has them.
+    pub(crate) fn take_addresses_at(&mut self, at: u64, bytes: u64) -> bool {
+        bytes.checked_add(self.granularity).is_some_and(|bytes| self.space.take_at(at, bytes))
+    }
+
+    /// Reserves a region from the driver.
+    pub(crate) fn reserve(&mut self, region: Range<u64>) -> Result<()> {
+        self.device.reserve(region.start, region.end - region.start)?;
+        self.regions.skip(&region);
+        self.space.give(region.start, region.end - region.start);
+        self.reserved.push(region);
+        Ok(())
+    }
+
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if bytes >= LARGE {
+            let whole = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            return self.add(whole, Content::Large { bytes, freed: false });
+        }
+        for at in self.slabs.iter().rev() {
+            if let Some(Buffer { content: Content::Slab(slab), .. }) = self.buffers.get_mut(at)
+                && let Some(offset) = slab.allocate(bytes)
+            {
+                return Ok(at + offset);
+            }
+        }
+        let size = (self.granularity << self.slabs.len().min(8)).min(LARGEST_SLAB).max(self.granularity);
+        let mut slab = Slab::new(size);
+        let offset = slab.allocate(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let at = match self.add(size, Content::Slab(slab)) {
+            Err(CUDA_ERROR_OUT_OF_MEMORY) if size > self.granularity => {
+                let mut slab = Slab::new(self.granularity);
+                slab.allocate(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+                self.add(self.granularity, Content::Slab(slab))?
+            }
+            other => other?,
+        };
+        Ok(at + offset)
+    }
+
+    /// Puts a buffer where an image has it.
+    pub(crate) fn place(&mut self, at: u64, bytes: u64, content: Content) -> Result<()> {
+        if !self.take_addresses_at(at, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.fill(at, bytes, content)
+    }
+
+    fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
+        let at = self.take_addresses(bytes, self.granularity, 0)?;
+        self.fill(at, bytes, content)?;
+        Ok(at)
+    }
+
+    fn fill(&mut self, at: u64, bytes: u64, content: Content) -> Result<()> {
+        match self.back(at, bytes) {
+            Ok(memory) => {
+                if matches!(content, Content::Slab(_)) {
+                    self.slabs.push(at);
+                }
+                self.buffers.insert(at, Buffer { bytes, memory, content });
+                Ok(())
+            }
+            Err(code) => {
+                self.give_addresses(at, bytes);
+                Err(code)
+            }
+        }
+    }
+
+    /// Makes memory and maps it.
+    fn back(&self, at: u64, bytes: u64) -> Result<Memory> {
+        let memory = self.device.memory_create(bytes)?;
+        let mapped = self.device.map(at, bytes, memory).and_then(|()| {
+            self.device.protect(at, bytes, Access::ReadWrite).inspect_err(|_| {
+                let _ = self.device.unmap(at, bytes);
+            })
+        });
+        match mapped {
+            Ok(()) => Ok(memory),
+            Err(code) => {
+                let _ = self.device.memory_release(memory);
+                Err(code)
+            }
+        }
+    }
+
+    fn holding(&self, address: u64) -> Option<(u64, &Buffer)> {
+        let (at, buffer) = self.buffers.range(..=address).next_back()?;
+        (address - at < buffer.bytes).then_some((*at, buffer))
+    }
+
+    /// The allocation that holds an address: where it starts, and its bytes.
+    pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
+        let (at, buffer) = self.holding(address)?;
+        match &buffer.content {
+            Content::Large { bytes, freed } => (!freed && address - at < *bytes).then_some((at, *bytes)),
+            Content::Slab(slab) => slab.holding(address - at).map(|(offset, bytes)| (at + offset, bytes)),
+        }
+    }
+
+    /// The program frees the allocation at `address`; gives its bytes.
+    pub(crate) fn retire(&mut self, address: u64) -> Result<u64> {
+        let at = self.holding(address).ok_or(CUDA_ERROR_INVALID_VALUE)?.0;
+        match self.buffers.get_mut(&at).map(|buffer| &mut buffer.content) {
+            Some(Content::Large { bytes, freed }) if at == address && !*freed => {
+                *freed = true;
+                Ok(*bytes)
+            }
+            Some(Content::Slab(slab)) => slab.retire(address - at),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    /// What an allocation takes up; one of the same room may take over a retired one's place.
+    pub(crate) fn room(&self, bytes: u64) -> u64 {
+        if bytes >= LARGE { bytes.next_multiple_of(self.granularity) } else { Small::room(bytes) }
+    }
+
+    /// A retired allocation becomes a new one of `bytes`, of the same room.
+    pub(crate) fn revive(&mut self, address: u64, bytes: u64) {
+        let Some((at, _)) = self.holding(address) else { return };
+        match self.buffers.get_mut(&at).map(|buffer| &mut buffer.content) {
+            Some(Content::Large { bytes: held, freed }) => (*held, *freed) = (bytes, false),
+            Some(Content::Slab(slab)) => slab.revive(address - at, bytes),
+            None => {}
+        }
+    }
+
+    /// Gives a retired allocation back. No work may use it any more.
+    pub(crate) fn release(&mut self, address: u64) -> Result<()> {
+        let Some((at, _)) = self.holding(address) else { return Ok(()) };
+        if let Some(Buffer { content: Content::Slab(slab), .. }) = self.buffers.get_mut(&at) {
+            slab.release(address - at);
+            if !slab.is_empty() || self.empty_slabs() < 2 {
+                return Ok(());
+            }
+        }
+        self.remove(at)
+    }
+
+    fn empty_slabs(&self) -> usize {
+        let empty = |at: &&u64| matches!(self.buffers.get(at), Some(Buffer { content: Content::Slab(slab), .. }) if slab.is_empty());
+        self.slabs.iter().filter(empty).count()
+    }
+
+    fn remove(&mut self, at: u64) -> Result<()> {
+        let Some(buffer) = self.buffers.remove(&at) else { return Ok(()) };
+        self.slabs.retain(|slab| *slab != at);
+        self.device.unmap(at, buffer.bytes)?;
+        self.give_addresses(at, buffer.bytes);
+        self.device.memory_release(buffer.memory)
+    }
+
+    /// Gives everything back.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        while let Some(at) = self.buffers.keys().next().copied() {
+            self.remove(at)?;
+        }
+        Ok(())
+    }
+}

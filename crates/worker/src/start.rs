@@ -1,0 +1,119 @@
+//! Starting a worker and ending it.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::arguments::Arguments;
+use crate::control::Control;
+use crate::dispatch::{Desk, Ended, remote};
+use crate::engine::Engine;
+use crate::gpu::Opened;
+use crate::link::Link;
+
+/// Runs a worker; `arguments` are those after `rekindled worker`.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    fix_addresses();
+    let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
+    // A second initialisation in one process would be refused, and the first one serves.
+    let _ = env_logger::Builder::from_env(log).try_init();
+    end_on_panic();
+    let arguments = match Arguments::parse(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            log::error!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let listener = match listen(&arguments.listen) {
+        Ok(listener) => listener,
+        Err(error) => {
+            log::error!("cannot listen on {}: {error}", arguments.listen.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = serve(listener, || arguments.gpu.open());
+    let _ = std::fs::remove_file(&arguments.listen);
+    match ended {
+        Ended::Done => ExitCode::SUCCESS,
+        Ended::Failed(problem) => {
+            log::error!("{problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves one client, as the daemon says that connects to `listener`. `open` opens the driver; the first device's
+/// context is made at once, so that it is there when the client comes.
+///
+/// Threads of the worker may outlast the return; the process is to end after it.
+pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
+    let (remote, inbox) = remote();
+    let link = Link::new();
+    let control = Control::new(listener, remote.clone(), link.clone());
+    let control_thread = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
+    if let Err(error) = control_thread {
+        return Ended::Failed(format!("cannot start a thread: {error}"));
+    }
+    let desk = open().and_then(|opened| {
+        let engine = Engine::new(opened, link.clone());
+        engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))
+    });
+    match desk {
+        Ok(engine) => {
+            let ended = Desk::new(engine).run(&inbox);
+            inbox.refuse(match &ended {
+                Ended::Done => "the worker is ending".to_string(),
+                Ended::Failed(problem) => problem.clone(),
+            });
+            ended
+        }
+        Err(problem) => {
+            // The daemon hears why when it asks for something.
+            log::error!("{problem}");
+            inbox.refuse(problem.clone());
+            remote.wait_until_heard();
+            Ended::Failed(problem)
+        }
+    }
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Starts this program again without address randomisation, so that what a driver places in the address space of the
+/// process comes out at the same addresses in the next worker.
+fn fix_addresses() {
+    const READ: libc::c_ulong = 0xffff_ffff;
+    // SAFETY: reads and sets flags of this process that take effect at the next exec.
+    let fixed = unsafe {
+        let now = libc::personality(READ);
+        if now == -1 || now & libc::ADDR_NO_RANDOMIZE != 0 {
+            return;
+        }
+        libc::personality((now | libc::ADDR_NO_RANDOMIZE) as libc::c_ulong) != -1
+            && libc::personality(READ) & libc::ADDR_NO_RANDOMIZE != 0
+    };
+    if fixed {
+        let mut all = std::env::args_os();
+        let name = all.next().unwrap_or_default();
+        let error = std::process::Command::new("/proc/self/exe").arg0(name).args(all).exec();
+        log::warn!("cannot start again without address randomisation: {error}");
+    }
+}
+
+/// A worker that has lost a thread would leave its program hanging.
+fn end_on_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        usual(info);
+        std::process::abort();
+    }));
+}

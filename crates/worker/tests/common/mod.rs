@@ -1,0 +1,281 @@
+//! A worker in this process, with a client and a daemon played by the test.
+
+#![allow(dead_code, reason = "each test binary uses some of this")]
+
+pub mod fake;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rekindle_cuda::CuResult;
+use rekindle_protocol::client::{Quiesced, ToClient, ToWorker, Welcome};
+use rekindle_protocol::frame;
+use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_ring::{Board, BoardMapping, Liveness, Producer, Ring, Spin, Staging, Wait};
+use rekindle_worker::{Ended, Opened, serve};
+
+pub use fake::{FakePlatform, Knobs};
+
+/// Device addresses belong to the process: tests that use them run one after the other.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub struct Worker {
+    pub directory: PathBuf,
+    pub knobs: Arc<Knobs>,
+    thread: JoinHandle<Ended>,
+}
+
+impl Worker {
+    /// Starts a worker whose GPU is a fake.
+    pub fn start(directory: &Path) -> Worker {
+        Worker::start_with(directory, Arc::default())
+    }
+
+    pub fn start_with(directory: &Path, knobs: Arc<Knobs>) -> Worker {
+        let for_platform = knobs.clone();
+        Worker::start_on(directory, knobs, move || {
+            let platform = Arc::new(FakePlatform::new(for_platform));
+            Ok(Opened { platform, gpus: vec![0], real_driver: None })
+        })
+    }
+
+    pub fn start_on(
+        directory: &Path,
+        knobs: Arc<Knobs>,
+        open: impl FnOnce() -> Result<Opened, String> + Send + 'static,
+    ) -> Worker {
+        std::fs::create_dir_all(directory).unwrap();
+        let socket = directory.join("worker.sock");
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(socket).unwrap();
+        let thread = std::thread::spawn(move || serve(listener, open));
+        Worker { directory: directory.to_owned(), knobs, thread }
+    }
+
+    pub fn daemon(&self) -> Daemon {
+        let stream = UnixStream::connect(self.directory.join("worker.sock")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        Daemon { stream }
+    }
+
+    /// Waits for the worker's end.
+    pub fn end(self) -> Ended {
+        self.thread.join().unwrap()
+    }
+}
+
+pub struct Daemon {
+    pub stream: UnixStream,
+}
+
+impl Daemon {
+    pub fn ask(&self, request: Request) -> Response {
+        frame::send(&self.stream, &request, &[]).unwrap();
+        frame::receive(&self.stream).unwrap().0
+    }
+
+    pub fn ask_with(&self, request: Request, socket: &UnixStream) -> Response {
+        frame::send(&self.stream, &request, &[socket.as_fd()]).unwrap();
+        frame::receive(&self.stream).unwrap().0
+    }
+
+    pub fn done(&self, request: Request) {
+        match self.ask(request) {
+            Response::Done => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn fails(&self, request: Request) -> String {
+        match self.ask(request) {
+            Response::Failed(problem) => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn quiesce(&self) -> Quiesced {
+        match self.ask(Request::Quiesce { limit_ms: 2000 }) {
+            Response::Quiesced(quiesced) => quiesced,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What the client's control thread shares with the test.
+#[derive(Default)]
+pub struct Seen {
+    pub calls: AtomicU32,
+    pub resumed: AtomicU32,
+    pub busy: AtomicBool,
+    pub closed: AtomicBool,
+}
+
+/// A program with one thread, or several: each [`Lane`] is one.
+pub struct Client {
+    pub directory: PathBuf,
+    pub socket: Arc<UnixStream>,
+    pub board: &'static Board,
+    pub seen: Arc<Seen>,
+    ready: Receiver<u32>,
+    rings: u32,
+}
+
+pub struct Lane {
+    ring: Ring,
+    producer: Producer<'static>,
+    pub staging: Staging,
+    seen_replies: u32,
+    board: &'static Board,
+}
+
+impl Client {
+    /// Connects to the worker as the daemon would do it for a program.
+    pub fn connect(worker: &Worker, daemon: &Daemon) -> (Client, Welcome) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let run_directory = worker.directory.to_str().unwrap().to_string();
+        match daemon.ask_with(Request::Serve { run_directory }, &theirs) {
+            Response::Done => {}
+            other => panic!("{other:?}"),
+        }
+        let (welcome, _) = frame::receive(&ours).unwrap();
+        let board = BoardMapping::create(&worker.directory.join("board-9-0")).unwrap();
+        board.set_client(Liveness::Alive);
+        frame::send(&ours, &ToWorker::Board { name: "board-9-0".to_string() }, &[]).unwrap();
+        (Client::over(ours, &worker.directory, board), welcome)
+    }
+
+    /// A client as CRIU restores it: board and rings are new files of the old names.
+    pub fn restored(directory: &Path, socket: UnixStream) -> Client {
+        let board = BoardMapping::open(&directory.join("board-9-0")).unwrap();
+        board.set_client(Liveness::Alive);
+        Client::over(socket, directory, board)
+    }
+
+    fn over(socket: UnixStream, directory: &Path, board: &'static Board) -> Client {
+        let socket = Arc::new(socket);
+        let seen = Arc::new(Seen::default());
+        let (sender, ready) = channel();
+        let (for_thread, thread_seen) = (socket.clone(), seen.clone());
+        std::thread::spawn(move || control(&for_thread, &thread_seen, &sender));
+        Client { directory: directory.to_owned(), socket, board, seen, ready, rings: 0 }
+    }
+
+    pub fn lane(&mut self) -> Lane {
+        let index = self.rings;
+        self.rings += 1;
+        let name = format!("ring-9-{index}");
+        let ring = Ring::create(&self.directory.join(&name)).unwrap();
+        frame::send(&self.socket, &ToWorker::Ring { index, name }, &[]).unwrap();
+        assert_eq!(self.ready.recv_timeout(Duration::from_secs(10)), Ok(index));
+        Lane::over(ring, self.board)
+    }
+
+    /// The lane that a restored thread finds.
+    pub fn old_lane(&self, index: u32) -> Lane {
+        let ring = Ring::open(&self.directory.join(format!("ring-9-{index}"))).unwrap();
+        Lane::over(ring, self.board)
+    }
+
+    pub fn die(self) {
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+}
+
+fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
+    loop {
+        let Ok((message, _)) = frame::receive::<ToClient>(socket) else {
+            return seen.closed.store(true, Ordering::Release);
+        };
+        match message {
+            ToClient::RingReady { index } => ready.send(index).unwrap(),
+            ToClient::Call { token } => {
+                std::thread::sleep(Duration::from_millis(5));
+                seen.calls.fetch_add(1, Ordering::AcqRel);
+                frame::send(socket, &ToWorker::Called { token }, &[]).unwrap();
+            }
+            ToClient::Quiesce { .. } if seen.busy.load(Ordering::Acquire) => {
+                frame::send(socket, &ToWorker::Busy("a thread is in a call".to_string()), &[]).unwrap();
+            }
+            ToClient::Quiesce { .. } => {
+                let quiesced =
+                    Quiesced { process: 9, socket_inode: 1, driver_attached: false, files: Vec::new() };
+                frame::send(socket, &ToWorker::Quiesced(quiesced), &[]).unwrap();
+            }
+            ToClient::Resume { .. } => {
+                seen.resumed.fetch_add(1, Ordering::AcqRel);
+                frame::send(socket, &ToWorker::Resumed, &[]).unwrap();
+            }
+            ToClient::Attached { .. } => {}
+        }
+    }
+}
+
+impl Lane {
+    fn over(ring: Ring, board: &'static Board) -> Lane {
+        // SAFETY: the test has one lane a ring.
+        let (producer, staging) = unsafe { (ring.producer(), ring.staging()) };
+        Lane { ring, producer, staging, seen_replies: 0, board }
+    }
+
+    fn push<T: serde::Serialize>(&mut self, opcode: u32, request: &T, trailer: &[u8]) {
+        let body = postcard::to_stdvec(request).unwrap();
+        while !self.producer.try_push(opcode, &body, trailer, || self.board.ticket()) {
+            std::thread::yield_now();
+        }
+        self.board.ring();
+    }
+
+    pub fn post<T: Asynchronous>(&mut self, request: T) {
+        self.push(T::OPCODE, &request, &[]);
+    }
+
+    pub fn post_with<T: Asynchronous>(&mut self, request: T, trailer: &[u8]) {
+        self.push(T::OPCODE, &request, trailer);
+    }
+
+    pub fn ask<T: Synchronous>(&mut self, request: T) -> Result<T::Reply, CuResult> {
+        self.ask_with(request, &[])
+    }
+
+    pub fn ask_with<T: Synchronous>(&mut self, request: T, trailer: &[u8]) -> Result<T::Reply, CuResult> {
+        self.send(request, trailer);
+        self.answer::<T>()
+    }
+
+    /// The first half of a synchronous request.
+    pub fn send<T: Synchronous>(&mut self, request: T, trailer: &[u8]) {
+        self.seen_replies = self.ring.header().reply.count();
+        self.push(T::OPCODE, &request, trailer);
+    }
+
+    pub fn answer<T: Synchronous>(&mut self) -> Result<T::Reply, CuResult> {
+        let reply = &self.ring.header().reply;
+        let seen = self.seen_replies;
+        let alive = || self.board.worker() != Liveness::Dead;
+        let waited = reply.wait(Spin(300), alive, || reply.count() != seen);
+        assert_eq!(waited, Wait::Ready);
+        // SAFETY: the worker has answered and writes no more until the next request.
+        let bytes = unsafe { std::slice::from_raw_parts(self.ring.reply_area(), rekindle_ring::REPLY_BYTES) };
+        let head = ReplyHead::decode(bytes[..8].try_into().unwrap());
+        CuResult(head.status).ok()?;
+        decode_reply(&bytes[8..8 + head.bytes as usize])
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.ring.header().reply.count() != self.seen_replies
+    }
+
+    pub fn error(&self) -> i32 {
+        self.board.take_error(0, |code| CuResult(code).is_sticky())
+    }
+}

@@ -1,0 +1,412 @@
+//! Requests over real rings and sockets, on a device that the test controls.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{Client, Lane, Worker, alone};
+use rekindle_cuda::{
+    CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_OUT_OF_MEMORY,
+};
+use rekindle_device::{Copy3D, Launch, MemorySet, ModuleKind, PINNED_RANGE};
+use rekindle_protocol::operation::*;
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_worker::Ended;
+
+fn begin(client: &mut Client) -> Lane {
+    let mut lane = client.lane();
+    lane.ask(ContextOpen { device: 0 }).unwrap();
+    lane
+}
+
+fn load(lane: &mut Lane, module: u32) {
+    let request = ModuleLoad {
+        device: 0,
+        id: module,
+        kind: ModuleKind::Module,
+        source: CodeSource::Trailer,
+        options: vec![],
+    };
+    let loaded = lane.ask_with(request, b"fake code").unwrap();
+    assert_eq!((loaded.status, loaded.log.as_str()), (0, "loaded"));
+}
+
+fn kernel(lane: &mut Lane, module: u32, id: u32, name: &str) {
+    lane.ask(FunctionGet { module, id, name }).unwrap();
+}
+
+fn launch(lane: &mut Lane, stream: u32, function: u32, parameters: &[u64]) {
+    let bytes: Vec<u8> = parameters.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let request = LaunchKernel { device: 0, stream, function, grid: [1; 3], block: [1; 3], shared: 0 };
+    lane.post_with(request, &bytes);
+}
+
+fn upload(lane: &mut Lane, stream: u32, to: u64, bytes: &[u8]) {
+    let spin = rekindle_ring::Spin(100);
+    for (n, piece) in bytes.chunks(1 << 20).enumerate() {
+        let transfer = lane.staging.allocate(piece.len() as u64, spin, || true).unwrap();
+        // SAFETY: just allocated, and not yet announced.
+        unsafe { lane.staging.bytes(transfer) }.copy_from_slice(piece);
+        let to = to + ((n as u64) << 20);
+        let (offset, end) = (transfer.offset, transfer.end);
+        lane.post(Upload { device: 0, stream, to, offset, bytes: piece.len() as u64, end });
+    }
+}
+
+fn download(lane: &mut Lane, stream: u32, from: u64, bytes: usize) -> Vec<u8> {
+    let spin = rekindle_ring::Spin(100);
+    let mut all = Vec::new();
+    while all.len() < bytes {
+        let piece = (bytes - all.len()).min(1 << 20) as u64;
+        let transfer = lane.staging.allocate(piece, spin, || true).unwrap();
+        let (offset, end) = (transfer.offset, transfer.end);
+        lane.post(Download { device: 0, stream, from: from + all.len() as u64, offset, bytes: piece, end });
+        lane.staging.wait(end, spin, || true).unwrap();
+        // SAFETY: complete, as the wait said.
+        all.extend_from_slice(unsafe { lane.staging.bytes(transfer) });
+    }
+    all
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+}
+
+fn pinned(
+    lane: &mut Lane,
+    client: &Client,
+    name: &str,
+    address: u64,
+) -> &'static std::sync::atomic::AtomicU32 {
+    let path = client.directory.join(name);
+    std::fs::write(&path, vec![0; 4096]).unwrap();
+    let request = PinnedRegister { device: 0, name, address, bytes: 4096 };
+    lane.ask(request).unwrap();
+    // SAFETY: worker and test are one process, so the worker's mapping is the test's; it lives until unregistered.
+    unsafe { &*(address as *const std::sync::atomic::AtomicU32) }
+}
+
+#[test]
+fn a_program_allocates_copies_computes_and_frees() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, welcome) = Client::connect(&worker, &daemon);
+    assert_eq!((welcome.driver_version, welcome.devices.len()), (13000, 1));
+    let mut lane = begin(&mut client);
+    load(&mut lane, 1);
+    kernel(&mut lane, 1, 1, "add_one");
+    assert_eq!(lane.ask(FunctionGet { module: 1, id: 2, name: "none" }).unwrap_err(), CUDA_ERROR_NOT_FOUND);
+    let large = lane.ask(MemoryAllocate { device: 0, bytes: 9 << 20 }).unwrap();
+    let small = lane.ask(MemoryAllocate { device: 0, bytes: 100 }).unwrap();
+    assert!(rekindle_device::DEVICE_RANGE.contains(&large) && large % (2 << 20) == 0 && small % 512 == 0);
+    let data: Vec<u8> = (0..9u32 << 18).flat_map(|n| n.to_le_bytes()).collect();
+    upload(&mut lane, 0, large, &data);
+    launch(&mut lane, 0, 1, &[large, 9 << 18]);
+    lane.ask(StreamSynchronize { device: 0, stream: 0 }).unwrap();
+    let back = words(&download(&mut lane, 0, large, 9 << 20));
+    assert!(back.iter().enumerate().all(|(n, word)| *word == n as u32 + 1));
+    lane.post(Copy { device: 0, stream: PER_THREAD_STREAM, to: small, from: large + 40, bytes: 8 });
+    lane.ask(StreamSynchronize { device: 0, stream: PER_THREAD_STREAM }).unwrap();
+    assert_eq!(words(&download(&mut lane, PER_THREAD_STREAM, small, 8)), [11, 12]);
+    assert_eq!(lane.ask(MemoryRange { address: small + 99 }), Ok((small, 100, 0)));
+    assert_eq!(lane.ask(MemoryRange { address: small + 100 }), Err(CUDA_ERROR_NOT_FOUND));
+    lane.ask(MemoryFree { device: 0, address: small }).unwrap();
+    assert_eq!(lane.ask(MemoryFree { device: 0, address: small }), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(lane.ask(MemoryFree { device: 0, address: large + 512 }), Err(CUDA_ERROR_INVALID_VALUE));
+    lane.ask(MemoryFree { device: 0, address: large }).unwrap();
+    assert_eq!(lane.ask(MemoryAllocate { device: 0, bytes: 4 << 30 }), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    match daemon.ask(Request::Status) {
+        Response::Status(status) => assert_eq!((status.modules, status.client, status.buffers), (1, 9, 1)),
+        other => panic!("{other:?}"),
+    }
+    lane.post(EventDestroy { id: 99 });
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(lane.error(), CUDA_ERROR_INVALID_HANDLE.0);
+    assert_eq!(lane.error(), 0);
+    drop(lane);
+    client.die();
+    assert_eq!(worker.end(), Ended::Done);
+    assert!(!directory.path().join("ring-9-0").exists());
+}
+
+#[test]
+fn waiting_for_one_thread_does_not_hold_up_another() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut one = begin(&mut client);
+    let mut two = client.lane();
+    load(&mut one, 1);
+    kernel(&mut one, 1, 1, "spin");
+    let flag = pinned(&mut one, &client, "pinned-9-0", PINNED_RANGE.start);
+    one.post(StreamCreate { device: 0, id: 2, flags: 1, priority: 0 });
+    one.post(EventCreate { device: 0, id: 5, flags: 0 });
+    launch(&mut one, 2, 1, &[PINNED_RANGE.start]);
+    one.post(EventRecord { device: 0, stream: 2, event: 5, flags: 0 });
+    one.send(StreamSynchronize { device: 0, stream: 2 }, &[]);
+    assert_eq!(two.ask(EventQuery { event: 5 }), Ok(false));
+    assert_eq!(two.ask(StreamQuery { device: 0, stream: 2 }), Ok(false));
+    two.send(EventSynchronize { event: 5 }, &[]);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!one.is_answered() && !two.is_answered());
+    flag.store(1, Ordering::Release);
+    one.answer::<StreamSynchronize>().unwrap();
+    two.answer::<EventSynchronize>().unwrap();
+    // A free waits for work that is under way.
+    flag.store(0, Ordering::Release);
+    let memory = one.ask(MemoryAllocate { device: 0, bytes: 4 << 20 }).unwrap();
+    launch(&mut one, 2, 1, &[PINNED_RANGE.start]);
+    one.send(MemoryFree { device: 0, address: memory }, &[]);
+    assert_eq!(two.ask(MemoryRange { address: memory }), Err(CUDA_ERROR_NOT_FOUND));
+    assert!(!one.is_answered());
+    // The program stops with a kernel running: the daemon is told, and the program goes on.
+    let problem = daemon.fails(Request::Quiesce { limit_ms: 200 });
+    assert!(problem.contains("still running"), "{problem}");
+    flag.store(1, Ordering::Release);
+    one.answer::<MemoryFree>().unwrap();
+    one.ask(PinnedUnregister { device: 0, address: PINNED_RANGE.start }).unwrap();
+    assert!(!directory.path().join("pinned-9-0").exists());
+    drop((one, two));
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn stream_ordered_memory_is_reused_in_its_order() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    load(&mut lane, 1);
+    kernel(&mut lane, 1, 1, "spin");
+    let flag = pinned(&mut lane, &client, "pinned-9-0", PINNED_RANGE.start);
+    lane.post(StreamCreate { device: 0, id: 2, flags: 1, priority: 0 });
+    lane.post(StreamCreate { device: 0, id: 3, flags: 1, priority: 0 });
+    let first = lane.ask(MemoryAllocateAsync { device: 0, bytes: 3 << 20, stream: 2 }).unwrap();
+    launch(&mut lane, 2, 1, &[PINNED_RANGE.start]);
+    lane.post(MemoryFreeAsync { device: 0, address: first, stream: 2 });
+    let other = lane.ask(MemoryAllocateAsync { device: 0, bytes: 3 << 20, stream: 3 }).unwrap();
+    let same = lane.ask(MemoryAllocateAsync { device: 0, bytes: 4 << 20, stream: 2 }).unwrap();
+    assert_ne!(other, first);
+    assert_eq!(same, first);
+    lane.post(MemoryFreeAsync { device: 0, address: same, stream: 2 });
+    lane.post(MemoryFreeAsync { device: 0, address: same, stream: 2 });
+    flag.store(1, Ordering::Release);
+    lane.ask(StreamSynchronize { device: 0, stream: 2 }).unwrap();
+    assert_eq!(lane.error(), CUDA_ERROR_INVALID_VALUE.0);
+    let (free, total) = lane.ask(MemoryInfo { device: 0 }).unwrap();
+    assert_eq!(total - free, 4 << 20, "what was freed counts as free");
+    // All of the memory can be had: what is kept is given up for it.
+    let bytes = total - (4 << 20);
+    let most = lane.ask(MemoryAllocate { device: 0, bytes }).unwrap();
+    assert_eq!(lane.ask(MemoryFree { device: 0, address: most }), Ok(()));
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn memory_that_the_program_maps_itself() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    let bytes = 2 << 20;
+    let at = lane.ask(AddressReserve { bytes: 4 * bytes, alignment: 0, address: 0 }).unwrap();
+    lane.ask(PhysicalCreate { device: 0, id: 1, bytes }).unwrap();
+    lane.ask(PhysicalCreate { device: 0, id: 2, bytes }).unwrap();
+    lane.ask(PhysicalMap { address: at, bytes, id: 1 }).unwrap();
+    lane.ask(PhysicalMap { address: at + bytes, bytes, id: 2 }).unwrap();
+    assert_eq!(lane.ask(PhysicalMap { address: at + bytes, bytes, id: 2 }), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(
+        lane.ask(PhysicalMap { address: at + 4 * bytes, bytes, id: 2 }),
+        Err(CUDA_ERROR_INVALID_VALUE)
+    );
+    lane.ask(PhysicalProtect { device: 0, address: at, bytes: 2 * bytes, access: 3 }).unwrap();
+    lane.ask(PhysicalRelease { id: 1 }).unwrap();
+    upload(&mut lane, 0, at + bytes - 4, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(download(&mut lane, 0, at + bytes, 4), [5, 6, 7, 8]);
+    assert_eq!(lane.ask(AddressFree { address: at, bytes: 4 * bytes }), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(lane.ask(PhysicalUnmap { address: at, bytes: 3 * bytes }), Err(CUDA_ERROR_INVALID_VALUE));
+    lane.ask(PhysicalUnmap { address: at, bytes: 2 * bytes }).unwrap();
+    lane.ask(AddressFree { address: at, bytes: 4 * bytes }).unwrap();
+    lane.ask(PhysicalRelease { id: 2 }).unwrap();
+    let (free, total) = lane.ask(MemoryInfo { device: 0 }).unwrap();
+    assert_eq!(free, total);
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn host_functions_run_in_the_client_in_stream_order() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    for token in 0..5 {
+        lane.post(HostCall { device: 0, stream: 0, token });
+    }
+    lane.ask(StreamSynchronize { device: 0, stream: 0 }).unwrap();
+    assert_eq!(client.seen.calls.load(Ordering::Acquire), 5);
+    // A client that dies while the stream waits for it holds nothing up.
+    lane.post(HostCall { device: 0, stream: 0, token: 9 });
+    drop(lane);
+    client.die();
+    assert_eq!(worker.end(), Ended::Done);
+}
+
+#[test]
+fn a_fault_is_told_to_everyone_who_waits() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    load(&mut lane, 1);
+    kernel(&mut lane, 1, 1, "fault");
+    launch(&mut lane, 0, 1, &[]);
+    assert_eq!(lane.ask(StreamSynchronize { device: 0, stream: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
+    // Staged transfers come to an end too, so that nobody waits for ever.
+    let spin = rekindle_ring::Spin(100);
+    let transfer = lane.staging.allocate(4, spin, || true).unwrap();
+    let (offset, end) = (transfer.offset, transfer.end);
+    lane.post(Download { device: 0, stream: 0, from: 1 << 40, offset, bytes: 4, end });
+    lane.staging.wait(end, spin, || true).unwrap();
+    let problem = daemon.fails(Request::Quiesce { limit_ms: 1000 });
+    assert!(problem.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{problem}");
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn graphs_by_capture_and_by_hand() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    load(&mut lane, 1);
+    kernel(&mut lane, 1, 1, "add_one");
+    let memory = lane.ask(MemoryAllocate { device: 0, bytes: 64 }).unwrap();
+    upload(&mut lane, 0, memory, &[0; 64]);
+    lane.post(StreamCreate { device: 0, id: 2, flags: 1, priority: 0 });
+    lane.ask(CaptureBegin { device: 0, stream: 2, mode: 2 }).unwrap();
+    assert_eq!(lane.ask(CaptureStatus { device: 0, stream: 2 }).unwrap().status, 1);
+    launch(&mut lane, 2, 1, &[memory, 4]);
+    launch(&mut lane, 2, 1, &[memory, 8]);
+    let problem = daemon.fails(Request::Quiesce { limit_ms: 300 });
+    assert!(problem.contains("capturing"), "{problem}");
+    assert_eq!(lane.ask(CaptureEnd { device: 0, stream: 2, graph: 1 }), Ok(2));
+    lane.ask(GraphInstantiate { graph: 1, exec: 1, flags: 0 }).unwrap();
+    for _ in 0..3 {
+        lane.post(GraphLaunch { device: 0, exec: 1, stream: 2 });
+    }
+    lane.ask(StreamSynchronize { device: 0, stream: 2 }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, memory, 36)), [6, 6, 6, 6, 3, 3, 3, 3, 0]);
+    lane.ask(GraphCreate { device: 0, graph: 2 }).unwrap();
+    let set = MemorySet { address: memory, pitch: 0, value: 1, element: 1, width: 4, height: 1 };
+    assert_eq!(lane.ask(GraphAddSet { graph: 2, after: vec![], set }), Ok(0));
+    let parameters: Vec<u8> = [memory, 1].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
+    let add = GraphAddKernel { graph: 2, after: vec![0], function: 1, launch: Launch::default() };
+    assert_eq!(lane.ask_with(add, &parameters), Ok(1));
+    let copy = Copy3D {
+        to: memory + 4,
+        to_pitch: 0,
+        to_slice: 0,
+        from: memory,
+        from_pitch: 0,
+        from_slice: 0,
+        width: 4,
+        height: 1,
+        depth: 1,
+    };
+    assert_eq!(lane.ask(GraphAddCopy { graph: 2, after: vec![7], copy }), Err(CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(lane.ask(GraphAddCopy { graph: 2, after: vec![1], copy }), Ok(2));
+    assert_eq!(lane.ask(GraphAddEmpty { graph: 2, after: vec![2] }), Ok(3));
+    assert_eq!(lane.ask(GraphNodes { graph: 2 }), Ok(vec![2, 0, 1, 5]));
+    lane.ask(GraphInstantiate { graph: 2, exec: 2, flags: 0 }).unwrap();
+    lane.ask(GraphDestroy { graph: 2 }).unwrap();
+    lane.post(GraphLaunch { device: 0, exec: 2, stream: 2 });
+    lane.ask(StreamSynchronize { device: 0, stream: 2 }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, memory, 8)), [0x0101_0102, 0x0101_0102]);
+    lane.ask(GraphExecDestroy { exec: 2 }).unwrap();
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn threads_that_hand_over_keep_their_order() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut one = begin(&mut client);
+    let mut two = client.lane();
+    load(&mut one, 1);
+    kernel(&mut one, 1, 1, "add_one");
+    let memory = one.ask(MemoryAllocate { device: 0, bytes: 4 }).unwrap();
+    for round in 0..500u32 {
+        let value = round & 0xff;
+        let set = MemorySet { address: memory, pitch: 0, value, element: 1, width: 4, height: 1 };
+        one.post(SetMemory { device: 0, stream: 0, set });
+        launch(&mut two, 0, 1, &[memory, 1]);
+        let found = words(&download(&mut one, 0, memory, 4))[0];
+        assert_eq!(found, value * 0x0101_0101 + 1, "round {round}");
+    }
+    drop((one, two));
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn an_idle_worker_uses_no_processor_time() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let (before, since) = (processor_time(), Instant::now());
+    std::thread::sleep(Duration::from_millis(500));
+    let used = (processor_time() - before).as_secs_f64() / since.elapsed().as_secs_f64();
+    assert!(used < 0.05, "{used}");
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills in the struct.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn a_worker_without_a_gpu_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker =
+        Worker::start_on(directory.path(), Default::default(), || Err("there is no GPU here".to_string()));
+    assert_eq!(worker.daemon().fails(Request::Status), "there is no GPU here");
+    assert_eq!(worker.end(), Ended::Failed("there is no GPU here".to_string()));
+}
