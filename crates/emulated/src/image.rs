@@ -92,12 +92,11 @@ fn damaged(damage: fatbin::Damage) -> LoadError {
     LoadError { code: CUDA_ERROR_INVALID_IMAGE, log: damage.to_string() }
 }
 
-/// PTX is ASCII, and its first directive is `.version`; comments and blank may come before.
+/// PTX is text that a NUL may end; there are no control characters in it.
 fn is_text(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(256)];
     let end = head.iter().position(|byte| *byte == 0).unwrap_or(head.len());
-    !head[..end].is_empty()
-        && head[..end].iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
+    end > 0 && head[..end].iter().all(|byte| !byte.is_ascii_control() || byte.is_ascii_whitespace())
 }
 
 /// Parses one text; a NUL ends it.
