@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
@@ -78,9 +78,14 @@ impl Disk {
         Ok(file)
     }
 
-    /// Copies what is left to read in `from` to `to`.
-    pub fn copy(&self, from: &mut File, to: &mut File, bytes: u64, path: &Path) -> Result<()> {
-        self.act("write", path, bytes, || io::copy(from, to).map(|_| ()))
+    /// Writes to a place in a file, which `path` names.
+    pub fn write_at(&self, file: &File, data: &[u8], offset: u64, path: &Path) -> Result<()> {
+        self.act("write", path, data.len() as u64, || file.write_all_at(data, offset))
+    }
+
+    /// Makes a file so long, with a hole at its end if need be.
+    pub fn set_length(&self, file: &File, bytes: u64, path: &Path) -> Result<()> {
+        self.act("set the length of", path, 0, || file.set_len(bytes))
     }
 
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {

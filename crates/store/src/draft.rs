@@ -5,7 +5,7 @@
 //! directory renamed to its place among the images, that durable. Chunks moved before a failure
 //! are collected later.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +24,7 @@ use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::part_writer::PartWriter;
 use crate::pool;
 use crate::staging::Staging;
+use crate::store::list;
 
 /// An image in the making. Dropped without being committed, it is removed with all its contents.
 #[derive(Debug)]
@@ -204,6 +205,7 @@ impl Draft {
                 self.disk.sync_file(&file, &files[at])
             },
         )?;
+        self.remove_strays(manifest)?;
         let directories: BTreeSet<&Path> =
             manifest.parts.iter().filter_map(|part| Path::new(part.file.as_ref()?).parent()).collect();
         for directory in directories {
@@ -211,6 +213,29 @@ impl Draft {
         }
         let file = self.disk.write_new(&path, &text)?;
         self.disk.sync_file(&file, &path)
+    }
+
+    /// Removes what lies in the directories for kept files and was not taken.
+    fn remove_strays(&self, manifest: &Manifest) -> Result<()> {
+        let kept: HashSet<PathBuf> =
+            manifest.parts.iter().filter_map(|part| Some(self.path().join(part.file.as_ref()?))).collect();
+        for directory in list(self.path())? {
+            if directory.ends_with(CHUNKS) {
+                continue;
+            }
+            if !directory.is_dir() {
+                self.disk.remove_file(&directory)?;
+                continue;
+            }
+            for path in list(&directory)? {
+                if path.is_dir() {
+                    self.disk.remove_tree(&path)?;
+                } else if !kept.contains(&path) {
+                    self.disk.remove_file(&path)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn publish(&self, manifest: &Manifest, chunks: &[ChunkRef]) -> Result<Image> {

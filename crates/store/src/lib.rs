@@ -8,6 +8,20 @@
 //! - [`Draft`] writes an image; [`Staging`] lets another process write parts of it.
 //! - [`Image`] reads one.
 //!
+//! ```
+//! use rekindle_store::{PartKind, Store};
+//! # let root = tempfile::tempdir()?;
+//! let store = Store::open(root.path())?;
+//! let draft = store.begin("trained")?;
+//! draft.put(PartKind::GpuBuffer, "weights", serde_json::json!({ "address": 4096 }), &[7; 9000])?;
+//! let image = draft.commit()?;
+//! let part = image.part(PartKind::GpuBuffer, "weights").expect("just written");
+//! let mut read = [0; 9000];
+//! image.read_part(part, 0, &mut read)?;
+//! assert_eq!(read, [7; 9000]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! What holds, whatever happens:
 //! - An image is whole and durable from the moment that its name shows it, or it is not there.
 //! - No byte is returned that does not match the hash it was stored under.

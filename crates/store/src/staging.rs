@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,23 +90,40 @@ impl Staging {
 
     /// Writes a part from a file, holes and all, and leaves the file as it is.
     pub fn put_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
-        self.file_part(kind, name, path, |kind, data| self.stage(kind, data))
+        self.file_part(kind, name, path, |kind, _, data| self.stage(kind, data))
     }
 
     /// Moves a file into the image as it is: it will lie at `Image::file_path`, ready to be read
-    /// or mapped in place. It takes its full room in the store, shared with nothing.
+    /// or mapped in place. It takes its full room in the store, shared with nothing. A failure
+    /// may leave it moved.
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
-        let mut part = self.file_part(kind, name, path, |_, data| {
-            let bytes = data.len() as u64;
-            Ok(if chunk::is_zero(data) {
-                ChunkRef::zero(bytes)
-            } else {
-                ChunkRef { hash: ContentHash::of(data), bytes, stored: bytes, encoding: Encoding::Raw }
-            })
-        })?;
-        let place = part.kept_as();
-        self.directory(&part.kind)?;
-        self.move_in(path, &self.path().join(&place), part.bytes)?;
+        let disk = &self.inner.disk;
+        self.directory(&kind)?;
+        let place = file_named(kind.clone(), name, 0)?.kept_as();
+        let to = self.path().join(&place);
+        let mut part = match disk.rename(path, &to) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
+                let copy = disk.create_new(&to)?;
+                let part = self.file_part(kind, name, path, |_, offset, data| {
+                    let extent = extent(data);
+                    if extent.encoding != Encoding::Zero {
+                        disk.write_at(&copy, data, offset, &to)?;
+                    }
+                    Ok(extent)
+                })?;
+                disk.set_length(&copy, part.bytes, &to)?;
+                disk.start_writeback(&copy);
+                disk.remove_file(path)?;
+                part
+            }
+            moved => {
+                moved?;
+                let failed = |error| Error::io("set the mode of", &to, 0, error);
+                fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+                disk.start_writeback(&File::open(&to).map_err(failed)?);
+                self.file_part(kind, name, &to, |_, _, data| Ok(extent(data)))?
+            }
+        };
         part.file = Some(place);
         Ok(part)
     }
@@ -123,12 +141,12 @@ impl Staging {
         kind: PartKind,
         name: &str,
         path: &Path,
-        keep: impl Fn(&PartKind, &[u8]) -> Result<ChunkRef> + Sync,
+        keep: impl Fn(&PartKind, u64, &[u8]) -> Result<ChunkRef> + Sync,
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let file = File::open(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
-        let mut part = new_part(kind, name, Value::Null, bytes)?;
+        let mut part = file_named(kind, name, bytes)?;
         let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
         let size = part.chunk_bytes;
         let count = bytes.div_ceil(size) as usize;
@@ -140,26 +158,9 @@ impl Staging {
             }
             buffer.resize(length as usize, 0);
             file.read_exact_at(buffer, start).map_err(failed)?;
-            keep(&part.kind, buffer)
+            keep(&part.kind, start, buffer)
         })?;
         Ok(part)
-    }
-
-    fn move_in(&self, from: &Path, to: &Path, bytes: u64) -> Result<()> {
-        let disk = &self.inner.disk;
-        match disk.rename(from, to) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::CrossesDevices => {
-                let mut source = File::open(from).map_err(|error| Error::io("read", from, 0, error))?;
-                let mut copy = disk.create_new(to)?;
-                disk.copy(&mut source, &mut copy, bytes, to)?;
-                disk.remove_file(from)
-            }
-            done => {
-                done?;
-                fs::set_permissions(to, fs::Permissions::from_mode(0o600))
-                    .map_err(|error| Error::io("set the mode of", to, 0, error))
-            }
-        }
     }
 
     /// Makes sure that the image has this chunk.
@@ -231,6 +232,19 @@ impl Staging {
     fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<ContentHash, (Encoding, u64)>> {
         self.inner.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// An extent of a file that is kept whole.
+fn extent(data: &[u8]) -> ChunkRef {
+    let bytes = data.len() as u64;
+    if chunk::is_zero(data) {
+        return ChunkRef::zero(bytes);
+    }
+    ChunkRef { hash: ContentHash::of(data), bytes, stored: bytes, encoding: Encoding::Raw }
+}
+
+fn file_named(kind: PartKind, name: &str, bytes: u64) -> Result<Part> {
+    new_part(kind, name, Value::Null, bytes)
 }
 
 fn new_part(kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<Part> {

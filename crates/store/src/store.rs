@@ -67,12 +67,14 @@ impl Store {
 
     /// Opens a store that meets faults; for tests.
     pub fn open_with(root: &Path, faults: Faults) -> Result<Store> {
-        let layout = Layout::new(root);
         let disk = Arc::new(Disk::new(faults));
-        if let Some(parent) = root.parent() {
+        if let Some(parent) = root.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(|error| Error::io("create directory", parent, 0, error))?;
         }
         disk.create_dir(root)?;
+        // Paths of images go to other processes, whose working directory may be another.
+        let root = fs::canonicalize(root).map_err(|error| Error::io("find", root, 0, error))?;
+        let layout = Layout::new(&root);
         check_format(&layout, &disk)?;
         for directory in [layout.chunks(), layout.images(), layout.staging()] {
             disk.create_dir(&directory)?;
@@ -81,7 +83,7 @@ impl Store {
             disk.create_dir(&layout.shelf(first))?;
         }
         disk.sync_dir(&layout.chunks())?;
-        disk.sync_dir(root)?;
+        disk.sync_dir(&root)?;
         let mut store = Store { layout, disk, abandoned: Vec::new() };
         store.abandoned = store.sweep()?;
         Ok(store)

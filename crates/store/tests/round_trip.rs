@@ -136,6 +136,40 @@ fn nobody_else_can_read_it() {
 }
 
 #[test]
+fn a_program_may_write_into_the_draft_itself() {
+    let (_root, store) = store();
+    let draft = store.begin("in place").unwrap();
+    let directory = draft.directory(&PartKind::CpuFile).unwrap();
+    fs::write(directory.join("pages-1.img"), noise(1, 100_000)).unwrap();
+    fs::write(directory.join("dump.log"), b"not taken").unwrap();
+    fs::write(draft.path().join("core"), b"nor this").unwrap();
+    draft.take_file(PartKind::CpuFile, "pages-1.img", &directory.join("pages-1.img")).unwrap();
+    let image = draft.commit().unwrap();
+    assert_eq!(fs::read(image.path().join("cpu/pages-1.img")).unwrap(), noise(1, 100_000));
+    assert!(!image.path().join("cpu/dump.log").exists() && !image.path().join("core").exists());
+    assert!(store.verify("in place", &|_, _| {}).unwrap().is_sound());
+}
+
+#[test]
+fn a_file_is_taken_from_another_file_system() {
+    let (_root, store) = store();
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = elsewhere.path().join("pages");
+    let mut data = noise(1, 5 << 20);
+    data[1 << 20..3 << 20].fill(0);
+    data[4 << 20..].fill(0);
+    fs::write(&path, &data).unwrap();
+    let draft = store.begin("far").unwrap();
+    draft.take_file(PartKind::CpuFile, "pages", &path).unwrap();
+    let image = draft.commit().unwrap();
+    assert!(!path.exists());
+    let kept = image.path().join("cpu/pages");
+    assert!(fs::read(&kept).unwrap() == data);
+    assert_eq!(fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(store.verify("far", &|_, _| {}).unwrap().is_sound());
+}
+
+#[test]
 fn a_worker_adds_parts_by_path_and_message() {
     let (_root, store) = store();
     let draft = store.begin("two processes").unwrap();
