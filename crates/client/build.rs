@@ -15,9 +15,9 @@ fn main() -> std::io::Result<()> {
     let mut rows = String::new();
     let mut refused = 0;
     let mut refuse = |symbol: &str, exports: &mut String| {
-        let _ = write!(
+        let _ = writeln!(
             exports,
-            "#[unsafe(no_mangle)] pub extern \"C\" fn {symbol}() -> i32 {{ refuse({refused}, \"{symbol}\") }}\n"
+            "#[unsafe(no_mangle)] pub extern \"C\" fn {symbol}() -> i32 {{ refuse({refused}, \"{symbol}\") }}"
         );
         refused += 1;
     };
