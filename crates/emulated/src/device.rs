@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rekindle_cuda::{
@@ -27,7 +27,7 @@ use crate::output::Output;
 use crate::physical::Budget;
 use crate::scheduler::Scheduler;
 use crate::space::{GRANULARITY, Place, Space};
-use crate::work::{Engine, Executor, Op, copy_engine};
+use crate::work::{Engine, Executor, Op, Services, copy_engine};
 use crate::{Config, Error};
 
 pub(crate) struct EmulatedDevice {
@@ -52,7 +52,13 @@ impl EmulatedDevice {
         let arena = Arena::new(info.index, Arc::clone(&space), Arc::clone(&budget))?;
         let limits: BTreeMap<u32, u64> = info.limits.iter().copied().collect();
         let heap = limits.get(&LIMIT_HEAP).copied().unwrap_or_default();
-        let executor = Executor::new(Arc::clone(&space), Arc::clone(&arena), output, config, heap);
+        let services = Services {
+            arena: Arc::clone(&arena),
+            output,
+            cancelled: AtomicBool::new(false),
+            heap_limit: AtomicU64::new(heap),
+        };
+        let executor = Executor::new(Arc::clone(&space), services, config);
         Ok(EmulatedDevice {
             info,
             context: Context::new(Scheduler::new(executor)),
@@ -162,7 +168,7 @@ impl Device for EmulatedDevice {
         let kept = limits.get_mut(&limit).ok_or(CUDA_ERROR_UNSUPPORTED_LIMIT)?;
         *kept = value;
         if limit == LIMIT_HEAP {
-            self.context.scheduler.executor().heap_limit.store(value, Ordering::Relaxed);
+            self.context.scheduler.executor().services.heap_limit.store(value, Ordering::Relaxed);
         }
         Ok(())
     }

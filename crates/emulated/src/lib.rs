@@ -20,6 +20,7 @@ mod capture;
 mod config;
 mod context;
 mod cooperative;
+mod crew;
 mod device;
 mod error;
 mod fatbin;

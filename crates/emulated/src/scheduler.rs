@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rekindle_cuda::{CUDA_ERROR_LAUNCH_FAILED, CuResult};
+use rekindle_cuda::CuResult;
 use rekindle_device::Result;
 
 use crate::work::{Engine, Executor, Failure, Op};
@@ -158,7 +158,7 @@ impl Scheduler {
 impl Drop for Scheduler {
     /// Ends running kernels, drops queued work, and waits for the threads, except one that is in a call of the host.
     fn drop(&mut self) {
-        self.shared.executor.cancelled.store(true, Ordering::Relaxed);
+        self.shared.executor.cancel();
         let (dropped, threads) = {
             let mut state = self.shared.state.lock();
             state.stopping = true;
@@ -282,7 +282,7 @@ impl Shared {
         }
         log::error!("emulated GPU: {}: {}", failure.code, failure.sentence);
         self.sticky.store(failure.code.0, Ordering::Release);
-        self.executor.cancelled.store(true, Ordering::Relaxed);
+        self.executor.cancel();
         state.failure = Some(failure);
         for pool in &mut state.pools {
             pool.queue.clear();
@@ -358,13 +358,7 @@ impl Shared {
                 Ok(())
             }
         });
-        std::panic::catch_unwind(run).unwrap_or_else(|_| {
-            Err(Failure {
-                code: CUDA_ERROR_LAUNCH_FAILED,
-                sentence: "the emulated GPU itself failed; its panic message is in the worker's log"
-                    .to_owned(),
-            })
-        })
+        std::panic::catch_unwind(run).unwrap_or_else(|_| Err(Failure::internal()))
     }
 
     fn finish(

@@ -1,7 +1,7 @@
 //! The work that streams and graphs are made of, and how each kind of it is done.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use rekindle_ptx as ptx;
 use crate::access::{self, Miss, Piece};
 use crate::arena::Arena;
 use crate::attributes::{CLOCK_KHZ, SHARED_OPTIN};
+use crate::crew::{Crew, Stop};
 use crate::function::{Kernel, is_cooperative};
 use crate::output::Output;
 use crate::space::{Place, Space};
@@ -62,17 +63,29 @@ pub(crate) struct Failure {
     pub sentence: String,
 }
 
-/// What doing work needs of the device.
-pub(crate) struct Executor {
-    pub space: Arc<Space>,
+impl Failure {
+    pub fn internal() -> Failure {
+        let sentence = "the emulated GPU itself failed; its panic message is in the worker's log".to_owned();
+        Failure { code: CUDA_ERROR_LAUNCH_FAILED, sentence }
+    }
+}
+
+/// What kernels ask of the device while they run.
+pub(crate) struct Services {
     pub arena: Arc<Arena>,
     pub output: Arc<Output>,
+    /// Set to end whatever runs.
     pub cancelled: AtomicBool,
     pub heap_limit: AtomicU64,
+}
+
+/// What doing work needs of the device.
+pub(crate) struct Executor {
+    pub services: Arc<Services>,
     pub multiprocessors: u32,
-    pub threads: usize,
-    pub bandwidth: u64,
-    running: AtomicUsize,
+    space: Arc<Space>,
+    bandwidth: u64,
+    crew: Crew,
     /// Held by the cooperative kernel that runs.
     cooperative: Mutex<()>,
     /// When each copy engine is next free at the set bandwidth: up, down.
@@ -80,31 +93,25 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub fn new(
-        space: Arc<Space>,
-        arena: Arc<Arena>,
-        output: Arc<Output>,
-        config: &crate::Config,
-        heap_limit: u64,
-    ) -> Executor {
+    pub fn new(space: Arc<Space>, services: Services, config: &crate::Config) -> Executor {
         let now = Instant::now();
         Executor {
-            space,
-            arena,
-            output,
-            cancelled: AtomicBool::new(false),
-            heap_limit: AtomicU64::new(heap_limit),
+            services: Arc::new(services),
             multiprocessors: config.multiprocessors,
-            threads: config.compute_threads(),
+            space,
             bandwidth: config.bandwidth,
-            running: AtomicUsize::new(0),
+            crew: Crew::new(config.compute_threads()),
             cooperative: Mutex::new(()),
             free_at: [Mutex::new(now), Mutex::new(now)],
         }
     }
 
+    pub fn cancel(&self) {
+        self.services.cancelled.store(true, Ordering::Relaxed);
+    }
+
     pub fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
+        self.services.cancelled.load(Ordering::Relaxed)
     }
 
     pub fn execute(&self, op: &Op) -> Result<(), Failure> {
@@ -141,16 +148,14 @@ impl Executor {
         let grid = ptx::Grid::new(ptx_launch, &self.space.kernel_ranges()).map_err(launch_failed)?;
         let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
         let alone = is_cooperative(launch).then(|| self.cooperative.lock());
-        let running = self.running.fetch_add(1, Ordering::Relaxed) + 1;
-        // Kernels that run at the same time share the threads.
-        let threads = (self.threads / running).clamp(1, usize::try_from(blocks).unwrap_or(usize::MAX));
-        let done = grid.run(self, threads);
-        self.running.fetch_sub(1, Ordering::Relaxed);
+        let services = Arc::clone(&self.services) as Arc<dyn ptx::Host + Send>;
+        let done = self.crew.run(grid, services, blocks);
         drop(alone);
-        self.output.flush();
+        self.services.output.flush();
         match done {
-            Err(fault) => fault_failure(fault).map_or(Ok(()), Err),
             Ok(()) => Ok(()),
+            Err(Stop::Fault(fault)) => fault_failure(fault).map_or(Ok(()), Err),
+            Err(Stop::Panic) => Err(Failure::internal()),
         }
     }
 
@@ -241,7 +246,7 @@ impl Executor {
     }
 }
 
-impl ptx::Host for Executor {
+impl ptx::Host for Services {
     fn printf(&self, text: &[u8]) {
         self.output.print(text);
     }
@@ -255,7 +260,7 @@ impl ptx::Host for Executor {
     }
 
     fn cancelled(&self) -> bool {
-        self.is_cancelled()
+        self.cancelled.load(Ordering::Relaxed)
     }
 }
 
