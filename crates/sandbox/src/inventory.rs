@@ -17,12 +17,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::elf;
 use crate::init::RUN_PATH;
+use crate::openfile::{self, OpenFile};
 
 const EDGE: u64 = 4096;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     pub files: Vec<MappedFile>,
+    /// Files open by name.
+    pub open_files: Vec<OpenFile>,
     /// The highest pid or thread id that has to be had again, in the sandbox's namespace.
     pub highest_pid: i32,
     /// The highest descriptor number in use.
@@ -63,13 +66,13 @@ impl fmt::Display for Mismatch {
             Self::Missing { path, cause } => {
                 write!(
                     out,
-                    "{}, which the program had mapped, cannot be read: {cause}; put it back",
+                    "{}, which the program used, cannot be read: {cause}; put it back",
                     path.display()
                 )
             }
             Self::Changed { path, found, expected } => write!(
                 out,
-                "{}, which the program had mapped, has changed: found {found}, expected {expected}; put the old one back",
+                "{}, which the program used, has changed: found {found}, expected {expected}; put the old one back",
                 path.display()
             ),
             Self::Pids { highest, limit } => write!(
@@ -97,10 +100,9 @@ impl Inventory {
                     files.insert(path.clone(), MappedFile::read(path, &reached)?);
                 }
             }
-            for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-                let number = descriptor.file_name().to_str().and_then(|name| name.parse().ok());
-                out.highest_descriptor = out.highest_descriptor.max(number.unwrap_or(0));
-            }
+            let (open_files, highest) = openfile::list(*pid)?;
+            out.open_files.extend(open_files);
+            out.highest_descriptor = out.highest_descriptor.max(highest);
             for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
                 let inside = task.file_name().to_str().and_then(|name| name.parse().ok());
                 let inside = inside.and_then(crate::process::innermost_pid);
@@ -108,12 +110,15 @@ impl Inventory {
             }
         }
         out.files = files.into_values().collect();
+        out.open_files.sort();
+        out.open_files.dedup();
         Ok(out)
     }
 
     /// What on this machine is not as the program had it; empty if a restore may go on.
     pub fn check(&self) -> Vec<Mismatch> {
         let mut out: Vec<_> = self.files.iter().filter_map(MappedFile::check).collect();
+        out.extend(self.open_files.iter().filter_map(check_open));
         let limit =
             fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|text| text.trim().parse().ok());
         if let Some(limit) = limit.filter(|&limit| self.highest_pid >= limit) {
@@ -126,6 +131,26 @@ impl Inventory {
         }
         out
     }
+}
+
+/// A file that is written may have another size now, one that is read may not.
+fn check_open(file: &OpenFile) -> Option<Mismatch> {
+    let path = file.path.clone();
+    match fs::metadata(&path) {
+        Err(error) => Some(Mismatch::Missing { path, cause: error.to_string() }),
+        Ok(meta) if meta.len() != file.size && !file.is_written() => {
+            let (found, expected) = (format!("{} bytes", meta.len()), format!("{} bytes", file.size));
+            Some(Mismatch::Changed { path, found, expected })
+        }
+        Ok(_) => None,
+    }
+}
+
+/// Whether the file does not come from the machine's disks: the image or the daemon brings it.
+pub(crate) fn is_elsewhere(path: &Path) -> bool {
+    let dirs = [RUN_PATH, "/dev", "/proc", "/sys"];
+    let anonymous = path.as_os_str().as_bytes().starts_with(b"/memfd:") || path.starts_with("/SYSV");
+    anonymous || dirs.iter().any(|dir| path.starts_with(dir))
 }
 
 fn inner(path: &Path) -> &Path {
@@ -203,9 +228,7 @@ fn mapped_path(line: &[u8]) -> Option<PathBuf> {
         return None;
     }
     let path = PathBuf::from(OsString::from_vec(unescape(&line[start..])));
-    let outside = [RUN_PATH, "/dev", "/proc", "/sys"].iter().any(|dir| path.starts_with(dir));
-    let anonymous = path.as_os_str().as_bytes().starts_with(b"/memfd:") || path.starts_with("/SYSV");
-    (!outside && !anonymous).then_some(path)
+    (!is_elsewhere(&path)).then_some(path)
 }
 
 /// The kernel writes a newline in a path as `\012`.
@@ -250,7 +273,12 @@ mod tests {
         let path = dir.path().join("data");
         fs::write(&path, vec![1; 10_000]).unwrap();
         let file = MappedFile::read(path.clone(), &path).unwrap();
-        let inventory = Inventory { files: vec![file], highest_pid: i32::MAX, highest_descriptor: u64::MAX };
+        let inventory = Inventory {
+            files: vec![file],
+            open_files: Vec::new(),
+            highest_pid: i32::MAX,
+            highest_descriptor: u64::MAX,
+        };
         let said = |inventory: &Inventory| {
             inventory.check().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
         };

@@ -8,6 +8,8 @@ use std::ffi::OsString;
 
 use serde::{Deserialize, Serialize};
 
+use crate::openfile::OpenFile;
+
 /// The program to run in a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
@@ -50,6 +52,8 @@ pub struct Dump {
 pub struct Restore {
     pub criu: Vec<OsString>,
     pub sockets: Vec<u32>,
+    /// To be opened by init and given to CRIU.
+    pub files: Vec<OpenFile>,
     pub tcp_established: bool,
     pub timeout_millis: u64,
 }

@@ -10,7 +10,9 @@ use crate::criu::Criu;
 use crate::error::{Error, Result};
 use crate::ghosts;
 use crate::init::RESTORE_LOG;
+use crate::inventory::Inventory;
 use crate::message::{Command, Reply, Restore, Verdict};
+use crate::openfile;
 use crate::process;
 use crate::sandbox::{Empty, Sandbox, Spec, unexpected};
 
@@ -27,6 +29,8 @@ pub struct RestoreSpec<'a> {
     pub images_dir: &'a Path,
     /// What takes the place of the sockets named as external at the dump.
     pub sockets: Vec<ExternalSocket<'a>>,
+    /// Taken at the dump; with it, files that the program writes may have grown since.
+    pub inventory: Option<&'a Inventory>,
     /// Whether TCP connections that the dump took along are brought back.
     pub tcp_established: bool,
     pub timeout: Duration,
@@ -115,6 +119,7 @@ where
     let command = Command::Restore(Restore {
         criu: spec.criu.command().to_vec(),
         sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
+        files: spec.inventory.map(|inventory| openfile::to_pass(&inventory.open_files)).unwrap_or_default(),
         tcp_established: spec.tcp_established,
         timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
     });

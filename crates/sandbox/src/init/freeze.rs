@@ -115,6 +115,13 @@ pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) 
     let mut inherit: Vec<_> = keys.zip(sockets.iter().map(AsRawFd::as_raw_fd)).collect();
     // CRIU names a regular file by its path without the leading slash.
     inherit.push((LOG_PATH.trim_start_matches('/').to_owned(), log.as_raw_fd()));
+    let mut files = Vec::new();
+    for file in &restore.files {
+        let named = |error| Failed::Criu(format!("opening {}: {error}", file.path.display()));
+        let opened = file.open().map_err(named)?;
+        inherit.push((file.key(), opened.as_raw_fd()));
+        files.push(opened);
+    }
     let passed: Vec<_> = inherit.iter().map(|(_, fd)| *fd).collect();
     let options = Options {
         images_dir: images.as_raw_fd(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{Place, Running, able, counter, criu, images, program, spec_in};
-use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, RestoreSpec, Restored, Sandbox};
+use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox};
 use serde_json::Value;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -105,6 +105,85 @@ fn a_program_goes_on_while_it_is_dumped_twice() {
 }
 
 #[test]
+fn a_tree_of_processes_keeps_what_it_holds() {
+    if !able() {
+        return;
+    }
+    let mut first = Running::start_script("tree.py");
+    let before = first.ask("");
+    let inode = first.inode;
+    let (_keep, dir) = images();
+    first.dump(&dir, true, nothing).unwrap();
+    assert_eq!(first.ask(""), before);
+    let (_keep, dir) = images();
+    first.dump(&dir, false, nothing).unwrap();
+    let (mut second, _) = Running::restore(&dir, inode).unwrap();
+    assert_eq!(second.ask(""), before);
+    assert_eq!(second.ask(""), before);
+    fs::remove_dir_all(before["folder"].as_str().unwrap()).unwrap();
+}
+
+#[test]
+fn a_program_goes_on_with_its_own_log() {
+    if !able() {
+        return;
+    }
+    let (keep, dir) = images();
+    let log = keep.path().join("own.log");
+    // A file in /dev/shm would come from the image.
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own.log");
+    let script = format!("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done > {}", own.display());
+    let place = Place::new();
+    let sandbox = Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap();
+    let lines = |file: &std::path::Path| fs::read_to_string(file).unwrap_or_default().lines().count();
+    let grow_from = |start: usize| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while lines(&own) < start + 5 {
+            assert!(Instant::now() < deadline, "the log does not grow");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    grow_from(0);
+    let mut inventory = Inventory::default();
+    let take = |frozen: &Frozen<'_>| {
+        inventory = frozen.inventory()?;
+        fs::copy(&own, &log).unwrap();
+        Ok::<(), Error>(())
+    };
+    sandbox.dump(&DumpSpec::new(criu(), &dir, true), take).unwrap();
+    let at_dump = lines(&log);
+    grow_from(at_dump);
+    sandbox.kill().unwrap();
+    let at_end = lines(&own);
+    assert_eq!(inventory.check(), []);
+    let place = Place::new();
+    let mut spec = RestoreSpec {
+        sandbox: place.spec(),
+        criu: criu(),
+        images_dir: &dir,
+        sockets: Vec::new(),
+        inventory: None,
+        tcp_established: false,
+        timeout: Duration::from_secs(20),
+    };
+    let error = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("bad size"), "{error}");
+    let place = Place::new();
+    spec.sandbox = place.spec();
+    spec.inventory = Some(&inventory);
+    let (sandbox, _) = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    grow_from(at_end);
+    sandbox.kill().unwrap();
+    let text = fs::read_to_string(&own).unwrap();
+    // What it wrote after the dump it writes again, over the same.
+    let counted: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(counted.iter().copied().eq(1..=counted.len()), "{text}");
+    fs::remove_file(&own).unwrap();
+    assert!(inventory.check()[0].to_string().contains("own.log"));
+}
+
+#[test]
 fn one_dump_is_restored_several_times_at_once() {
     if !able() {
         return;
@@ -166,6 +245,7 @@ fn doomed_daemon() {
             criu: criu(),
             images_dir: images.as_ref(),
             sockets: Vec::new(),
+            inventory: None,
             tcp_established: false,
             timeout: Duration::from_secs(20),
         };

@@ -1,6 +1,7 @@
 """Counts, in ways that a checkpoint must keep: threads, a forked child, a shared mapping, deleted files, locks.
 
-It answers lines on a Unix socket whose other end is outside the sandbox; each answer is one line of JSON.
+It says its end's inode on a Unix socket whose other end is outside the sandbox, and then answers each line
+with one line of JSON.
 """
 
 import ctypes
@@ -68,6 +69,8 @@ def main():
     control.connect(f"{RUN}/control.sock")
     print("started", os.getpid(), flush=True)
     lines = control.makefile("rw")
+    lines.write(f"{os.fstat(control.fileno()).st_ino}\n")
+    lines.flush()
     for line in lines:
         command = line.strip()
         if command == "exit":

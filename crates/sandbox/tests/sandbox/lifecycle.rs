@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::support::{Place, able, criu, images, program};
-use rekindle_sandbox::{Adopted, Error, Exit, RestoreSpec, Restored, Sandbox};
+use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -119,6 +119,39 @@ fn the_outer_process_passes_signals_on_and_ends_with_the_program() {
 }
 
 #[test]
+fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
+    if !able() {
+        return;
+    }
+    let (keep, dir) = images();
+    let cache = keep.path().join("criu.kdat");
+    let place = Place::new();
+    let spec = Spec { criu_cache: Some(cache.clone()), ..place.spec() };
+    let sandbox = Sandbox::start(&spec, &program(&["sleep", "1000"])).unwrap();
+    for round in ["first", "second"] {
+        let images = dir.join(round);
+        sandbox.dump(&DumpSpec::new(criu(), &images, round == "first"), |_| Ok::<(), Error>(())).unwrap();
+    }
+    assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));
+    let tmpfs = nix::sys::statfs::statfs("/run").unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC;
+    assert!(tmpfs || cache.exists());
+    let place = Place::new();
+    let restore = RestoreSpec {
+        sandbox: Spec { criu_cache: Some(cache), ..place.spec() },
+        criu: criu(),
+        images_dir: &dir.join("second"),
+        sockets: Vec::new(),
+        inventory: None,
+        tcp_established: false,
+        timeout: Duration::from_secs(20),
+    };
+    let (sandbox, report) = Sandbox::restore(&restore, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    let log = fs::read_to_string(&report.log).unwrap();
+    sandbox.kill().unwrap();
+    assert!(log.contains("Loaded kdat cache") || !log.contains("kdat"), "{log}");
+}
+
+#[test]
 fn a_restore_that_cannot_be_or_takes_too_long_ends() {
     if !able() {
         return;
@@ -130,6 +163,7 @@ fn a_restore_that_cannot_be_or_takes_too_long_ends() {
             criu: criu(),
             images_dir,
             sockets: Vec::new(),
+            inventory: None,
             tcp_established: false,
             timeout,
         };

@@ -31,10 +31,15 @@ pub fn able() -> bool {
 pub fn criu() -> &'static Criu {
     static CRIU: OnceLock<Criu> = OnceLock::new();
     CRIU.get_or_init(|| {
+        if std::env::var_os("REKINDLE_CRIU_DIR").is_some() {
+            return Criu::find(&[]).unwrap();
+        }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let output = Command::new(root.join("scripts/criu")).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Criu::find(&[root.join(".build/criu")]).unwrap()
+        let found = Criu::find(&[root.join(".build/criu")]).unwrap();
+        found.check().unwrap();
+        found
     })
 }
 
@@ -70,7 +75,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         init: vec![env!("CARGO_BIN_EXE_sandbox-init").into(), INIT_ARGUMENT.into()],
         run_dir: run_dir.into(),
         log: None,
-        criu_cache: Some("/dev/shm/rekindle-test-criu.kdat".into()),
+        criu_cache: None,
     }
 }
 
@@ -86,7 +91,11 @@ pub fn program(args: &[&str]) -> Program {
 }
 
 pub fn counter() -> Program {
-    program(&["/usr/bin/python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sandbox/counter.py")])
+    script("counter.py")
+}
+
+fn script(name: &str) -> Program {
+    program(&["/usr/bin/python3", &format!("{}/tests/sandbox/{name}", env!("CARGO_MANIFEST_DIR"))])
 }
 
 /// A program in a sandbox with the connection to it; killed when dropped.
@@ -108,15 +117,27 @@ impl Drop for Running {
 
 impl Running {
     pub fn start() -> Self {
+        Self::start_script("counter.py")
+    }
+
+    pub fn start_script(name: &str) -> Self {
         let place = Arc::new(Place::new());
-        let sandbox = Sandbox::start(&place.spec(), &counter()).unwrap();
+        let sandbox = Sandbox::start(&place.spec(), &script(name)).unwrap();
         let peer = place.accept();
         Self::new(sandbox, place, peer)
     }
 
+    /// With the connection that the program itself has made.
     pub fn new(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream) -> Self {
+        let mut running = Self::with_inode(sandbox, place, peer, 0);
+        let mut hello = String::new();
+        running.peer.read_line(&mut hello).unwrap();
+        running.inode = hello.trim().parse().unwrap();
+        running
+    }
+
+    fn with_inode(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream, inode: u32) -> Self {
         peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let inode = socket_inode(&sandbox);
         Self { sandbox, place, peer: BufReader::new(peer), inode }
     }
 
@@ -164,11 +185,14 @@ impl Running {
             criu: criu(),
             images_dir: images,
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
+            inventory: None,
             tcp_established: false,
             timeout: Duration::from_secs(30),
         };
         let (sandbox, report) = Sandbox::restore(&spec, hook)?;
-        Ok((Self::new(sandbox, place, ours), report))
+        // The program's end is the socket itself that was passed.
+        let inode = nix::sys::stat::fstat(&theirs).unwrap().st_ino as u32;
+        Ok((Self::with_inode(sandbox, place, ours, inode), report))
     }
 }
 
@@ -176,23 +200,4 @@ pub fn images() -> (TempDir, PathBuf) {
     let dir = tempfile::Builder::new().prefix("rekindle-images-").tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("cpu");
     (dir, path)
-}
-
-/// The inode of the one Unix socket that the program does not share with its child.
-fn socket_inode(sandbox: &Sandbox) -> u32 {
-    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
-    let own: Vec<u32> = fs::read_dir(format!("/proc/{}/fd", sandbox.root_pid().unwrap()))
-        .unwrap()
-        .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok())
-        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
-        .filter(|inode| sockets.contains(&format!(" {inode}\n")))
-        .collect();
-    // The other Unix sockets of the program are pairs inside its tree.
-    let child = sandbox.pids().into_values().next_back().unwrap();
-    let child: Vec<_> = fs::read_dir(format!("/proc/{child}/fd"))
-        .unwrap()
-        .filter_map(|fd| Some(fs::read_link(fd.unwrap().path()).ok()?.to_str()?.to_owned()))
-        .collect();
-    let mut outside = own.into_iter().filter(|inode| !child.contains(&format!("socket:[{inode}]")));
-    outside.next().unwrap()
 }
