@@ -98,6 +98,8 @@ pub enum Command {
     },
     /// Say what this machine has, what is needed, and how to mend what is missing.
     Doctor,
+    /// End the daemon. Sandboxes go on, and the next command starts a daemon that finds them again.
+    Shutdown,
     /// Print completions for a shell.
     Completions { shell: clap_complete::Shell },
     /// Write the man pages into a directory.

@@ -20,11 +20,11 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Run { sandbox, command } => return run(&places, &printer, sandbox, command),
         Command::Restore { image, sandbox } => return restore(&places, &printer, image, sandbox),
         Command::Doctor => return doctor(&places, &printer),
-        Command::Verify { image } => return verify(&places, &printer, image),
+        Command::Verify { image } => verify(&places, &printer, image)?,
         Command::Logs { name, follow } => logs(&places, &printer, name, follow)?,
         Command::Ps => {
             let answer = simply_ask(&places, &Request::List)?;
-            let sandboxes: Vec<Sandbox> = serde_json::from_value(answer.clone())?;
+            let sandboxes: Vec<Sandbox> = serde_json::from_value(answer["sandboxes"].clone())?;
             printer.print(&answer, || show::sandboxes(&sandboxes));
         }
         Command::Kill { names, signal } => {
@@ -38,7 +38,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Images => {
             let answer = simply_ask(&places, &Request::Images)?;
-            printer.print(&answer, || show::images(&answer));
+            printer.print(&answer, || show::images(&answer["images"]));
         }
         Command::Inspect { image } => {
             let answer = simply_ask(&places, &Request::Inspect { image })?;
@@ -47,6 +47,13 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Rm { images } => {
             let answer = simply_ask(&places, &Request::Remove { images })?;
             printer.print_json(&answer);
+        }
+        Command::Shutdown => {
+            // None is started only to be ended.
+            if std::os::unix::net::UnixStream::connect(&places.socket).is_ok() {
+                simply_ask(&places, &Request::Shutdown)?;
+            }
+            printer.print_json(&json!({}));
         }
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { directory } => pages::man(&directory)?,
@@ -122,29 +129,27 @@ fn logs(places: &Places, printer: &Printer, name: String, follow: bool) -> Resul
     Ok(())
 }
 
-fn verify(places: &Places, printer: &Printer, image: String) -> Result<ExitCode> {
-    let answer = simply_ask(places, &Request::Verify { image })?;
+fn verify(places: &Places, printer: &Printer, image: String) -> Result<()> {
+    let answer = simply_ask(places, &Request::Verify { image: image.clone() })?;
     let problems: Vec<&str> =
         answer["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    printer.print(&answer, || match problems.as_slice() {
-        [] => {
+    if printer.json || problems.is_empty() {
+        printer.print(&answer, || {
             let read = answer["bytes"].as_u64().map(show::bytes).unwrap_or_default();
             format!("{} is sound ({read} read)", answer["name"].as_str().unwrap_or_default())
-        }
-        found => found.join("\n"),
-    });
-    if problems.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+        });
     }
-    eprintln!("rekindle: the image is damaged; checkpoint again or use another one");
-    Ok(ExitCode::FAILURE)
+    match problems.as_slice() {
+        [] => Ok(()),
+        found => Err(Error::Unsound { image, problems: found.join("; ") }),
+    }
 }
 
 /// Needs no daemon: what keeps one from starting is found here too.
 fn doctor(places: &Places, printer: &Printer) -> Result<ExitCode> {
     let findings = rekindle_daemon::examine(places, &beside("rekindled")?);
-    printer.print(&json!(findings), || show::findings(&findings));
     let sound = findings.iter().all(|finding| finding.ok || !finding.required_for_all);
+    printer.print(&json!({ "ok": sound, "findings": findings }), || show::findings(&findings));
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_daemon::Places;
 use rekindle_protocol::daemon::{Event, Request};
-use rekindle_protocol::frame;
+use rekindle_protocol::frame::{self, FrameError};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -17,19 +17,54 @@ use crate::progress::Progress;
 /// How long another command's daemon has to come up when ours found the place taken.
 const OTHER_LIMIT: Duration = Duration::from_secs(10);
 
+/// How often a question is asked again when the daemon ends before it says anything.
+const TRIES: u32 = 5;
+
 /// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
 pub fn ask(places: &Places, request: &Request, mut output: impl FnMut(&[u8])) -> Result<Value> {
-    let stream = connect(places)?;
-    frame::send(&stream, request, &[])?;
+    let mut tries = if changes_nothing(request) { TRIES } else { 1 };
     let mut progress = Progress::new();
     loop {
-        match frame::receive::<Event>(&stream)?.0 {
-            Event::Progress { phase, done, total } => progress.show(&phase, done, total),
-            Event::Output { bytes } => output(&bytes),
-            Event::Done { value } => return Ok(value),
-            Event::Failed { message } => return Err(Error::Refused(message)),
+        tries -= 1;
+        let mut heard = false;
+        let answer = exchange(places, request, |event| {
+            heard = true;
+            match event {
+                Event::Progress { phase, done, total } => progress.show(&phase, done, total),
+                Event::Output { bytes } => output(&bytes),
+                Event::Done { .. } | Event::Failed { .. } => {}
+            }
+        });
+        match answer {
+            // That daemon was on its way out; the next one knows what it knew.
+            Err(Error::Lost(FrameError::Closed)) if !heard && tries > 0 => {}
+            answer => return answer,
         }
     }
+}
+
+fn exchange(places: &Places, request: &Request, mut hear: impl FnMut(Event)) -> Result<Value> {
+    let stream = connect(places)?;
+    frame::send(&stream, request, &[])?;
+    loop {
+        match frame::receive::<Event>(&stream)?.0 {
+            Event::Done { value } => return Ok(value),
+            Event::Failed { message } => return Err(Error::Refused(message)),
+            event => hear(event),
+        }
+    }
+}
+
+fn changes_nothing(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::List
+            | Request::Logs { .. }
+            | Request::Wait { .. }
+            | Request::Images
+            | Request::Inspect { .. }
+            | Request::Verify { .. }
+    )
 }
 
 /// As [`ask`], for requests that print nothing.

@@ -14,6 +14,8 @@ pub enum Error {
     /// What the daemon said.
     #[error("{0}")]
     Refused(String),
+    #[error("the image {image:?} is damaged: {problems}; checkpoint again or use another one")]
+    Unsound { image: String, problems: String },
     #[error("the daemon could not be started: {0}")]
     NoDaemon(String),
     #[error("the connection to the daemon was lost ({0}); sandboxes go on without it")]

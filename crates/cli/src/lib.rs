@@ -27,9 +27,11 @@ pub fn main() -> ExitCode {
     match commands::perform(arguments) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("rekindle: {error}");
-            if as_json {
-                println!("{}", json!({ "error": error.to_string() }));
+            let sentence = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
+            eprintln!("rekindle: {sentence}");
+            // A command that failed with its document printed has said more there.
+            if as_json && !matches!(error, Error::Unsound { .. }) {
+                println!("{}", json!({ "error": sentence }));
             }
             ExitCode::FAILURE
         }

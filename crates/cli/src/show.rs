@@ -18,7 +18,7 @@ pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
             sandbox.problem.clone().unwrap_or_default(),
         ]);
     }
-    table.to_string()
+    table.trim_fmt()
 }
 
 fn state(sandbox: &Sandbox) -> String {
@@ -45,11 +45,11 @@ pub fn images(images: &Value) -> String {
             text(&image["problem"]),
         ]);
     }
-    table.to_string()
+    table.trim_fmt()
 }
 
 pub fn image(image: &Value) -> String {
-    let mut table = table(&["", ""]);
+    let mut table = table(&[]);
     let sizes = &image["sizes"];
     let size = |field: &str| sizes[field].as_u64().map(bytes).unwrap_or_default();
     for (label, value) in [
@@ -76,8 +76,7 @@ pub fn image(image: &Value) -> String {
             format!("{}, {memory}, driver {}", text(&gpu["model"]), text(&gpu["driver_version"])),
         ]);
     }
-    table.set_header(Vec::<String>::new());
-    format!("{table}\n\n{}", parts(&image["parts"]))
+    format!("{}\n\n{}", table.trim_fmt(), parts(&image["parts"]))
 }
 
 fn parts(parts: &Value) -> String {
@@ -86,7 +85,7 @@ fn parts(parts: &Value) -> String {
         let size = |field: &str| part[field].as_u64().map(bytes).unwrap_or_default();
         table.add_row([text(&part["kind"]), text(&part["name"]), size("bytes"), size("stored")]);
     }
-    table.to_string()
+    table.trim_fmt()
 }
 
 pub fn report(report: &Report) -> String {
@@ -96,7 +95,8 @@ pub fn report(report: &Report) -> String {
         table.add_row([phase.name.clone(), milliseconds(phase.start_us), milliseconds(phase.duration_us), size]);
     }
     format!(
-        "{table}\nin all {} ms, the program stood still for {} ms",
+        "{}\nin all {} ms, the program stood still for {} ms",
+        table.trim_fmt(),
         milliseconds(report.total_us),
         milliseconds(report.stopped_us)
     )
@@ -113,12 +113,15 @@ pub fn findings(findings: &[rekindle_daemon::Finding]) -> String {
         let mend = if finding.ok { "" } else { finding.mend.as_str() };
         table.add_row([mark, &finding.need, &finding.found, &finding.required, mend]);
     }
-    table.to_string()
+    table.trim_fmt()
 }
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
+    table.load_preset(presets::NOTHING);
+    if !header.is_empty() {
+        table.set_header(header);
+    }
     table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic);
     table
 }

@@ -10,7 +10,7 @@
 //! Whatever fails, before or in the hook: the draft goes, CRIU lets go of the program, the worker lets the client go
 //! on. The image is there, whole, from the rename on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use crate::fault;
 use crate::held::Held;
 use crate::kept::Kept;
 use crate::machine;
+use crate::places::private_directory;
 use crate::process::is_alive;
 use crate::quiet::Quiet;
 use crate::reply::Reply;
@@ -34,8 +35,6 @@ use crate::worker::Worker;
 
 /// How long a stopped program's sandbox may take to be gone.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// Files that CRIU leaves beside its images and that no restore reads.
-const NOT_IMAGES: [&str; 2] = ["log", "pid"];
 
 /// One attempt.
 struct Attempt<'a> {
@@ -144,13 +143,13 @@ impl Attempt<'_> {
 
     /// Has CRIU dump the CPU half while the worker saves the GPU half.
     fn dump(&self, draft: &Mutex<Option<Draft>>, quiet: Option<&Quiet<'_>>, status: Option<&Status>) -> Result<()> {
-        let staging = {
+        let path = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-            let draft = draft.as_ref().ok_or(Error::Injected { point: "draft" })?;
-            (draft.path().to_path_buf(), draft.directory(&PartKind::CpuFile)?)
+            draft.as_ref().ok_or(Error::Injected { point: "draft" })?.path().to_path_buf()
         };
-        let (path, images) = staging;
-        let mut spec = DumpSpec::new(self.daemon.criu()?, &images, self.leave_running);
+        let images = Scratch::make(self.daemon.places.dumps().join(&self.held.id))?;
+        let images = &images.path;
+        let mut spec = DumpSpec::new(self.daemon.criu()?, images, self.leave_running);
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
@@ -185,24 +184,15 @@ impl Attempt<'_> {
                 Ok(())
             }
             Err(error) => {
-                self.undo(&images, draft);
+                self.undo(draft);
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or(Error::Sandbox(error)))
+                Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
             }
         }
     }
 
-    /// Leaves nothing of an attempt that failed but CRIU's words.
-    fn undo(&self, images: &Path, draft: &Mutex<Option<Draft>>) {
-        let log = std::fs::read_dir(images)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|ending| ending == "log"));
-        if let Some(kept) = log.and_then(|log| self.held.keep_log(&log, "checkpoint")) {
-            log::warn!("CRIU's words about the checkpoint that failed are in {}", kept.display());
-        }
+    /// Leaves nothing of an attempt that failed.
+    fn undo(&self, draft: &Mutex<Option<Draft>>) {
         let unfinished = draft.lock().unwrap_or_else(PoisonError::into_inner).take();
         let goes_on = matches!(self.cpu.exit_status(), Ok(None));
         // An image that was finished before the dump failed is all that is left of a program that ended.
@@ -299,18 +289,35 @@ fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
         .map_err(|error| Error::Worker { action, reason: format!("it described a part that is none: {error}") })
 }
 
+/// Moves CRIU's images into the draft. Its log and statistics stay: they are no part of the program.
 fn take_cpu_files(draft: &Draft, images: &Path) -> Result<()> {
     let failed = |source| Error::io("list", images, source);
     for entry in std::fs::read_dir(images).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        let no_image =
-            path.extension().is_some_and(|ending| NOT_IMAGES.iter().any(|known| ending == *known));
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if no_image || name.starts_with("stats-") {
-            std::fs::remove_file(&path).map_err(|source| Error::io("remove", &path, source))?;
-        } else if path.is_file() {
+        if path.is_file() && name.ends_with(".img") {
             draft.take_file(PartKind::CpuFile, &name, &path)?;
         }
     }
     Ok(())
+}
+
+/// A directory for the time of a dump.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn make(path: PathBuf) -> Result<Scratch> {
+        private_directory(&path, true)?;
+        Ok(Scratch { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            log::warn!("{} stays: {error}", self.path.display());
+        }
+    }
 }

@@ -1,40 +1,45 @@
 //! Where the client, `libcuda.so.1`, lies, and the environment that makes a program find it.
 
 use std::fs;
-use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::client::RUN_DIRECTORY;
 
 use crate::error::{Error, Result};
-use crate::places::{Places, private_directory};
+use crate::places::private_directory;
 
 /// The names by which programs ask for the driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// A directory that holds the client under both names: that of an installation (`../lib/rekindle` beside the
-/// executable), or one of links to the library that lies beside the executable, as it does where it was built.
-pub fn directory(places: &Places, executable: &Path) -> Result<PathBuf> {
+/// Where links to the client lie in a run directory. They are there, and not where the library is, so that a program
+/// finds them at one place before and after a restore.
+const LINKS: &str = "lib";
+
+/// The client: that of an installation (`../lib/rekindle` beside the executable), or the one that lies beside the
+/// executable, as it does where it was built.
+pub fn find(executable: &Path) -> Result<PathBuf> {
     let beside = executable.parent().unwrap_or(Path::new("/"));
-    let installed = beside.join("../lib/rekindle");
-    if NAMES.iter().all(|name| installed.join(name).exists()) {
-        return fs::canonicalize(&installed).map_err(|source| Error::io("find", &installed, source));
-    }
-    let built = [beside.join("libcuda.so.1"), beside.join("libcuda.so"), installed.join("libcuda.so.1")]
+    [beside.join("../lib/rekindle/libcuda.so.1"), beside.join("libcuda.so.1"), beside.join("libcuda.so")]
         .into_iter()
-        .find(|path| path.is_file())
-        .ok_or_else(|| Error::NoClientLibrary { executable: executable.to_path_buf() })?;
-    let links = places.state.join("client");
+        .find_map(|path| fs::canonicalize(path).ok())
+        .ok_or_else(|| Error::NoClientLibrary { executable: executable.to_path_buf() })
+}
+
+/// Puts links to the client into a run directory.
+pub fn link_into(run_directory: &Path, library: &Path) -> Result<()> {
+    let links = run_directory.join(LINKS);
     private_directory(&links, true)?;
     for name in NAMES {
-        link(&built, &links.join(name))?;
+        let place = links.join(name);
+        symlink(library, &place).map_err(|source| Error::io("make the link", &place, source))?;
     }
-    Ok(links)
+    Ok(())
 }
 
 /// Adds the client to the environment of a program.
-pub fn add_to(environment: &mut Vec<(String, String)>, directory: &Path, run_path: &str) {
-    let directory = directory.to_string_lossy();
+pub fn add_to(environment: &mut Vec<(String, String)>, run_path: &str) {
+    let directory = format!("{run_path}/{LINKS}");
     prepend(environment, "LD_PRELOAD", &format!("{directory}/{}", NAMES[0]));
     prepend(environment, "LD_LIBRARY_PATH", &directory);
     environment.retain(|(name, _)| name != RUN_DIRECTORY);
@@ -49,18 +54,6 @@ fn prepend(environment: &mut Vec<(String, String)>, name: &str, value: &str) {
     }
 }
 
-fn link(target: &Path, place: &Path) -> Result<()> {
-    let failed = |source: io::Error| Error::io("make the link", place, source);
-    if fs::read_link(place).is_ok_and(|found| found == target) {
-        return Ok(());
-    }
-    match fs::remove_file(place) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    std::os::unix::fs::symlink(target, place).map_err(failed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,11 +63,11 @@ mod tests {
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
         let mut environment =
             vec![pair("LD_PRELOAD", "/x.so"), pair("LD_LIBRARY_PATH", ""), pair(RUN_DIRECTORY, "/old")];
-        add_to(&mut environment, Path::new("/lib/r"), "/run/rekindle");
+        add_to(&mut environment, "/r");
         let expected = [
-            pair("LD_PRELOAD", "/lib/r/libcuda.so.1:/x.so"),
-            pair("LD_LIBRARY_PATH", "/lib/r"),
-            pair(RUN_DIRECTORY, "/run/rekindle"),
+            pair("LD_PRELOAD", "/r/lib/libcuda.so.1:/x.so"),
+            pair("LD_LIBRARY_PATH", "/r/lib"),
+            pair(RUN_DIRECTORY, "/r"),
         ];
         assert_eq!(environment, expected);
     }

@@ -110,8 +110,7 @@ fn criu_check(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
 }
 
 fn capabilities() -> Finding {
-    const NEEDED: [(u32, &str); 4] =
-        [(21, "SYS_ADMIN"), (19, "SYS_PTRACE"), (40, "CHECKPOINT_RESTORE"), (24, "SYS_RESOURCE")];
+    const NEEDED: [(u32, &str); 3] = [(21, "SYS_ADMIN"), (19, "SYS_PTRACE"), (40, "CHECKPOINT_RESTORE")];
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status
         .lines()

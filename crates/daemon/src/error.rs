@@ -45,6 +45,9 @@ pub enum Error {
     #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
     BadGpu { given: String },
 
+    #[error("this machine has no NVIDIA GPU for {gpu:?}; use `emulated`, or see `rekindle doctor`")]
+    NoGpu { gpu: String },
+
     #[error("the command is empty; give a program after `--`")]
     NoCommand,
 
@@ -68,9 +71,6 @@ pub enum Error {
 
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
-
-    #[error("the image {image:?} is damaged: {problems}; restore another one or checkpoint again")]
-    Unsound { image: String, problems: String },
 
     #[error("a fault was injected at {point}")]
     Injected { point: &'static str },

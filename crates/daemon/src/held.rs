@@ -27,6 +27,7 @@ pub struct Held {
     pub log: PathBuf,
     records: PathBuf,
     logs: PathBuf,
+    criu_cache: PathBuf,
     program: PathBuf,
     record: Mutex<Record>,
     changed: Condvar,
@@ -46,6 +47,7 @@ impl Held {
             log: places.logs().join(format!("{id}.log")),
             records: places.sandboxes(),
             logs: places.logs(),
+            criu_cache: places.criu_cache(),
             program: program.to_path_buf(),
             record: Mutex::new(record),
             changed: Condvar::new(),
@@ -119,6 +121,7 @@ impl Held {
             init: vec![self.program.clone().into_os_string(), INIT_ARGUMENT.into()],
             run_dir: self.run_directory.clone(),
             log: Some(self.log.clone()),
+            criu_cache: Some(self.criu_cache.clone()),
         }
     }
 
@@ -139,7 +142,7 @@ impl Held {
         let _ = self.gate.set(gate);
     }
 
-    /// The program runs: keeps its CPU half and sees to what is to be done when it ends.
+    /// There is a program: keeps its CPU half and sees to what is to be done when it ends.
     pub fn runs(self: &Arc<Held>, cpu: Sandbox) -> Result<()> {
         let pid = cpu.root_pid().unwrap_or(0);
         let _ = self.cpu.set(cpu);
@@ -150,8 +153,12 @@ impl Held {
                 held.ended(exit.ok().flatten());
             }
         });
+        self.update(|record| record.pid = pid)
+    }
+
+    /// Nothing more is to be done before the program counts as running.
+    pub fn is_up(&self) -> Result<()> {
         self.update(|record| {
-            record.pid = pid;
             if record.is_live() {
                 record.state = State::Running;
             }
@@ -266,10 +273,19 @@ impl Held {
         self.note(|record| record.workers = workers);
     }
 
-    /// Keeps CRIU's words about this sandbox with its logs.
-    pub fn keep_log(&self, from: &Path, what: &str) -> Option<PathBuf> {
-        let place = self.logs.join(format!("{}.{what}.log", self.id));
-        std::fs::copy(from, &place).ok().map(|_| place)
+    /// Keeps CRIU's words, which an error speaks of, when the directory that they are in goes: those of the last
+    /// checkpoint and of the last restore that failed.
+    pub fn keep_words(&self, error: rekindle_sandbox::Error) -> Error {
+        Error::Sandbox(match error {
+            rekindle_sandbox::Error::Criu { action, cause, log } => {
+                let place = self.logs.join(format!("last-{action}.log"));
+                match std::fs::copy(&log, &place) {
+                    Ok(_) => rekindle_sandbox::Error::Criu { action, cause, log: place },
+                    Err(_) => rekindle_sandbox::Error::Criu { action, cause, log },
+                }
+            }
+            other => other,
+        })
     }
 
     pub fn worker_log(&self, number: u32) -> PathBuf {

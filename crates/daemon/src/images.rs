@@ -1,14 +1,14 @@
 //! What the command line shows of images.
 
-use rekindle_store::{Encoding, Store};
+use rekindle_store::{Encoding, Manifest, Store};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::reply::Reply;
 
 pub fn list(store: &Store) -> Result<Value> {
-    let images = store.images()?;
-    Ok(images
+    let images: Vec<Value> = store
+        .images()?
         .into_iter()
         .map(|summary| match summary.state {
             Ok(outline) => json!({
@@ -30,7 +30,8 @@ pub fn list(store: &Store) -> Result<Value> {
                 "problem": problem,
             }),
         })
-        .collect())
+        .collect();
+    Ok(json!({ "images": images }))
 }
 
 /// The manifest, with what its chunks come to in place of the chunks.
@@ -79,12 +80,26 @@ pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
 
 /// Removes images, all that can be, and then the chunks that no other image needs.
 pub fn remove(store: &Store, names: &[String]) -> Result<Value> {
-    let mut failures: Vec<Error> =
-        names.iter().filter_map(|name| store.remove(name).err().map(Error::from)).collect();
-    let collected = store.collect();
+    let mut freed = 0;
+    let mut failures = Vec::new();
+    for name in names {
+        // What cannot be read can be removed all the same; then it is not known how much that frees.
+        let whole = store.image(name).map_or(0, |image| bytes_of_its_own(image.manifest()));
+        match store.remove(name) {
+            Ok(()) => freed += whole,
+            Err(error) => failures.push(Error::from(error)),
+        }
+    }
+    freed += store.collect()?.bytes;
     match failures.len() {
-        0 => Ok(json!({ "names": names, "freed_bytes": collected?.bytes })),
+        0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),
         _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
     }
+}
+
+/// What lies in the image's directory and not among the shared chunks.
+fn bytes_of_its_own(manifest: &Manifest) -> u64 {
+    let whole = manifest.parts.iter().filter(|part| part.file.is_some());
+    whole.flat_map(|part| &part.chunks).map(|chunk| chunk.stored).sum()
 }

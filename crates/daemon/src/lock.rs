@@ -36,9 +36,11 @@ impl Lock {
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
-        file.set_len(0).map_err(failed)?;
-        file.rewind().map_err(failed)?;
-        writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()).map_err(failed)?;
+        // Who holds it is only said to be helpful; on a full disk a daemon must start all the same, to remove images.
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()));
         Ok(Lock { _file: file })
     }
 }

@@ -55,7 +55,7 @@ impl Places {
         if let Some(parent) = self.socket.parent() {
             private_directory(parent, false)?;
         }
-        for path in [&self.state, &self.sandboxes(), &self.logs(), &self.runs, &self.run_directories()] {
+        for path in [&self.state, &self.sandboxes(), &self.logs(), &self.dumps(), &self.runs, &self.run_directories()] {
             private_directory(path, true)?;
         }
         Ok(())
@@ -71,6 +71,16 @@ impl Places {
 
     pub fn logs(&self) -> PathBuf {
         self.state.join("logs")
+    }
+
+    /// Where CRIU writes what then goes into an image; on the store's file system, so that nothing is copied.
+    pub fn dumps(&self) -> PathBuf {
+        self.state.join("dumps")
+    }
+
+    /// What CRIU has found out about the kernel. In memory: another kernel may be different.
+    pub fn criu_cache(&self) -> PathBuf {
+        self.runs.join("criu.kdat")
     }
 
     pub fn run_directories(&self) -> PathBuf {

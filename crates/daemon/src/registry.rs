@@ -77,15 +77,82 @@ impl Registry {
 }
 
 fn trim(sandboxes: &mut HashMap<String, Arc<Held>>) {
-    let mut ended: Vec<_> =
-        sandboxes.values().map(|held| held.record()).filter(|record| !record.is_live()).collect();
-    if ended.len() <= ENDED_KEPT {
+    if sandboxes.values().filter(|held| !held.is_live()).count() <= ENDED_KEPT {
         return;
     }
+    let mut ended: Vec<_> =
+        sandboxes.values().map(|held| held.record()).filter(|record| !record.is_live()).collect();
     ended.sort_by(|a, b| b.ended.cmp(&a.ended));
     for record in &ended[ENDED_KEPT..] {
         if let Some(held) = sandboxes.remove(&record.name) {
             held.forget();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rekindle_protocol::daemon::State;
+
+    use super::*;
+    use crate::places::Places;
+    use crate::record::Record;
+
+    fn held(places: &Places, name: &str, state: State) -> Arc<Held> {
+        let record = Record {
+            id: format!("{:x}", name.len()),
+            name: name.to_string(),
+            state,
+            pid: 1,
+            command: Vec::new(),
+            directory: String::new(),
+            gpu: String::new(),
+            started: name.to_string(),
+            ended: Some(name.to_string()),
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: Vec::new(),
+        };
+        Held::new(places, Path::new("/rekindled"), record)
+    }
+
+    fn places(root: &Path) -> Places {
+        let at = |name| Some(root.join(name));
+        let places = Places::new(at("socket"), at("state"), at("runs")).unwrap();
+        places.prepare().unwrap();
+        places
+    }
+
+    #[test]
+    fn ten_thousand_live_sandboxes_keep_their_names() {
+        let root = tempfile::tempdir().unwrap();
+        let (places, registry) = (places(root.path()), Registry::default());
+        let name = |n: usize| format!("../job {n} $(x)");
+        for n in 0..10_000 {
+            registry.add(Some(&name(n)), "", |name| Ok(held(&places, &name, State::Running))).unwrap();
+        }
+        for n in 0..10_000 {
+            assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
+            let again = registry.add(Some(&name(n)), "", |_| panic!("a name was given twice"));
+            assert!(matches!(again, Err(Error::NameInUse { .. })));
+        }
+        assert!(matches!(registry.get("job"), Err(Error::UnknownSandbox { .. })));
+    }
+
+    #[test]
+    fn ended_sandboxes_give_up_their_names_and_are_forgotten_in_time() {
+        let root = tempfile::tempdir().unwrap();
+        let (places, registry) = (places(root.path()), Registry::default());
+        for n in 0..ENDED_KEPT + 50 {
+            let name = format!("{n:04}");
+            registry.add(Some(&name), "", |name| Ok(held(&places, &name, State::Exited))).unwrap();
+            registry.add(Some(&name), "", |name| Ok(held(&places, &name, State::Exited))).unwrap();
+        }
+        assert_eq!(registry.all().len(), ENDED_KEPT);
+        assert!(registry.get("0000").is_err());
+        assert!(registry.get("0149").is_ok());
     }
 }

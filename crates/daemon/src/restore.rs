@@ -70,8 +70,7 @@ pub fn restore(
     let held = hold(daemon, &image, &kept, name, gpu)?;
     let attempt = Attempt { daemon, held: &held, image: &image, kept: &kept, timeline: &timeline };
     reply.progress("restore", 0, 0);
-    if let Err(error) = attempt.bring_back() {
-        attempt.keep_words();
+    if let Err(error) = attempt.bring_back().and_then(|()| held.is_up()) {
         give_back(daemon, &held);
         return Err(error);
     }
@@ -118,23 +117,23 @@ impl Attempt<'_> {
         Gate::open(self.held)?;
         let worker = self.held.start_worker()?;
         let Some(client) = &self.kept.client else {
-            let cpu = self.restore_cpu(&[], |_| Ok(()))?;
-            return self.held.runs(cpu);
+            let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
+            self.held.runs(cpu)?;
+            return fault::point("restore-running").inspect_err(|_| self.end_program());
         };
         let status = self.timeline.time("worker start", || worker.status())?;
         preflight::check_gpus(self.image, &status)?;
         self.make_files(client)?;
-        fault::point("restore-files")?;
         let cpu = self.both_halves(client, &worker)?;
-        fault::point("restore-running")?;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
         worker.set_client(pid);
         self.held.runs(cpu)?;
         let resume = Request::Resume { restored: true, driver_attached: false };
-        let resumed =
-            self.timeline.time("resume", || worker.command("let the program's GPU work go on", &resume, &[]));
         self.held.note_workers();
-        resumed.inspect_err(|_| self.end_program())
+        self.timeline
+            .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
+            .and_then(|()| fault::point("restore-running"))
+            .inspect_err(|_| self.end_program())
     }
 
     /// Restores the GPU half and the CPU half side by side, up to where the program could run.
@@ -148,7 +147,7 @@ impl Attempt<'_> {
             let pinned = scope.spawn(|| self.timeline.time("pinned", || self.load_pinned(client)));
             self.restore_cpu(&sockets, |restored| {
                 self.timeline.time("wait for the GPU half", || join(pinned).and_then(|()| join(gpu)))?;
-                fault::point("restore-halves")?;
+                fault::point("restore-complete")?;
                 let pid = restored.pids().get(&(client.process as i32)).copied();
                 let pid = pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
                 let adopt = Request::Adopt { pid, driver_attached: false };
@@ -187,6 +186,7 @@ impl Attempt<'_> {
             sandbox: self.held.place(),
             criu: self.daemon.criu()?,
             images_dir: &images,
+            inventory: Some(&self.kept.inventory),
             sockets,
             tcp_established: false,
             timeout: CRIU_LIMIT,
@@ -218,7 +218,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or(Error::Sandbox(error)))
+                Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
             }
         }
     }
@@ -276,21 +276,6 @@ impl Attempt<'_> {
             && let Err(error) = cpu.kill()
         {
             log::error!("a program that could not be restored was not ended: {error}");
-        }
-    }
-
-    /// Keeps what CRIU said of a restore that failed; its run directory goes.
-    fn keep_words(&self) {
-        let logs = std::fs::read_dir(&self.held.run_directory);
-        for entry in logs.into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.extension().is_some_and(|ending| ending == "log") {
-                let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-                let _ = std::fs::copy(
-                    &path,
-                    self.daemon.places.state.join(format!("failed-{}.log", stem.unwrap_or_default())),
-                );
-            }
         }
     }
 }

@@ -31,7 +31,6 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         return Err(Error::NoCommand);
     }
     let gpu = gpu::choose(wish.gpu.as_deref())?;
-    let library = client_library::directory(&daemon.places, &daemon.program)?;
     let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name| {
         let record = Record {
             id: new_id()?,
@@ -51,7 +50,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         create(daemon, record)
     })?;
     let mut environment = wish.environment;
-    client_library::add_to(&mut environment, &library, RUN_PATH);
+    client_library::add_to(&mut environment, RUN_PATH);
     match start(&held, &wish.command, &wish.directory, environment) {
         Ok(()) => Ok(held),
         Err(error) => {
@@ -63,12 +62,14 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
 
 /// Makes the record, the run directory and the empty log of a new sandbox.
 pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
+    let library = client_library::find(&daemon.program)?;
     let held = Held::new(&daemon.places, &daemon.program, record);
     held.update(|_| {})?;
     let made = DirBuilder::new()
         .mode(0o700)
         .create(&held.run_directory)
         .map_err(|source| Error::io("make directory", &held.run_directory, source))
+        .and_then(|()| client_library::link_into(&held.run_directory, &library))
         .and_then(|()| empty_log(&held.log));
     if let Err(error) = made {
         let _ = remove_run_directory(&held.run_directory);
@@ -95,7 +96,8 @@ fn start(held: &Arc<Held>, command: &[String], directory: &str, environment: Vec
     };
     let cpu = Sandbox::start(&held.place(), &program)?;
     fault::point("run-started")?;
-    held.runs(cpu)
+    held.runs(cpu)?;
+    held.is_up()
 }
 
 fn empty_log(path: &Path) -> Result<()> {

@@ -95,6 +95,7 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     }
 }
 
+/// The answer's fields are documented in `docs/commands.md`.
 fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
@@ -103,7 +104,8 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         }
         Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
         Request::List => {
-            json!(daemon.sandboxes.all().iter().map(|held| held.shown()).collect::<Vec<_>>())
+            let all = daemon.sandboxes.all();
+            json!({ "sandboxes": all.iter().map(|held| held.shown()).collect::<Vec<_>>() })
         }
         Request::Logs { name, follow } => {
             logs::show(&*sandbox(&name)?, follow, reply)?;

@@ -1,0 +1,198 @@
+//! Images of programs without a GPU: taken, restored, and every step failed or killed.
+
+mod harness;
+
+use harness::{COUNTER, Rekindle, wait};
+
+/// Where a checkpoint can be made to fail, in its order; the image is there from `in-image` on.
+const POINTS: [&str; 9] = [
+    "checkpoint-begun",
+    "quiesced",
+    "detached",
+    "frozen",
+    "saved",
+    "pinned-saved",
+    "before-commit",
+    "in-image",
+    "committed",
+];
+
+fn counting() -> Rekindle {
+    let rekindle = Rekindle::new();
+    rekindle.start("counter", &COUNTER);
+    rekindle.goes_on("counter");
+    rekindle
+}
+
+#[test]
+fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
+    let rekindle = counting();
+    let report = rekindle.json(&["checkpoint", "counter", "--to", "one", "--leave-running"]);
+    assert!(report["total_us"].as_u64() >= report["stopped_us"].as_u64());
+    rekindle.goes_on("counter");
+    rekindle.json(&["checkpoint", "counter", "--to", "two", "--stop"]);
+    assert_eq!(rekindle.sandbox("counter")["state"], "stopped");
+    let last = *rekindle.lines("counter").iter().map(|line| line.parse::<u64>().unwrap()).collect::<Vec<_>>().last().unwrap();
+
+    let restored = rekindle.json(&["restore", "two", "-d"]);
+    assert_eq!(restored["name"], "counter");
+    rekindle.goes_on("counter");
+    assert_eq!(rekindle.count("counter")[0], last + 1, "the log begins after the checkpoint");
+    rekindle.ok(&["restore", "one", "-d", "--name", "a"]);
+    rekindle.ok(&["restore", "one", "-d", "--name", "b"]);
+    rekindle.goes_on("a");
+    rekindle.goes_on("b");
+    assert_eq!(rekindle.count("a")[0], rekindle.count("b")[0]);
+    assert_eq!(rekindle.sandbox("a")["image"], "one");
+    for image in ["one", "two"] {
+        rekindle.ok(&["verify", image]);
+        assert!(std::path::Path::new(rekindle.json(&["inspect", image])["path"].as_str().unwrap()).is_dir());
+    }
+    assert!(rekindle.json(&["rm", "one", "two"])["freed_bytes"].as_u64() > Some(1_000_000));
+    assert!(rekindle.images().is_empty());
+    rekindle.goes_on("a");
+}
+
+#[test]
+fn a_restored_program_is_checkpointed_and_restored_again() {
+    let rekindle = counting();
+    for round in 0..3 {
+        let image = format!("image-{round}");
+        rekindle.ok(&["checkpoint", "counter", "--to", &image, "--stop"]);
+        rekindle.ok(&["restore", &image, "-d"]);
+        rekindle.goes_on("counter");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_fails_anywhere_is_undone() {
+    for point in POINTS {
+        let mut rekindle = Rekindle::new();
+        rekindle.set_fault(Some(point));
+        rekindle.start("counter", &COUNTER);
+        rekindle.goes_on("counter");
+        let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+        assert!(error.contains("injected"), "{point}: {error}");
+        rekindle.goes_on("counter");
+        assert_eq!(rekindle.sandbox("counter")["state"], "running");
+        assert_eq!(rekindle.images().is_empty(), point != "committed", "{point}");
+        rekindle.assert_tidy();
+    }
+}
+
+#[test]
+fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running() {
+    for point in POINTS {
+        let mut rekindle = Rekindle::new();
+        rekindle.set_fault(Some(&format!("{point}:kill")));
+        rekindle.start("counter", &COUNTER);
+        rekindle.goes_on("counter");
+        let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+        assert!(error.contains("connection to the daemon was lost"), "{point}: {error}");
+        rekindle.set_fault(None);
+        rekindle.goes_on("counter");
+        let sandbox = rekindle.sandbox("counter");
+        assert_eq!(sandbox["state"], "running", "{point}");
+        assert!(sandbox["problem"].as_str().unwrap().contains("checkpoint"), "{point}");
+        let whole = ["in-image", "committed"].contains(&point);
+        assert_eq!(rekindle.images().is_empty(), !whole, "{point}");
+        for image in rekindle.images() {
+            rekindle.ok(&["verify", &image]);
+        }
+        rekindle.assert_tidy();
+        rekindle.ok(&["checkpoint", "counter", "--to", "later", "--stop"]);
+        rekindle.ok(&["restore", "later", "-d"]);
+        rekindle.goes_on("counter");
+    }
+}
+
+#[test]
+fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back() {
+    let mut rekindle = counting();
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    for point in ["restore-checked", "restore-created", "restore-complete", "restore-running"] {
+        for action in ["fail", "kill"] {
+            rekindle.ok(&["shutdown"]);
+            wait("the daemon's end", || !rekindle.path("socket").exists());
+            rekindle.set_fault(Some(&format!("{point}:{action}")));
+            let error = rekindle.refused(&["restore", "image", "--name", "again", "-d"]);
+            assert!(error.contains(if action == "fail" { "injected" } else { "lost" }), "{point}: {error}");
+            rekindle.set_fault(None);
+            if action == "kill" {
+                let all = rekindle.json(&["ps"]);
+                let again = all["sandboxes"].as_array().unwrap().iter().find(|one| one["name"] == "again");
+                if let Some(again) = again {
+                    assert_eq!(again["pid"], 0, "{point}: {again}");
+                    assert!(again["problem"].as_str().unwrap().contains("daemon"), "{again}");
+                }
+            }
+            rekindle.assert_tidy();
+            rekindle.goes_on("counter");
+        }
+    }
+    rekindle.kill_daemon();
+    rekindle.ok(&["restore", "image", "--name", "again", "-d"]);
+    rekindle.goes_on("again");
+}
+
+#[test]
+fn images_in_use_and_unknown_are_named() {
+    let rekindle = counting();
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    let again = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    assert!(again.contains("\"image\" already exists"), "{again}");
+    for command in [["inspect", "none"], ["verify", "none"], ["rm", "none"], ["restore", "none"]] {
+        assert!(rekindle.refused(&command).contains("\"none\""));
+    }
+    let taken = rekindle.refused(&["restore", "image", "--name", "counter", "-d"]);
+    assert!(taken.contains("\"counter\" exists"), "{taken}");
+    rekindle.ok(&["restore", "image", "-d"]);
+    assert!(rekindle.refused(&["checkpoint", "nobody", "--to", "x", "--stop"]).contains("\"nobody\""));
+    rekindle.goes_on("counter");
+}
+
+#[test]
+fn damage_is_found_before_anything_is_touched() {
+    let rekindle = counting();
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    let path = rekindle.json(&["inspect", "image"])["path"].as_str().unwrap().to_string();
+    let pages = format!("{path}/cpu/pages-1.img");
+    let mut bytes = std::fs::read(&pages).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&pages, bytes).unwrap();
+    assert!(rekindle.refused(&["verify", "image"]).contains("pages-1.img"));
+    rekindle.refused(&["restore", "image", "--name", "x", "-d"]);
+    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_mapped_file_that_changed_is_named() {
+    let rekindle = Rekindle::new();
+    let file = rekindle.path("data");
+    std::fs::write(&file, vec![7; 8192]).unwrap();
+    let code = format!("import mmap, time\nf = open({file:?})\nm = mmap.mmap(f.fileno(), 0, prot=1)\nf.close()\nprint('ready', flush=True)\ntime.sleep(60)");
+    rekindle.start("mapped", &["python3", "-c", &code]);
+    wait("the map", || rekindle.lines("mapped") == ["ready"]);
+    rekindle.ok(&["checkpoint", "mapped", "--to", "image", "--stop"]);
+    std::fs::write(&file, vec![8; 8192]).unwrap();
+    let error = rekindle.refused(&["restore", "image", "-d"]);
+    assert!(error.contains(file.to_str().unwrap()), "{error}");
+    std::fs::remove_file(&file).unwrap();
+    let error = rekindle.refused(&["restore", "image", "-d"]);
+    assert!(error.contains(file.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn what_criu_refuses_is_explained_and_the_program_goes_on() {
+    let rekindle = Rekindle::new();
+    let code = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nc = socket.create_connection(s.getsockname())\na, _ = s.accept()\nn = 0\nwhile True:\n    print(n, flush=True)\n    n += 1\n    time.sleep(0.02)";
+    rekindle.start("connected", &["python3", "-c", code]);
+    rekindle.goes_on("connected");
+    let error = rekindle.refused(&["checkpoint", "connected", "--to", "image", "--stop"]);
+    assert!(error.contains("CRIU") && error.contains("socket"), "{error}");
+    rekindle.goes_on("connected");
+    assert!(rekindle.images().is_empty());
+    rekindle.assert_tidy();
+}

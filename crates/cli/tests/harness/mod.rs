@@ -1,0 +1,227 @@
+//! The real programs, driven as a user would, with places of their own.
+
+#![allow(dead_code)] // Each test file uses its own share of this.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const REKINDLE: &str = env!("CARGO_BIN_EXE_rekindle");
+const REKINDLED: &str = env!("CARGO_BIN_EXE_rekindled");
+
+/// How long anything may take that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Counts and prints, forever, ten times a second.
+pub const COUNTER: [&str; 4] = [
+    "python3",
+    "-u",
+    "-c",
+    "import time\nn = 0\nwhile True:\n    print(n)\n    n += 1\n    time.sleep(0.02)",
+];
+
+pub struct Rekindle {
+    root: TempDir,
+    runs: TempDir,
+    environment: Vec<(String, String)>,
+}
+
+impl Rekindle {
+    pub fn new() -> Rekindle {
+        build_client();
+        let root = tempfile::tempdir().unwrap();
+        let runs = tempfile::tempdir_in("/dev/shm").unwrap();
+        Rekindle { root, runs, environment: Vec::new() }
+    }
+
+    /// Daemons started from now on meet this fault; `None` for no fault.
+    pub fn set_fault(&mut self, fault: Option<&str>) {
+        self.environment.clear();
+        self.environment.extend(fault.map(|fault| ("REKINDLE_FAULT".to_string(), fault.to_string())));
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        match name.strip_prefix("runs") {
+            Some(rest) => self.runs.path().join(rest.trim_start_matches('/')),
+            None => self.root.path().join(name),
+        }
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(REKINDLE);
+        self.place(&mut command);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// `rekindled`, in the foreground.
+    pub fn daemon(&self) -> Command {
+        let mut command = Command::new(REKINDLED);
+        self.place(&mut command);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn place(&self, command: &mut Command) {
+        command
+            .env("REKINDLE_SOCKET", self.path("socket"))
+            .env("REKINDLE_STATE", self.path("state"))
+            .env("REKINDLE_RUN_ROOT", self.path("runs"))
+            .envs(self.environment.iter().cloned());
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs a command that must work; its standard output.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {error}\n{}", self.daemon_log());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let mut arguments = arguments.to_vec();
+        arguments.insert(0, "--json");
+        serde_json::from_str(&self.ok(&arguments)).unwrap()
+    }
+
+    /// Runs a command that must be refused; the one sentence that it says.
+    pub fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.starts_with("rekindle: ") && error.lines().count() == 1, "{arguments:?}: {error}");
+        error
+    }
+
+    pub fn start(&self, name: &str, command: &[&str]) {
+        let name = format!("--name={name}");
+        let mut arguments = vec!["run", "-d", &name, "--gpu", "emulated", "--"];
+        arguments.extend(command);
+        self.ok(&arguments);
+    }
+
+    pub fn sandbox(&self, name: &str) -> Value {
+        let all = self.json(&["ps"]);
+        let found = all["sandboxes"].as_array().unwrap().iter().find(|sandbox| sandbox["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {all}")).clone()
+    }
+
+    pub fn lines(&self, name: &str) -> Vec<String> {
+        self.ok(&["logs", "--", name]).lines().map(str::to_string).collect()
+    }
+
+    /// The numbers that [`COUNTER`] has printed.
+    pub fn count(&self, name: &str) -> Vec<u64> {
+        let mut lines = self.lines(name);
+        lines.pop();
+        lines.iter().map(|line| line.parse().unwrap_or_else(|_| panic!("{lines:?}"))).collect()
+    }
+
+    pub fn images(&self) -> Vec<String> {
+        let all = self.json(&["images"]);
+        all["images"].as_array().unwrap().iter().map(|image| image["name"].as_str().unwrap().to_string()).collect()
+    }
+
+    /// Waits until the counter has gone on by a few steps: the program runs.
+    pub fn goes_on(&self, name: &str) {
+        let before = self.lines(name).len();
+        wait(&format!("{name} to go on"), || self.lines(name).len() > before + 3);
+        let counted = self.count(name);
+        assert!(counted.windows(2).all(|pair| pair[1] == pair[0] + 1), "{counted:?}");
+    }
+
+    pub fn daemon_pid(&self) -> i32 {
+        let text = fs::read_to_string(self.path("state/lock")).unwrap();
+        text.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    pub fn kill_daemon(&self) {
+        let pid = self.daemon_pid();
+        kill(pid, 9);
+        wait("the daemon's end", || !is_alive(pid));
+    }
+
+    pub fn daemon_log(&self) -> String {
+        fs::read_to_string(self.path("state/daemon.log")).unwrap_or_default()
+    }
+
+    /// Nothing is left of work that was not finished.
+    pub fn assert_tidy(&self) {
+        for place in ["state/store/staging", "state/dumps"] {
+            let left: Vec<_> =
+                fs::read_dir(self.path(place)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert!(left.is_empty(), "{place}: {left:?}");
+        }
+        let live = self.json(&["ps"])["sandboxes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|sandbox| sandbox["pid"] != 0)
+            .count();
+        assert_eq!(fs::read_dir(self.path("runs/run")).unwrap().count(), live);
+    }
+}
+
+impl Drop for Rekindle {
+    fn drop(&mut self) {
+        self.environment.clear();
+        let all = self.output(&["ps", "--json"]);
+        let all: Value = serde_json::from_slice(&all.stdout).unwrap_or_default();
+        for sandbox in all["sandboxes"].as_array().into_iter().flatten() {
+            if sandbox["pid"] != 0 {
+                let name = sandbox["name"].as_str().unwrap_or_default();
+                // SIGKILL: a program of a test need not be asked.
+                self.output(&["kill", "--signal", "9", "--", name]);
+            }
+        }
+        let began = Instant::now();
+        while fs::read_dir(self.path("runs/run")).is_ok_and(|runs| runs.count() > 0) && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.output(&["shutdown"]);
+    }
+}
+
+/// The daemon finds the client beside its executable.
+fn build_client() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        if !PathBuf::from(REKINDLED).with_file_name("libcuda.so").exists() {
+            let built = Command::new(env!("CARGO")).args(["build", "-p", "rekindle-client"]).status();
+            assert!(built.unwrap().success());
+        }
+    });
+}
+
+pub fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "still waiting for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits for a child's end, not for ever.
+pub fn end_of(mut child: Child) -> Output {
+    wait("a command's end", || child.try_wait().unwrap().is_some());
+    child.wait_with_output().unwrap()
+}
+
+pub fn kill(pid: i32, signal: i32) {
+    let signal = nix::sys::signal::Signal::try_from(signal).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+}
+
+pub fn is_alive(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+}

@@ -1,0 +1,211 @@
+//! Programs without a GPU: running, listing, following, ending; names; what the commands print.
+
+mod harness;
+
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use harness::{COUNTER, Rekindle, end_of, kill, wait};
+
+#[test]
+fn the_foreground_shows_output_and_passes_the_exit_code_on() {
+    let rekindle = Rekindle::new();
+    let output = rekindle.output(&["run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "out\nerr\n");
+    let output = rekindle.output(&["run", "--", "sh", "-c", "kill -9 $$"]);
+    assert_eq!(output.status.code(), Some(128 + 9));
+    let output = rekindle.output(&["run", "--json", "--name", "n", "--", "sh", "-c", "echo out; exit 3"]);
+    let ended: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&ended["state"], &ended["exit_code"]), (&"exited".into(), &3.into()));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "out\n");
+}
+
+#[test]
+fn a_program_keeps_its_directory_environment_and_arguments() {
+    let rekindle = Rekindle::new();
+    let output = rekindle
+        .command(&["run", "--", "sh", "-c", "echo \"$PWD|$FLAVOUR|$1|$REKINDLE_RUN\"", "sh", "a b $(c)"])
+        .current_dir("/usr")
+        .env("FLAVOUR", "sour")
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "/usr|sour|a b $(c)|/run/rekindle\n");
+}
+
+#[test]
+fn a_program_that_cannot_start_leaves_nothing() {
+    let rekindle = Rekindle::new();
+    let error = rekindle.refused(&["run", "--", "/no/such/program"]);
+    assert!(error.contains("/no/such/program"), "{error}");
+    assert_eq!(rekindle.json(&["ps"])["sandboxes"], serde_json::json!([]));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn signals_reach_a_program_in_the_foreground() {
+    let rekindle = Rekindle::new();
+    rekindle.ok(&["ps"]);
+    let code = "import signal, sys, time\nsignal.signal(2, lambda *_: (print('interrupted'), sys.exit(5)))\nprint('ready', flush=True)\ntime.sleep(60)";
+    let child = rekindle
+        .command(&["run", "--name", "s", "--", "python3", "-c", code])
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    wait("the program", || rekindle.output(&["logs", "s"]).stdout == b"ready\n");
+    kill(child.id() as i32, 2);
+    let output = end_of(child);
+    assert_eq!(output.status.code(), Some(5));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\ninterrupted\n");
+}
+
+#[test]
+fn logs_follow_to_the_end() {
+    let rekindle = Rekindle::new();
+    rekindle.start("f", &["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done"]);
+    assert_eq!(rekindle.ok(&["logs", "-f", "f"]), "1\n2\n3\n");
+    assert_eq!(rekindle.ok(&["logs", "f"]), "1\n2\n3\n");
+    assert_eq!(rekindle.json(&["logs", "f"])["log"], "1\n2\n3\n");
+    rekindle.start("endless", &COUNTER);
+    let mut follower = rekindle.command(&["logs", "-f", "endless"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut seen = [0; 8];
+    follower.stdout.take().unwrap().read_exact(&mut seen).unwrap();
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+    assert!(seen.starts_with(b"0\n1\n2\n"));
+}
+
+#[test]
+fn kill_ends_what_listens_to_sigterm_and_what_does_not() {
+    let rekindle = Rekindle::new();
+    rekindle.start("mild", &COUNTER);
+    rekindle.start("stubborn", &["sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.05; done"]);
+    wait("the trap", || rekindle.lines("stubborn") == ["on"]);
+    rekindle.ok(&["kill", "mild", "stubborn"]);
+    assert_eq!(rekindle.sandbox("mild")["exit_code"], 128 + 15);
+    assert_eq!(rekindle.sandbox("stubborn")["exit_code"], 128 + 9);
+    assert!(rekindle.refused(&["kill", "mild"]).contains("has ended"));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn names_may_be_anything_and_belong_to_one() {
+    let rekindle = Rekindle::new();
+    let names = ["a/b", "..", "$(touch x)", "a b;c|d&e", "'\"`\\", "%2e", "*?[", "ünï😀", "-dash", &"n".repeat(255)];
+    for name in names {
+        rekindle.start(name, &["sleep", "60"]);
+        assert_eq!(rekindle.sandbox(name)["state"], "running");
+        let flag = format!("--name={name}");
+        assert!(rekindle.refused(&["run", "-d", &flag, "--", "true"]).contains("exists"));
+    }
+    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), names.len());
+    for name in names {
+        rekindle.ok(&["kill", "--signal", "9", "--", name]);
+        wait("its end", || rekindle.sandbox(name)["pid"] == 0);
+        rekindle.start(name, &["true"]);
+    }
+    assert!(rekindle.refused(&["run", "-d", "--name", "", "--", "true"]).contains("at least one"));
+    assert!(rekindle.refused(&["run", "-d", "--name", "a\nb", "--", "true"]).contains("control"));
+    for command in [["logs", "nobody"], ["kill", "nobody"]] {
+        assert!(rekindle.refused(&command).contains("\"nobody\""));
+    }
+    let first = rekindle.ok(&["run", "-d", "--", "sleep", "0"]);
+    assert_eq!(first, "sleep-1\n");
+}
+
+#[test]
+fn what_ps_says_is_documented() {
+    let rekindle = Rekindle::new();
+    rekindle.start("p", &["sleep", "60"]);
+    let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md")).unwrap();
+    for field in rekindle.sandbox("p").as_object().unwrap().keys() {
+        assert!(documented.contains(&format!("`{field}`")), "{field} is not documented");
+    }
+    assert!(rekindle.ok(&["ps"]).contains("sleep 60"));
+}
+
+#[test]
+fn a_daemon_is_private_and_alone() {
+    let rekindle = Rekindle::new();
+    rekindle.ok(&["ps"]);
+    let mode = |name: &str| std::fs::metadata(rekindle.path(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("socket"), mode("state"), mode("runs"), mode("state/store")), (0o600, 0o700, 0o700, 0o700));
+    let output = rekindle.daemon().output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("another daemon"), "{error}");
+    let output = rekindle.daemon().env("REKINDLE_STATE", rekindle.path("other")).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("answers on"), "{error}");
+}
+
+#[test]
+fn many_first_commands_at_once_start_one_daemon() {
+    let rekindle = Rekindle::new();
+    let children: Vec<_> =
+        (0..8).map(|_| rekindle.command(&["ps"]).stderr(Stdio::piped()).spawn().unwrap()).collect();
+    for child in children {
+        let output = end_of(child);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_leaves_programs_running_and_the_next_finds_them() {
+    let rekindle = Rekindle::new();
+    rekindle.start("goes on", &COUNTER);
+    rekindle.start("ends", &["sh", "-c", "sleep 0.4; exit 4"]);
+    let pid = rekindle.sandbox("goes on")["pid"].clone();
+    rekindle.kill_daemon();
+    std::thread::sleep(Duration::from_millis(600));
+    rekindle.goes_on("goes on");
+    assert_eq!(rekindle.sandbox("goes on")["pid"], pid);
+    let ended = rekindle.sandbox("ends");
+    assert_eq!((&ended["state"], &ended["exit_code"]), (&"exited".into(), &4.into()));
+    rekindle.ok(&["kill", "goes on"]);
+    assert_eq!(rekindle.sandbox("goes on")["exit_code"], 128 + 15);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_start_that_the_daemon_does_not_survive_is_cleaned_up() {
+    let mut rekindle = Rekindle::new();
+    for fault in ["run-created:kill", "run-started:kill"] {
+        rekindle.set_fault(Some(fault));
+        let error = rekindle.refused(&["run", "-d", "--name", "x", "--", "sleep", "60"]);
+        assert!(error.contains("connection to the daemon was lost"), "{error}");
+        rekindle.set_fault(None);
+        if rekindle.sandbox("x")["state"] == "running" {
+            rekindle.ok(&["kill", "x"]);
+        }
+        rekindle.assert_tidy();
+    }
+}
+
+#[test]
+fn the_command_line_documents_itself() {
+    let rekindle = Rekindle::new();
+    let directory = rekindle.path("man");
+    rekindle.ok(&["man", directory.to_str().unwrap()]);
+    let page = std::fs::read_to_string(directory.join("rekindle-checkpoint.1")).unwrap();
+    assert!(page.contains("leave"), "{page}");
+    assert!(rekindle.ok(&["completions", "bash"]).contains("checkpoint"));
+    let output = rekindle.output(&["checkpoint", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn doctor_says_what_is_needed() {
+    let rekindle = Rekindle::new();
+    let output = rekindle.output(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.success(), report["ok"] == true);
+    for finding in report["findings"].as_array().unwrap() {
+        for field in ["need", "found", "required", "mend"] {
+            assert!(!finding[field].as_str().unwrap().is_empty(), "{finding}");
+        }
+    }
+}
