@@ -4,7 +4,7 @@ use rekindle_cuda::*;
 use rekindle_device::{Access, Launch, Stream};
 
 use crate::support::{
-    MIB, PTX, Pinned, addresses, buffer, download, function, machine, parameters, shape, upload,
+    MIB, PTX, Pinned, addresses, buffer, download, function, load, machine, parameters, shape, upload,
 };
 
 #[test]
@@ -221,4 +221,142 @@ fn what_kernels_print_comes_out_whole() {
     }
     gpu.synchronize().unwrap();
     assert_eq!(machine.printed.text(), "n = 0!\nn = 1!\nn = 2!\nn = 3!\nn = 4!\n");
+}
+
+const ODDITIES: &str = r#"
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 block) malloc(.param .b64 bytes);
+.extern .func free(.param .b64 block);
+.visible .entry trap_at(.param .u32 block)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<3>;
+    ld.param.u32 %r1, [block];
+    mov.u32 %r2, %ctaid.x;
+    setp.eq.u32 %p1, %r1, %r2;
+    @%p1 trap;
+    ret;
+}
+.visible .entry misaligned(.param .u64 p)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p];
+    ld.global.u32 %r1, [%rd1+2];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+.visible .entry count(.param .u64 p)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [p];
+    atom.global.add.u32 %r1, [%rd1], 1;
+    ret;
+}
+.visible .entry heap(.param .u64 p, .param .u64 bytes)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [p];
+    ld.param.u64 %rd2, [bytes];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.u64 %rd4, %rd1, %rd3;
+    {
+        .param .b64 bytes_;
+        .param .b64 block;
+        st.param.b64 [bytes_], %rd2;
+        call.uni (block), malloc, (bytes_);
+        ld.param.b64 %rd5, [block];
+    }
+    setp.eq.u64 %p1, %rd5, 0;
+    mov.u32 %r2, 0;
+    @%p1 bra $done;
+    st.u32 [%rd5], %r1;
+    ld.u32 %r2, [%rd5];
+    add.u32 %r2, %r2, 1;
+    {
+        .param .b64 block;
+        st.param.b64 [block], %rd5;
+        call.uni free, (block);
+    }
+$done:
+    st.global.u32 [%rd4], %r2;
+    ret;
+}
+"#;
+
+#[test]
+fn faults_have_their_codes() {
+    let cases =
+        [("trap_at", 40_u64, CUDA_ERROR_LAUNCH_FAILED), ("misaligned", 0, CUDA_ERROR_MISALIGNED_ADDRESS)];
+    for (name, argument, code) in cases {
+        let machine = machine("threads=3");
+        let gpu = &machine.gpu;
+        let kernel = function(gpu, ODDITIES, name);
+        let device = buffer(gpu.as_ref(), 2 * MIB);
+        let bytes = gpu.function_info(kernel).unwrap().parameter_bytes();
+        let argument = if name == "misaligned" { device.address } else { argument };
+        gpu.launch(kernel, &shape(64, 96), Stream::LEGACY, &parameters(&[argument])[..bytes]).unwrap();
+        assert_eq!(gpu.synchronize(), Err(code), "{name}");
+        assert!(gpu.fault().unwrap().contains(name));
+    }
+}
+
+#[test]
+fn streams_launch_side_by_side_without_losing_any() {
+    let machine = machine("threads=3");
+    let gpu = &machine.gpu;
+    let count = function(gpu, ODDITIES, "count");
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let stream = gpu.stream_create(1, 0).unwrap();
+                for blocks in 1..20 {
+                    gpu.launch(count, &shape(blocks, 48), stream, &parameters(&[device.address])).unwrap();
+                }
+                gpu.stream_synchronize(stream).unwrap();
+                gpu.stream_destroy(stream).unwrap();
+            });
+        }
+    });
+    assert_eq!(download(gpu, device.address, 1), [6 * 190 * 48]);
+}
+
+#[test]
+fn kernels_take_memory_from_the_heap() {
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    gpu.set_limit(2, 1 << 20).unwrap();
+    let heap = function(gpu, ODDITIES, "heap");
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    for (bytes, fits) in [(64, true), (2 << 20, false), (2048, true)] {
+        gpu.launch(heap, &shape(1, 64), Stream::LEGACY, &parameters(&[device.address, bytes])).unwrap();
+        let expected: Vec<u32> = (0..64).map(|i| if fits { i + 1 } else { 0 }).collect();
+        assert_eq!(download(gpu, device.address, 64), expected, "{bytes} bytes each");
+    }
+}
+
+#[test]
+fn an_unloaded_module_stays_for_the_work_that_uses_it() {
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    let module = load(gpu, PTX);
+    let (spin, increment) =
+        (gpu.function(module, "spin").unwrap(), gpu.function(module, "increment").unwrap());
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    let (a, b) = (gpu.stream_create(1, 0).unwrap(), gpu.stream_create(1, 0).unwrap());
+    gpu.launch(spin, &shape(1, 1), a, &parameters(&[device.address])).unwrap();
+    gpu.launch(increment, &shape(1, 1), a, &parameters(&[device.address])).unwrap();
+    gpu.module_unload(module).unwrap();
+    let gone = gpu.launch(increment, &shape(1, 1), b, &parameters(&[device.address]));
+    assert_eq!(gone, Err(CUDA_ERROR_INVALID_HANDLE));
+    gpu.write_value(b, device.address, 1, 4, 0).unwrap();
+    gpu.synchronize().unwrap();
+    assert_eq!(download(gpu, device.address, 1), [8]);
 }
