@@ -5,7 +5,7 @@
 //! the modules that were still loaded names the place itself ([`OPTION_MODULE_ADDRESS`]).
 //!
 //! ```text
-//!  slot: | module | module | hole of an unloaded one | module | ... free ... |      heap (4 GiB)     |
+//!  slot: | module | module | hole of an unloaded one | module | ... free ... | workspace | heap (4 GiB) |
 //! ```
 
 use std::collections::BTreeMap;
@@ -73,6 +73,10 @@ impl Arena {
             };
             if found as u64 == start {
                 let slot = start..start + SLOT;
+                let workspace = slot.end - HEAP - PAGE;
+                set_access(workspace, PAGE, libc::PROT_READ | libc::PROT_WRITE).map_err(|_| {
+                    Error::Arena { index, range: slot.clone(), cause: std::io::Error::last_os_error() }
+                })?;
                 let taken = Mutex::new(Taken { live: BTreeMap::new(), top: start });
                 return Ok(Arc::new(Arena { slot, taken, heap: Mutex::default(), space, budget }));
             }
@@ -95,7 +99,7 @@ impl Arena {
         {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if end > self.slot.end - HEAP {
+        if end > self.workspace() {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         set_access(start, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -103,6 +107,11 @@ impl Arena {
         taken.top = taken.top.max(end);
         self.space.add_module(start..end);
         Ok(Block { arena: Arc::clone(self), range: start..end, _share: share })
+    }
+
+    /// Where the blocks of a cooperative grid meet. What meets there leaves it as it was, for the next grid.
+    pub fn workspace(&self) -> u64 {
+        self.slot.end - HEAP - PAGE
     }
 
     /// `malloc` of a kernel, in a heap of `limit` bytes; zero when it is full.

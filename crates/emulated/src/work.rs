@@ -130,6 +130,7 @@ impl Executor {
             code: CUDA_ERROR_LAUNCH_FAILED,
             sentence: format!("kernel `{name}` cannot be launched: {error}"),
         };
+        let cooperative = is_cooperative(launch);
         let ptx_launch = ptx::Launch {
             module: &kernel.module.module,
             entry: kernel.entry,
@@ -143,11 +144,12 @@ impl Executor {
                 multiprocessors: self.multiprocessors,
                 clock_hz: u64::from(CLOCK_KHZ) * 1000,
                 shared_per_block: SHARED_OPTIN,
+                workspace: if cooperative { self.services.arena.workspace() } else { 0 },
             },
         };
         let grid = ptx::Grid::new(ptx_launch, &self.space.kernel_ranges()).map_err(launch_failed)?;
         let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
-        let alone = is_cooperative(launch).then(|| self.cooperative.lock());
+        let alone = cooperative.then(|| self.cooperative.lock());
         let services = Arc::clone(&self.services) as Arc<dyn ptx::Host + Send>;
         let done = self.crew.run(grid, services, blocks);
         drop(alone);

@@ -16,11 +16,14 @@ pub struct DeviceLimits {
     pub clock_hz: u64,
     /// Static and dynamic shared memory that one block may have.
     pub shared_per_block: u32,
+    /// Address of the eight zeroed bytes in which the blocks of a cooperative grid meet; kernels find it in
+    /// `%envreg1` (high half) and `%envreg2`. Zero for any other launch.
+    pub workspace: u64,
 }
 
 impl Default for DeviceLimits {
     fn default() -> Self {
-        Self { multiprocessors: 16, clock_hz: 1_000_000_000, shared_per_block: 227 * 1024 }
+        Self { multiprocessors: 16, clock_hz: 1_000_000_000, shared_per_block: 227 * 1024, workspace: 0 }
     }
 }
 

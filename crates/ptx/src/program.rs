@@ -290,5 +290,8 @@ pub(crate) enum Special {
     ExplicitCluster,
     /// The rank of the block that a shared address (the source) belongs to.
     RankOf,
+    /// Half of the address of a cooperative grid's workspace.
+    Workspace,
+    WorkspaceHigh,
     Zero,
 }

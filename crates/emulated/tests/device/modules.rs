@@ -211,3 +211,62 @@ $round:
     }
     assert_eq!(download(gpu, device.address, blocks as usize), expected);
 }
+
+/// What `cooperative_groups::this_grid().sync()` compiles to: the barrier is in the launch's workspace.
+#[test]
+fn a_cooperative_grid_has_a_workspace() {
+    let machine = machine("threads=2");
+    let gpu = &machine.gpu;
+    let ptx = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry meet(.param .u64 p)
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<12>;
+    .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [p];
+    mov.u32 %r1, %envreg1;
+    mov.u32 %r2, %envreg2;
+    mov.b64 %rd2, {%r2, %r1};
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %nctaid.x;
+    mul.wide.u32 %rd3, %r3, 4;
+    add.u64 %rd4, %rd1, %rd3;
+    st.global.u32 [%rd4], %r3;
+    setp.eq.u64 %p1, %rd2, 0;
+    @%p1 bra $alone;
+    setp.eq.u32 %p2, %r3, 0;
+    sub.u32 %r5, -2147483647, %r4;
+    selp.b32 %r6, %r5, 1, %p2;
+    membar.gl;
+    atom.add.u32 %r7, [%rd2+4], %r6;
+$wait:
+    ld.volatile.u32 %r8, [%rd2+4];
+    xor.b32 %r9, %r8, %r7;
+    setp.gt.s32 %p3, %r9, -1;
+    @%p3 bra $wait;
+    xor.b32 %r10, %r3, 1;
+    mul.wide.u32 %rd5, %r10, 4;
+    add.u64 %rd6, %rd1, %rd5;
+    ld.volatile.global.u32 %r11, [%rd6];
+    st.global.u32 [%rd4+256], %r11;
+    ret;
+$alone:
+    st.global.u32 [%rd4+256], 99;
+    ret;
+}
+";
+    let meet = gpu.function(load(gpu, ptx), "meet").unwrap();
+    let device = buffer(gpu.as_ref(), 2 * MIB);
+    for _ in 0..5 {
+        upload(gpu, device.address, &[55; 128]);
+        let launch = rekindle_device::Launch { cooperative: true, ..shape(16, 1) };
+        gpu.launch(meet, &launch, Stream::LEGACY, &parameters(&[device.address])).unwrap();
+        let neighbours: Vec<u32> = (0..16).map(|i| i ^ 1).collect();
+        assert_eq!(download(gpu, device.address + 256, 16), neighbours);
+    }
+    gpu.launch(meet, &shape(16, 1), Stream::LEGACY, &parameters(&[device.address])).unwrap();
+    assert_eq!(download(gpu, device.address + 256, 16), [99; 16]);
+}

@@ -45,6 +45,8 @@ fn decode(name: &str, member: Option<u8>) -> Option<(Special, Type)> {
         "%gridid" => return Some((Special::GridId, Type::B64)),
         "%clock64" => return Some((Special::Clock64, Type::B64)),
         "%globaltimer" => return Some((Special::GlobalTimer, Type::B64)),
+        "%envreg1" => Special::WorkspaceHigh,
+        "%envreg2" => Special::Workspace,
         _ => {
             let environment = name.strip_prefix("%envreg").and_then(|number| number.parse::<u8>().ok());
             let counter = name.strip_prefix("%pm").and_then(|number| number.parse::<u8>().ok());

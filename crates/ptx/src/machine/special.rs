@@ -85,6 +85,8 @@ impl Exec<'_> {
             Special::ClusterRank => u64::from(self.block.rank),
             Special::ClusterBlocks => u64::from(grid.cluster.iter().product::<u32>()),
             Special::ExplicitCluster => u64::from(grid.explicit_cluster),
+            Special::Workspace => grid.device.workspace & 0xffff_ffff,
+            Special::WorkspaceHigh => grid.device.workspace >> 32,
             Special::Zero => 0,
         };
         [one; LANES]
