@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, Running, able, counter, criu, images, program, spec_in};
+use crate::support::{Held, Place, Running, able, counter, criu, images, program, spec_in};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox};
 use serde_json::Value;
 
@@ -135,7 +135,7 @@ fn a_program_goes_on_with_its_own_log() {
     let own = folder.path().join("own.log");
     let script = format!("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done > {}", own.display());
     let place = Place::new();
-    let sandbox = Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap();
+    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap());
     let lines = |file: &std::path::Path| fs::read_to_string(file).unwrap_or_default().lines().count();
     let grow_from = |start: usize| {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -173,6 +173,7 @@ fn a_program_goes_on_with_its_own_log() {
     spec.sandbox = place.spec();
     spec.inventory = Some(&inventory);
     let (sandbox, _) = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    let sandbox = Held(sandbox);
     grow_from(at_end);
     sandbox.kill().unwrap();
     let text = fs::read_to_string(&own).unwrap();
@@ -307,7 +308,7 @@ fn a_daemon_killed_in_a_restore_leaves_nothing() {
         return;
     }
     let place = Place::new();
-    let sandbox = Sandbox::start(&place.spec(), &program(&["sleep", "1000"])).unwrap();
+    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sleep", "1000"])).unwrap());
     let (_keep, dir) = images();
     sandbox.dump(&DumpSpec::new(criu(), &dir, false), nothing).unwrap();
     assert_eq!(sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));

@@ -3,13 +3,13 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, able, criu, images, program};
+use crate::support::{Held, Place, able, criu, images, program};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 fn run(place: &Place, args: &[&str]) -> Exit {
-    let sandbox = Sandbox::start(&place.spec(), &program(args)).unwrap();
+    let sandbox = Held(Sandbox::start(&place.spec(), &program(args)).unwrap());
     sandbox.wait_exit(SOON).unwrap().expect("it ends soon")
 }
 
@@ -82,7 +82,7 @@ fn killing_a_sandbox_ends_all_that_is_in_it() {
     }
     let place = Place::new();
     let script = "trap '' TERM; setsid sleep 4321 & echo ready; wait; wait";
-    let sandbox = Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap();
+    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
     let deadline = Instant::now() + Duration::from_secs(10);
     while !place.log().contains("ready") || sandbox.pids().len() < 2 {
         assert!(Instant::now() < deadline);
@@ -105,7 +105,7 @@ fn the_outer_process_passes_signals_on_and_ends_with_the_program() {
     }
     let place = Place::new();
     let script = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
-    let sandbox = Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap();
+    let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
     while !place.log().contains("ready") {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -127,7 +127,7 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
     let cache = keep.path().join("criu.kdat");
     let place = Place::new();
     let spec = Spec { criu_cache: Some(cache.clone()), ..place.spec() };
-    let sandbox = Sandbox::start(&spec, &program(&["sleep", "1000"])).unwrap();
+    let sandbox = Held(Sandbox::start(&spec, &program(&["sleep", "1000"])).unwrap());
     for round in ["first", "second"] {
         let images = dir.join(round);
         sandbox.dump(&DumpSpec::new(criu(), &images, round == "first"), |_| Ok::<(), Error>(())).unwrap();
@@ -146,6 +146,7 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
         timeout: Duration::from_secs(20),
     };
     let (sandbox, report) = Sandbox::restore(&restore, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    let sandbox = Held(sandbox);
     let log = fs::read_to_string(&report.log).unwrap();
     sandbox.kill().unwrap();
     assert!(log.contains("Loaded kdat cache") || !log.contains("kdat"), "{log}");

@@ -1,6 +1,7 @@
 //! What the tests share: a counting program in a sandbox, and its peer outside.
 
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -98,21 +99,32 @@ fn script(name: &str) -> Program {
     program(&["/usr/bin/python3", &format!("{}/tests/sandbox/{name}", env!("CARGO_MANIFEST_DIR"))])
 }
 
-/// A program in a sandbox with the connection to it; killed when dropped.
+/// A sandbox that ends with the test, however that ends.
+pub struct Held(pub Sandbox);
+
+impl Deref for Held {
+    type Target = Sandbox;
+
+    fn deref(&self) -> &Sandbox {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill() {
+            eprintln!("a sandbox stays: {error}");
+        }
+    }
+}
+
+/// A program in a sandbox with the connection to it.
 pub struct Running {
-    pub sandbox: Sandbox,
+    pub sandbox: Held,
     pub place: Arc<Place>,
     peer: BufReader<UnixStream>,
     /// The inode of the program's end of the control connection.
     pub inode: u32,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Err(error) = self.sandbox.kill() {
-            eprintln!("a sandbox stays: {error}");
-        }
-    }
 }
 
 impl Running {
@@ -138,7 +150,7 @@ impl Running {
 
     fn with_inode(sandbox: Sandbox, place: Arc<Place>, peer: UnixStream, inode: u32) -> Self {
         peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { sandbox, place, peer: BufReader::new(peer), inode }
+        Self { sandbox: Held(sandbox), place, peer: BufReader::new(peer), inode }
     }
 
     pub fn ask(&mut self, command: &str) -> Value {
