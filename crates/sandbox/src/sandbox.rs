@@ -40,7 +40,7 @@ pub struct Spec {
     /// Where the program's output goes; `log` in the run directory where there is none. It is appended to.
     pub log: Option<PathBuf>,
     /// A file, best in a directory that a reboot empties, where CRIU's findings about the kernel are kept for
-    /// the next sandbox; made when missing. It saves CRIU some 30 ms where `/run` is no tmpfs, and is not used
+    /// the next sandbox; made when missing. It saves CRIU some 20 ms where `/run` is no tmpfs, and is not used
     /// where it is one.
     pub criu_cache: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! What CRIU finds out about the kernel, handed from sandbox to sandbox.
 //!
 //! CRIU keeps its findings in `/run`, if that is a tmpfs. Where it is not, each sandbox gets a tmpfs there and
-//! the findings are copied in and out: half of a small program's restore is spent on them otherwise.
+//! the findings are copied in and out, which saves some 20 ms a restore.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
