@@ -112,8 +112,6 @@ fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back() {
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
     for point in ["restore-checked", "restore-created", "restore-complete", "restore-running"] {
         for action in ["fail", "kill"] {
-            rekindle.ok(&["shutdown"]);
-            wait("the daemon's end", || !rekindle.path("socket").exists());
             rekindle.set_fault(Some(&format!("{point}:{action}")));
             let error = rekindle.refused(&["restore", "image", "--name", "again", "-d"]);
             assert!(error.contains(if action == "fail" { "injected" } else { "lost" }), "{point}: {error}");

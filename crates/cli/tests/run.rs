@@ -146,7 +146,9 @@ fn a_daemon_is_private_and_alone() {
 fn many_first_commands_at_once_start_one_daemon() {
     let rekindle = Rekindle::new();
     let children: Vec<_> =
-        (0..8).map(|_| rekindle.command(&["ps"]).stderr(Stdio::piped()).spawn().unwrap()).collect();
+        (0..8)
+            .map(|_| rekindle.command(&["ps"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+            .collect();
     for child in children {
         let output = end_of(child);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

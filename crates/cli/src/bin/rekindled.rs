@@ -9,6 +9,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
 use rekindle_daemon::{Daemon, Places};
+use rekindle_device::Platform;
+use rekindle_nvidia::NvidiaPlatform;
 
 /// Hold sandboxes, workers and images for the `rekindle` command, which starts this by itself.
 #[derive(Debug, Parser)]
@@ -24,6 +26,8 @@ struct Arguments {
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     match words.next().as_ref().and_then(|word| word.to_str()) {
+        Some("worker") => return rekindle_worker::main(words),
+        Some("gpus") => return gpus(),
         Some(rekindle_sandbox::INIT_ARGUMENT) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());
             match setup {
@@ -71,6 +75,20 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
 fn leave_stderr() -> io::Result<()> {
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     Ok(nix::unistd::dup2_stderr(&null)?)
+}
+
+/// Prints a line for each NVIDIA GPU; fails where there is none. A process of its own, so that the daemon never has the
+/// driver open.
+fn gpus() -> ExitCode {
+    let platform = match NvidiaPlatform::open() {
+        Ok(platform) => platform,
+        Err(error) => return fail(&error.to_string()),
+    };
+    for device in platform.devices() {
+        let (memory, driver) = (device.total_memory >> 20, platform.driver_name());
+        println!("{} ({memory} MB), driver {driver}", device.name);
+    }
+    ExitCode::SUCCESS
 }
 
 fn fail(sentence: &str) -> ExitCode {

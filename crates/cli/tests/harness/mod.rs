@@ -39,8 +39,12 @@ impl Rekindle {
         Rekindle { root, runs, environment: Vec::new() }
     }
 
-    /// Daemons started from now on meet this fault; `None` for no fault.
+    /// The next daemon meets this fault; `None` for no fault. The one that runs is ended.
     pub fn set_fault(&mut self, fault: Option<&str>) {
+        if let Some(pid) = self.daemon_pid() {
+            self.ok(&["shutdown"]);
+            wait("the daemon's end", || !is_alive(pid));
+        }
         self.environment.clear();
         self.environment.extend(fault.map(|fault| ("REKINDLE_FAULT".to_string(), fault.to_string())));
     }
@@ -139,13 +143,13 @@ impl Rekindle {
         assert!(counted.windows(2).all(|pair| pair[1] == pair[0] + 1), "{counted:?}");
     }
 
-    pub fn daemon_pid(&self) -> i32 {
-        let text = fs::read_to_string(self.path("state/lock")).unwrap();
-        text.split_whitespace().nth(1).unwrap().parse().unwrap()
+    fn daemon_pid(&self) -> Option<i32> {
+        let text = fs::read_to_string(self.path("state/lock")).ok()?;
+        Some(text.split_whitespace().nth(1).unwrap().parse().unwrap())
     }
 
     pub fn kill_daemon(&self) {
-        let pid = self.daemon_pid();
+        let pid = self.daemon_pid().unwrap();
         kill(pid, 9);
         wait("the daemon's end", || !is_alive(pid));
     }
