@@ -22,6 +22,7 @@ mod multiply;
 pub(crate) mod packed;
 mod rounding;
 mod value;
+pub(crate) mod video;
 
 use crate::types::Type;
 use modifiers::Modifiers;

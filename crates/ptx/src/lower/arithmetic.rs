@@ -51,6 +51,23 @@ impl FunctionLowering<'_, '_> {
         Ok(())
     }
 
+    /// `vadd4.u32.u32.u32.sat d, a, b, c`
+    pub fn video(&mut self, instruction: &Instruction, modifiers: &mut Modifiers) -> Result<(), Error> {
+        let selected = alu::video::select(&instruction.name, modifiers);
+        let Some((run, how)) = selected.filter(|_| modifiers.all_taken()) else {
+            return Err(self.unknown(instruction));
+        };
+        self.expect(instruction, 4..=4)?;
+        let mut rows = Vec::with_capacity(4);
+        for operand in &instruction.operands[1..] {
+            rows.push(self.source(instruction, operand, Type::B32)?);
+        }
+        rows.push(self.bits(how));
+        let result = self.result(instruction, &instruction.operands[0])?;
+        self.emit_alu(run, result, &rows);
+        Ok(())
+    }
+
     fn extend(&mut self, row: u32, from: u32, to: u32) {
         let run: Alu = match (from, to) {
             (8, 16) => alu!(|a: i8| i16::from(a)),

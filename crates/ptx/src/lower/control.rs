@@ -52,6 +52,7 @@ impl<'a> FunctionLowering<'_, 'a> {
             "vote" | "match" | "shfl" | "redux" | "elect" | "activemask" => self.warp(instruction, modifiers),
             "mma" => self.multiply_matrix(instruction, modifiers),
             "ldmatrix" | "stmatrix" => self.move_matrix(instruction, modifiers),
+            name if name.starts_with('v') => self.video(instruction, modifiers),
             _ => self.arithmetic(instruction, modifiers),
         }
     }
