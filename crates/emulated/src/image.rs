@@ -12,8 +12,8 @@ use rekindle_ptx as ptx;
 use crate::attributes::CAPABILITY;
 use crate::{cooperative, fatbin};
 
-/// The newest PTX that a driver of CUDA 13.0 takes.
-const NEWEST_PTX: (u32, u32) = (9, 0);
+/// The newest major version of PTX. Minor versions only add instructions, and an unknown one is refused by its name.
+const NEWEST_PTX: u32 = 9;
 
 /// The PTX texts that together make the module in `bytes`.
 pub(crate) fn texts(bytes: &[u8]) -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
@@ -106,12 +106,12 @@ pub(crate) fn parse(text: &[u8]) -> Result<ptx::Module, LoadError> {
     let text = String::from_utf8_lossy(&text[..end]);
     let module = ptx::Module::parse(&text).map_err(|error| invalid(format!("ptx: {error}")))?;
     let version = module.version();
-    if version > NEWEST_PTX {
+    if version.0 > NEWEST_PTX {
         return Err(LoadError {
             code: CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
             log: format!(
-                "the PTX is of version {}.{}; up to {}.{} is supported: compile with CUDA 13.0 or older",
-                version.0, version.1, NEWEST_PTX.0, NEWEST_PTX.1
+                "the PTX is of version {}.{}; up to {NEWEST_PTX}.x is supported: compile with CUDA 13 or older",
+                version.0, version.1
             ),
         });
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!  Device calls ──▶ context: streams · events · captures · graphs ──▶ scheduler: tasks in order
 //!                   modules: fatbin → PTX → rekindle_ptx                │ engines: compute · up · down · host · watch
-//!                   space: reservations · mappings · host ranges ◀──────┘ executor: kernels, copies, fills
+//!                   space: reservations · mappings · host ranges ◀──────┘ executor: kernels (with a crew), copies, fills
 //! ```
 //!
 //! Invariants:

@@ -165,7 +165,7 @@ fn a_copy_into_read_only_memory_is_a_sticky_error() {
 
 #[test]
 fn the_set_bandwidth_holds_for_each_direction() {
-    let machine = machine("bandwidth=64M");
+    let machine = machine("bandwidth=32M");
     let gpu = &machine.gpu;
     let device = buffer(gpu.as_ref(), 4 * MIB);
     let (up, down) = (Pinned::new(gpu, 0..1 << 19), Pinned::new(gpu, 0..1 << 19));
@@ -178,8 +178,8 @@ fn the_set_bandwidth_holds_for_each_direction() {
     assert!(start.elapsed() < Duration::from_millis(100), "copies are asynchronous");
     gpu.synchronize().unwrap();
     let took = start.elapsed();
-    assert!(took >= Duration::from_millis(120), "8 MiB each way at 64 MiB/s: {took:?}");
-    assert!(took < Duration::from_millis(230), "the directions overlap: {took:?}");
+    assert!(took >= Duration::from_millis(240), "8 MiB each way at 32 MiB/s: {took:?}");
+    assert!(took < Duration::from_millis(450), "the directions overlap: {took:?}");
 }
 
 #[test]

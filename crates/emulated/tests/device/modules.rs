@@ -101,6 +101,7 @@ fn code_that_cannot_load_says_why() {
     assert!(undefined.log.contains("`twice`"), "{undefined}");
     assert_eq!(load("\x7fELF...").code, CUDA_ERROR_NO_BINARY_FOR_GPU);
     assert_eq!(load(&PTX.replace("sm_80", "sm_120")).code, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    assert_eq!(load(&PTX.replace(".version 8.0", ".version 10.0")).code, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
     let nul = format!("{PTX}\0and what lies behind");
     machine.gpu.module_load(Code::new(nul.into_bytes()), ModuleKind::Module, &[]).unwrap();
 }
