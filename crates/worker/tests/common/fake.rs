@@ -260,7 +260,7 @@ impl Shared {
                 let (base, count) = (word(0) as *mut u32, word(8));
                 for n in 0..count as usize {
                     // SAFETY: the test's buffer is that long.
-                    unsafe { *base.add(n) += 1 };
+                    unsafe { *base.add(n) = (*base.add(n)).wrapping_add(1) };
                 }
             }
             // SAFETY: the module's global is mapped as long as the module is loaded.
