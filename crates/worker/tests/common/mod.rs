@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses some of this")]
 
 pub mod fake;
+pub mod program;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
