@@ -1,13 +1,12 @@
 //! Stream capture.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::GraphEdgeData;
 use rekindle_cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
-    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
 };
 use rekindle_protocol::operation::{CaptureBegin, CaptureEnd};
 
@@ -53,23 +52,52 @@ fn begin(stream: Handle, mode: u32) -> Result<()> {
     Ok(())
 }
 
-fn info(stream: Handle, status: Out<u32>, id: Out<u64>) -> Result<u32> {
-    status.check()?;
-    let capture = stream::capture(resolve(stream)?)?;
-    status.put(capture.status)?;
-    if capture.status == 1 {
-        id.offer(capture.id);
-    }
-    Ok(capture.status)
+/// Graphs of captures under way that the program has asked for, by the capture's id.
+static UNFINISHED: Mutex<Option<HashMap<u64, Handle>>> = Mutex::new(None);
+
+fn unfinished() -> MutexGuard<'static, Option<HashMap<u64, Handle>>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The graph of a capture under way, and what its next node will depend on, are known to the worker only: an active
-/// capture with a question for those is refused.
-fn info_with_graph(stream: Handle, status: Out<u32>, id: Out<u64>, asked: &[bool]) -> Result<()> {
-    match info(stream, status, id)? {
-        1 if asked.iter().any(|asked| *asked) => Err(CUDA_ERROR_NOT_SUPPORTED),
-        _ => Ok(()),
+/// The graph of an active capture has a handle, with which nothing can be done before the capture ends; what the next
+/// node will depend on is known to the worker only.
+fn info(stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, count: Out<usize>) -> Result<()> {
+    const ACTIVE: u32 = 1;
+    status.check()?;
+    let place = resolve(stream)?;
+    let capture = stream::capture(place)?;
+    if capture.status == ACTIVE {
+        id.offer(capture.id);
+        if !graph.is_null() {
+            let mut unfinished = unfinished();
+            let unfinished = unfinished.get_or_insert_default();
+            let handle = match unfinished.get(&capture.id) {
+                Some(handle) => *handle,
+                None => graph::unfinished(place.device)?,
+            };
+            unfinished.insert(capture.id, handle);
+            graph.offer(handle);
+        }
+        count.offer(0);
     }
+    status.put(capture.status)
+}
+
+fn end(stream: Handle) -> Result<Handle> {
+    let place = resolve(stream)?;
+    let given_out = unfinished().as_ref().is_some_and(|unfinished| !unfinished.is_empty());
+    let capture = if given_out { stream::capture(place)?.id } else { 0 };
+    let known = unfinished().get_or_insert_default().get(&capture).copied();
+    let graph = known.map_or_else(|| Ok(graph::new_id()), graph::id)?;
+    let ended = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph });
+    if !matches!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        change(|begun| {
+            begun.remove(&place);
+        });
+        unfinished().get_or_insert_default().remove(&capture);
+    }
+    ended?;
+    graph::captured(graph, place.device, known)
 }
 
 exports! {
@@ -77,27 +105,22 @@ exports! {
     call fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz [stream] (stream: Handle, mode: u32) { begin(stream, mode) }
     call fn cuStreamEndCapture | cuStreamEndCapture_ptsz [stream] (stream: Handle, out: Out<Handle>) {
         out.put(Handle::NULL)?;
-        let place = resolve(stream)?;
-        let graph = graph::new_id();
-        let ended = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph });
-        if !matches!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
-            change(|begun| {
-                begun.remove(&place);
-            });
-        }
-        out.put(graph::captured(graph, place.device, ended?)?)
+        out.put(end(stream)?)
     }
     call fn cuStreamIsCapturing | cuStreamIsCapturing_ptsz [stream] (stream: Handle, out: Out<u32>) {
         out.put(stream::capture(resolve(stream)?)?.status)
     }
     call fn cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>) {
-        info(stream, status, id).map(drop)
+        info(stream, status, id, Out(std::ptr::null_mut()), Out(std::ptr::null_mut()))
     }
-    call fn cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<Handle>, count: Out<usize>) {
-        info_with_graph(stream, status, id, &[!graph.is_null(), !nodes.is_null(), !count.is_null()])
+    call fn cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, count: Out<usize>) {
+        nodes.offer(std::ptr::null());
+        info(stream, status, id, graph, count)
     }
-    call fn cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<Handle>, edges: Out<*const GraphEdgeData>, count: Out<usize>) {
-        info_with_graph(stream, status, id, &[!graph.is_null(), !nodes.is_null(), !edges.is_null(), !count.is_null()])
+    call fn cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, edges: Out<*const GraphEdgeData>, count: Out<usize>) {
+        nodes.offer(std::ptr::null());
+        edges.offer(std::ptr::null());
+        info(stream, status, id, graph, count)
     }
     ready fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
         let wanted = mode.current()?;

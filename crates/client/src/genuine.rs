@@ -222,10 +222,10 @@ fn local_storage(genuine: *const *const c_void) -> *const *const c_void {
     table.as_ptr().cast()
 }
 
-/// Says once why there are no tables.
-fn without_tables(why: &str) {
+/// Says once why there are no tables, to the runtime; NVRTC and others do without.
+fn without_tables(id: &TableId, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    if *id == RUNTIME && !SAID.swap(true, Ordering::Relaxed) {
         report(format_args!("the CUDA runtime needs a real NVIDIA driver, and {why}"));
     }
 }
@@ -243,11 +243,11 @@ exports! {
                 out.put(if id.starts_with(&LOCAL_STORAGE) { local_storage(table) } else { table })
             }
             Driver::Failed(why) => {
-                without_tables(&why);
+                without_tables(&id, &why);
                 Err(CUDA_ERROR_NOT_FOUND)
             }
             Driver::Absent | Driver::Opening => {
-                without_tables("this GPU is emulated; programs that use the driver API alone run");
+                without_tables(&id, "this GPU is emulated; programs that use the driver API alone run");
                 Err(CUDA_ERROR_NOT_FOUND)
             }
         }

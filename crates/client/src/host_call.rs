@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_protocol::client::ToWorker;
 use rekindle_protocol::operation::HostCall;
 
@@ -31,8 +31,6 @@ enum Function {
 struct Pending {
     function: Function,
     data: usize,
-    /// Part of a graph: runs with every launch of it.
-    captured: bool,
 }
 
 static PENDING: Mutex<Option<HashMap<u64, Pending>>> = Mutex::new(None);
@@ -66,18 +64,10 @@ pub fn due(token: u64) {
 }
 
 fn run(token: u64) {
-    let call = {
-        let mut pending = pending();
-        let calls = pending.get_or_insert_default();
-        let call = calls.get(&token).copied();
-        if call.is_some_and(|call| !call.captured) {
-            calls.remove(&token);
-        }
-        call
-    };
+    let call = pending().get_or_insert_default().remove(&token);
     match call {
-        Some(Pending { function: Function::Plain(function), data, .. }) => function(data as *mut c_void),
-        Some(Pending { function: Function::Callback(function, stream), data, .. }) => {
+        Some(Pending { function: Function::Plain(function), data }) => function(data as *mut c_void),
+        Some(Pending { function: Function::Callback(function, stream), data }) => {
             function(stream, 0, data as *mut c_void);
         }
         None => {}
@@ -86,9 +76,12 @@ fn run(token: u64) {
 
 fn enqueue(stream: Handle, function: Function, data: *mut c_void) -> Result<()> {
     let place = stream::resolve(stream)?;
+    // A graph would run it with every launch; devices take a function that runs once.
+    if stream::capture(place)?.status != 0 {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let token = NEXT.fetch_add(1, Ordering::Relaxed);
-    let captured = stream::capture(place)?.status != 0;
-    pending().get_or_insert_default().insert(token, Pending { function, data: data as usize, captured });
+    pending().get_or_insert_default().insert(token, Pending { function, data: data as usize });
     lane::post(&HostCall { device: place.device, stream: place.id, token }, &[])
 }
 

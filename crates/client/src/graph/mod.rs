@@ -7,7 +7,7 @@ mod inspect;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN};
 use rekindle_protocol::operation::{GraphCreate, GraphDestroy, GraphNodes, Id};
 
 use crate::abi::{Handle, Out, Result};
@@ -24,8 +24,18 @@ pub struct Graph {
 struct State {
     /// Of the nodes that the program has handles of, or may ask for; the index is the node's number.
     nodes: Vec<Entry>,
-    /// Nodes that a capture made, whose handles were not asked for yet.
-    captured: bool,
+    origin: Origin,
+}
+
+/// Where a graph's nodes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// They are all in the list.
+    Program,
+    /// A capture made them, and nobody has asked for their handles yet.
+    Capture,
+    /// The capture is under way: nothing can be done with the graph.
+    Unfinished,
 }
 
 #[derive(Clone)]
@@ -62,9 +72,29 @@ pub fn new_id() -> Id {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The handle of a graph that a capture has made.
-pub fn captured(id: Id, device: u8, _nodes: u32) -> Result<Handle> {
-    arena::insert(Graph { id, device, state: Mutex::new(State { nodes: Vec::new(), captured: true }) })
+fn insert(id: Id, device: u8, origin: Origin) -> Result<Handle> {
+    arena::insert(Graph { id, device, state: Mutex::new(State { nodes: Vec::new(), origin }) })
+}
+
+/// The graph of a capture under way, for a program that asks for it.
+pub fn unfinished(device: u8) -> Result<Handle> {
+    insert(new_id(), device, Origin::Unfinished)
+}
+
+/// The number of a graph.
+pub fn id(handle: Handle) -> Result<Id> {
+    arena::get::<Graph>(handle).map(|graph| graph.id)
+}
+
+/// The handle of a graph that a capture has made: the one that was given out before, or a new one.
+pub fn captured(id: Id, device: u8, known: Option<Handle>) -> Result<Handle> {
+    match known {
+        Some(handle) => {
+            arena::get::<Graph>(handle)?.state().origin = Origin::Capture;
+            Ok(handle)
+        }
+        None => insert(id, device, Origin::Capture),
+    }
 }
 
 impl Graph {
@@ -75,13 +105,16 @@ impl Graph {
     /// The nodes, with handles for all of them.
     fn entries(&self, own: Handle) -> Result<Vec<Entry>> {
         let mut state = self.state();
-        if state.captured {
+        if state.origin == Origin::Unfinished {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if state.origin == Origin::Capture {
             for kind in lane::ask(&GraphNodes { graph: self.id })? {
                 let number = state.nodes.len() as u32;
                 let handle = arena::insert(Node { graph: own, number, device: self.device })?;
                 state.nodes.push(Entry { handle, kind, after: None });
             }
-            state.captured = false;
+            state.origin = Origin::Program;
         }
         Ok(state.nodes.clone())
     }
@@ -117,10 +150,12 @@ exports! {
         let device = context::current_if_any().map_or(0, |context| context.device);
         let graph = new_id();
         lane::ask(&GraphCreate { device, graph })?;
-        let state = State { nodes: Vec::new(), captured: false };
-        out.put(arena::insert(Graph { id: graph, device, state: Mutex::new(state) })?)
+        out.put(insert(graph, device, Origin::Program)?)
     }
     call fn cuGraphDestroy(handle: Handle) {
+        if arena::get::<Graph>(handle)?.state().origin == Origin::Unfinished {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         let graph = arena::remove::<Graph>(handle)?;
         for entry in &graph.state().nodes {
             arena::remove::<Node>(entry.handle)?;

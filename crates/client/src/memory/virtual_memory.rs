@@ -14,7 +14,7 @@ use rekindle_protocol::operation::{
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::{device, lane, session};
+use crate::{capture, context_state, device, lane, session};
 
 use super::map::{self, Purpose};
 
@@ -136,7 +136,12 @@ exports! {
         Ok(())
     }
     call fn cuMemUnmap(address: u64, bytes: usize) {
-        for mapping in mappings(address, bytes as u64)? {
+        let mappings = mappings(address, bytes as u64)?;
+        // The driver lets work that was enqueued before finish; a capture is none of its business.
+        if let Some(mapping) = mappings.first().filter(|_| !capture::any()) {
+            context_state::synchronize(mapping.device)?;
+        }
+        for mapping in mappings {
             lane::ask(&PhysicalUnmap { address: mapping.address, bytes: mapping.bytes })?;
             map::take(mapping.address, |_| true)?;
             if let Purpose::Mapped { handle } = mapping.purpose {
