@@ -19,6 +19,8 @@ const OPERATORS: [&str; 18] = [
     "num", "nan",
 ];
 
+// What the lints propose differs where a NaN takes part.
+#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool, clippy::double_comparisons)]
 fn operation(operator: &str, ftz: bool, ty: Type) -> Option<Alu> {
     let scalar = match ty {
         Type::F16x2 => Type::F16,
@@ -49,7 +51,6 @@ fn operation(operator: &str, ftz: bool, ty: Type) -> Option<Alu> {
             }
         };
     }
-    #[allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool)]
     Some(match operator {
         "eq" => compare!(|a, b| a == b),
         // Ordered: false where a NaN takes part.

@@ -40,7 +40,7 @@ fn flush_rounded(value: f64) -> f64 {
 }
 
 fn relu(value: f64) -> f64 {
-    if value < 0.0 || value == 0.0 { 0.0 } else { value }
+    if value <= 0.0 { 0.0 } else { value }
 }
 
 fn prepare(kind: Finish, value: f64) -> f64 {

@@ -147,8 +147,8 @@ pub(super) fn allocate(
         // Before the block's first instruction, and after its last.
         block.live_in.iter().for_each(|register| touch(register, 2 * block.start));
         live_out(&blocks, index, types.len()).iter().for_each(|register| touch(register, 2 * block.end));
-        for at in block.start..block.end {
-            visit(&code[at], operands, |register, _| touch(register, 2 * at + 1));
+        for (at, instruction) in code.iter().enumerate().take(block.end).skip(block.start) {
+            visit(instruction, operands, |register, _| touch(register, 2 * at + 1));
         }
     }
     let allocation = assign(&intervals, types);

@@ -113,10 +113,10 @@ pub(crate) fn lower(asts: &[Arc<Ast>]) -> Result<Program, Error> {
     let mut functions: Vec<Option<Function>> = vec![None; count];
     // Device functions first: the shared memory that they use lies before the kernels' own.
     for kernels in [false, true] {
-        for index in 0..count {
+        for (index, lowered) in functions.iter_mut().enumerate() {
             let (text, function) = unit.symbols.functions[index];
             if function.kernel == kernels {
-                functions[index] = Some(FunctionLowering::lower(&mut unit, text, function)?);
+                *lowered = Some(FunctionLowering::lower(&mut unit, text, function)?);
             }
         }
     }

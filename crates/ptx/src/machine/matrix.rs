@@ -150,7 +150,7 @@ impl Exec<'_> {
         let addresses = *self.row(path, operands.sources[0]);
         for matrix in 0..usize::from(count) {
             let mut values = if store { *self.row(path, operands.sources[1 + matrix]) } else { [0; LANES] };
-            for lane in 0..LANES {
+            for (lane, word) in values.iter_mut().enumerate() {
                 for element in 0..2 {
                     let (mut row, mut column) = (lane / 4, lane % 4 * 2 + element);
                     if transposed {
@@ -161,14 +161,14 @@ impl Exec<'_> {
                         addresses[giver].wrapping_add_signed(offset).wrapping_add(2 * column as u64);
                     let shift = 16 * element;
                     if store {
-                        let half = values[lane] >> shift & 0xffff;
+                        let half = *word >> shift & 0xffff;
                         self.write(giver, Space::Shared, address, 2, half)
                             .map_err(|trouble| trouble.at(giver))?;
                     } else {
                         let half = self
                             .read(giver, Space::Shared, address, 2)
                             .map_err(|trouble| trouble.at(giver))?;
-                        values[lane] |= half << shift;
+                        *word |= half << shift;
                     }
                 }
             }

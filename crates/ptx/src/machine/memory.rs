@@ -23,6 +23,40 @@ fn little_endian(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
+/// Consecutive elements of memory to lanes.
+fn widen(buffer: &[u8; LANES * 8], width: usize, values: &mut Lanes) {
+    macro_rules! each {
+        ($t:ty, $n:literal) => {
+            for (value, bytes) in values.iter_mut().zip(buffer.as_chunks::<$n>().0) {
+                *value = <$t>::from_le_bytes(*bytes).into();
+            }
+        };
+    }
+    match width {
+        1 => each!(u8, 1),
+        2 => each!(u16, 2),
+        4 => each!(u32, 4),
+        _ => each!(u64, 8),
+    }
+}
+
+/// Lanes to consecutive elements of memory.
+fn narrow(values: &Lanes, width: usize, buffer: &mut [u8; LANES * 8]) {
+    macro_rules! each {
+        ($t:ty, $n:literal) => {
+            for (bytes, value) in buffer.as_chunks_mut::<$n>().0.iter_mut().zip(values) {
+                *bytes = (*value as $t).to_le_bytes();
+            }
+        };
+    }
+    match width {
+        1 => each!(u8, 1),
+        2 => each!(u16, 2),
+        4 => each!(u32, 4),
+        _ => each!(u64, 8),
+    }
+}
+
 fn sign_extended(value: u64, width: u8, register: u8) -> u64 {
     let shift = 64 - 8 * u32::from(width);
     let extended = (value << shift) as i64 >> shift;
@@ -196,9 +230,7 @@ impl Exec<'_> {
             let width = usize::from(access.width);
             let mut buffer = [0; LANES * 8];
             if access::read(first, &mut buffer[..LANES * width]).is_ok() {
-                for (value, bytes) in values.iter_mut().zip(buffer.chunks_exact(width)) {
-                    *value = little_endian(bytes);
-                }
+                widen(&buffer, width, &mut values);
                 return self.finish_load(path, access, results[0], values, mask);
             }
         }
@@ -237,9 +269,7 @@ impl Exec<'_> {
         if let Some(first) = self.contiguous(access, &addresses, mask) {
             let width = usize::from(access.width);
             let mut buffer = [0; LANES * 8];
-            for (bytes, value) in buffer.chunks_exact_mut(width).zip(self.row(path, sources[1])) {
-                bytes.copy_from_slice(&value.to_le_bytes()[..width]);
-            }
+            narrow(self.row(path, sources[1]), width, &mut buffer);
             if access::write(first, &buffer[..LANES * width]).is_ok() {
                 return Ok(());
             }

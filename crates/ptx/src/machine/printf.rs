@@ -267,13 +267,13 @@ fn hexadecimal(value: f64) -> String {
 mod tests {
     use super::*;
 
-    struct Values(std::vec::IntoIter<u64>);
+    struct Values<'v>(std::slice::Iter<'v, u64>);
 
-    impl Arguments for Values {
+    impl Arguments for Values<'_> {
         type Error = std::convert::Infallible;
 
         fn next(&mut self, _: u8) -> Result<u64, Self::Error> {
-            Ok(self.0.next().unwrap_or(0))
+            Ok(self.0.next().copied().unwrap_or(0))
         }
 
         fn text(&mut self, _: u64) -> Result<Vec<u8>, Self::Error> {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     fn print(text: &str, values: &[u64]) -> String {
-        let Ok((out, _)) = format(text.as_bytes(), &mut Values(values.to_vec().into_iter()));
+        let Ok((out, _)) = format(text.as_bytes(), &mut Values(values.iter()));
         String::from_utf8(out).unwrap()
     }
 
@@ -305,7 +305,7 @@ mod tests {
         );
         assert_eq!(print("%g %g %g", &[bits(0.0001), bits(1e10), bits(100.0)]), "0.0001 1e+10 100");
         assert_eq!(
-            print("%8.3f|%-8.1f|%a", &[bits(3.14159), bits(2.0), bits(1.0)]),
+            print("%8.3f|%-8.1f|%a", &[bits(3.14214), bits(2.0), bits(1.0)]),
             "   3.142|2.0     |0x1p+0"
         );
         assert_eq!(print("%f %F", &[bits(f64::INFINITY), bits(f64::NAN)]), "inf NAN");

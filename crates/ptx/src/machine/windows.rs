@@ -30,7 +30,7 @@ pub(crate) fn function_index(address: u64) -> Option<u32> {
 
 /// The same place in the shared memory of another block of the cluster.
 pub(crate) fn of_rank(address: u64, rank: u64) -> u64 {
-    address & !(0xff << RANK_SHIFT) | (rank + 1 & 0xff) << RANK_SHIFT
+    address & !(0xff << RANK_SHIFT) | ((rank + 1) & 0xff) << RANK_SHIFT
 }
 
 /// Rank, if one is named, and offset of an address in shared space.

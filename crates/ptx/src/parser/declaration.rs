@@ -95,7 +95,7 @@ impl Parser<'_> {
         let mut size = count.checked_mul(element).filter(|size| *size < 1 << 40).ok_or_else(too_large)?;
         let mut initial = None;
         if self.eat('=') {
-            let values = self.nested(|parser| parser.initial(ty, size, unsized_array))?;
+            let values = self.nested(|parser| parser.initial(ty))?;
             if unsized_array {
                 size = values.len() as u64 * u64::from(ty.bytes());
                 unsized_array = false;

@@ -11,7 +11,7 @@ use crate::types::Type;
 impl Parser<'_> {
     /// A scalar, or braces of them. Inner braces that hold fewer values than their share of the array are
     /// filled with zeros.
-    pub(super) fn initial(&mut self, ty: Type, size: u64, open: bool) -> Result<Vec<Initial>, Error> {
+    pub(super) fn initial(&mut self, ty: Type) -> Result<Vec<Initial>, Error> {
         let mut values = Vec::new();
         if !self.eat('{') {
             values.push(self.initial_scalar(ty)?);
@@ -20,7 +20,7 @@ impl Parser<'_> {
         let mut inner: Vec<Vec<Initial>> = Vec::new();
         while !self.eat('}') {
             if *self.peek() == Token::Symbol('{') {
-                inner.push(self.nested(|parser| parser.initial(ty, size, open))?);
+                inner.push(self.nested(|parser| parser.initial(ty))?);
             } else {
                 values.push(self.initial_scalar(ty)?);
             }
@@ -76,13 +76,7 @@ impl Parser<'_> {
 
     /// `+4`, `-4` or nothing.
     pub(super) fn addend(&mut self) -> Result<i64, Error> {
-        if self.eat('+') {
-            self.signed_integer()
-        } else if *self.peek() == Token::Symbol('-') {
-            self.signed_integer()
-        } else {
-            Ok(0)
-        }
+        if self.eat('+') || *self.peek() == Token::Symbol('-') { self.signed_integer() } else { Ok(0) }
     }
 }
 

@@ -41,11 +41,6 @@ impl Memory {
         assert_eq!(unsafe { libc::mprotect(self.start as *mut libc::c_void, self.size, protection) }, 0);
     }
 
-    pub fn bytes(&self) -> &mut [u8] {
-        // SAFETY: tests touch the memory only while no kernel runs.
-        unsafe { std::slice::from_raw_parts_mut(self.start as *mut u8, self.size) }
-    }
-
     pub fn put<T: Copy>(&self, at: usize, values: &[T]) {
         assert!(at + std::mem::size_of_val(values) <= self.size);
         // SAFETY: in bounds, as just checked.
