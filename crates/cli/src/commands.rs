@@ -1,9 +1,11 @@
 //! One function a command: ask, then show.
 
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
 use rekindle_protocol::daemon::{Report, Request, Sandbox, State};
+use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Command, SandboxArguments};
@@ -48,13 +50,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Remove { images })?;
             printer.print_json(&answer);
         }
-        Command::Shutdown => {
-            // None is started only to be ended.
-            if std::os::unix::net::UnixStream::connect(&places.socket).is_ok() {
-                simply_ask(&places, &Request::Shutdown)?;
-            }
-            printer.print_json(&json!({}));
-        }
+        Command::Shutdown => shutdown(&places, &printer)?,
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { directory } => pages::man(&directory)?,
     }
@@ -151,6 +147,18 @@ fn doctor(places: &Places, printer: &Printer) -> Result<ExitCode> {
     let sound = findings.iter().all(|finding| finding.ok || !finding.required_for_all);
     printer.print(&json!({ "ok": sound, "findings": findings }), || show::findings(&findings));
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Starts no daemon only to end it. One that closes the connection was ending already.
+fn shutdown(places: &Places, printer: &Printer) -> Result<()> {
+    if UnixStream::connect(&places.socket).is_ok() {
+        match simply_ask(places, &Request::Shutdown) {
+            Ok(_) | Err(Error::Lost(FrameError::Closed)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    printer.print_json(&json!({}));
+    Ok(())
 }
 
 /// Prints an answer as people or as programs want it.

@@ -73,21 +73,21 @@ pub fn simply_ask(places: &Places, request: &Request) -> Result<Value> {
 }
 
 fn connect(places: &Places) -> Result<UnixStream> {
-    if let Ok(stream) = UnixStream::connect(&places.socket) {
-        return Ok(stream);
-    }
-    let failure = start(places)?;
     let began = Instant::now();
     loop {
-        match UnixStream::connect(&places.socket) {
+        let unreachable = match UnixStream::connect(&places.socket) {
             Ok(stream) => return Ok(stream),
-            // A daemon that another command has just started may have been in the way of ours.
-            Err(_) if failure.contains("another daemon") && began.elapsed() < OTHER_LIMIT => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(_) if !failure.is_empty() => return Err(Error::NoDaemon(failure)),
-            Err(error) => return Err(Error::NoDaemon(error.to_string())),
+            Err(error) => error.to_string(),
+        };
+        let failure = start(places)?;
+        if failure.is_empty() {
+            return UnixStream::connect(&places.socket).map_err(|_| Error::NoDaemon(unreachable));
         }
+        // One that another command has just started may be in the way of ours, or one that is about to end.
+        if !failure.contains("another daemon") || began.elapsed() > OTHER_LIMIT {
+            return Err(Error::NoDaemon(failure));
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

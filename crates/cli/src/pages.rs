@@ -16,5 +16,9 @@ pub fn completions(shell: clap_complete::Shell) {
 pub fn man(directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory)
         .and_then(|()| clap_mangen::generate_to(Arguments::command(), directory))
-        .map_err(|source| Error::File { action: "write man pages into", path: directory.to_path_buf(), source })
+        .map_err(|source| Error::File {
+            action: "write man pages into",
+            path: directory.to_path_buf(),
+            source,
+        })
 }

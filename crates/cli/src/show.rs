@@ -58,7 +58,10 @@ pub fn image(image: &Value) -> String {
         ("path", text(&image["path"])),
         ("command", words(&image["program"]["argv"])),
         ("directory", text(&image["program"]["cwd"])),
-        ("machine", format!("{}, Linux {}", text(&image["machine"]["host"]), text(&image["machine"]["kernel"]))),
+        (
+            "machine",
+            format!("{}, Linux {}", text(&image["machine"]["host"]), text(&image["machine"]["kernel"])),
+        ),
         ("logical size", size("logical")),
         ("stored", size("stored")),
         ("zeros", size("zero")),
@@ -92,7 +95,12 @@ pub fn report(report: &Report) -> String {
     let mut table = table(&["PHASE", "FROM ms", "TOOK ms", "SIZE"]);
     for phase in &report.phases {
         let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
-        table.add_row([phase.name.clone(), milliseconds(phase.start_us), milliseconds(phase.duration_us), size]);
+        table.add_row([
+            phase.name.clone(),
+            milliseconds(phase.start_us),
+            milliseconds(phase.duration_us),
+            size,
+        ]);
     }
     format!(
         "{}\nin all {} ms, the program stood still for {} ms",

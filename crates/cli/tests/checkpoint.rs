@@ -1,8 +1,8 @@
-//! Images of programs without a GPU: taken, restored, and every step failed or killed.
+//! Images of programs with and without a GPU: taken, restored, and every step failed or killed.
 
 mod harness;
 
-use harness::{COUNTER, Rekindle, wait};
+use harness::{COUNTER, GPU_COUNTER, Rekindle, wait};
 
 /// Where a checkpoint can be made to fail, in its order; the image is there from `in-image` on.
 const POINTS: [&str; 9] = [
@@ -17,22 +17,49 @@ const POINTS: [&str; 9] = [
     "committed",
 ];
 
-fn counting() -> Rekindle {
+fn counting(program: &[&str]) -> Rekindle {
     let rekindle = Rekindle::new();
-    rekindle.start("counter", &COUNTER);
+    rekindle.start("counter", program);
     rekindle.goes_on("counter");
     rekindle
 }
 
-#[test]
-fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
-    let rekindle = counting();
+/// Each test for a program without a GPU and for one with.
+macro_rules! for_both {
+    ($($name:ident)*) => {
+        mod cpu {
+            $(#[test] fn $name() { super::$name(&super::COUNTER) })*
+        }
+        mod gpu {
+            $(#[test] fn $name() { super::$name(&super::GPU_COUNTER) })*
+        }
+    };
+}
+
+for_both! {
+    a_program_goes_on_beside_its_image_and_the_image_continues_it
+    a_restored_program_is_checkpointed_and_restored_again
+    a_checkpoint_that_fails_anywhere_is_undone
+    a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running
+    a_restore_that_fails_or_is_killed_anywhere_gives_everything_back
+    an_image_is_taken_after_the_daemon_was_killed
+    a_full_disk_undoes_the_checkpoint
+}
+
+fn a_program_goes_on_beside_its_image_and_the_image_continues_it(program: &[&str]) {
+    let rekindle = counting(program);
     let report = rekindle.json(&["checkpoint", "counter", "--to", "one", "--leave-running"]);
     assert!(report["total_us"].as_u64() >= report["stopped_us"].as_u64());
     rekindle.goes_on("counter");
     rekindle.json(&["checkpoint", "counter", "--to", "two", "--stop"]);
     assert_eq!(rekindle.sandbox("counter")["state"], "stopped");
-    let last = *rekindle.lines("counter").iter().map(|line| line.parse::<u64>().unwrap()).collect::<Vec<_>>().last().unwrap();
+    let last = *rekindle
+        .lines("counter")
+        .iter()
+        .map(|line| line.parse::<u64>().unwrap())
+        .collect::<Vec<_>>()
+        .last()
+        .unwrap();
 
     let restored = rekindle.json(&["restore", "two", "-d"]);
     assert_eq!(restored["name"], "counter");
@@ -53,9 +80,8 @@ fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
     rekindle.goes_on("a");
 }
 
-#[test]
-fn a_restored_program_is_checkpointed_and_restored_again() {
-    let rekindle = counting();
+fn a_restored_program_is_checkpointed_and_restored_again(program: &[&str]) {
+    let rekindle = counting(program);
     for round in 0..3 {
         let image = format!("image-{round}");
         rekindle.ok(&["checkpoint", "counter", "--to", &image, "--stop"]);
@@ -64,12 +90,11 @@ fn a_restored_program_is_checkpointed_and_restored_again() {
     }
 }
 
-#[test]
-fn a_checkpoint_that_fails_anywhere_is_undone() {
+fn a_checkpoint_that_fails_anywhere_is_undone(program: &[&str]) {
     for point in POINTS {
         let mut rekindle = Rekindle::new();
         rekindle.set_fault(Some(point));
-        rekindle.start("counter", &COUNTER);
+        rekindle.start("counter", program);
         rekindle.goes_on("counter");
         let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
         assert!(error.contains("injected"), "{point}: {error}");
@@ -80,12 +105,11 @@ fn a_checkpoint_that_fails_anywhere_is_undone() {
     }
 }
 
-#[test]
-fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running() {
+fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running(program: &[&str]) {
     for point in POINTS {
         let mut rekindle = Rekindle::new();
         rekindle.set_fault(Some(&format!("{point}:kill")));
-        rekindle.start("counter", &COUNTER);
+        rekindle.start("counter", program);
         rekindle.goes_on("counter");
         let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
         assert!(error.contains("connection to the daemon was lost"), "{point}: {error}");
@@ -106,9 +130,8 @@ fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running() {
     }
 }
 
-#[test]
-fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back() {
-    let mut rekindle = counting();
+fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back(program: &[&str]) {
+    let mut rekindle = counting(program);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
     for point in ["restore-checked", "restore-created", "restore-complete", "restore-running"] {
         for action in ["fail", "kill"] {
@@ -133,9 +156,38 @@ fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back() {
     rekindle.goes_on("again");
 }
 
+fn an_image_is_taken_after_the_daemon_was_killed(program: &[&str]) {
+    let rekindle = counting(program);
+    rekindle.kill_daemon();
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    rekindle.ok(&["restore", "image", "-d"]);
+    rekindle.kill_daemon();
+    rekindle.goes_on("counter");
+    assert_eq!(rekindle.sandbox("counter")["problem"], serde_json::Value::Null);
+    rekindle.ok(&["kill", "counter"]);
+    rekindle.assert_tidy();
+}
+
+fn a_full_disk_undoes_the_checkpoint(program: &[&str]) {
+    for bytes in ["0", "1000", "20000", "100000"] {
+        let mut rekindle = Rekindle::new();
+        rekindle.set_disk_bytes(bytes);
+        rekindle.start("counter", program);
+        rekindle.goes_on("counter");
+        let output = rekindle.output(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        // CRIU's own writes are not counted, so that the largest budget may be enough.
+        assert!(output.status.success() || error.contains("disk full"), "{bytes}: {error}");
+        assert_eq!(output.status.success(), !rekindle.images().is_empty(), "{bytes}");
+        assert!(bytes.len() > 4 || !output.status.success(), "{bytes} bytes were enough");
+        rekindle.goes_on("counter");
+        rekindle.assert_tidy();
+    }
+}
+
 #[test]
 fn images_in_use_and_unknown_are_named() {
-    let rekindle = counting();
+    let rekindle = counting(&COUNTER);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
     let again = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
     assert!(again.contains("\"image\" already exists"), "{again}");
@@ -151,7 +203,7 @@ fn images_in_use_and_unknown_are_named() {
 
 #[test]
 fn damage_is_found_before_anything_is_touched() {
-    let rekindle = counting();
+    let rekindle = counting(&COUNTER);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
     let path = rekindle.json(&["inspect", "image"])["path"].as_str().unwrap().to_string();
     let pages = format!("{path}/cpu/pages-1.img");
@@ -170,7 +222,9 @@ fn a_mapped_file_that_changed_is_named() {
     let rekindle = Rekindle::new();
     let file = rekindle.path("data");
     std::fs::write(&file, vec![7; 8192]).unwrap();
-    let code = format!("import mmap, time\nf = open({file:?})\nm = mmap.mmap(f.fileno(), 0, prot=1)\nf.close()\nprint('ready', flush=True)\ntime.sleep(60)");
+    let code = format!(
+        "import mmap, time\nf = open({file:?})\nm = mmap.mmap(f.fileno(), 0, prot=1)\nf.close()\nprint('ready', flush=True)\ntime.sleep(60)"
+    );
     rekindle.start("mapped", &["python3", "-c", &code]);
     wait("the map", || rekindle.lines("mapped") == ["ready"]);
     rekindle.ok(&["checkpoint", "mapped", "--to", "image", "--stop"]);

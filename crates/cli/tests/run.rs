@@ -95,7 +95,8 @@ fn kill_ends_what_listens_to_sigterm_and_what_does_not() {
 #[test]
 fn names_may_be_anything_and_belong_to_one() {
     let rekindle = Rekindle::new();
-    let names = ["a/b", "..", "$(touch x)", "a b;c|d&e", "'\"`\\", "%2e", "*?[", "ünï😀", "-dash", &"n".repeat(255)];
+    let names =
+        ["a/b", "..", "$(touch x)", "a b;c|d&e", "'\"`\\", "%2e", "*?[", "ünï😀", "-dash", &"n".repeat(255)];
     for name in names {
         rekindle.start(name, &["sleep", "60"]);
         assert_eq!(rekindle.sandbox(name)["state"], "running");
@@ -121,7 +122,8 @@ fn names_may_be_anything_and_belong_to_one() {
 fn what_ps_says_is_documented() {
     let rekindle = Rekindle::new();
     rekindle.start("p", &["sleep", "60"]);
-    let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md")).unwrap();
+    let documented =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md")).unwrap();
     for field in rekindle.sandbox("p").as_object().unwrap().keys() {
         assert!(documented.contains(&format!("`{field}`")), "{field} is not documented");
     }
@@ -133,7 +135,10 @@ fn a_daemon_is_private_and_alone() {
     let rekindle = Rekindle::new();
     rekindle.ok(&["ps"]);
     let mode = |name: &str| std::fs::metadata(rekindle.path(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode("socket"), mode("state"), mode("runs"), mode("state/store")), (0o600, 0o700, 0o700, 0o700));
+    assert_eq!(
+        (mode("socket"), mode("state"), mode("runs"), mode("state/store")),
+        (0o600, 0o700, 0o700, 0o700)
+    );
     let output = rekindle.daemon().output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && error.contains("another daemon"), "{error}");
@@ -145,10 +150,9 @@ fn a_daemon_is_private_and_alone() {
 #[test]
 fn many_first_commands_at_once_start_one_daemon() {
     let rekindle = Rekindle::new();
-    let children: Vec<_> =
-        (0..8)
-            .map(|_| rekindle.command(&["ps"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-            .collect();
+    let children: Vec<_> = (0..8)
+        .map(|_| rekindle.command(&["ps"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        .collect();
     for child in children {
         let output = end_of(child);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

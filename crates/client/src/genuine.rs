@@ -107,8 +107,9 @@ pub fn settled() -> bool {
     !matches!(*driver(), Driver::Opening)
 }
 
+/// Whether the real driver is open here and not detached.
 pub fn is_attached() -> bool {
-    ATTACHED.load(Ordering::Acquire)
+    ATTACHED.load(Ordering::Acquire) && matches!(*driver(), Driver::Open(_))
 }
 
 pub fn set_attached(attached: bool) {

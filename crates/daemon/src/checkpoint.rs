@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Report, State};
 use rekindle_protocol::worker::{Phase, Request, Response, Status};
-use rekindle_sandbox::{DumpSpec, Frozen, Sandbox};
+use rekindle_sandbox::{Criu, DumpSpec, Frozen, Sandbox};
 use rekindle_store::{Draft, Part, PartKind};
 
 use crate::daemon::Daemon;
@@ -39,6 +39,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// One attempt.
 struct Attempt<'a> {
     daemon: &'a Daemon,
+    criu: &'a Criu,
     held: &'a Held,
     cpu: &'a Sandbox,
     worker: Option<&'a Worker>,
@@ -60,6 +61,7 @@ pub fn checkpoint(
     let worker = serving_worker(held)?;
     let attempt = Attempt {
         daemon,
+        criu: daemon.criu()?,
         held,
         cpu: held.cpu("checkpointed")?,
         worker: worker.as_deref(),
@@ -142,14 +144,19 @@ impl Attempt<'_> {
     }
 
     /// Has CRIU dump the CPU half while the worker saves the GPU half.
-    fn dump(&self, draft: &Mutex<Option<Draft>>, quiet: Option<&Quiet<'_>>, status: Option<&Status>) -> Result<()> {
+    fn dump(
+        &self,
+        draft: &Mutex<Option<Draft>>,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+    ) -> Result<()> {
         let path = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
             draft.as_ref().ok_or(Error::Injected { point: "draft" })?.path().to_path_buf()
         };
         let images = Scratch::make(self.daemon.places.dumps().join(&self.held.id))?;
         let images = &images.path;
-        let mut spec = DumpSpec::new(self.daemon.criu()?, images, self.leave_running);
+        let mut spec = DumpSpec::new(self.criu, images, self.leave_running);
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
@@ -237,7 +244,8 @@ impl Attempt<'_> {
         fault::point("saved")?;
         if let Some(worker) = self.worker {
             let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
-            let pinned = self.timeline.time("pinned", || self.saved(worker, "save pinned memory", &request))?;
+            let pinned =
+                self.timeline.time("pinned", || self.saved(worker, "save pinned memory", &request))?;
             draft.adopt(pinned)?;
         }
         fault::point("pinned-saved")?;
@@ -279,14 +287,19 @@ fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Par
     match save {
         None => Ok(Vec::new()),
         Some(thread) => thread.join().unwrap_or_else(|_| {
-            Err(Error::Worker { action: "save the GPU half", reason: "the thread that asked panicked".into() })
+            Err(Error::Worker {
+                action: "save the GPU half",
+                reason: "the thread that asked panicked".into(),
+            })
         }),
     }
 }
 
 fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
-    serde_json::from_value(part)
-        .map_err(|error| Error::Worker { action, reason: format!("it described a part that is none: {error}") })
+    serde_json::from_value(part).map_err(|error| Error::Worker {
+        action,
+        reason: format!("it described a part that is none: {error}"),
+    })
 }
 
 /// Moves CRIU's images into the draft. Its log and statistics stay: they are no part of the program.

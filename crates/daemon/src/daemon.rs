@@ -38,9 +38,19 @@ impl Daemon {
         for name in store.abandoned() {
             log::warn!("the checkpoint to image {name:?} was not finished; what was written is removed");
         }
-        let store = if std::env::var_os(DISK_BYTES_VARIABLE).is_some() { Store::open(&places.store())? } else { store };
-        let daemon =
-            Arc::new(Daemon { places, program, store, sandboxes: Registry::default(), criu: OnceLock::new(), _lock: lock });
+        let store = if std::env::var_os(DISK_BYTES_VARIABLE).is_some() {
+            Store::open(&places.store())?
+        } else {
+            store
+        };
+        let daemon = Arc::new(Daemon {
+            places,
+            program,
+            store,
+            sandboxes: Registry::default(),
+            criu: OnceLock::new(),
+            _lock: lock,
+        });
         daemon.clear_dumps();
         daemon.adopt()?;
         Ok(daemon)
@@ -78,7 +88,9 @@ impl Daemon {
                 }
                 held.reconnect_workers();
                 held.ended(None);
-                held.tell("the daemon died while this was being restored; all it had taken was given back".into());
+                held.tell(
+                    "the daemon died while this was being restored; all it had taken was given back".into(),
+                );
             }
             (state, Ok(Adopted::Running(cpu))) => {
                 if let Err(error) = Gate::open(held) {

@@ -54,10 +54,14 @@ pub enum Error {
     #[error("{given:?} is no signal number; use 1 to 64")]
     BadSignal { given: i32 },
 
-    #[error("the sandbox {name:?} has {count} processes that use the GPU ({pids}); a checkpoint takes at most one")]
+    #[error(
+        "the sandbox {name:?} has {count} processes that use the GPU ({pids}); a checkpoint takes at most one"
+    )]
     ManyGpuProcesses { name: String, count: usize, pids: String },
 
-    #[error("the GPU worker of {name:?} is gone ({how}), so its GPU memory is lost; start or restore the program anew")]
+    #[error(
+        "the GPU worker of {name:?} is gone ({how}), so its GPU memory is lost; start or restore the program anew"
+    )]
     WorkerDead { name: String, how: String },
 
     #[error("the GPU worker did not start: {reason}; see {}", log.display())]

@@ -201,8 +201,10 @@ impl Held {
                 None => Duration::from_secs(3600),
                 Some(until) => until.checked_duration_since(Instant::now())?,
             };
-            record =
-                self.changed.wait_timeout(record, step).map_or_else(|error| error.into_inner().0, |pair| pair.0);
+            record = self
+                .changed
+                .wait_timeout(record, step)
+                .map_or_else(|error| error.into_inner().0, |pair| pair.0);
         }
         Some(record.clone())
     }
@@ -255,7 +257,9 @@ impl Held {
             match Worker::reconnect(&self.run_directory, number, client, log, self.on_worker_end()) {
                 Ok(worker) => self.workers().push(worker),
                 Err(error) if is_alive(client) => {
-                    self.tell(format!("its GPU worker died while no daemon ran ({error}); its GPU memory is lost"));
+                    self.tell(format!(
+                        "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
+                    ));
                 }
                 Err(_) => {}
             }

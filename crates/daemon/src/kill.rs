@@ -16,9 +16,8 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// With a signal, sends that to each; without, ends each: SIGTERM first, SIGKILL for the whole namespace after the
 /// grace. All names are worked on, whatever happens to one.
 pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Value> {
-    let signal = signal
-        .map(|given| Signal::try_from(given).map_err(|_| Error::BadSignal { given }))
-        .transpose()?;
+    let signal =
+        signal.map(|given| Signal::try_from(given).map_err(|_| Error::BadSignal { given })).transpose()?;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             names.iter().map(|name| scope.spawn(move || one(daemon, name, signal))).collect();

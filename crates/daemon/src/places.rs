@@ -38,7 +38,9 @@ impl Places {
         let places = Places {
             socket: absolute(socket.unwrap_or_else(default_socket))?,
             state: absolute(state.unwrap_or_else(default_state))?,
-            runs: absolute(runs.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/rekindle-{}", Uid::current()))))?,
+            runs: absolute(
+                runs.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/rekindle-{}", Uid::current()))),
+            )?,
         };
         let too_long = |path: &Path, most| Error::PathTooLong { path: path.to_path_buf(), most };
         if places.socket.as_os_str().len() > LONGEST_SOCKET {
@@ -55,7 +57,9 @@ impl Places {
         if let Some(parent) = self.socket.parent() {
             private_directory(parent, false)?;
         }
-        for path in [&self.state, &self.sandboxes(), &self.logs(), &self.dumps(), &self.runs, &self.run_directories()] {
+        for path in
+            [&self.state, &self.sandboxes(), &self.logs(), &self.dumps(), &self.runs, &self.run_directories()]
+        {
             private_directory(path, true)?;
         }
         Ok(())

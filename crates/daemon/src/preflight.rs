@@ -17,7 +17,9 @@ pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> 
     let mut reasons = Vec::new();
     let manifest = image.manifest();
     if manifest.mode != Mode::Sandbox {
-        reasons.push("it was taken by the driver's own checkpoint, which this version does not restore".to_string());
+        reasons.push(
+            "it was taken by the driver's own checkpoint, which this version does not restore".to_string(),
+        );
     }
     if image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
@@ -55,7 +57,11 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     let found = machine::gpus(status);
     let mut reasons = Vec::new();
     if found.len() < wanted.len() {
-        reasons.push(format!("it needs {} GPUs and this one has {}; give another --gpu", wanted.len(), found.len()));
+        reasons.push(format!(
+            "it needs {} GPUs and this one has {}; give another --gpu",
+            wanted.len(),
+            found.len()
+        ));
     }
     for (index, (wanted, found)) in wanted.iter().zip(&found).enumerate() {
         reasons.extend(compare(wanted, found));

@@ -37,10 +37,13 @@ impl<'a> Quiet<'a> {
     /// Detaches the driver half of the client, where there is one.
     pub fn detach(&mut self, pid: i32) -> Result<()> {
         if self.client.driver_attached {
-            // Set first: an attempt that failed half-way is attached again too.
-            self.detached = Some(pid);
             let limit_ms = DETACH_LIMIT.as_millis() as u32;
-            self.worker.command("detach the driver from the program", &Request::Detach { pid, limit_ms }, &[])?;
+            self.worker.command(
+                "detach the driver from the program",
+                &Request::Detach { pid, limit_ms },
+                &[],
+            )?;
+            self.detached = Some(pid);
         }
         Ok(())
     }
@@ -61,7 +64,10 @@ impl<'a> Quiet<'a> {
             Some(pid) => self.worker.command("attach the driver again", &Request::Attach { pid }, &[]),
             None => Ok(()),
         };
-        let resume = Request::Resume { restored: false, driver_attached: self.client.driver_attached && attached.is_ok() };
+        let resume = Request::Resume {
+            restored: false,
+            driver_attached: self.client.driver_attached && attached.is_ok(),
+        };
         self.worker.command("let the program's GPU work go on", &resume, &[])?;
         attached
     }

@@ -140,8 +140,7 @@ impl Attempt<'_> {
     fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<Sandbox> {
         let (client_end, worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
-        let sockets =
-            [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
+        let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
             let pinned = scope.spawn(|| self.timeline.time("pinned", || self.load_pinned(client)));
@@ -149,7 +148,8 @@ impl Attempt<'_> {
                 self.timeline.time("wait for the GPU half", || join(pinned).and_then(|()| join(gpu)))?;
                 fault::point("restore-complete")?;
                 let pid = restored.pids().get(&(client.process as i32)).copied();
-                let pid = pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
+                let pid =
+                    pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
                 let adopt = Request::Adopt { pid, driver_attached: false };
                 worker.command("take the program over", &adopt, &[worker_end.as_fd()])
             })

@@ -85,7 +85,12 @@ pub fn give_back(daemon: &Daemon, held: &Arc<Held>) {
     daemon.sandboxes.remove(held);
 }
 
-fn start(held: &Arc<Held>, command: &[String], directory: &str, environment: Vec<(String, String)>) -> Result<()> {
+fn start(
+    held: &Arc<Held>,
+    command: &[String],
+    directory: &str,
+    environment: Vec<(String, String)>,
+) -> Result<()> {
     fault::point("run-created")?;
     Gate::open(held)?;
     held.start_worker()?;

@@ -97,7 +97,8 @@ impl Worker {
         on_end: OnEnd,
     ) -> Result<Arc<Worker>> {
         let socket = run_directory.join(socket_name(number));
-        let stream = UnixStream::connect(&socket).map_err(|source| Error::io("connect to", &socket, source))?;
+        let stream =
+            UnixStream::connect(&socket).map_err(|source| Error::io("connect to", &socket, source))?;
         let worker = Arc::new(Worker::new(number, socket, log, 0, Some(stream)));
         worker.client.store(client, Ordering::Relaxed);
         let pid = worker.status()?.pid;

@@ -53,11 +53,9 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let log = env_logger::Env::default().filter_or("REKINDLE_LOG", "info");
     if arguments.background {
         places.prepare()?;
-        let file = std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(places.daemon_log())
-            .map_err(|source| rekindle_daemon::Error::Io { action: "open", path: places.daemon_log(), source })?;
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(places.daemon_log()).map_err(
+            |source| rekindle_daemon::Error::Io { action: "open", path: places.daemon_log(), source },
+        )?;
         env_logger::Builder::from_env(log).target(env_logger::Target::Pipe(Box::new(file))).init();
     } else {
         env_logger::Builder::from_env(log).init();
@@ -66,7 +64,8 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {
-        leave_stderr().map_err(|source| rekindle_daemon::Error::System { action: "leave the terminal", source })?;
+        leave_stderr()
+            .map_err(|source| rekindle_daemon::Error::System { action: "leave the terminal", source })?;
     }
     rekindle_daemon::serve(&daemon, &listener)
 }

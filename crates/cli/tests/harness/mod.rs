@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file uses its own share of this.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
@@ -24,6 +25,10 @@ pub const COUNTER: [&str; 4] = [
     "-c",
     "import time\nn = 0\nwhile True:\n    print(n)\n    n += 1\n    time.sleep(0.02)",
 ];
+
+/// Counts on the GPU, as [`COUNTER`] does on the CPU.
+pub const GPU_COUNTER: [&str; 3] =
+    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/bump.py")];
 
 pub struct Rekindle {
     root: TempDir,
@@ -47,6 +52,11 @@ impl Rekindle {
         }
         self.environment.clear();
         self.environment.extend(fault.map(|fault| ("REKINDLE_FAULT".to_string(), fault.to_string())));
+    }
+
+    /// Stores opened from now on may write so many bytes and no more.
+    pub fn set_disk_bytes(&mut self, bytes: &str) {
+        self.environment = vec![("REKINDLE_FAULT_DISK_BYTES".to_string(), bytes.to_string())];
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -126,13 +136,19 @@ impl Rekindle {
     /// The numbers that [`COUNTER`] has printed.
     pub fn count(&self, name: &str) -> Vec<u64> {
         let mut lines = self.lines(name);
+        // The last may not be whole yet.
         lines.pop();
         lines.iter().map(|line| line.parse().unwrap_or_else(|_| panic!("{lines:?}"))).collect()
     }
 
     pub fn images(&self) -> Vec<String> {
         let all = self.json(&["images"]);
-        all["images"].as_array().unwrap().iter().map(|image| image["name"].as_str().unwrap().to_string()).collect()
+        all["images"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|image| image["name"].as_str().unwrap().to_string())
+            .collect()
     }
 
     /// Waits until the counter has gone on by a few steps: the program runs.
@@ -151,7 +167,8 @@ impl Rekindle {
     pub fn kill_daemon(&self) {
         let pid = self.daemon_pid().unwrap();
         kill(pid, 9);
-        wait("the daemon's end", || !is_alive(pid));
+        // Its first thread is dead before its socket is closed.
+        wait("the daemon's end", || UnixStream::connect(self.path("socket")).is_err());
     }
 
     pub fn daemon_log(&self) -> String {
@@ -188,7 +205,9 @@ impl Drop for Rekindle {
             }
         }
         let began = Instant::now();
-        while fs::read_dir(self.path("runs/run")).is_ok_and(|runs| runs.count() > 0) && began.elapsed() < PATIENCE {
+        while fs::read_dir(self.path("runs/run")).is_ok_and(|runs| runs.count() > 0)
+            && began.elapsed() < PATIENCE
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.output(&["shutdown"]);

@@ -1,0 +1,112 @@
+//! Programs with a GPU: their workers, and what may happen to them.
+
+mod harness;
+
+use std::fs;
+
+use harness::{GPU_COUNTER, Rekindle, kill, wait};
+
+/// The pids of this Rekindle's workers.
+fn workers(rekindle: &Rekindle) -> Vec<i32> {
+    let runs = rekindle.path("runs");
+    let command = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| command(pid).contains("\0worker\0") && command(pid).contains(runs.to_str().unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_program_counts_and_ends() {
+    let rekindle = Rekindle::new();
+    let mut arguments = vec!["run", "--gpu", "emulated", "--"];
+    arguments.extend(GPU_COUNTER);
+    arguments.push("5");
+    assert_eq!(rekindle.ok(&arguments), "1\n2\n3\n4\n5\n");
+    wait("the worker's end", || workers(&rekindle).is_empty());
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_dead_worker_is_an_error_in_its_program_alone() {
+    let rekindle = Rekindle::new();
+    rekindle.start("victim", &GPU_COUNTER);
+    rekindle.goes_on("victim");
+    let worker = workers(&rekindle);
+    assert_eq!(worker.len(), 1);
+    rekindle.start("other", &GPU_COUNTER);
+    rekindle.goes_on("other");
+    kill(worker[0], 9);
+    wait("the program's end", || rekindle.sandbox("victim")["pid"] == 0);
+    let lines = rekindle.lines("victim");
+    assert!(lines.iter().any(|line| line.contains("failed: 46")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.starts_with("rekindle: ") && line.contains("worker")), "{lines:?}");
+    rekindle.goes_on("other");
+}
+
+#[test]
+fn a_worker_that_dies_under_a_program_that_does_not_look_is_told_of() {
+    let rekindle = Rekindle::new();
+    let code = "import ctypes, time\nctypes.CDLL('libcuda.so.1').cuInit(0)\nprint('ready', flush=True)\ntime.sleep(60)";
+    rekindle.start("idle", &["python3", "-c", code]);
+    wait("the program", || rekindle.lines("idle") == ["ready"]);
+    kill(workers(&rekindle)[0], 9);
+    wait("the problem", || !rekindle.sandbox("idle")["problem"].is_null());
+    assert!(rekindle.sandbox("idle")["problem"].as_str().unwrap().contains("signal 9"));
+    let error = rekindle.refused(&["checkpoint", "idle", "--to", "image", "--stop"]);
+    assert!(error.contains("worker") && error.contains("gone"), "{error}");
+    assert_eq!(rekindle.sandbox("idle")["state"], "running");
+}
+
+#[test]
+fn a_killed_program_leaves_no_worker() {
+    let rekindle = Rekindle::new();
+    rekindle.start("victim", &GPU_COUNTER);
+    rekindle.goes_on("victim");
+    kill(rekindle.sandbox("victim")["pid"].as_i64().unwrap() as i32, 9);
+    wait("the end of all", || workers(&rekindle).is_empty() && rekindle.sandbox("victim")["pid"] == 0);
+    assert_eq!(rekindle.sandbox("victim")["exit_code"], 128 + 9);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn gpu_memory_is_shown() {
+    let rekindle = Rekindle::new();
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    let sandbox = rekindle.sandbox("counter");
+    assert!(
+        sandbox["device_bytes"].as_u64().unwrap() >= 256 && sandbox["pinned_bytes"].as_u64().unwrap() >= 256
+    );
+}
+
+#[test]
+fn processes_one_after_the_other_and_side_by_side() {
+    let rekindle = Rekindle::new();
+    let program = GPU_COUNTER[2];
+    let script = format!(
+        "python3 -u {program} 3; python3 -u {program} 3; python3 -u {program} & exec python3 -u {program}"
+    );
+    rekindle.start("many", &["sh", "-c", &script]);
+    wait("all of them", || rekindle.lines("many").len() > 20);
+    assert_eq!(rekindle.lines("many")[..6], ["1", "2", "3", "1", "2", "3"]);
+    let error = rekindle.refused(&["checkpoint", "many", "--to", "image", "--stop"]);
+    assert!(error.contains("2 processes that use the GPU"), "{error}");
+    let before = rekindle.lines("many").len();
+    wait("the program to go on", || rekindle.lines("many").len() > before + 4);
+}
+
+#[test]
+fn another_gpu_is_refused_before_anything_is_touched() {
+    let rekindle = Rekindle::new();
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    let error =
+        rekindle.refused(&["restore", "image", "-d", "--name", "small", "--gpu", "emulated:memory=1M"]);
+    assert!(error.contains("memory"), "{error}");
+    assert!(rekindle.refused(&["restore", "image", "-d", "--gpu", "quantum"]).contains("\"quantum\""));
+    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
+    rekindle.assert_tidy();
+}
