@@ -197,7 +197,8 @@ fn a_daemon_that_dies_in_a_checkpoint_undoes_it() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(&state.path().join("run"));
     program.daemon.quiesce();
-    let dying = std::mem::replace(&mut program.daemon, common::Daemon { stream: UnixStream::pair().unwrap().0 });
+    let dying =
+        std::mem::replace(&mut program.daemon, common::Daemon { stream: UnixStream::pair().unwrap().0 });
     drop(dying);
     let since = Instant::now();
     while program.client.seen.resumed.load(Ordering::Acquire) == 0 {

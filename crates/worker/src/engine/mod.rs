@@ -252,7 +252,8 @@ impl Engine {
         }
         self.fault_noted = true;
         let words = self.context(device).ok().and_then(|context| context.device.fault());
-        log::error!("the context of device {device} has failed with {code}: {}", words.unwrap_or_default());
+        let words = words.unwrap_or_else(|| code.to_string());
+        log::error!("the context of device {device} has failed: {words}");
         if let Some(board) = self.board {
             board.set_error(device, code.0);
         }

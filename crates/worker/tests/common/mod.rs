@@ -55,6 +55,7 @@ impl Worker {
         knobs: Arc<Knobs>,
         open: impl FnOnce() -> Result<Opened, String> + Send + 'static,
     ) -> Worker {
+        let _ = env_logger::try_init();
         std::fs::create_dir_all(directory).unwrap();
         let socket = directory.join("worker.sock");
         let _ = std::fs::remove_file(&socket);

@@ -94,12 +94,7 @@ pub fn words(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-pub fn pinned(
-    lane: &mut Lane,
-    client: &Client,
-    name: &str,
-    address: u64,
-) -> &'static AtomicU32 {
+pub fn pinned(lane: &mut Lane, client: &Client, name: &str, address: u64) -> &'static AtomicU32 {
     let path = client.directory.join(name);
     std::fs::write(&path, vec![0; 4096]).unwrap();
     let request = PinnedRegister { device: 0, name, address, bytes: 4096 };

@@ -1,0 +1,227 @@
+//! A worker on the emulated GPU, through checkpoint and restore.
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::program::{begin, bytes_of, download, kernel, launch, upload, words};
+use common::{Client, Lane, Worker, alone};
+use rekindle_cuda::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_PTX};
+use rekindle_device::{LaunchAttributes, ModuleKind};
+use rekindle_protocol::operation::*;
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_ring::{BoardMapping, Ring};
+use rekindle_store::Store;
+use rekindle_worker::Gpu;
+
+const PTX: &[u8] = b"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .u32 counter = 5;
+.visible .const .u32 step = 3;
+.visible .global .u64 list[2] = { counter, 7 };
+
+.visible .entry step_all(.param .u64 base, .param .u32 count)
+{
+    .reg .pred %p;
+    .reg .u32 %r<8>;
+    .reg .u64 %d<4>;
+    ld.param.u64 %d0, [base];
+    ld.param.u32 %r0, [count];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.u32 %r4, %r1, %r2, %r3;
+    setp.ge.u32 %p, %r4, %r0;
+    @%p bra DONE;
+    mul.wide.u32 %d1, %r4, 4;
+    add.u64 %d2, %d0, %d1;
+    ld.global.u32 %r5, [%d2];
+    ld.const.u32 %r6, [step];
+    add.u32 %r5, %r5, %r6;
+    st.global.u32 [%d2], %r5;
+DONE:
+    ret;
+}
+
+.visible .entry bump()
+{
+    .reg .u32 %r<2>;
+    .reg .u64 %d<2>;
+    ld.global.u64 %d0, [list];
+    atom.global.add.u32 %r0, [%d0], 1;
+    ret;
+}
+";
+
+fn worker(directory: &Path) -> Worker {
+    Worker::start_on(directory, Arc::default(), || Gpu::parse("emulated:memory=1G,devices=2").unwrap().open())
+}
+
+fn load(lane: &mut Lane, id: u32, code: &[u8]) -> ModuleLoaded {
+    let source = CodeSource::Trailer;
+    let request = ModuleLoad { device: 0, id, kind: ModuleKind::Module, source, options: vec![] };
+    lane.ask_with(request, code).unwrap()
+}
+
+fn step_all(lane: &mut Lane, stream: u32, base: u64, count: u32) {
+    let parameters = [&base.to_le_bytes()[..], &count.to_le_bytes()[..]].concat();
+    let grid = [count.div_ceil(128), 1, 1];
+    let request = LaunchKernel { device: 0, stream, function: 1, grid, block: [128, 1, 1], shared: 0 };
+    lane.post_with(request, &parameters);
+}
+
+#[test]
+fn kernels_globals_and_graphs_survive_a_restore() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let first = worker(&state.path().join("run-1"));
+    let daemon = first.daemon();
+    let (mut client, welcome) = Client::connect(&first, &daemon);
+    assert_eq!(welcome.devices.len(), 2);
+    let mut lane = begin(&mut client);
+    let broken = load(&mut lane, 1, b".version 7.0\n.target sm_70\n.entry k() { frobnicate.u32 1; }");
+    assert_eq!(broken.status, CUDA_ERROR_INVALID_PTX.0);
+    assert!(broken.log.contains("frobnicate"), "{}", broken.log);
+    assert_eq!(load(&mut lane, 1, PTX).status, 0);
+    lane.ask(ModuleUnload { id: 1 }).unwrap();
+    assert_eq!(load(&mut lane, 2, PTX).status, 0);
+    kernel(&mut lane, 2, 1, "step_all");
+    kernel(&mut lane, 2, 2, "bump");
+    let (counter, _) = lane.ask(GlobalGet { module: 2, name: "counter" }).unwrap();
+    let count = 3u32 << 18;
+    let memory = lane.ask(MemoryAllocate { device: 0, bytes: u64::from(count) * 4 }).unwrap();
+    let data: Vec<u32> = (0..count).collect();
+    upload(&mut lane, 0, memory, &bytes_of(&data));
+    step_all(&mut lane, 0, memory, count);
+    launch(&mut lane, 0, 2, &[]);
+    // A graph of two streams: fork by an event, join by another.
+    for id in 2..4 {
+        lane.post(StreamCreate { device: 0, id, flags: 1, priority: 0 });
+        lane.post(EventCreate { device: 0, id, flags: 2 });
+    }
+    lane.ask(CaptureBegin { device: 0, stream: 2, mode: 0 }).unwrap();
+    lane.post(EventRecord { device: 0, stream: 2, event: 2, flags: 0 });
+    lane.post(StreamWaitEvent { device: 0, stream: 3, event: 2, flags: 0 });
+    step_all(&mut lane, 2, memory, 100);
+    launch(&mut lane, 3, 2, &[]);
+    lane.post(EventRecord { device: 0, stream: 3, event: 3, flags: 0 });
+    lane.post(StreamWaitEvent { device: 0, stream: 2, event: 3, flags: 0 });
+    step_all(&mut lane, 2, memory, 50);
+    let nodes = lane.ask(CaptureEnd { device: 0, stream: 2, graph: 1 }).unwrap();
+    assert_eq!(nodes, 3);
+    lane.ask(GraphInstantiate { graph: 1, exec: 1, flags: 0 }).unwrap();
+    lane.post(GraphLaunch { device: 0, exec: 1, stream: 2 });
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(lane.error(), 0);
+    let before = words(&download(&mut lane, 0, memory, 4 * count as usize));
+    assert_eq!((before[0], before[99], before[100]), (9, 105, 103));
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [7]);
+
+    let draft = store.begin("image").unwrap();
+    daemon.quiesce();
+    let staging = draft.path().to_str().unwrap().to_string();
+    match daemon.ask(Request::Save { staging }) {
+        Response::Saved { parts, .. } => {
+            draft
+                .adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect())
+                .unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+    let image = draft.commit().unwrap();
+    drop(lane);
+    client.die();
+    first.end();
+
+    let directory = state.path().join("run-2");
+    std::fs::create_dir_all(&directory).unwrap();
+    BoardMapping::create(&directory.join("board-9-0")).unwrap();
+    Ring::create(&directory.join("ring-9-0")).unwrap();
+    let second = worker(&directory);
+    let daemon = second.daemon();
+    let image = image.path().to_str().unwrap().to_string();
+    match daemon.ask(Request::Restore { image, run_directory: directory.to_str().unwrap().to_string() }) {
+        Response::Restored { .. } => {}
+        other => panic!("{other:?}"),
+    }
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    daemon.ask_with(Request::Adopt { pid: 1, driver_attached: false }, &theirs);
+    drop(theirs);
+    let client = Client::restored(&directory, ours);
+    daemon.done(Request::Resume { restored: true, driver_attached: false });
+    let mut lane = client.old_lane(0);
+    assert_eq!(words(&download(&mut lane, 0, memory, 4 * count as usize)), before);
+    lane.post(GraphLaunch { device: 0, exec: 1, stream: 2 });
+    launch(&mut lane, 3, 2, &[]);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [9]);
+    let after = words(&download(&mut lane, 0, memory, 404));
+    assert_eq!((after[0], after[50], after[99], after[100]), (15, 59, 108, 103));
+    drop(lane);
+    client.die();
+    second.end();
+}
+
+#[test]
+fn a_kernel_that_goes_astray_ends_the_context_and_not_the_worker() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let worker = worker(state.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    assert_eq!(load(&mut lane, 1, PTX).status, 0);
+    kernel(&mut lane, 1, 1, "step_all");
+    let memory = lane.ask(MemoryAllocate { device: 0, bytes: 2 << 20 }).unwrap();
+    step_all(&mut lane, 0, memory, (2 << 18) + (1 << 18));
+    lane.send(StreamSynchronize { device: 0, stream: 0 }, &[]);
+    assert_eq!(lane.answer::<StreamSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
+    assert!(matches!(daemon.ask(Request::Status), Response::Status(_)));
+    drop(lane);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn a_cooperative_launch_and_a_second_device() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let worker = worker(state.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    lane.ask(ContextOpen { device: 1 }).unwrap();
+    assert_eq!(load(&mut lane, 1, PTX).status, 0);
+    kernel(&mut lane, 1, 1, "bump");
+    lane.post(LaunchKernelWith {
+        device: 0,
+        stream: PER_THREAD_STREAM,
+        function: 1,
+        grid: [2, 1, 1],
+        block: [32, 1, 1],
+        shared: 0,
+        cooperative: true,
+        attributes: LaunchAttributes::default(),
+    });
+    lane.ask(StreamSynchronize { device: 0, stream: PER_THREAD_STREAM }).unwrap();
+    let (counter, _) = lane.ask(GlobalGet { module: 1, name: "counter" }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [69]);
+    let there = lane.ask(MemoryAllocate { device: 1, bytes: 4096 }).unwrap();
+    assert_eq!(lane.ask(MemoryRange { address: there }), Ok((there, 4096, 1)));
+    lane.post(Copy { device: 1, stream: 0, to: there, from: counter, bytes: 4 });
+    lane.ask(ContextSynchronize { device: 1 }).unwrap();
+    lane.post(Copy { device: 0, stream: 0, to: counter, from: there, bytes: 4 });
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    lane.ask(ContextReset { device: 1 }).unwrap();
+    assert_eq!(lane.error(), 0);
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [69]);
+    drop(lane);
+    client.die();
+    worker.end();
+}
