@@ -7,8 +7,8 @@ use rekindle_protocol::operation::{Copy, Download, Upload};
 
 use crate::abi::Result;
 use crate::lane::{self, Transfer};
-use crate::session;
 use crate::stream::{self, Place};
+use crate::{memory, session};
 
 use super::Side;
 
@@ -32,8 +32,7 @@ pub fn copy(place: Place, to: Side, from: Side, bytes: u64, when: When) -> Resul
     }
     rows(place, to, from, bytes, std::iter::once((0, 0)))?;
     if let (When::Synchronous, Side::Shared(to), Side::Shared(from)) = (when, to, from) {
-        let host = |address| rekindle_device::PINNED_RANGE.contains(&address);
-        if host(to) || host(from) {
+        if memory::is_pinned(to, bytes) || memory::is_pinned(from, bytes) {
             return stream::synchronize(place);
         }
     }

@@ -1,13 +1,13 @@
 //! Fills.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{MemorySet, PINNED_RANGE};
+use rekindle_device::MemorySet;
 use rekindle_protocol::operation::SetMemory;
 
 use crate::abi::{Handle, Result};
 use crate::export::exports;
-use crate::lane;
 use crate::stream::{self, resolve};
+use crate::{lane, memory};
 
 use super::linear::When;
 
@@ -50,7 +50,7 @@ fn fill(stream: Handle, area: Area, value: u32, element: u8, when: When) -> Resu
     };
     let Some(set) = check(set)? else { return Ok(()) };
     lane::post(&SetMemory { device: place.device, stream: place.id, set }, &[])?;
-    if when == When::Synchronous && PINNED_RANGE.contains(&set.address) {
+    if when == When::Synchronous && memory::is_pinned(set.address, set.width) {
         return stream::synchronize(place);
     }
     Ok(())

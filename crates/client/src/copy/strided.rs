@@ -7,8 +7,8 @@ use rekindle_protocol::operation::CopyStrided;
 
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
-use crate::lane;
 use crate::stream::{self, Place, resolve};
+use crate::{lane, memory};
 
 use super::Side;
 use super::linear::{self, When};
@@ -149,7 +149,7 @@ fn copy(place: Place, wanted: Option<Box3>, when: When) -> Result<()> {
     }
     if let Some(copy) = shared(&b) {
         lane::post(&CopyStrided { device: place.device, stream: place.id, copy }, &[])?;
-        let pinned = |address| rekindle_device::PINNED_RANGE.contains(&address);
+        let pinned = |address| memory::is_pinned(address, b.width);
         return match when {
             When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(place),
             _ => Ok(()),

@@ -10,4 +10,4 @@ mod register;
 mod virtual_memory;
 
 pub use map::{Purpose, find, forget, note_global};
-pub use pinned::is_shared;
+pub use pinned::{is_pinned, is_shared};

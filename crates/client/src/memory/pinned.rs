@@ -50,7 +50,12 @@ fn pinned() -> MutexGuard<'static, Option<Pinned>> {
 
 /// Whether these host bytes are shared with the worker, so that it can copy from and to them itself.
 pub fn is_shared(address: u64, bytes: u64) -> bool {
-    PINNED_RANGE.contains(&address) || DEVICE_RANGE.contains(&address) || register::is_shared(address, bytes)
+    DEVICE_RANGE.contains(&address) || is_pinned(address, bytes)
+}
+
+/// Whether these bytes are host memory that the worker sees.
+pub fn is_pinned(address: u64, bytes: u64) -> bool {
+    PINNED_RANGE.contains(&address) || register::is_shared(address, bytes)
 }
 
 impl Pinned {
