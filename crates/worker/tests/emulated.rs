@@ -134,7 +134,6 @@ fn kernels_globals_and_graphs_survive_a_restore() {
         other => panic!("{other:?}"),
     }
     let image = draft.commit().unwrap();
-    drop(lane);
     client.die();
     first.end();
 
@@ -162,7 +161,6 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     assert_eq!(words(&download(&mut lane, 0, counter, 4)), [9]);
     let after = words(&download(&mut lane, 0, memory, 404));
     assert_eq!((after[0], after[50], after[99], after[100]), (15, 59, 108, 103));
-    drop(lane);
     client.die();
     second.end();
 }
@@ -183,7 +181,6 @@ fn a_kernel_that_goes_astray_ends_the_context_and_not_the_worker() {
     assert_eq!(lane.answer::<StreamSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
     assert!(matches!(daemon.ask(Request::Status), Response::Status(_)));
-    drop(lane);
     client.die();
     worker.end();
 }
@@ -221,7 +218,6 @@ fn a_cooperative_launch_and_a_second_device() {
     lane.ask(ContextReset { device: 1 }).unwrap();
     assert_eq!(lane.error(), 0);
     assert_eq!(words(&download(&mut lane, 0, counter, 4)), [69]);
-    drop(lane);
     client.die();
     worker.end();
 }

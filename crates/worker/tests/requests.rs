@@ -30,7 +30,7 @@ fn a_program_allocates_copies_computes_and_frees() {
     assert_eq!(lane.ask(FunctionGet { module: 1, id: 2, name: "none" }).unwrap_err(), CUDA_ERROR_NOT_FOUND);
     let large = lane.ask(MemoryAllocate { device: 0, bytes: 9 << 20 }).unwrap();
     let small = lane.ask(MemoryAllocate { device: 0, bytes: 100 }).unwrap();
-    assert!(rekindle_device::DEVICE_RANGE.contains(&large) && large % (2 << 20) == 0 && small % 512 == 0);
+    assert!(rekindle_device::DEVICE_RANGE.contains(&large) && large.is_multiple_of(2 << 20) && small.is_multiple_of(512));
     let data: Vec<u8> = (0..9u32 << 18).flat_map(|n| n.to_le_bytes()).collect();
     upload(&mut lane, 0, large, &data);
     launch(&mut lane, 0, 1, &[large, 9 << 18]);
@@ -55,7 +55,6 @@ fn a_program_allocates_copies_computes_and_frees() {
     lane.ask(ContextSynchronize { device: 0 }).unwrap();
     assert_eq!(lane.error(), CUDA_ERROR_INVALID_HANDLE.0);
     assert_eq!(lane.error(), 0);
-    drop(lane);
     client.die();
     assert_eq!(worker.end(), Ended::Done);
     assert!(!directory.path().join("ring-9-0").exists());
@@ -100,7 +99,6 @@ fn waiting_for_one_thread_does_not_hold_up_another() {
     one.answer::<MemoryFree>().unwrap();
     one.ask(PinnedUnregister { device: 0, address: PINNED_RANGE.start }).unwrap();
     assert!(!directory.path().join("pinned-9-0").exists());
-    drop((one, two));
     client.die();
     worker.end();
 }
@@ -136,7 +134,6 @@ fn stream_ordered_memory_is_reused_in_its_order() {
     let bytes = total - (4 << 20);
     let most = lane.ask(MemoryAllocate { device: 0, bytes }).unwrap();
     assert_eq!(lane.ask(MemoryFree { device: 0, address: most }), Ok(()));
-    drop(lane);
     client.die();
     worker.end();
 }
@@ -171,7 +168,6 @@ fn memory_that_the_program_maps_itself() {
     lane.ask(PhysicalRelease { id: 2 }).unwrap();
     let (free, total) = lane.ask(MemoryInfo { device: 0 }).unwrap();
     assert_eq!(free, total);
-    drop(lane);
     client.die();
     worker.end();
 }
@@ -191,7 +187,6 @@ fn host_functions_run_in_the_client_in_stream_order() {
     assert_eq!(client.seen.calls.load(Ordering::Acquire), 5);
     // A client that dies while the stream waits for it holds nothing up.
     lane.post(HostCall { device: 0, stream: 0, token: 9 });
-    drop(lane);
     client.die();
     assert_eq!(worker.end(), Ended::Done);
 }
@@ -217,7 +212,6 @@ fn a_fault_is_told_to_everyone_who_waits() {
     lane.staging.wait(end, spin, || true).unwrap();
     let problem = daemon.fails(Request::Quiesce { limit_ms: 1000 });
     assert!(problem.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{problem}");
-    drop(lane);
     client.die();
     worker.end();
 }
@@ -275,7 +269,6 @@ fn graphs_by_capture_and_by_hand() {
     lane.ask(StreamSynchronize { device: 0, stream: 2 }).unwrap();
     assert_eq!(words(&download(&mut lane, 0, memory, 8)), [0x0101_0102, 0x0101_0102]);
     lane.ask(GraphExecDestroy { exec: 2 }).unwrap();
-    drop(lane);
     client.die();
     worker.end();
 }
@@ -300,7 +293,6 @@ fn threads_that_hand_over_keep_their_order() {
         let found = words(&download(&mut one, 0, memory, 4))[0];
         assert_eq!(found, value * 0x0101_0101 + 1, "round {round}");
     }
-    drop((one, two));
     client.die();
     worker.end();
 }
@@ -318,7 +310,6 @@ fn an_idle_worker_uses_no_processor_time() {
     std::thread::sleep(Duration::from_millis(500));
     let used = (processor_time() - before).as_secs_f64() / since.elapsed().as_secs_f64();
     assert!(used < 0.05, "{used}");
-    drop(lane);
     client.die();
     worker.end();
 }
