@@ -16,7 +16,7 @@ pub struct DeviceLimits {
     pub clock_hz: u64,
     /// Static and dynamic shared memory that one block may have.
     pub shared_per_block: u32,
-    /// Address of the eight zeroed bytes in which the blocks of a cooperative grid meet; kernels find it in
+    /// Address of 32 zeroed bytes in which the blocks of a cooperative grid meet; kernels find it in
     /// `%envreg1` (high half) and `%envreg2`. Zero for any other launch.
     pub workspace: u64,
 }

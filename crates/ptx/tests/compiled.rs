@@ -2,34 +2,11 @@
 
 mod common;
 
-use common::{Memory, Run, TestHost};
+use common::{Memory, Run, TestHost, place};
 use rekindle_ptx::{Module, Space};
 
 fn module() -> Module {
     common::parse(include_str!("data/compiled.ptx"))
-}
-
-/// Places the module's variables in memory, as a device does.
-fn place(module: &Module, memory: &Memory) -> Vec<u64> {
-    let mut at = 0;
-    let addresses: Vec<u64> = module
-        .globals()
-        .iter()
-        .map(|global| {
-            let address = (memory.start + at).next_multiple_of(global.align);
-            at = address + global.size - memory.start;
-            address
-        })
-        .collect();
-    for (global, address) in module.globals().iter().zip(&addresses) {
-        let offset = (address - memory.start) as usize;
-        memory.put(offset, &global.init);
-        for relocation in &global.relocations {
-            let value = addresses[relocation.global].wrapping_add_signed(relocation.addend);
-            memory.put(offset + relocation.offset as usize, &[value]);
-        }
-    }
-    addresses
 }
 
 fn prepared(run: Run) -> (Module, Run, Memory) {

@@ -16,7 +16,7 @@ mod symbols;
 mod warp;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::Error;
 use crate::ast::{Ast, Linkage, Variable};
@@ -80,7 +80,26 @@ pub(crate) fn layout(variables: &[Variable], start: u32) -> (Vec<Parameter>, u32
     (parameters, end)
 }
 
+/// Functions that every device has besides those of the interpreter.
+static RUNTIME: LazyLock<Option<Arc<Ast>>> =
+    LazyLock::new(|| crate::parser::parse(include_str!("runtime.ptx")).ok().map(Arc::new));
+
+/// Decodes the texts, and the device runtime with them if they call it.
 pub(crate) fn lower(asts: &[Arc<Ast>]) -> Result<Program, Error> {
+    let program = lower_texts(asts)?;
+    let Some(runtime) = &*RUNTIME else {
+        return Ok(program);
+    };
+    let defines = |name: &String| runtime.functions.iter().any(|function| function.name == *name);
+    if !program.unresolved.iter().any(defines) {
+        return Ok(program);
+    }
+    let mut all = asts.to_vec();
+    all.push(Arc::clone(runtime));
+    lower_texts(&all)
+}
+
+fn lower_texts(asts: &[Arc<Ast>]) -> Result<Program, Error> {
     let symbols = Symbols::collect(asts)?;
     let dynamic_align = asts
         .iter()

@@ -95,6 +95,8 @@ pub struct Run {
     pub dynamic_shared: u32,
     pub threads: usize,
     pub globals: Vec<u64>,
+    /// Of a cooperative grid.
+    pub workspace: u64,
 }
 
 impl Default for Run {
@@ -106,6 +108,7 @@ impl Default for Run {
             dynamic_shared: 0,
             threads: 1,
             globals: Vec::new(),
+            workspace: 0,
         }
     }
 }
@@ -133,7 +136,7 @@ impl Run {
                 dynamic_shared: self.dynamic_shared,
                 parameters: &bytes,
                 addresses: &self.globals,
-                device: DeviceLimits::default(),
+                device: DeviceLimits { workspace: self.workspace, ..DeviceLimits::default() },
             },
             &[AddressRange { start: 0x6000_0000_0000, end: 0x7000_0000_0000 }],
         )
@@ -173,4 +176,27 @@ pub fn kernel(pointers: usize, declarations: &str, body: &str) -> Module {
         parameters.join(", "),
         pointers.max(1),
     ))
+}
+
+/// Places the module's variables in memory, as a device does.
+pub fn place(module: &Module, memory: &Memory) -> Vec<u64> {
+    let mut at = 0;
+    let addresses: Vec<u64> = module
+        .globals()
+        .iter()
+        .map(|global| {
+            let address = (memory.start + at).next_multiple_of(global.align);
+            at = address + global.size - memory.start;
+            address
+        })
+        .collect();
+    for (global, address) in module.globals().iter().zip(&addresses) {
+        let offset = (address - memory.start) as usize;
+        memory.put(offset, &global.init);
+        for relocation in &global.relocations {
+            let value = addresses[relocation.global].wrapping_add_signed(relocation.addend);
+            memory.put(offset + relocation.offset as usize, &[value]);
+        }
+    }
+    addresses
 }
