@@ -186,6 +186,22 @@ fn a_full_disk_undoes_the_checkpoint(program: &[&str]) {
 }
 
 #[test]
+fn one_checkpoint_at_a_time() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("frozen:hang"));
+    rekindle.start("counter", &COUNTER);
+    rekindle.goes_on("counter");
+    let mut first = rekindle.command(&["checkpoint", "counter", "--to", "a", "--stop"]).spawn().unwrap();
+    wait("the first", || rekindle.sandbox("counter")["state"] == "checkpointing");
+    let error = rekindle.refused(&["checkpoint", "counter", "--to", "b", "--stop"]);
+    assert!(error.contains("is checkpointing just now"), "{error}");
+    rekindle.kill_daemon();
+    assert!(!first.wait().unwrap().success());
+    rekindle.set_fault(None);
+    rekindle.goes_on("counter");
+}
+
+#[test]
 fn images_in_use_and_unknown_are_named() {
     let rekindle = counting(&COUNTER);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);

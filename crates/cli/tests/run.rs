@@ -46,6 +46,18 @@ fn a_program_that_cannot_start_leaves_nothing() {
 }
 
 #[test]
+fn a_gpu_that_does_not_exist_is_refused() {
+    let rekindle = Rekindle::new();
+    assert!(rekindle.refused(&["run", "--gpu", "quantum", "--", "true"]).contains("\"quantum\""));
+    let error = rekindle.refused(&["run", "--gpu", "emulated:colour=red", "--", "true"]);
+    assert!(error.contains("colour"), "{error}");
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        assert!(rekindle.refused(&["run", "--gpu", "nvidia", "--", "true"]).contains("no NVIDIA GPU"));
+    }
+    rekindle.assert_tidy();
+}
+
+#[test]
 fn signals_reach_a_program_in_the_foreground() {
     let rekindle = Rekindle::new();
     rekindle.ok(&["ps"]);
@@ -88,7 +100,7 @@ fn kill_ends_what_listens_to_sigterm_and_what_does_not() {
     rekindle.ok(&["kill", "mild", "stubborn"]);
     assert_eq!(rekindle.sandbox("mild")["exit_code"], 128 + 15);
     assert_eq!(rekindle.sandbox("stubborn")["exit_code"], 128 + 9);
-    assert!(rekindle.refused(&["kill", "mild"]).contains("has ended"));
+    assert!(rekindle.refused(&["kill", "mild"]).contains("not running"));
     rekindle.assert_tidy();
 }
 

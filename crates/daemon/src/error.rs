@@ -36,7 +36,7 @@ pub enum Error {
     #[error("a sandbox cannot be named {shown:?}: {reason}")]
     BadName { shown: String, reason: &'static str },
 
-    #[error("the sandbox {name:?} has ended ({state}); only a running one can be {wanted}")]
+    #[error("the sandbox {name:?} is not running ({state}); only a running one can be {wanted}")]
     NotRunning { name: String, state: String, wanted: &'static str },
 
     #[error("the sandbox {name:?} is {state} just now; try again when that is done")]
@@ -66,6 +66,9 @@ pub enum Error {
 
     #[error("the GPU worker did not start: {reason}; see {}", log.display())]
     WorkerStart { reason: String, log: PathBuf },
+
+    #[error("the GPU worker ended while it was to {action}: {how}; see {}", log.display())]
+    WorkerEnded { action: &'static str, how: String, log: PathBuf },
 
     #[error("the GPU worker could not {action}: {reason}")]
     Worker { action: &'static str, reason: String },

@@ -78,9 +78,15 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
         .map_err(|errno| Error::system("tell who knocks at the gate", errno))?;
     let (client_end, worker_end) =
         UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
-    let worker = free_worker(held)?;
-    let directory = held.run_directory.to_string_lossy().into_owned();
-    worker.command("serve", &Request::Serve { run_directory: directory }, &[worker_end.as_fd()])?;
+    let serve = Request::Serve { run_directory: held.run_directory.to_string_lossy().into_owned() };
+    let mut worker = free_worker(held)?;
+    let mut served = worker.command("serve", &serve, &[worker_end.as_fd()]);
+    if served.is_err() && worker.ended().is_some() {
+        // One that nobody needed may have ended just now.
+        worker = held.start_worker()?;
+        served = worker.command("serve", &serve, &[worker_end.as_fd()]);
+    }
+    served?;
     worker.set_client(peer.pid());
     held.note_workers();
     Ok(client_end)

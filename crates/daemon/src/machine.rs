@@ -1,7 +1,5 @@
 //! What a manifest says of program, machine and GPUs.
 
-use std::path::PathBuf;
-
 use rekindle_device::GpuKind as DeviceKind;
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::Sandbox;
@@ -17,8 +15,8 @@ pub fn program(command: &[String], cpu: &Sandbox) -> Program {
     let link = |name| std::fs::read_link(format!("/proc/{root}/{name}")).unwrap_or_default();
     Program {
         argv: command.to_vec(),
-        cwd: PathBuf::from(link("cwd")),
-        exe: PathBuf::from(link("exe")),
+        cwd: link("cwd"),
+        exe: link("exe"),
         pid: cpu.program_pid().unsigned_abs(),
     }
 }

@@ -156,7 +156,7 @@ mod tests {
         fs::write(directory.path().join("bad.json"), "{").unwrap();
         fs::copy(directory.path().join("0a.json"), directory.path().join("0b.json")).unwrap();
         fs::write(directory.path().join("0c.partial"), "{").unwrap();
-        assert_eq!(Record::load_all(directory.path()).unwrap(), [record.clone()]);
+        assert_eq!(Record::load_all(directory.path()).unwrap(), std::slice::from_ref(&record));
         record.remove(directory.path());
         assert!(Record::load_all(directory.path()).unwrap().is_empty());
     }

@@ -93,7 +93,7 @@ fn start(
 ) -> Result<()> {
     fault::point("run-created")?;
     Gate::open(held)?;
-    held.start_worker()?;
+    held.start_worker()?.check_start()?;
     let program = Program {
         args: command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),

@@ -24,6 +24,9 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long a worker may take over a question that needs no GPU work. It may still be opening the GPU.
 const STATUS_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long after its connection's end a worker's own end may be noticed.
+const END_NOTICE: Duration = Duration::from_millis(500);
+
 /// What a new worker is started with.
 pub struct Start<'a> {
     /// `rekindled`, which is the worker too.
@@ -197,8 +200,36 @@ impl Worker {
             Ok(response) => Ok(response),
             Err(source) => {
                 *connection = None;
-                Err(Error::WorkerConnection { action, source })
+                Err(self.lost(action, source))
             }
+        }
+    }
+
+    /// Waits until the worker listens: it has then understood how it was started.
+    pub fn check_start(&self) -> Result<()> {
+        self.connect().map(drop)
+    }
+
+    /// Why a request was not answered. A worker that ended says so in its log.
+    fn lost(&self, action: &'static str, source: FrameError) -> Error {
+        let began = Instant::now();
+        while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
+            if let Some(how) = self.ended() {
+                return Error::WorkerEnded { action, how: self.with_words(how), log: self.log.clone() };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Error::WorkerConnection { action, source }
+    }
+
+    /// How it ended, with the last line of its log, without the line's time and level.
+    fn with_words(&self, how: String) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        match log.lines().last() {
+            Some(line) => {
+                format!("{how}, saying: {}", line.split_once("] ").map_or(line, |(_, words)| words))
+            }
+            None => how,
         }
     }
 
@@ -223,7 +254,7 @@ impl Worker {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
                     let reason = match self.ended() {
-                        Some(how) => format!("it ended ({how})"),
+                        Some(how) => self.with_words(how),
                         None if began.elapsed() > START_LIMIT => {
                             format!("it did not listen within {} s ({error})", START_LIMIT.as_secs())
                         }
