@@ -85,10 +85,11 @@ fn waiting_for_one_thread_does_not_hold_up_another() {
     flag.store(1, Ordering::Release);
     one.answer::<StreamSynchronize>().unwrap();
     two.answer::<EventSynchronize>().unwrap();
-    // A free waits for work that is under way.
+    // A free waits for work that is under way, also on a stream that is no more.
     flag.store(0, Ordering::Release);
     let memory = one.ask(MemoryAllocate { device: 0, bytes: 4 << 20 }).unwrap();
     launch(&mut one, 2, 1, &[PINNED_RANGE.start]);
+    one.post(StreamDestroy { id: 2 });
     one.send(MemoryFree { device: 0, address: memory }, &[]);
     assert_eq!(two.ask(MemoryRange { address: memory }), Err(CUDA_ERROR_NOT_FOUND));
     assert!(!one.is_answered());

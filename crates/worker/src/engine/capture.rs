@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Capture, Result, Stream};
+use rekindle_device::{Capture, GpuKind, Result, Stream};
 use rekindle_protocol::operation::{CaptureBegin, CaptureEnd, CaptureStatus, Origin};
 
 use super::recipe::{RecordedStream, Recording};
@@ -10,12 +10,16 @@ use super::{Engine, GraphObject, GraphStep, Recipe, Step};
 
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const ACTIVE: u32 = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: u32 = 2;
 
 impl Engine {
     pub(super) fn begin_capture(&mut self, origin: Origin, request: CaptureBegin) -> Result<()> {
         let CaptureBegin { device, stream, mode } = request;
         let (device, stream) = self.stream(origin, device, stream)?;
         let gpu = &self.context(device)?.device;
+        // The stricter modes forbid calls by thread, and here one thread makes the calls of all, its own polling too.
+        let mode = if gpu.info().kind == GpuKind::Nvidia { RELAXED } else { mode };
         gpu.capture_begin(stream, mode)?;
         let id = gpu.capture(stream)?.id;
         let recording = Recording { origin: stream.0, mode, streams: Vec::new(), steps: Vec::new() };

@@ -15,6 +15,8 @@ pub(crate) struct Context {
     pub scratch: Vec<Event>,
     /// The legacy stream may have unfinished work.
     pub legacy_busy: bool,
+    /// Events behind the work of streams that were destroyed before it was done.
+    pub orphans: Vec<Event>,
     /// Limits that the program set.
     pub limits: Vec<(u32, u64)>,
     /// Stream-ordered allocations that were freed, until they are used again or given back.
@@ -41,6 +43,7 @@ impl Context {
             device,
             scratch: Vec::new(),
             legacy_busy: false,
+            orphans: Vec::new(),
             limits: Vec::new(),
             freed: Vec::new(),
             anchor: None,

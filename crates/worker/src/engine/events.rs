@@ -107,8 +107,12 @@ impl Engine {
         for (id, event) in self.events.iter().filter(|(_, event)| event.device == index) {
             if let Some(time) = event.restored {
                 times.push((id, time));
-            } else if event.recorded && event.flags & DISABLE_TIMING == 0 {
-                live.push((id, event.handle, device.event_elapsed(event.handle, now)?));
+            } else if event.recorded
+                && event.flags & DISABLE_TIMING == 0
+                // One that a capture took has not happened and has no time.
+                && let Ok(age) = device.event_elapsed(event.handle, now)
+            {
+                live.push((id, event.handle, age));
             }
         }
         live.sort_by(|a, b| a.2.total_cmp(&b.2));

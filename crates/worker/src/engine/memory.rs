@@ -92,14 +92,20 @@ impl Engine {
                 continue;
             }
             let Some(context) = self.slots[index].context.as_mut() else { continue };
+            // What a stream freed later is complete later: one look a stream is enough.
+            let mut behind: Vec<u64> = Vec::new();
             for freed in &mut context.freed {
-                if let Some((_, event)) = freed.pending
-                    && context.device.event_query(event) != Ok(false)
-                {
-                    context.scratch.push(event);
-                    freed.pending = None;
-                    complete += 1;
+                let Some((owner, event)) = freed.pending else { continue };
+                if behind.contains(&owner) {
+                    continue;
                 }
+                if context.device.event_query(event) == Ok(false) {
+                    behind.push(owner);
+                    continue;
+                }
+                context.scratch.push(event);
+                freed.pending = None;
+                complete += 1;
             }
         }
         self.waiting.frees -= complete;

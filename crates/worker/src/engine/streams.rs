@@ -80,7 +80,7 @@ impl Engine {
         let stream = self.streams.remove(request.id)?;
         // Work that it still has goes on, and later waits for the device must see it.
         if stream.busy {
-            self.follow_in_legacy(&stream)?;
+            self.remember_work(&stream)?;
         }
         self.forget_stream(stream.device, stream.handle);
         self.on(stream.device)?.stream_destroy(stream.handle)
@@ -96,18 +96,14 @@ impl Engine {
         }
     }
 
-    /// Makes a wait for the device also wait for what a stream has now.
-    fn follow_in_legacy(&mut self, stream: &StreamObject) -> Result<()> {
+    /// Makes waits for the device also wait for what a stream has now.
+    fn remember_work(&mut self, stream: &StreamObject) -> Result<()> {
         let done = self.on(stream.device)?.stream_query(stream.handle).unwrap_or(true);
-        if done || !self.recordings.is_empty() {
-            return Ok(());
+        if !done {
+            let event = self.record(stream.device, stream.handle)?;
+            self.context_mut(stream.device)?.orphans.push(event);
         }
-        let event = self.record(stream.device, stream.handle)?;
-        let context = self.context_mut(stream.device)?;
-        context.legacy_busy = true;
-        let waited = context.device.stream_wait_event(Stream::LEGACY, event, 0);
-        self.give_event(stream.device, event);
-        waited
+        Ok(())
     }
 
     pub(super) fn query_stream(&mut self, origin: Origin, request: StreamQuery) -> Result<bool> {

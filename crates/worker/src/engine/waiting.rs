@@ -121,12 +121,28 @@ impl Engine {
         for stream in self.busy_streams(device)? {
             events.push(Awaited { event: self.record(device, stream)?, scratch: true });
         }
+        let orphans = self.orphans(device)?;
+        events.extend(orphans.into_iter().map(|event| Awaited { event, scratch: false }));
         Ok(events)
+    }
+
+    /// Events behind unfinished work of streams that are no more.
+    fn orphans(&mut self, device: usize) -> Result<Vec<Event>> {
+        let context = self.context_mut(device)?;
+        if context.orphans.is_empty() {
+            return Ok(Vec::new());
+        }
+        let gpu = context.device.clone();
+        let done: Vec<Event> =
+            context.orphans.extract_if(.., |event| gpu.event_query(*event) != Ok(false)).collect();
+        let left = context.orphans.clone();
+        done.into_iter().try_for_each(|event| self.destroy_event(device, event))?;
+        Ok(left)
     }
 
     /// True when no work is under way on the device.
     pub(crate) fn is_idle(&mut self, device: usize) -> Result<bool> {
-        Ok(self.busy_streams(device)?.is_empty())
+        Ok(self.busy_streams(device)?.is_empty() && self.orphans(device)?.is_empty())
     }
 
     /// Streams with unfinished work, those under capture left out: what they are given does not run yet.
