@@ -1,4 +1,7 @@
 //! Extended-precision arithmetic through the carry register.
+//!
+//! A subtraction adds the complement: it leaves the carry of that, which is set where nothing was borrowed. The
+//! division of 128-bit integers that NVIDIA's compiler emits reads it with `addc`.
 
 use super::modifiers::Modifiers;
 use super::{Alu2, Function, Selected};
@@ -42,12 +45,18 @@ pub(super) fn select(name: &str, modifiers: &mut Modifiers) -> Option<Selected> 
             }),
             2,
         ),
-        ("sub", None) => (by_width!(wide, |a, b, _c, _d| a.overflowing_sub(b)), 2),
+        ("sub", None) => (
+            by_width!(wide, |a, b, _c, _d| {
+                let (rest, borrow) = a.overflowing_sub(b);
+                (rest, !borrow)
+            }),
+            2,
+        ),
         ("subc", None) => (
             by_width!(wide, |a, b, c, _d| {
                 let (rest, first) = a.overflowing_sub(b);
-                let (rest, second) = rest.overflowing_sub(c & 1);
-                (rest, first || second)
+                let (rest, second) = rest.overflowing_sub(1 - (c & 1));
+                (rest, !(first || second))
             }),
             2,
         ),
