@@ -93,7 +93,13 @@ fn start(
 ) -> Result<()> {
     fault::point("run-created")?;
     Gate::open(held)?;
-    held.start_worker()?.check_start()?;
+    let worker = held.start_worker()?;
+    // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
+    if held.record().gpu.starts_with("emulated:") {
+        worker.status()?;
+    } else {
+        worker.check_start()?;
+    }
     let program = Program {
         args: command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
