@@ -56,9 +56,20 @@ fn make(device: u8, primary: bool, genuine: Option<Handle>) -> &'static Context 
     context
 }
 
-/// The context with this handle.
+fn known(handle: Handle) -> Option<&'static Context> {
+    contexts().iter().copied().find(|c| c.handle == handle)
+}
+
+/// The context with this handle. The runtime knows a primary context's handle from the driver's own table, perhaps
+/// before it has asked us for it.
 pub fn find(handle: Handle) -> Result<&'static Context> {
-    contexts().iter().copied().find(|c| c.handle == handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)
+    if let Some(context) = known(handle) {
+        return Ok(context);
+    }
+    for device in 0..session::get()?.welcome.devices.len() {
+        primary(device as i32)?;
+    }
+    known(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)
 }
 
 /// The device's primary context; made, but not activated, when it is first asked for.

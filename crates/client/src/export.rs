@@ -11,8 +11,9 @@
 //! that is meant under that name.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::LazyLock;
 
-use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CUDA_SUCCESS};
+use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_UNKNOWN, CUDA_SUCCESS, CuResult};
 
 use crate::abi::{Handle, Result};
 use crate::report::report;
@@ -28,27 +29,39 @@ pub fn per_thread(stream: Handle) -> Handle {
     if stream.is_null() { PER_THREAD } else { stream }
 }
 
+/// Environment variable: any value has every call that fails named on standard error.
+const TRACE: &str = "REKINDLE_TRACE";
+
+#[cold]
+fn failed(name: &str, code: CuResult) -> i32 {
+    static TRACED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(TRACE).is_some());
+    if *TRACED && code != CUDA_ERROR_NOT_READY {
+        report(format_args!("{name} returned {code}"));
+    }
+    code.0
+}
+
 /// Runs a body; neither errors nor panics cross into C.
-pub fn free(body: impl FnOnce() -> Result<()>) -> i32 {
+pub fn free(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUDA_SUCCESS.0,
-        Ok(Err(code)) => code.0,
+        Ok(Err(code)) => failed(name, code),
         Err(_) => {
-            report(format_args!("the client failed inside a CUDA call; returned CUDA_ERROR_UNKNOWN"));
+            report(format_args!("the client failed inside {name}; returned CUDA_ERROR_UNKNOWN"));
             CUDA_ERROR_UNKNOWN.0
         }
     }
 }
 
-pub fn ready(body: impl FnOnce() -> Result<()>) -> i32 {
-    free(|| {
+pub fn ready(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+    free(name, || {
         session::get()?;
         body()
     })
 }
 
-pub fn call(body: impl FnOnce() -> Result<()>) -> i32 {
-    free(|| {
+pub fn call(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+    free(name, || {
         session::get()?;
         let _inside = gate::enter()?;
         body()
@@ -61,7 +74,7 @@ macro_rules! exports {
         $(#[$meta])*
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $type),*) -> i32 {
-            $crate::export::$kind(move || $body)
+            $crate::export::$kind(stringify!($name), move || $body)
         }
         $crate::export::exports!($($rest)*);
     };
@@ -69,7 +82,7 @@ macro_rules! exports {
         $(#[$meta])*
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $type),*) -> i32 {
-            $crate::export::$kind(move || $body)
+            $crate::export::$kind(stringify!($name), move || $body)
         }
         #[unsafe(no_mangle)]
         pub extern "C" fn $variant($($arg: $type),*) -> i32 {
@@ -83,12 +96,12 @@ macro_rules! exports {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $type),*) -> i32 {
             let $stream = $crate::export::LEGACY;
-            $crate::export::$kind(move || $body)
+            $crate::export::$kind(stringify!($name), move || $body)
         }
         #[unsafe(no_mangle)]
         pub extern "C" fn $variant($($arg: $type),*) -> i32 {
             let $stream = $crate::export::PER_THREAD;
-            $crate::export::$kind(move || $body)
+            $crate::export::$kind(stringify!($name), move || $body)
         }
         $crate::export::exports!($($rest)*);
     };

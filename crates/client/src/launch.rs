@@ -70,7 +70,9 @@ pub fn with_parameters<T>(
         if !parameters.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        return with(from_extra(extra)?);
+        // A buffer may be longer than the parameters: structures end with padding.
+        let buffer = from_extra(extra)?;
+        return with(&buffer[..buffer.len().min(found.parameter_bytes)]);
     }
     if found.parameters.is_empty() {
         return with(&[]);
