@@ -49,3 +49,23 @@ fn arithmetic_runs_at_a_hundred_million_instructions_a_second() {
     }
     assert!(sine > 10.0, "{sine}");
 }
+
+#[test]
+#[ignore = "a measurement, meant for an optimised build"]
+fn launches_and_blocks_cost_little() {
+    let module =
+        kernel(1, "", "mad.wide.u32 %d1, %gid, 4, %p0; ld.global.f32 %f1, [%d1]; st.global.f32 [%d1], %f1;");
+    let memory = Memory::new(4 << 20);
+    let per = |count: u32, begun: Instant| begun.elapsed().as_secs_f64() * 1e6 / f64::from(count);
+    let begun = Instant::now();
+    (0..10_000).for_each(|_| Run::shape(1, 32).go(&module, "k", &[memory.start]));
+    let launch = per(10_000, begun);
+    let begun = Instant::now();
+    Run::shape(32_768, 32).go(&module, "k", &[memory.start]);
+    let small = per(32_768, begun);
+    let begun = Instant::now();
+    Run::shape(1024, 1024).go(&module, "k", &[memory.start]);
+    let large = per(1024, begun);
+    println!("a launch {launch:.2} us; a block of 32 threads {small:.2} us, of 1024 {large:.2} us");
+    assert!(launch < 50.0 && small < 20.0 && large < 200.0);
+}

@@ -1,5 +1,8 @@
 //! Texts that are wrong, and how they are refused.
 
+mod common;
+
+use common::{Memory, Run, TestHost, place};
 use proptest::prelude::*;
 use rekindle_ptx::{Error, Module};
 
@@ -103,35 +106,62 @@ fn initial_values() {
 
 const SAMPLE: &str = include_str!("data/compiled.ptx");
 
+type Edit = (u32, u8, usize, u8);
+
+fn edits() -> impl Strategy<Value = Vec<Edit>> {
+    proptest::collection::vec((any::<u32>(), any::<u8>(), 0usize..40, 0u8..6), 1..5)
+}
+
+fn mutated(edits: Vec<Edit>) -> String {
+    let mut text = SAMPLE.as_bytes().to_vec();
+    for (at, byte, length, kind) in edits {
+        let at = at as usize % (text.len() - 100);
+        let end = at + length;
+        match kind {
+            0 => text[at] = byte,
+            1 => drop(text.drain(at..end)),
+            2 => {
+                let copy = text[at..end].to_vec();
+                text.splice(at..at, copy);
+            }
+            3 => text[at] = b"{}()[];,.%<>-0"[usize::from(byte) % 14],
+            // A digit is another: other registers, types, labels and sizes.
+            _ => {
+                if let Some(digit) = text[at..].iter().position(u8::is_ascii_digit) {
+                    text[at + digit] = b'0' + byte % 10;
+                }
+            }
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever is cut out, doubled or overwritten, parsing ends with a module or an error.
     #[test]
-    fn mutated_texts_never_panic(
-        edits in proptest::collection::vec((any::<u32>(), any::<u8>(), 0usize..40, 0u8..5), 1..4),
-    ) {
-        let mut text = SAMPLE.as_bytes().to_vec();
-        for (at, byte, length, kind) in edits {
-            let at = at as usize % (text.len() - 100);
-            let end = at + length;
-            match kind {
-                0 => text[at] = byte,
-                1 => drop(text.drain(at..end)),
-                2 => {
-                    let copy = text[at..end].to_vec();
-                    text.splice(at..at, copy);
-                }
-                3 => text[at] = b"{}()[];,.%<>-0"[usize::from(byte) % 14],
-                // A digit is another: other registers, types, labels and sizes.
-                _ => {
-                    if let Some(digit) = text[at..].iter().position(u8::is_ascii_digit) {
-                        text[at + digit] = b'0' + byte % 10;
-                    }
-                }
+    fn mutated_texts_never_panic(edits in edits()) {
+        let _ = Module::parse(&mutated(edits));
+    }
+
+    /// What still parses runs to its end, to a fault, or until it is cancelled.
+    #[test]
+    fn mutated_kernels_never_panic(edits in edits()) {
+        let Ok(module) = Module::parse(&mutated(edits)) else {
+            return Ok(());
+        };
+        if !module.unresolved().is_empty() || module.globals().iter().map(|global| global.size).sum::<u64>() > 1 << 20 {
+            return Ok(());
+        }
+        let (memory, globals) = (Memory::new(1 << 16), Memory::new(2 << 20));
+        let run = Run { globals: place(&module, &globals), dynamic_shared: 512, ..Run::shape(2, 64) };
+        for entry in module.entries() {
+            let host = TestHost { patience: 8, heap: memory.start.into(), ..TestHost::default() };
+            if let Ok(grid) = run.prepare(&module, &entry.name, &[memory.start; 4]) {
+                let _ = grid.run(&host, 1);
             }
         }
-        let _ = Module::parse(&String::from_utf8_lossy(&text));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Calls and returns: frames of registers and of local memory.
 
 use super::step::{Exec, Flow, Operands, Stop, Trouble};
-use super::warp::{Frame, LOCAL_LIMIT, MAX_DEPTH, Path, lanes};
+use super::warp::{Frame, LOCAL_LIMIT, MAX_DEPTH, MAX_ROWS, Path, lanes};
 use super::windows;
 use crate::alu::LANES;
 use crate::program::{Call, Op, Place, Transfer};
@@ -53,11 +53,11 @@ impl Exec<'_> {
         let callee = &program.functions[function as usize];
         let fp = path.sp.next_multiple_of(FRAME_ALIGN);
         let sp = fp.saturating_add(callee.frame);
-        if sp > LOCAL_LIMIT || path.frames.len() >= MAX_DEPTH {
-            return Err(Trouble::Stack.at(first));
-        }
         let base = path.base + program.functions[path.function as usize].registers;
         let (start, rows) = (callee.start, base + callee.registers);
+        if sp > LOCAL_LIMIT || path.frames.len() >= MAX_DEPTH || rows > MAX_ROWS {
+            return Err(Trouble::Stack.at(first));
+        }
         if self.warp.registers.len() < rows as usize {
             self.warp.registers.resize(rows as usize, [0; LANES]);
         }

@@ -257,20 +257,20 @@ impl<'a> Exec<'a> {
             Op::LoadParameter(access) => self.load_parameter(path, access, results, mask)?,
             Op::Load(access) => {
                 self.load(path, access, results, sources[0], mask)?;
-                if access.volatile && self.spins(path.pc) {
+                if access.volatile && self.spins(path, results[0]) {
                     return Ok(Flow::Yield);
                 }
             }
             Op::Store(access) => self.store(path, access, sources, mask)?,
             Op::Atomic(atomic) => {
                 self.atomic(path, atomic, results[0], sources, mask)?;
-                if atomic.access.volatile && self.spins(path.pc) {
+                if atomic.access.volatile && self.spins(path, results[0]) {
                     return Ok(Flow::Yield);
                 }
             }
             Op::Atomic128 { access, compare } => {
                 self.atomic128(path, access, *compare, results, sources, mask)?;
-                if self.spins(path.pc) {
+                if self.spins(path, results[0]) {
                     return Ok(Flow::Yield);
                 }
             }
@@ -278,7 +278,7 @@ impl<'a> Exec<'a> {
             Op::BulkCopy { to, from, signal } => self.bulk_copy(path, *to, *from, *signal, sources, mask)?,
             Op::Mbarrier(kind, space, offset) => {
                 self.mbarrier(path, *kind, *space, *offset, results[0], sources, mask)?;
-                if self.spins(path.pc) {
+                if self.spins(path, results[0]) {
                     return Ok(Flow::Yield);
                 }
             }
@@ -320,12 +320,16 @@ impl<'a> Exec<'a> {
         Ok(Flow::Next)
     }
 
-    /// Whether the same access has come so often in a row that the warp seems to wait for another.
-    fn spins(&mut self, pc: u32) -> bool {
+    /// Whether the same access has given the same so often in a row that the warp seems to wait for another.
+    fn spins(&mut self, path: &Path, result: u32) -> bool {
         const PATIENCE: u32 = 16;
+        let seen = self
+            .row(path, result)
+            .iter()
+            .fold(u64::from(path.pc), |sum, value| sum.rotate_left(5).wrapping_add(*value));
         let (last, count) = self.warp.spin;
-        let count = if last == pc { count + 1 } else { 1 };
-        self.warp.spin = (pc, if count >= PATIENCE { 0 } else { count });
+        let count = if last == seen { count + 1 } else { 1 };
+        self.warp.spin = (seen, if count >= PATIENCE { 0 } else { count });
         count >= PATIENCE
     }
 

@@ -5,7 +5,9 @@ use crate::program::BarrierKind;
 
 /// Local memory and stack of one thread, as on devices.
 pub(crate) const LOCAL_LIMIT: u32 = 512 * 1024;
+/// Frames of a call chain, and rows of registers in them: 8 MiB for a warp.
 pub(crate) const MAX_DEPTH: usize = 16 * 1024;
+pub(crate) const MAX_ROWS: u32 = 32 * 1024;
 
 pub(crate) struct Warp {
     pub state: WarpState,
@@ -20,8 +22,8 @@ pub(crate) struct WarpState {
     pub registers: Vec<Lanes>,
     pub local: Vec<Vec<u8>>,
     pub turn: u64,
-    /// The place of the last access that may be a spin, and how often it came in a row.
-    pub spin: (u32, u32),
+    /// A digest of the last access that may be a spin with what it gave, and how often it came in a row.
+    pub spin: (u64, u32),
 }
 
 #[derive(Debug, Clone)]
@@ -97,7 +99,7 @@ impl Warp {
             registers: vec![[0; LANES]; registers as usize],
             local: vec![Vec::new(); LANES],
             turn: 0,
-            spin: (u32::MAX, 0),
+            spin: (u64::MAX, 0),
         };
         Self { state, paths: vec![path] }
     }
