@@ -132,6 +132,8 @@ pub(crate) enum Op {
     Allocate,
     StackSave,
     StackRestore,
+    MoveFragment(Arc<crate::machine::fragment::Transfer>),
+    MultiplyFragments(Arc<crate::machine::fragment::Product>),
     Matrix(Arc<crate::machine::matrix::Multiply>),
     LoadMatrix {
         count: u8,

@@ -57,7 +57,6 @@ fn update(operation: &str, ty: Type) -> Option<Update> {
 
 impl FunctionLowering<'_, '_> {
     pub fn atomic(&mut self, instruction: &Instruction, modifiers: &mut Modifiers) -> Result<(), Error> {
-        modifiers.take("async");
         take_hints(modifiers);
         let space = take_space(modifiers);
         let vector = modifiers.one_of(&[("v2", 2usize), ("v4", 4), ("v8", 8)]).unwrap_or(1);

@@ -51,6 +51,8 @@ impl<'a> FunctionLowering<'_, 'a> {
             "membar" | "fence" => self.fence(instruction, modifiers),
             "vote" | "match" | "shfl" | "redux" | "elect" | "activemask" => self.warp(instruction, modifiers),
             "mma" => self.multiply_matrix(instruction, modifiers),
+            "wmma" => self.fragment(instruction, modifiers),
+            "createpolicy" => self.cache_policy(instruction, modifiers),
             "ldmatrix" | "stmatrix" => self.move_matrix(instruction, modifiers),
             name if name.starts_with('v') => self.video(instruction, modifiers),
             _ => self.arithmetic(instruction, modifiers),

@@ -121,7 +121,6 @@ impl FunctionLowering<'_, '_> {
     }
 
     pub fn store(&mut self, instruction: &Instruction, modifiers: &mut Modifiers) -> Result<(), Error> {
-        modifiers.take("async");
         take_hints(modifiers);
         let space = take_space(modifiers);
         let vector = modifiers.one_of(&[("v2", 2), ("v4", 4), ("v8", 8)]).unwrap_or(1);
@@ -157,6 +156,28 @@ impl FunctionLowering<'_, '_> {
         for operand in instruction.operands.iter().filter(|operand| matches!(operand, Operand::Address(..))) {
             self.address(instruction, operand)?;
         }
+        Ok(())
+    }
+
+    /// `createpolicy`: a policy that nothing heeds.
+    pub fn cache_policy(
+        &mut self,
+        instruction: &Instruction,
+        modifiers: &mut Modifiers,
+    ) -> Result<(), Error> {
+        let kinds = ["fractional", "range", "cvt"];
+        let kind = modifiers.take_with(|word| kinds.iter().copied().find(|known| *known == word));
+        let is_hint = |word: &str| (word == "L2" || word.starts_with("L2::")).then_some(());
+        while modifiers.take_with(is_hint).is_some() {}
+        take_space(modifiers);
+        modifiers.take("b64");
+        if kind.is_none() || !modifiers.all_taken() {
+            return Err(self.unknown(instruction));
+        }
+        self.expect(instruction, 1..=4)?;
+        let result = self.result(instruction, &instruction.operands[0])?;
+        let zero = self.bits(0);
+        self.copy(result, zero);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod atomics;
 mod barriers;
 mod calls;
 mod control;
+mod fragment;
 mod function;
 mod matrix;
 mod memory;

@@ -14,6 +14,7 @@ mod block;
 mod builtin;
 mod call;
 mod collective;
+pub(crate) mod fragment;
 pub(crate) mod grid;
 pub(crate) mod matrix;
 mod mbarrier;

@@ -304,6 +304,8 @@ impl<'a> Exec<'a> {
                 let sp = self.row(path, sources[0])[mask.trailing_zeros() as usize] as u32;
                 path.sp = sp.clamp(path.fp, path.sp);
             }
+            Op::MoveFragment(transfer) => self.move_fragment(path, transfer, operands)?,
+            Op::MultiplyFragments(product) => self.multiply_fragments(path, product, operands),
             Op::Matrix(multiply) => self.multiply(path, multiply, operands),
             Op::LoadMatrix { count, transposed, store, offset } => {
                 self.move_matrix(path, *count, *transposed, *store, *offset, operands)?;
