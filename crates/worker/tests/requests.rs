@@ -30,7 +30,11 @@ fn a_program_allocates_copies_computes_and_frees() {
     assert_eq!(lane.ask(FunctionGet { module: 1, id: 2, name: "none" }).unwrap_err(), CUDA_ERROR_NOT_FOUND);
     let large = lane.ask(MemoryAllocate { device: 0, bytes: 9 << 20 }).unwrap();
     let small = lane.ask(MemoryAllocate { device: 0, bytes: 100 }).unwrap();
-    assert!(rekindle_device::DEVICE_RANGE.contains(&large) && large.is_multiple_of(2 << 20) && small.is_multiple_of(512));
+    assert!(
+        rekindle_device::DEVICE_RANGE.contains(&large)
+            && large.is_multiple_of(2 << 20)
+            && small.is_multiple_of(512)
+    );
     let data: Vec<u8> = (0..9u32 << 18).flat_map(|n| n.to_le_bytes()).collect();
     upload(&mut lane, 0, large, &data);
     launch(&mut lane, 0, 1, &[large, 9 << 18]);

@@ -5,7 +5,7 @@ use rekindle_device::Result;
 use rekindle_protocol::operation::Id;
 
 /// More objects of a kind than any program has; an id beyond it is nonsense from overwritten memory.
-const MOST: usize = 1 << 24;
+const MOST: usize = 1 << 20;
 
 /// Ids are small and dense, so this is an array.
 #[derive(Debug)]

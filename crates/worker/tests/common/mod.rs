@@ -70,6 +70,10 @@ impl Worker {
         Daemon { stream }
     }
 
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Waits for the worker's end.
     pub fn end(self) -> Ended {
         self.thread.join().unwrap()
@@ -230,8 +234,11 @@ impl Lane {
     }
 
     fn push<T: serde::Serialize>(&mut self, opcode: u32, request: &T, trailer: &[u8]) {
-        let body = postcard::to_stdvec(request).unwrap();
-        while !self.producer.try_push(opcode, &body, trailer, || self.board.ticket()) {
+        self.push_raw(opcode, &postcard::to_stdvec(request).unwrap(), trailer);
+    }
+
+    pub fn push_raw(&mut self, opcode: u32, body: &[u8], trailer: &[u8]) {
+        while !self.producer.try_push(opcode, body, trailer, || self.board.ticket()) {
             std::thread::yield_now();
         }
         self.board.ring();
@@ -275,6 +282,10 @@ impl Lane {
 
     pub fn is_answered(&self) -> bool {
         self.ring.header().reply.count() != self.seen_replies
+    }
+
+    pub fn is_drained(&self) -> bool {
+        self.ring.header().is_drained()
     }
 
     pub fn error(&self) -> i32 {
