@@ -4,7 +4,7 @@ mod harness;
 
 use harness::{COUNTER, GPU_COUNTER, Rekindle, wait};
 
-/// Where a checkpoint can be made to fail, in its order; the image is there from `in-image` on.
+/// Where a checkpoint can be made to fail, in its order.
 const POINTS: [&str; 9] = [
     "checkpoint-begun",
     "quiesced",
@@ -16,6 +16,9 @@ const POINTS: [&str; 9] = [
     "in-image",
     "committed",
 ];
+
+/// The points at which the image is there.
+const SEALED: [&str; 2] = ["in-image", "committed"];
 
 fn counting(program: &[&str]) -> Rekindle {
     let rekindle = Rekindle::new();
@@ -91,16 +94,22 @@ fn a_restored_program_is_checkpointed_and_restored_again(program: &[&str]) {
 }
 
 fn a_checkpoint_that_fails_anywhere_is_undone(program: &[&str]) {
-    for point in POINTS {
+    for (point, after) in POINTS.iter().flat_map(|point| [(*point, "--leave-running"), (*point, "--stop")]) {
         let mut rekindle = Rekindle::new();
         rekindle.set_fault(Some(point));
         rekindle.start("counter", program);
         rekindle.goes_on("counter");
-        let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+        let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", after]);
         assert!(error.contains("injected"), "{point}: {error}");
-        rekindle.goes_on("counter");
-        assert_eq!(rekindle.sandbox("counter")["state"], "running");
-        assert_eq!(rekindle.images().is_empty(), point != "committed", "{point}");
+        if (point, after) == ("committed", "--stop") {
+            wait("the program's end", || rekindle.sandbox("counter")["state"] == "stopped");
+            assert_eq!(rekindle.images(), ["image"]);
+        } else {
+            rekindle.goes_on("counter");
+            assert_eq!(rekindle.sandbox("counter")["state"], "running");
+            let there = after == "--leave-running" && SEALED.contains(&point);
+            assert_eq!(!rekindle.images().is_empty(), there, "{point} {after}");
+        }
         rekindle.assert_tidy();
     }
 }
@@ -118,8 +127,7 @@ fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running(program: 
         let sandbox = rekindle.sandbox("counter");
         assert_eq!(sandbox["state"], "running", "{point}");
         assert!(sandbox["problem"].as_str().unwrap().contains("checkpoint"), "{point}");
-        let whole = ["in-image", "committed"].contains(&point);
-        assert_eq!(rekindle.images().is_empty(), !whole, "{point}");
+        assert_eq!(!rekindle.images().is_empty(), SEALED.contains(&point), "{point}");
         for image in rekindle.images() {
             rekindle.ok(&["verify", &image]);
         }

@@ -1,14 +1,14 @@
 //! Taking an image of a running program: one cut over CPU and GPU, the program standing still.
 //!
 //! ```text
-//! program   ──runs──┬─calls parked──────┬─frozen by CRIU──────────────────────┬──runs──▶ (or ends)
-//! worker            ├Quiesce─Detach─Save┴─(still saving)─SavePinned           ├Attach─Resume
-//! CRIU              │               dump──┬ hook: wait for all, commit ──┬────┤
-//! image             draft                 parts, manifest, fsync, rename      │
+//! program   ──runs──┬─calls parked──────┬─frozen by CRIU────────────┬──runs──▶
+//! worker            ├Quiesce─Detach─Save┴─(still saving)─SavePinned─┴Attach─Resume
+//! CRIU              │               dump──┬ hook: wait for all ┬────┘
+//! image             draft                 parts, manifest      CPU files, fsync, rename
 //! ```
 //!
-//! Whatever fails, before or in the hook: the draft goes, CRIU lets go of the program, the worker lets the client go
-//! on. The image is there, whole, from the rename on.
+//! A program that goes on does so as soon as all is in the draft; one that is to be stopped waits in the hook until the
+//! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -123,16 +123,21 @@ impl Attempt<'_> {
             self.timeline.time("detach", || quiet.detach(pid))?;
         }
         fault::point("detached")?;
+        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.held.id))?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        self.dump(&draft, quiet.as_ref(), status.as_ref())?;
-        fault::point("committed")?;
+        self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref())?;
         match quiet {
             Some(quiet) if self.leave_running => self.timeline.time("resume", || quiet.resume())?,
             Some(quiet) => quiet.end(),
             None => {}
         }
-        Ok(stopped.elapsed().as_micros() as u64)
+        let stopped_us = stopped.elapsed().as_micros() as u64;
+        if self.leave_running {
+            self.seal(&draft, &scratch.path)?;
+        }
+        fault::point("committed")?;
+        Ok(stopped_us)
     }
 
     fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
@@ -147,6 +152,7 @@ impl Attempt<'_> {
     fn dump(
         &self,
         draft: &Mutex<Option<Draft>>,
+        images: &Path,
         quiet: Option<&Quiet<'_>>,
         status: Option<&Status>,
     ) -> Result<()> {
@@ -154,8 +160,6 @@ impl Attempt<'_> {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
             draft.as_ref().ok_or(Error::Injected { point: "draft" })?.path().to_path_buf()
         };
-        let images = Scratch::make(self.daemon.places.dumps().join(&self.held.id))?;
-        let images = &images.path;
         let mut spec = DumpSpec::new(self.criu, images, self.leave_running);
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         self.reply.progress("dump", 0, 0);
@@ -164,7 +168,13 @@ impl Attempt<'_> {
         let dumped = std::thread::scope(|scope| {
             let save = self.worker.map(|worker| scope.spawn(|| self.save(worker, &path)));
             self.cpu.dump(&spec, |frozen| {
-                self.finish(frozen, draft, save, quiet, status).map_err(|error| {
+                let gathered = self.gather(frozen, draft, save, quiet, status);
+                // A program that is to end does not end before its image is safe.
+                let sealed = gathered.and_then(|()| match self.leave_running {
+                    true => Ok(()),
+                    false => self.seal(draft, images),
+                });
+                sealed.map_err(|error| {
                     let sentence = error.to_string();
                     *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                     sentence
@@ -227,8 +237,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// The program stands still with its CPU half written: brings all parts together and commits.
-    fn finish(
+    /// The program stands still with its CPU half written: takes all that can only be had now.
+    fn gather(
         &self,
         frozen: &Frozen<'_>,
         draft: &Mutex<Option<Draft>>,
@@ -237,8 +247,8 @@ impl Attempt<'_> {
         status: Option<&Status>,
     ) -> Result<()> {
         fault::point("frozen")?;
-        let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
-        let draft = slot.as_ref().ok_or(Error::Injected { point: "draft" })?;
+        let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let draft = draft.as_ref().ok_or(Error::Injected { point: "draft" })?;
         let parts = self.timeline.time("wait for the GPU half", || join(save))?;
         draft.adopt(parts)?;
         fault::point("saved")?;
@@ -249,9 +259,16 @@ impl Attempt<'_> {
             draft.adopt(pinned)?;
         }
         fault::point("pinned-saved")?;
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status))
+    }
+
+    /// Makes an image of what was gathered.
+    fn seal(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
         self.reply.progress("commit", 0, 0);
-        self.timeline.time("cpu files", || take_cpu_files(draft, frozen.images_dir))?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status))?;
+        let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(draft) = slot.as_ref() {
+            self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
+        }
         fault::point("before-commit")?;
         if let Some(draft) = slot.take() {
             self.timeline.time("commit", || draft.commit())?;

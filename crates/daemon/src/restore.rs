@@ -1,9 +1,9 @@
 //! Bringing the program of an image back in a new sandbox.
 //!
 //! ```text
-//! checks ─▶ run directory, gate, worker ─▶ GPU check ─┬─ worker: Restore ─────────┬─ Adopt ─▶ program runs ─ Resume
-//!                                                     ├─ pinned files loaded ─────┤
-//!                                                     └─ CPU files checked ─ CRIU ┘
+//! checks ─▶ run directory, gate, files ─┬─ worker: GPU check, Restore ─┬─ Adopt ─▶ program runs ─ Resume
+//!                                       ├─ pinned files loaded ────────┤
+//!                                       └─ CPU files checked ─ CRIU ───┘
 //! ```
 //!
 //! The program is complete and not yet running when both halves meet, so that none of its threads can see memory that
@@ -121,8 +121,6 @@ impl Attempt<'_> {
             self.held.runs(cpu)?;
             return fault::point("restore-running").inspect_err(|_| self.end_program());
         };
-        let status = self.timeline.time("worker start", || worker.status())?;
-        preflight::check_gpus(self.image, &status)?;
         self.make_files(client)?;
         let cpu = self.both_halves(client, &worker)?;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
@@ -156,7 +154,10 @@ impl Attempt<'_> {
         })
     }
 
+    /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
     fn restore_gpu(&self, worker: &Worker) -> Result<()> {
+        let status = self.timeline.time("worker start", || worker.status())?;
+        preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
         let action = "restore the GPU half";
         let request = Request::Restore {
