@@ -13,9 +13,9 @@ fn measure(name: &str, step: &str, instructions: u32) -> f64 {
     let unrolled = step.repeat(16);
     let module = kernel(
         1,
-        "",
+        ".shared .align 4 .b8 s[1024];",
         &format!(
-            "cvt.rn.f32.u32 %f1, %gid; mov.f32 %f2, 0f3F7FFFFF; mov.f32 %f3, 0f3F000000; mov.u32 %r1, 0;
+            "mov.u32 %r6, s; shl.b32 %r5, %tid32, 2; add.u32 %r5, %r5, %r6; cvt.rn.f32.u32 %f1, %gid; mov.f32 %f2, 0f3F7FFFFF; mov.f32 %f3, 0f3F000000; mov.u32 %r1, 0;
              mov.u32 %r2, %gid; mov.u32 %r3, 12345; cvt.rn.f64.u32 %e1, %gid; mov.f64 %e2, 0d3FEFFFFFFFFFFFFF;
              mad.wide.u32 %d1, %gid, 4, %p0;
              LOOP: {unrolled} add.u32 %r1, %r1, 1; setp.lt.u32 %q1, %r1, {ROUNDS}; @%q1 bra LOOP;
@@ -43,8 +43,9 @@ fn arithmetic_runs_at_a_hundred_million_instructions_a_second() {
     let double = measure("mul.f64", "mul.f64 %e1, %e1, %e2;", 1);
     let compared = measure("setp / selp", "setp.gt.u32 %q2, %r2, %r3; selp.u32 %r2, %r1, %r2, %q2;", 2);
     let memory = measure("ld.global / st.global", "ld.global.u32 %r2, [%d1]; st.global.u32 [%d1], %r2;", 2);
+    let shared = measure("ld.shared / st.shared", "ld.shared.u32 %r2, [%r5]; st.shared.u32 [%r5], %r2;", 2);
     let sine = measure("sin.approx", "sin.approx.f32 %f1, %f1;", 1);
-    for rate in [fused, integer, double, compared, memory] {
+    for rate in [fused, integer, double, compared, memory, shared] {
         assert!(rate >= 100.0, "{rate} million a second");
     }
     assert!(sine > 10.0, "{sine}");

@@ -1,15 +1,15 @@
-//! Loads, stores, atomics and copies through the state spaces.
+//! Loads and stores through the state spaces.
 
 use super::access;
 use super::step::{Exec, Stop, Trouble};
 use super::warp::{LOCAL_LIMIT, Path, lanes};
 use super::windows::{self, LOCAL, PARAM, SHARED};
 use crate::alu::{LANES, Lanes};
-use crate::program::{Access, Atomic};
+use crate::program::Access;
 use crate::types::Space;
 
 /// Where an address leads.
-enum Place {
+pub(super) enum Place {
     Device(u64),
     /// Rank of the block, and offset.
     Shared(usize, usize),
@@ -18,9 +18,23 @@ enum Place {
 }
 
 fn little_endian(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(word)
+    match *bytes {
+        [a] => u64::from(a),
+        [a, b] => u64::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u64::from(u32::from_le_bytes([a, b, c, d])),
+        [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        _ => 0,
+    }
+}
+
+/// Writes the low bytes of a value.
+fn put(bytes: &mut [u8], value: u64) {
+    match bytes.len() {
+        1 => bytes.copy_from_slice(&[value as u8]),
+        2 => bytes.copy_from_slice(&(value as u16).to_le_bytes()),
+        4 => bytes.copy_from_slice(&(value as u32).to_le_bytes()),
+        _ => bytes.copy_from_slice(&value.to_le_bytes()),
+    }
 }
 
 /// Consecutive elements of memory to lanes.
@@ -64,7 +78,7 @@ fn sign_extended(value: u64, width: u8, register: u8) -> u64 {
 }
 
 impl Exec<'_> {
-    fn place(&self, space: Space, address: u64, bytes: usize, write: bool) -> Result<Place, Trouble> {
+    pub fn place(&self, space: Space, address: u64, bytes: usize, write: bool) -> Result<Place, Trouble> {
         let illegal = || Trouble::Address { address, write };
         match space {
             Space::Shared => self.shared_place(address, bytes).ok_or_else(illegal),
@@ -150,22 +164,19 @@ impl Exec<'_> {
         if !address.is_multiple_of(u64::from(width)) {
             return Err(Trouble::Misaligned { address, align: u32::from(width) });
         }
-        let word = value.to_le_bytes();
         match self.place(space, address, bytes, true)? {
             Place::Device(at) => {
                 access::store(at, width, value).map_err(|_| Trouble::Address { address, write: true })?;
             }
-            Place::Shared(rank, at) => {
-                self.cluster.shared[rank][at..at + bytes].copy_from_slice(&word[..bytes])
-            }
-            Place::Local(at) => self.local(lane, at + bytes)[at..at + bytes].copy_from_slice(&word[..bytes]),
+            Place::Shared(rank, at) => put(&mut self.cluster.shared[rank][at..at + bytes], value),
+            Place::Local(at) => put(&mut self.local(lane, at + bytes)[at..at + bytes], value),
             Place::Parameter(_) => return Err(Trouble::Address { address, write: true }),
         }
         Ok(())
     }
 
     /// The address of each lane's access, and the alignment that all of its elements need.
-    fn addresses(&self, path: &Path, access: &Access, base: u32) -> Lanes {
+    pub fn addresses(&self, path: &Path, access: &Access, base: u32) -> Lanes {
         let mut addresses = *self.row(path, base);
         let offset =
             if access.frame { i64::from(path.fp).wrapping_add(access.offset) } else { access.offset };
@@ -175,7 +186,7 @@ impl Exec<'_> {
         addresses
     }
 
-    fn check_vector(&self, access: &Access, addresses: &Lanes, mask: u32) -> Result<(), Stop> {
+    pub fn check_vector(&self, access: &Access, addresses: &Lanes, mask: u32) -> Result<(), Stop> {
         let align = u32::from(access.width) * u32::from(access.count);
         match lanes(mask).find(|lane| !addresses[*lane].is_multiple_of(u64::from(align))) {
             Some(lane) => Err(Trouble::Misaligned { address: addresses[lane], align }.at(lane)),
@@ -194,6 +205,18 @@ impl Exec<'_> {
             && self.in_ranges(first, width * LANES as u64)
             && !windows::is_window_address(first);
         (in_order && plain).then_some(first)
+    }
+
+    /// Whether all lanes access the block's own shared memory, aligned and within it.
+    fn in_own_shared(&self, access: &Access, addresses: &Lanes, mask: u32) -> bool {
+        if access.space != Space::Shared || access.count != 1 {
+            return false;
+        }
+        let (width, size) =
+            (u64::from(access.width), self.cluster.shared[self.block.rank as usize].len() as u64);
+        // Widths are powers of two; an address that names a rank lies beyond any size.
+        let fits = |address: u64| address & (width - 1) == 0 && address < size && address + width <= size;
+        lanes(mask).all(|lane| fits(addresses[lane]))
     }
 
     pub fn load_parameter(
@@ -233,6 +256,14 @@ impl Exec<'_> {
                 widen(&buffer, width, &mut values);
                 return self.finish_load(path, access, results[0], values, mask);
             }
+        }
+        if self.in_own_shared(access, &addresses, mask) {
+            let (shared, width) = (&self.cluster.shared[self.block.rank as usize], usize::from(access.width));
+            for lane in lanes(mask) {
+                let at = addresses[lane] as usize;
+                values[lane] = little_endian(&shared[at..at + width]);
+            }
+            return self.finish_load(path, access, results[0], values, mask);
         }
         self.check_vector(access, &addresses, mask)?;
         for (index, result) in results.iter().enumerate() {
@@ -274,6 +305,15 @@ impl Exec<'_> {
                 return Ok(());
             }
         }
+        if self.in_own_shared(access, &addresses, mask) {
+            let (values, width) = (*self.row(path, sources[1]), usize::from(access.width));
+            let shared = &mut self.cluster.shared[self.block.rank as usize];
+            for lane in lanes(mask) {
+                let at = addresses[lane] as usize;
+                put(&mut shared[at..at + width], values[lane]);
+            }
+            return Ok(());
+        }
         self.check_vector(access, &addresses, mask)?;
         for (index, source) in sources[1..].iter().enumerate() {
             let values = *self.row(path, *source);
@@ -287,164 +327,6 @@ impl Exec<'_> {
                     values[lane],
                 )
                 .map_err(|trouble| trouble.at(lane))?;
-            }
-        }
-        Ok(())
-    }
-
-    pub fn atomic(
-        &mut self,
-        path: &Path,
-        atomic: &Atomic,
-        result: u32,
-        sources: &[u32],
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let addresses = self.addresses(path, &atomic.access, sources[0]);
-        let [b, c] = [sources[1], sources[2]].map(|source| *self.row(path, source));
-        let mut old = [0; LANES];
-        for lane in lanes(mask) {
-            let change = |value: u64| (atomic.update)(value, b[lane], c[lane]);
-            old[lane] = self
-                .update(lane, &atomic.access, addresses[lane], change)
-                .map_err(|trouble| trouble.at(lane))?;
-        }
-        self.set(path, result, &old, mask);
-        Ok(())
-    }
-
-    fn update(
-        &mut self,
-        lane: usize,
-        access: &Access,
-        address: u64,
-        change: impl Fn(u64) -> u64,
-    ) -> Result<u64, Trouble> {
-        let mut old = self.read(lane, access.space, address, access.width)?;
-        let Place::Device(at) = self.place(access.space, address, usize::from(access.width), true)? else {
-            // Only this thread runs the cluster.
-            self.write(lane, access.space, address, access.width, change(old))?;
-            return Ok(old);
-        };
-        loop {
-            let found = access::compare_exchange(at, access.width, old, change(old))
-                .map_err(|_| Trouble::Address { address, write: true })?;
-            if found == old {
-                return Ok(old);
-            }
-            old = found;
-        }
-    }
-
-    pub fn atomic128(
-        &mut self,
-        path: &Path,
-        access: &Access,
-        compare: bool,
-        results: &[u32],
-        sources: &[u32],
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let addresses = self.addresses(path, access, sources[0]);
-        self.check_vector(access, &addresses, mask)?;
-        let values: Vec<Lanes> = sources[1..].iter().map(|source| *self.row(path, *source)).collect();
-        for lane in lanes(mask) {
-            let operand = |index: usize| [values[2 * index][lane], values[2 * index + 1][lane]];
-            let old = self
-                .update128(lane, access, addresses[lane], |old| match compare {
-                    true if old != operand(0) => old,
-                    true => operand(1),
-                    false => operand(0),
-                })
-                .map_err(|trouble| trouble.at(lane))?;
-            for (result, half) in results.iter().zip(old) {
-                self.set(path, *result, &[half; LANES], 1 << lane);
-            }
-        }
-        Ok(())
-    }
-
-    fn update128(
-        &mut self,
-        lane: usize,
-        access: &Access,
-        address: u64,
-        change: impl Fn([u64; 2]) -> [u64; 2],
-    ) -> Result<[u64; 2], Trouble> {
-        let mut old = [
-            self.read(lane, access.space, address, 8)?,
-            self.read(lane, access.space, address.wrapping_add(8), 8)?,
-        ];
-        let Place::Device(at) = self.place(access.space, address, 16, true)? else {
-            let [low, high] = change(old);
-            self.write(lane, access.space, address, 8, low)?;
-            self.write(lane, access.space, address.wrapping_add(8), 8, high)?;
-            return Ok(old);
-        };
-        loop {
-            let found = access::compare_exchange128(at, old, change(old))
-                .map_err(|_| Trouble::Address { address, write: true })?;
-            if found == old {
-                return Ok(old);
-            }
-            old = found;
-        }
-    }
-
-    /// `cp.async`, done at once.
-    pub fn copy(
-        &mut self,
-        path: &Path,
-        bytes: u32,
-        offsets: [i64; 2],
-        sources: &[u32],
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let [to, from, present] = [0, 1, 2].map(|index| *self.row(path, sources[index]));
-        for lane in lanes(mask) {
-            let (to, from) =
-                (to[lane].wrapping_add_signed(offsets[0]), from[lane].wrapping_add_signed(offsets[1]));
-            for at in (0..u64::from(bytes)).step_by(4) {
-                // A source size that is not whole words is copied bytewise at its end.
-                let left = (present[lane] as u32 as u64).saturating_sub(at).min(4);
-                let mut word = 0;
-                for byte in 0..left {
-                    let value = self
-                        .read(lane, Space::Generic, from + at + byte, 1)
-                        .map_err(|trouble| trouble.at(lane))?;
-                    word |= value << (8 * byte);
-                }
-                self.write(lane, Space::Shared, to + at, 4, word).map_err(|trouble| trouble.at(lane))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// `cp.async.bulk`, done at once.
-    pub fn bulk_copy(
-        &mut self,
-        path: &Path,
-        to: Space,
-        from: Space,
-        signal: bool,
-        sources: &[u32],
-        mask: u32,
-    ) -> Result<(), Stop> {
-        let rows: Vec<Lanes> = sources.iter().map(|source| *self.row(path, *source)).collect();
-        for lane in lanes(mask) {
-            let size = rows[2][lane] as u32 as u64;
-            if !size.is_multiple_of(16) {
-                return Err(Trouble::Misaligned { address: size, align: 16 }.at(lane));
-            }
-            for at in (0..size).step_by(8) {
-                let word = self
-                    .read(lane, from, rows[1][lane].wrapping_add(at), 8)
-                    .map_err(|trouble| trouble.at(lane))?;
-                self.write(lane, to, rows[0][lane].wrapping_add(at), 8, word)
-                    .map_err(|trouble| trouble.at(lane))?;
-            }
-            if signal {
-                self.complete_bytes(lane, rows[3][lane], size).map_err(|trouble| trouble.at(lane))?;
             }
         }
         Ok(())

@@ -9,11 +9,13 @@
 //! whenever it spins, waits or has had its share of time, and every started block progresses.
 
 pub(crate) mod access;
+mod atomic;
 mod barrier;
 mod block;
 mod builtin;
 mod call;
 mod collective;
+mod copy;
 pub(crate) mod fragment;
 pub(crate) mod grid;
 pub(crate) mod matrix;
