@@ -1,6 +1,7 @@
 //! What people see of the daemon's answers.
 
 use comfy_table::{Table, presets};
+use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{Report, Sandbox};
 use serde_json::Value;
 
@@ -110,18 +111,21 @@ pub fn report(report: &Report) -> String {
     )
 }
 
-pub fn findings(findings: &[rekindle_daemon::Finding]) -> String {
-    let mut table = table(&["", "NEED", "FOUND", "REQUIRED", "TO MEND"]);
+pub fn findings(findings: &[Finding]) -> String {
+    let mut text = String::new();
     for finding in findings {
         let mark = match (finding.ok, finding.required_for_all) {
             (true, _) => "ok",
             (false, true) => "MISSING",
             (false, false) => "absent",
         };
-        let mend = if finding.ok { "" } else { finding.mend.as_str() };
-        table.add_row([mark, &finding.need, &finding.found, &finding.required, mend]);
+        let Finding { need, found, required, mend, .. } = finding;
+        text.push_str(&format!("{mark:8}{need}: {found} (required: {required})\n"));
+        if !finding.ok {
+            text.push_str(&format!("        to mend: {mend}\n"));
+        }
     }
-    table.trim_fmt()
+    text.trim_end().to_string()
 }
 
 fn table(header: &[&str]) -> Table {
@@ -130,7 +134,8 @@ fn table(header: &[&str]) -> Table {
     if !header.is_empty() {
         table.set_header(header);
     }
-    table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic);
+    // Lines stay whole, however narrow the terminal says that it is: they can then be searched.
+    table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
     table
 }
 
