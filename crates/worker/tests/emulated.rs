@@ -5,6 +5,8 @@ mod common;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use common::program::{begin, bytes_of, download, kernel, launch, upload, words};
 use common::{Client, Lane, Worker, alone};
@@ -218,6 +220,34 @@ fn a_cooperative_launch_and_a_second_device() {
     lane.ask(ContextReset { device: 1 }).unwrap();
     assert_eq!(lane.error(), 0);
     assert_eq!(words(&download(&mut lane, 0, counter, 4)), [69]);
+    client.die();
+    worker.end();
+}
+
+#[test]
+fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let slow = || Gpu::parse("emulated:bandwidth=16M").unwrap().open();
+    let worker = Worker::start_on(&state.path().join("run"), Arc::default(), slow);
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let mut lane = begin(&mut client);
+    lane.ask(MemoryAllocate { device: 0, bytes: 256 << 20 }).unwrap();
+    let draft = store.begin("image").unwrap();
+    daemon.quiesce();
+    let staging = draft.path().to_str().unwrap().to_string();
+    rekindle_protocol::frame::send(&daemon.stream, &Request::Save { staging }, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    drop(daemon);
+    drop(draft);
+    let since = Instant::now();
+    while client.seen.resumed.load(Ordering::Acquire) == 0 {
+        assert!(since.elapsed() < Duration::from_secs(3));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());
     client.die();
     worker.end();
 }
