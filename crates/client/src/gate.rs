@@ -75,3 +75,40 @@ pub fn open() {
 pub fn inside() -> usize {
     seat::all().iter().filter(|seat| seat.inside.load(Ordering::Acquire)).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn nobody_is_inside_a_closed_gate_and_everybody_goes_on() {
+        static STOP: AtomicBool = AtomicBool::new(false);
+        static STEPS: AtomicU64 = AtomicU64::new(0);
+        let step = || {
+            while !STOP.load(Ordering::Relaxed) {
+                let _outer = enter().unwrap();
+                // A call within a call does not wait for the gate: it would never be let in.
+                let _inner = enter().unwrap();
+                STEPS.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|_| std::thread::spawn(step)).collect();
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_micros(300));
+            close();
+            while inside() != 0 {
+                std::thread::yield_now();
+            }
+            let before = STEPS.load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(300));
+            assert_eq!(STEPS.load(Ordering::Relaxed), before);
+            open();
+        }
+        STOP.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(inside(), 0);
+    }
+}

@@ -1,4 +1,6 @@
 //! Small C programs on the emulated GPU, through the library as a program loads it.
+//!
+//! They use the library and the example `gate` that cargo has built: run all of the package's tests, not this file alone.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -85,6 +87,17 @@ fn contexts() {
 #[test]
 fn graph() {
     run("graph");
+}
+
+#[test]
+fn busy_threads() {
+    let directory = tempfile::tempdir().unwrap();
+    let end = directory.path().join("end");
+    let running = gate(&compile("busy", directory.path())).arg(&end).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    std::fs::write(end, "").unwrap();
+    let output = running.wait_with_output().unwrap();
+    assert!(output.status.success() && text(&output).contains("ok\n"), "{}", text(&output));
 }
 
 #[test]

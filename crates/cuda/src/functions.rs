@@ -3,6 +3,7 @@
 //! `functions.txt` is the table. From it come the client's exports, `cuGetProcAddress` and the list in the
 //! compatibility document.
 
+use std::fmt::Write;
 use std::sync::LazyLock;
 
 /// One exported function.
@@ -63,6 +64,28 @@ pub fn functions() -> &'static [Function] {
     &TABLE
 }
 
+/// The table as a document: which functions work, which answer `CUDA_ERROR_NOT_SUPPORTED`.
+pub fn listing() -> String {
+    let mut text = String::from(
+        "# Functions of the driver API\n\n\
+         Made from `crates/cuda/src/functions.txt`. Every function that CUDA 13.0's driver exports is there; one that \
+         is not implemented returns `CUDA_ERROR_NOT_SUPPORTED` and is named once on standard error. With `_ptds` and \
+         `_ptsz` where the header has them.\n",
+    );
+    for (title, implemented) in [("Implemented", true), ("Not implemented", false)] {
+        let listed: Vec<&Function> = functions().iter().filter(|f| f.implemented == implemented).collect();
+        let _ = write!(text, "\n## {title} ({})\n\n", listed.len());
+        for function in listed {
+            let _ = write!(text, "- `{}`", function.symbol);
+            if function.since != 0 {
+                let _ = write!(text, ", CUDA {}.{}", function.since / 1000, function.since % 1000 / 10);
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
 fn parse(line: &'static str) -> Option<Function> {
     let mut words = line.split(' ');
     Some(Function {
@@ -86,6 +109,17 @@ mod tests {
         assert_eq!(functions().len(), lines);
         let names: HashSet<&str> = functions().iter().map(|f| f.symbol).collect();
         assert_eq!(names.len(), lines);
+    }
+
+    #[test]
+    fn the_document_is_what_the_table_says() {
+        let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/functions.md");
+        let found = std::fs::read_to_string(document).unwrap();
+        assert_eq!(
+            found,
+            listing(),
+            "write it again: cargo run -p rekindle-cuda --example functions > docs/functions.md"
+        );
     }
 
     #[test]

@@ -6,5 +6,5 @@ mod functions;
 mod result;
 pub mod types;
 
-pub use functions::{DEBUGGER_FUNCTIONS, DEBUGGER_VARIABLES, Function, RENAMED, functions};
+pub use functions::{DEBUGGER_FUNCTIONS, DEBUGGER_VARIABLES, Function, RENAMED, functions, listing};
 pub use result::*;
