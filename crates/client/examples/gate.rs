@@ -60,11 +60,14 @@ fn serve(gpu: &OsString, command: &[OsString], directory: &Path) -> io::Result<u
     Ok(status.code().unwrap_or(255) as u8)
 }
 
-/// The client's library, which cargo puts beside this example's folder.
+/// The client's library: `cargo build` puts it above this example's folder, `cargo test` beside that in `deps`.
 fn library() -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.parent().and_then(Path::parent).ok_or(io::ErrorKind::NotFound)?;
-    std::fs::canonicalize(folder.join("libcuda.so"))
+    let built = |path: &PathBuf| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let newest =
+        ["libcuda.so", "deps/libcuda.so"].map(|name| folder.join(name)).into_iter().max_by_key(built);
+    std::fs::canonicalize(newest.ok_or(io::ErrorKind::NotFound)?)
 }
 
 fn admit(stream: &UnixStream, gpu: &OsString, directory: &Path, number: u32) -> io::Result<()> {

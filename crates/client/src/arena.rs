@@ -32,6 +32,7 @@ pub enum Kind {
     Physical,
     Pool,
     Link,
+    UserObject,
 }
 
 /// Something that the program has a handle of.

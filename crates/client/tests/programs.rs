@@ -12,9 +12,16 @@ fn folder() -> PathBuf {
 }
 
 /// Where cargo has put the library and the examples.
-fn built() -> PathBuf {
+fn built_at() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().parent().unwrap().to_owned()
+}
+
+/// The library as this run of the tests was built with it, or as `cargo build` has left it since.
+fn library() -> PathBuf {
+    let built = |path: &PathBuf| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let both = ["libcuda.so", "deps/libcuda.so"].map(|name| built_at().join(name));
+    both.into_iter().max_by_key(built).unwrap()
 }
 
 fn compile(name: &str, into: &Path) -> PathBuf {
@@ -22,7 +29,7 @@ fn compile(name: &str, into: &Path) -> PathBuf {
     let compiled = Command::new("cc")
         .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .args([&program, &folder().join(format!("{name}.c"))])
-        .arg(built().join("libcuda.so"))
+        .arg(library())
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
@@ -30,7 +37,7 @@ fn compile(name: &str, into: &Path) -> PathBuf {
 }
 
 fn gate(program: &Path) -> Command {
-    let mut gate = Command::new(built().join("examples/gate"));
+    let mut gate = Command::new(built_at().join("examples/gate"));
     gate.arg(program).stdout(Stdio::piped()).stderr(Stdio::piped());
     gate
 }
@@ -90,6 +97,11 @@ fn graph() {
 }
 
 #[test]
+fn user_object() {
+    run("user_object");
+}
+
+#[test]
 fn busy_threads() {
     let directory = tempfile::tempdir().unwrap();
     let end = directory.path().join("end");
@@ -106,7 +118,7 @@ fn without_a_sandbox_there_is_no_device() {
     let program = compile("vadd", directory.path());
     let libraries = directory.path().join("lib");
     std::fs::create_dir(&libraries).unwrap();
-    std::os::unix::fs::symlink(built().join("libcuda.so"), libraries.join("libcuda.so.1")).unwrap();
+    std::os::unix::fs::symlink(library(), libraries.join("libcuda.so.1")).unwrap();
     let output =
         Command::new(program).env("LD_LIBRARY_PATH", libraries).env_remove("REKINDLE_RUN").output().unwrap();
     let said = text(&output);
@@ -156,7 +168,7 @@ fn worker_of(gate: i32) -> i32 {
 
 #[test]
 fn every_name_of_the_table_is_exported_and_not_null() {
-    let path = CString::new(built().join("libcuda.so").into_os_string().into_encoded_bytes()).unwrap();
+    let path = CString::new(library().into_os_string().into_encoded_bytes()).unwrap();
     // SAFETY: opening the library does nothing.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!library.is_null());

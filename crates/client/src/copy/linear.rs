@@ -31,10 +31,10 @@ pub fn copy(place: Place, to: Side, from: Side, bytes: u64, when: When) -> Resul
         return Ok(());
     }
     rows(place, to, from, bytes, std::iter::once((0, 0)))?;
-    if let (When::Synchronous, Side::Shared(to), Side::Shared(from)) = (when, to, from) {
-        if memory::is_pinned(to, bytes) || memory::is_pinned(from, bytes) {
-            return stream::synchronize(place);
-        }
+    if let (When::Synchronous, Side::Shared(to), Side::Shared(from)) = (when, to, from)
+        && (memory::is_pinned(to, bytes) || memory::is_pinned(from, bytes))
+    {
+        return stream::synchronize(place);
     }
     Ok(())
 }

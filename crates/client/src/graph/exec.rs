@@ -1,6 +1,7 @@
 //! Executable graphs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rekindle_cuda::types::{GraphExecUpdateResultInfo, GraphInstantiateParams};
 use rekindle_cuda::{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE};
@@ -13,11 +14,14 @@ use crate::lane;
 use crate::stream::resolve;
 
 use super::Graph;
+use super::user_object::Held;
 
 struct Exec {
     id: Id,
     device: u8,
     flags: u64,
+    /// What the graph held when this was made of it.
+    held: Mutex<Held>,
 }
 
 impl Object for Exec {
@@ -43,7 +47,8 @@ fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Result<()> {
     }
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
-    out.put(arena::insert(Exec { id: exec, device: graph.device, flags })?)
+    let held = Mutex::new(graph.state().held.clone());
+    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, held })?)
 }
 
 fn instantiate_with_log(
@@ -87,7 +92,12 @@ exports! {
         arena::get::<Exec>(exec)?;
         resolve(stream).map(drop)
     }
-    call fn cuGraphExecDestroy(exec: Handle) { lane::ask(&GraphExecDestroy { exec: arena::remove::<Exec>(exec)?.id }) }
+    call fn cuGraphExecDestroy(exec: Handle) {
+        let exec = arena::remove::<Exec>(exec)?;
+        let held = std::mem::take(&mut *exec.held.lock().unwrap_or_else(PoisonError::into_inner));
+        held.let_go(exec.device);
+        lane::ask(&GraphExecDestroy { exec: exec.id })
+    }
     ready fn cuGraphExecGetFlags(exec: Handle, out: Out<u64>) { out.put(arena::get::<Exec>(exec)?.flags) }
     ready fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Out<Handle>, result: Out<u32>) {
         arena::get::<Exec>(exec)?;

@@ -3,6 +3,7 @@
 mod add;
 mod exec;
 mod inspect;
+mod user_object;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ use crate::arena::{self, Kind, Object};
 use crate::export::exports;
 use crate::{context, lane};
 
+use user_object::Held;
+
 pub struct Graph {
     id: Id,
     device: u8,
@@ -25,6 +28,7 @@ struct State {
     /// Of the nodes that the program has handles of, or may ask for; the index is the node's number.
     nodes: Vec<Entry>,
     origin: Origin,
+    held: Held,
 }
 
 /// Where a graph's nodes come from.
@@ -73,7 +77,11 @@ pub fn new_id() -> Id {
 }
 
 fn insert(id: Id, device: u8, origin: Origin) -> Result<Handle> {
-    arena::insert(Graph { id, device, state: Mutex::new(State { nodes: Vec::new(), origin }) })
+    arena::insert(Graph {
+        id,
+        device,
+        state: Mutex::new(State { nodes: Vec::new(), origin, held: Held::default() }),
+    })
 }
 
 /// The graph of a capture under way, for a program that asks for it.
@@ -160,6 +168,9 @@ exports! {
         for entry in &graph.state().nodes {
             arena::remove::<Node>(entry.handle)?;
         }
-        lane::ask(&GraphDestroy { graph: graph.id })
+        let held = std::mem::take(&mut graph.state().held);
+        let destroyed = lane::ask(&GraphDestroy { graph: graph.id });
+        held.let_go(graph.device);
+        destroyed
     }
 }
