@@ -17,6 +17,7 @@ use crate::{device, lane, session};
 
 use super::map::{self, Purpose};
 use super::pinned;
+use super::virtual_memory::POSIX_DESCRIPTOR;
 
 struct Pool {
     device: u8,
@@ -173,7 +174,7 @@ exports! {
         if properties.kind != 1 || properties.location.kind != LOCATION_DEVICE {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if properties.handle_types != 0 {
+        if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         device::info(properties.location.id)?;

@@ -42,6 +42,10 @@ impl Object for Physical {
     }
 }
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Frameworks ask for it as a matter of course and rarely export: that
+/// alone is refused.
+pub const POSIX_DESCRIPTOR: u32 = 1;
+
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 fn properties(properties: In<MemAllocationProp>) -> Result<MemAllocationProp> {
@@ -93,7 +97,7 @@ exports! {
         out.check()?;
         let properties = properties(wanted)?;
         let bytes = bytes as u64;
-        if properties.handle_types != 0 {
+        if properties.handle_types & !POSIX_DESCRIPTOR != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(session::get()?.welcome.granularity) {
