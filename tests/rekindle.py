@@ -25,12 +25,14 @@ class Rekindle:
     def __init__(self, gpu="emulated", binaries=None, **environment):
         self.gpu = gpu
         self.command = str((binaries or ROOT / "target/release") / "rekindle")
-        self.root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))
+        # A sandbox has a /dev/shm of its own: what program and test share lies elsewhere.
+        self.root = Path(tempfile.mkdtemp(prefix="rekindle-"))
+        self.run_root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))
         self.environment = dict(
             os.environ,
             REKINDLE_SOCKET=str(self.root / "socket"),
             REKINDLE_STATE=str(self.root / "state"),
-            REKINDLE_RUN_ROOT=str(self.root / "run"),
+            REKINDLE_RUN_ROOT=str(self.run_root),
             **environment,
         )
 
@@ -43,6 +45,7 @@ class Rekindle:
             self("kill", *names, check=False)
         self("shutdown", check=False)
         shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(self.run_root, ignore_errors=True)
 
     def __call__(self, *arguments, check=True, limit=120):
         command = [self.command, *map(str, arguments)]
