@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -180,7 +181,7 @@ def workers(rekindle):
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         except OSError:
             continue
-        if arguments[:1] and arguments[0].endswith("rekindled") and "worker" in arguments[1:2] and str(rekindle.root) in " ".join(arguments):
+        if arguments[:1] and arguments[0].endswith("rekindled") and "worker" in arguments[1:2] and str(rekindle.run_root) in " ".join(arguments):
             found[int(pid)] = " ".join(arguments)
     return found
 
@@ -188,6 +189,7 @@ def workers(rekindle):
 def test_a_killed_program_leaves_no_worker(rekindle):
     rekindle.run("victim", *TRAIN)
     rekindle.wait_lines("victim", 3)
+    assert len(workers(rekindle)) == 1
     os.kill(rekindle.sandbox("victim")["pid"], signal.SIGKILL)
     rekindle.wait_end("victim")
     rekindle.wait(lambda: not workers(rekindle), "the worker's end", 10)
@@ -222,8 +224,6 @@ print(code.value, log.split(b"\\0")[0].decode().replace("\\n", " "))
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
 def test_a_killed_daemon_loses_nothing(rekindle, moment, delay):
     """SIGKILL in the middle: what ran goes on, nothing half-done remains, the next daemon says what happened."""
-    import subprocess
-
     rekindle.run("training", *TRAIN)
     rekindle.wait_lines("training", 3)
     if moment == "restore":
@@ -258,14 +258,35 @@ def kill_daemon(rekindle):
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def test_a_full_disk_undoes_the_checkpoint_in_every_phase():
-    """A store that may write so many bytes and no more: the checkpoint fails with one sentence, the program goes on."""
-    for limit in (0, 1000, 100_000, 2_000_000, 8_000_000):
-        with Rekindle(REKINDLE_FAULT_DISK_BYTES=str(limit)) as rekindle:
-            rekindle.run("training", *TRAIN)
-            rekindle.wait_lines("training", 3)
-            message = refused(rekindle, "checkpoint", "training", "--to", "image", "--stop")
+@pytest.mark.parametrize("mebibytes", [1, 6, 12, 20, 26])
+def test_a_full_disk_undoes_the_checkpoint_in_every_phase(rekindle, mebibytes):
+    """A real file system with so much room and no more: the checkpoint fails with one sentence, the program goes on."""
+    state = rekindle.root / "state"
+    state.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=0700", "rekindle-test", state], check=True)
+    try:
+        rekindle.run("training", *TRAIN)
+        rekindle.wait_lines("training", 3)
+        for end in ("--stop", "--leave-running"):
+            message = refused(rekindle, "checkpoint", "training", "--to", "image", end)
             assert "full" in message or "space" in message, message
             assert rekindle.json("images")["images"] == []
-            lines = rekindle.wait_end("training")
-            assert lines[-1] == "done" and len(lines) == STEPS + 1
+            assert sum(path.stat().st_blocks * 512 for path in state.rglob("*") if path.is_file()) < 1 << 19
+        lines = rekindle.wait_end("training")
+        assert lines[-1] == "done" and len(lines) == STEPS + 1
+    finally:
+        rekindle("shutdown", check=False)
+        subprocess.run(["umount", "--lazy", state], check=True)
+
+
+@pytest.mark.parametrize("bytes", [0, 1000, 10_000])
+def test_a_full_disk_under_the_gpu_half_undoes_the_checkpoint(bytes):
+    """The GPU half meets the end of the disk while CRIU has room."""
+    with Rekindle(REKINDLE_FAULT_DISK_BYTES=str(bytes)) as rekindle:
+        rekindle.run("training", *TRAIN)
+        rekindle.wait_lines("training", 3)
+        message = refused(rekindle, "checkpoint", "training", "--to", "image", "--stop")
+        assert "full" in message or "space" in message, message
+        assert rekindle.json("images")["images"] == []
+        lines = rekindle.wait_end("training")
+        assert lines[-1] == "done" and len(lines) == STEPS + 1
