@@ -52,7 +52,7 @@ pinned = ctypes.c_void_p()
 call("cuMemHostAlloc", ctypes.byref(pinned), 4 * THREADS, 0)
 seen = (ctypes.c_uint32 * THREADS).from_address(pinned.value)
 parameters = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(numbers), ctypes.c_void_p))
-for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10**9):
+for _step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10**9):
     call("cuLaunchKernel", kernel, 1, 1, 1, THREADS, 1, 1, 0, None, parameters, None)
     call("cuMemcpyDtoH_v2", seen, numbers, 4 * THREADS)
     assert len(set(seen)) == 1, list(seen)

@@ -73,7 +73,7 @@ def main():
     lines = control.makefile("rw")
     lines.write(f"{os.fstat(control.fileno()).st_ino}\n")
     lines.flush()
-    for number, line in enumerate(lines):
+    for number, _ in enumerate(lines):
         before = len(ticks)
         ours.sendall(b"hello")
         os.kill(child, signal.SIGUSR1)
