@@ -38,11 +38,13 @@ def main():
     child = os.fork()
     if child == 0:
         ours.close()
-        shared[0] = memory_map[0] = 7
         signal.signal(signal.SIGUSR1, lambda *_: shared.__setitem__(1, shared[1] + 1))
+        shared[0] = memory_map[0] = 7
         echo(theirs)
         os._exit(0)
     theirs.close()
+    while not shared[0]:
+        time.sleep(0.001)
 
     folder = tempfile.mkdtemp()
     watch = libc.inotify_init1(os.O_NONBLOCK)
