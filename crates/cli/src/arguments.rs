@@ -85,6 +85,17 @@ pub enum Command {
         #[command(flatten)]
         sandbox: SandboxArguments,
     },
+    /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
+    Trace {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+        /// Where the picture goes (SVG); SANDBOX.trace.svg in this directory if not given.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+        /// Also write the trace for chrome://tracing or ui.perfetto.dev.
+        #[arg(long, value_name = "FILE")]
+        chrome: Option<PathBuf>,
+    },
     /// List images.
     Images,
     /// Show what is inside an image.

@@ -12,7 +12,7 @@ use crate::arguments::{Arguments, Command, SandboxArguments};
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
-use crate::{pages, show};
+use crate::{pages, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -38,6 +38,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let report: Report = serde_json::from_value(answer.clone())?;
             printer.print(&answer, || show::report(&report));
         }
+        Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
         Command::Images => {
             let answer = simply_ask(&places, &Request::Images)?;
             printer.print(&answer, || show::images(&answer["images"]));
@@ -162,12 +163,12 @@ fn shutdown(places: &Places, printer: &Printer) -> Result<()> {
 }
 
 /// Prints an answer as people or as programs want it.
-struct Printer {
-    json: bool,
+pub struct Printer {
+    pub json: bool,
 }
 
 impl Printer {
-    fn print(&self, answer: &Value, text: impl FnOnce() -> String) {
+    pub fn print(&self, answer: &Value, text: impl FnOnce() -> String) {
         let mut shown = if self.json { answer.to_string() } else { text() };
         shown.push('\n');
         Output::Stdout.write(shown.as_bytes());

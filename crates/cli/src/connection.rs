@@ -61,6 +61,7 @@ fn changes_nothing(request: &Request) -> bool {
         Request::List
             | Request::Logs { .. }
             | Request::Wait { .. }
+            | Request::Trace { .. }
             | Request::Images
             | Request::Inspect { .. }
             | Request::Verify { .. }

@@ -16,6 +16,10 @@ pub enum Error {
     Refused(String),
     #[error("the image {image:?} is damaged: {problems}; checkpoint again or use another one")]
     Unsound { image: String, problems: String },
+    #[error(
+        "the sandbox {name:?} was neither checkpointed nor restored, so there is no trace of it; checkpoint it first"
+    )]
+    NoTrace { name: String },
     #[error("the daemon could not be started: {0}")]
     NoDaemon(String),
     #[error("the connection to the daemon was lost ({0}); sandboxes go on without it")]

@@ -9,8 +9,10 @@ mod connection;
 mod error;
 mod foreground;
 mod pages;
+mod picture;
 mod progress;
 mod show;
+mod trace;
 
 use std::process::ExitCode;
 

@@ -2,7 +2,8 @@
 
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
-use rekindle_protocol::daemon::{Report, Sandbox};
+use rekindle_protocol::daemon::{Operation, Report, Sandbox, Trace};
+use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
 pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
@@ -93,21 +94,37 @@ fn parts(parts: &Value) -> String {
 }
 
 pub fn report(report: &Report) -> String {
-    let mut table = table(&["PHASE", "FROM ms", "TOOK ms", "SIZE"]);
-    for phase in &report.phases {
+    phases(&report.phases, report.total_us, report.stopped_us)
+}
+
+pub fn trace(trace: &Trace) -> String {
+    let word = match trace.operation {
+        Operation::Checkpoint => "checkpoint to",
+        Operation::Restore => "restore of",
+    };
+    let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
+    let table = phases(&trace.phases, trace.total_us, trace.stopped_us);
+    format!("{word} {:?}, {}\n{table}{problem}", trace.image, trace.began)
+}
+
+fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {
+    let mut table = table(&["LANE", "PHASE", "FROM ms", "TOOK ms", "SIZE", "WAITED FOR"]);
+    for phase in phases {
         let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
         table.add_row([
+            phase.lane.clone(),
             phase.name.clone(),
             milliseconds(phase.start_us),
             milliseconds(phase.duration_us),
             size,
+            phase.waited_for.join(", "),
         ]);
     }
     format!(
         "{}\nin all {} ms, the program stood still for {} ms",
         table.trim_fmt(),
-        milliseconds(report.total_us),
-        milliseconds(report.stopped_us)
+        milliseconds(total_us),
+        milliseconds(stopped_us)
     )
 }
 
@@ -160,7 +177,7 @@ fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-fn milliseconds(microseconds: u64) -> String {
+pub fn milliseconds(microseconds: u64) -> String {
     format!("{:.1}", microseconds as f64 / 1000.0)
 }
 

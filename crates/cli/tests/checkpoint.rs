@@ -41,6 +41,7 @@ macro_rules! for_both {
 
 for_both! {
     a_program_goes_on_beside_its_image_and_the_image_continues_it
+    a_checkpoint_and_a_restore_leave_traces
     a_restored_program_is_checkpointed_and_restored_again
     a_checkpoint_that_fails_anywhere_is_undone
     a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running
@@ -81,6 +82,40 @@ fn a_program_goes_on_beside_its_image_and_the_image_continues_it(program: &[&str
     assert!(rekindle.json(&["rm", "one", "two"])["freed_bytes"].as_u64() > Some(1_000_000));
     assert!(rekindle.images().is_empty());
     rekindle.goes_on("a");
+}
+
+/// Each has its phases, says what waited for what, and is drawn.
+fn a_checkpoint_and_a_restore_leave_traces(program: &[&str]) {
+    let rekindle = counting(program);
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    let error = rekindle.refused(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    rekindle.ok(&["restore", "image", "-d", "--name", "back"]);
+    let (svg, chrome) = (rekindle.path("t.svg"), rekindle.path("t.json"));
+    let files = ["--svg", svg.to_str().unwrap(), "--chrome", chrome.to_str().unwrap()];
+    let trace = |name: &str| rekindle.json(&[&["trace", name][..], &files].concat())["traces"].clone();
+
+    let taken = trace("counter");
+    assert_eq!(taken.as_array().unwrap().len(), 1, "one that did not begin is none: {error}");
+    assert!(taken[0]["total_us"].as_u64() >= taken[0]["stopped_us"].as_u64());
+    let restored = trace("back");
+    for (trace, waits) in [(&taken[0], "gpu half"), (&restored[0], "gpu half")] {
+        let phases = trace["phases"].as_array().unwrap();
+        assert!(phases.iter().any(|phase| phase["lane"] == "cpu half" && phase["duration_us"] != 0));
+        assert!(phases.windows(2).all(|pair| pair[0]["start_us"].as_u64() <= pair[1]["start_us"].as_u64()));
+        let end = trace["total_us"].as_u64().unwrap();
+        let within = |phase: &serde_json::Value| {
+            phase["start_us"].as_u64().unwrap() + phase["duration_us"].as_u64().unwrap() <= end
+        };
+        assert!(phases.iter().all(within), "{trace}");
+        if program == GPU_COUNTER {
+            assert!(phases.iter().any(|phase| phase["waited_for"][0] == waits), "{trace}");
+            assert!(phases.iter().any(|phase| phase["lane"] == waits), "{trace}");
+        }
+    }
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("criu to post-restore"));
+    let events: serde_json::Value = serde_json::from_slice(&std::fs::read(&chrome).unwrap()).unwrap();
+    assert!(events["traceEvents"].as_array().unwrap().len() > 5);
 }
 
 fn a_restored_program_is_checkpointed_and_restored_again(program: &[&str]) {

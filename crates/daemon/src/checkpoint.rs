@@ -15,9 +15,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Report, State};
-use rekindle_protocol::worker::{Phase, Request, Response, Status};
-use rekindle_sandbox::{Criu, DumpSpec, Frozen, Sandbox};
+use rekindle_protocol::daemon::{Operation, Report, State};
+use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_sandbox::{Criu, DumpReport, DumpSpec, Frozen, Sandbox};
 use rekindle_store::{Draft, Part, PartKind};
 
 use crate::daemon::Daemon;
@@ -30,11 +30,15 @@ use crate::places::private_directory;
 use crate::process::is_alive;
 use crate::quiet::Quiet;
 use crate::reply::Reply;
-use crate::timeline::Timeline;
+use crate::timeline::{CPU, GPU, PINNED, Timeline};
+use crate::traces::Tracing;
 use crate::worker::Worker;
 
 /// How long a stopped program's sandbox may take to be gone.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// CRIU counts in these.
+const PAGE: u64 = 4096;
 
 /// One attempt.
 struct Attempt<'a> {
@@ -56,7 +60,7 @@ pub fn checkpoint(
     leave_running: bool,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    let timeline = Timeline::begin();
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, to));
     let operation = held.begin(State::Checkpointing, "checkpointed")?;
     let worker = serving_worker(held)?;
     let attempt = Attempt {
@@ -71,12 +75,12 @@ pub fn checkpoint(
         reply,
     };
     let draft = daemon.store.begin(to)?;
-    fault::point("checkpoint-begun")?;
-    let stopped_us = attempt.take(draft)?;
+    let taken = fault::point("checkpoint-begun").and_then(|()| attempt.take(draft));
     drop(operation);
-    if !leave_running {
-        held.wait_end(Some(STOP_LIMIT));
+    if !leave_running && taken.is_ok() {
+        timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
     }
+    let stopped_us = tracing.end(held, &timeline, *taken.as_ref().unwrap_or(&0), taken)?;
     log::info!("sandbox {:?} is in image {to:?}", held.name());
     Ok(Report {
         name: held.name(),
@@ -183,21 +187,7 @@ impl Attempt<'_> {
         });
         match dumped {
             Ok(report) => {
-                let micros = |duration: Duration| duration.as_micros() as u64;
-                let phase = |name: &str, start_us, duration_us| Phase {
-                    name: name.to_string(),
-                    start_us,
-                    duration_us,
-                    bytes: 0,
-                };
-                let frozen_us = micros(report.until_frozen);
-                self.timeline.note(phase("cpu dump", start_us, frozen_us));
-                let end_us = frozen_us + micros(report.frozen_step);
-                self.timeline.note(phase(
-                    if self.leave_running { "thaw" } else { "stop" },
-                    start_us + end_us,
-                    micros(report.total).saturating_sub(end_us),
-                ));
+                self.note_dump(start_us, &report);
                 Ok(())
             }
             Err(error) => {
@@ -206,6 +196,19 @@ impl Attempt<'_> {
                 Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
             }
         }
+    }
+
+    fn note_dump(&self, start_us: u64, report: &DumpReport) {
+        let micros = |duration: Duration| duration.as_micros() as u64;
+        let cpu = self.timeline.lane(CPU);
+        let (frozen_us, freezing_us) = (micros(report.until_frozen), report.stats.freezing_us);
+        // CRIU says how long freezing took and when all was written, and freezing is what it does first.
+        let written = report.stats.pages_written * PAGE;
+        cpu.note("freeze", start_us, freezing_us, 0);
+        cpu.note("dump", start_us + freezing_us, frozen_us.saturating_sub(freezing_us), written);
+        let end_us = frozen_us + micros(report.frozen_step);
+        let after = if self.leave_running { "thaw" } else { "stop" };
+        cpu.note(after, start_us + end_us, micros(report.total).saturating_sub(end_us), 0);
     }
 
     /// Leaves nothing of an attempt that failed.
@@ -223,14 +226,20 @@ impl Attempt<'_> {
 
     fn save(&self, worker: &Worker, staging: &Path) -> Result<Vec<Part>> {
         let request = Request::Save { staging: staging.to_string_lossy().into_owned() };
-        self.saved(worker, "save the GPU half", &request)
+        self.saved(worker, GPU, "save the GPU half", &request)
     }
 
-    fn saved(&self, worker: &Worker, action: &'static str, request: &Request) -> Result<Vec<Part>> {
+    fn saved(
+        &self,
+        worker: &Worker,
+        lane: &'static str,
+        action: &'static str,
+        request: &Request,
+    ) -> Result<Vec<Part>> {
         let start_us = self.timeline.elapsed_us();
         match worker.ask(action, request, &[], None)? {
             Response::Saved { parts, phases } => {
-                self.timeline.merge(start_us, "gpu ", phases);
+                self.timeline.lane(lane).merge(start_us, phases);
                 parts.into_iter().map(|part| parse_part(action, part)).collect()
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
@@ -249,13 +258,12 @@ impl Attempt<'_> {
         fault::point("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
         let draft = draft.as_ref().ok_or(Error::Injected { point: "draft" })?;
-        let parts = self.timeline.time("wait for the GPU half", || join(save))?;
+        let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
         fault::point("saved")?;
         if let Some(worker) = self.worker {
             let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
-            let pinned =
-                self.timeline.time("pinned", || self.saved(worker, "save pinned memory", &request))?;
+            let pinned = self.saved(worker, PINNED, "save pinned memory", &request)?;
             draft.adopt(pinned)?;
         }
         fault::point("pinned-saved")?;

@@ -15,6 +15,7 @@ use crate::gate::Gate;
 use crate::places::Places;
 use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
+use crate::traces;
 use crate::worker::{OnEnd, Start, Worker};
 
 /// How long after a worker's end its client may still be on its way out.
@@ -25,6 +26,8 @@ pub struct Held {
     pub run_directory: PathBuf,
     /// What the program prints.
     pub log: PathBuf,
+    /// How its restore and its checkpoints went.
+    pub traces: PathBuf,
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
@@ -45,6 +48,7 @@ impl Held {
         Arc::new(Held {
             run_directory: places.run_directories().join(&id),
             log: places.logs().join(format!("{id}.log")),
+            traces: traces::place(&places.sandboxes(), &id),
             records: places.sandboxes(),
             logs: places.logs(),
             criu_cache: places.criu_cache(),
@@ -95,6 +99,7 @@ impl Held {
     /// Forgets an ended sandbox: its record and its logs.
     pub fn forget(&self) {
         self.lock().remove(&self.records);
+        let _ = std::fs::remove_file(&self.traces);
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&format!("{}.", self.id)) {
                 let _ = std::fs::remove_file(entry.path());

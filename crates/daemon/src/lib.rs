@@ -9,6 +9,7 @@
 //! | places on disk, one daemon a state directory | `places`, `lock` |
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `kill`, `logs`, `images`, `doctor` |
+//! | how checkpoints and restores went | `timeline`, `traces` |
 //! | GPU halves | `gate`, `worker`, `quiet` |
 
 mod checkpoint;
@@ -40,6 +41,7 @@ mod restore;
 mod run;
 mod server;
 mod timeline;
+mod traces;
 mod worker;
 
 pub use daemon::Daemon;

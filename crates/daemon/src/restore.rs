@@ -19,9 +19,9 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::{Report, State};
-use rekindle_protocol::worker::{Phase, Request, Response};
-use rekindle_sandbox::{ExternalSocket, RestoreSpec, Restored, Sandbox};
+use rekindle_protocol::daemon::{Operation, Report, State};
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox};
 use rekindle_store::{Image, PartKind};
 
 use crate::daemon::Daemon;
@@ -32,7 +32,8 @@ use crate::kept::Kept;
 use crate::record::Record;
 use crate::reply::Reply;
 use crate::run::{create, give_back, new_id};
-use crate::timeline::Timeline;
+use crate::timeline::{CPU, GPU, PINNED, Timeline};
+use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::{clock, fault, gpu, names, preflight};
 
@@ -57,7 +58,7 @@ pub fn restore(
     gpu: Option<&str>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    let timeline = Timeline::begin();
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, image));
     reply.progress("check", 0, 0);
     let image = daemon.store.image(image)?;
     let kept = Kept::read(&image)?;
@@ -74,6 +75,7 @@ pub fn restore(
         give_back(daemon, &held);
         return Err(error);
     }
+    tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {
@@ -141,9 +143,12 @@ impl Attempt<'_> {
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
-            let pinned = scope.spawn(|| self.timeline.time("pinned", || self.load_pinned(client)));
+            let pinned = scope.spawn(|| self.timeline.lane(PINNED).time("load", || self.load_pinned(client)));
             self.restore_cpu(&sockets, |restored| {
-                self.timeline.time("wait for the GPU half", || join(pinned).and_then(|()| join(gpu)))?;
+                let cpu = self.timeline.lane(CPU);
+                cpu.wait("wait for the other half", &[GPU, PINNED], || {
+                    join(pinned).and_then(|()| join(gpu))
+                })?;
                 fault::point("restore-complete")?;
                 let pid = restored.pids().get(&(client.process as i32)).copied();
                 let pid =
@@ -156,7 +161,7 @@ impl Attempt<'_> {
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
     fn restore_gpu(&self, worker: &Worker) -> Result<()> {
-        let status = self.timeline.time("worker start", || worker.status())?;
+        let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
         preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
         let action = "restore the GPU half";
@@ -166,7 +171,7 @@ impl Attempt<'_> {
         };
         match worker.ask(action, &request, &[], None)? {
             Response::Restored { phases } => {
-                self.timeline.merge(start_us, "gpu ", phases);
+                self.timeline.lane(GPU).merge(start_us, phases);
                 Ok(())
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
@@ -178,7 +183,7 @@ impl Attempt<'_> {
         sockets: &[ExternalSocket<'_>],
         before_resume: impl FnOnce(&Restored) -> Result<()>,
     ) -> Result<Sandbox> {
-        let images = self.timeline.time("check cpu files", || self.check_cpu_files())?;
+        let images = self.timeline.lane(CPU).time("check files", || self.check_cpu_files())?;
         let sockets = sockets
             .iter()
             .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
@@ -203,18 +208,7 @@ impl Attempt<'_> {
         });
         match restored {
             Ok((cpu, report)) => {
-                let micros = |duration: Duration| duration.as_micros() as u64;
-                for (name, offset, duration) in [
-                    ("namespaces", Duration::ZERO, report.namespaces),
-                    ("cpu restore", report.namespaces, report.until_restored),
-                ] {
-                    self.timeline.note(Phase {
-                        name: name.to_string(),
-                        start_us: start_us + micros(offset),
-                        duration_us: micros(duration),
-                        bytes: 0,
-                    });
-                }
+                self.note_restore(start_us, &report);
                 Ok(cpu)
             }
             Err(error) => {
@@ -222,6 +216,22 @@ impl Attempt<'_> {
                 Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
             }
         }
+    }
+
+    fn note_restore(&self, start_us: u64, report: &RestoreReport) {
+        let micros = |duration: Duration| duration.as_micros() as u64;
+        let cpu = self.timeline.lane(CPU);
+        cpu.note("namespaces", start_us, micros(report.namespaces), 0);
+        let criu_us = start_us + micros(report.namespaces);
+        let mut step_us = 0;
+        for step in &report.steps {
+            let name = format!("criu to {}", step.name);
+            cpu.note(&name, criu_us + step_us, step.at_us.saturating_sub(step_us), 0);
+            step_us = step.at_us;
+        }
+        let end_us = micros(report.until_restored + report.restored_step);
+        let left = micros(report.total).saturating_sub(micros(report.namespaces) + end_us);
+        cpu.note("criu lets go", criu_us + end_us, left, 0);
     }
 
     /// CRIU reads its files in place: they are checked whole before it does.

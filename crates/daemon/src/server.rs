@@ -17,7 +17,7 @@ use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, doctor, images, logs, restore};
+use crate::{checkpoint, doctor, images, logs, restore, traces};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -117,6 +117,10 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         }
         Request::Restore { image, name, gpu } => {
             json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), reply)?)
+        }
+        Request::Trace { name } => {
+            let held = sandbox(&name)?;
+            json!({ "name": name, "traces": traces::read(&held.traces) })
         }
         Request::Images => images::list(&daemon.store)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,

@@ -1,14 +1,27 @@
-//! The phases of one checkpoint or restore, on one clock.
+//! The phases of one checkpoint or restore, on one clock, in lanes that go on side by side.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use rekindle_protocol::worker::Phase;
 
+/// The lanes: who works.
+pub const DAEMON: &str = "daemon";
+pub const CPU: &str = "cpu half";
+pub const GPU: &str = "gpu half";
+pub const PINNED: &str = "pinned memory";
+
 /// Phases may be noted from several threads: halves of the work run side by side.
 pub struct Timeline {
     began: Instant,
     phases: Mutex<Vec<Phase>>,
+}
+
+/// Where one thread notes what it does.
+#[derive(Clone, Copy)]
+pub struct Lane<'a> {
+    timeline: &'a Timeline,
+    name: &'static str,
 }
 
 impl Timeline {
@@ -20,26 +33,13 @@ impl Timeline {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Runs a step and notes how long it took, whether or not it worked.
+    pub fn lane(&self, name: &'static str) -> Lane<'_> {
+        Lane { timeline: self, name }
+    }
+
+    /// Runs a step of the daemon's own and notes how long it took, whether or not it worked.
     pub fn time<T>(&self, name: &str, step: impl FnOnce() -> T) -> T {
-        let start_us = self.elapsed_us();
-        let value = step();
-        let duration_us = self.elapsed_us() - start_us;
-        self.note(Phase { name: name.to_string(), start_us, duration_us, bytes: 0 });
-        value
-    }
-
-    pub fn note(&self, phase: Phase) {
-        self.lock().push(phase);
-    }
-
-    /// Takes the phases of a part that counts from its own beginning, `start_us` on this clock.
-    pub fn merge(&self, start_us: u64, prefix: &str, phases: impl IntoIterator<Item = Phase>) {
-        self.lock().extend(phases.into_iter().map(|phase| Phase {
-            name: format!("{prefix}{}", phase.name),
-            start_us: phase.start_us + start_us,
-            ..phase
-        }));
+        self.lane(DAEMON).time(name, step)
     }
 
     pub fn phases(&self) -> Vec<Phase> {
@@ -50,5 +50,62 @@ impl Timeline {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Phase>> {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane<'_> {
+    /// Runs a step and notes how long it took, whether or not it worked.
+    pub fn time<T>(&self, name: &str, step: impl FnOnce() -> T) -> T {
+        self.wait(name, &[], step)
+    }
+
+    /// As [`Lane::time`], for a step that does nothing but wait for others.
+    pub fn wait<T>(&self, name: &str, others: &[&str], step: impl FnOnce() -> T) -> T {
+        let start_us = self.timeline.elapsed_us();
+        let value = step();
+        self.push(Phase {
+            name: name.to_string(),
+            start_us,
+            duration_us: self.timeline.elapsed_us() - start_us,
+            waited_for: others.iter().map(|lane| lane.to_string()).collect(),
+            ..Phase::default()
+        });
+        value
+    }
+
+    /// Notes a step that was measured elsewhere.
+    pub fn note(&self, name: &str, start_us: u64, duration_us: u64, bytes: u64) {
+        self.push(Phase { name: name.to_string(), start_us, duration_us, bytes, ..Phase::default() });
+    }
+
+    /// Takes the phases of a part that counts from its own beginning, `start_us` on this clock.
+    pub fn merge(&self, start_us: u64, phases: impl IntoIterator<Item = Phase>) {
+        for phase in phases {
+            self.push(Phase { start_us: phase.start_us + start_us, ..phase });
+        }
+    }
+
+    fn push(&self, phase: Phase) {
+        self.timeline.lock().push(Phase { lane: self.name.to_string(), ..phase });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_of_all_lanes_come_in_order() {
+        let timeline = Timeline::begin();
+        timeline
+            .lane(GPU)
+            .merge(500_000, [Phase { name: "buffers".into(), start_us: 7, ..Phase::default() }]);
+        timeline.time("checks", || ());
+        timeline.lane(CPU).wait("meet", &[GPU], || ());
+        let phases = timeline.phases();
+        let names: Vec<_> = phases.iter().map(|phase| (&*phase.lane, &*phase.name)).collect();
+        assert_eq!(names, [(DAEMON, "checks"), (CPU, "meet"), (GPU, "buffers")]);
+        assert_eq!(phases[1].waited_for, [GPU]);
+        assert_eq!(phases[2].start_us, 500_007);
     }
 }

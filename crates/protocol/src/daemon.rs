@@ -38,6 +38,10 @@ pub enum Request {
         name: Option<String>,
         gpu: Option<String>,
     },
+    /// The traces of a sandbox's checkpoints and of its restore.
+    Trace {
+        name: String,
+    },
     Images,
     Inspect {
         image: String,
@@ -98,6 +102,28 @@ pub enum State {
     /// Checkpointed with `--stop`.
     Stopped,
     Failed,
+}
+
+/// How one checkpoint or restore went, kept with the sandbox that it was done to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    pub operation: Operation,
+    pub image: String,
+    /// When it began; RFC 3339.
+    pub began: String,
+    pub total_us: u64,
+    /// How long the program stood still.
+    pub stopped_us: u64,
+    /// Why it failed, if it did.
+    pub problem: Option<String>,
+    pub phases: Vec<Phase>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    Checkpoint,
+    Restore,
 }
 
 /// What `checkpoint` and `restore` report.

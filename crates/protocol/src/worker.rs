@@ -75,13 +75,19 @@ pub enum Response {
 }
 
 /// A step of a checkpoint or restore.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
+    /// Who works on it; steps of one lane follow each other, lanes go on side by side.
+    #[serde(default)]
+    pub lane: String,
     pub name: String,
     /// Microseconds since the checkpoint or restore began, where known to the sender; else since its request.
     pub start_us: u64,
     pub duration_us: u64,
     pub bytes: u64,
+    /// The lanes that this step did nothing but wait for.
+    #[serde(default)]
+    pub waited_for: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -113,7 +113,7 @@ impl Sandbox {
             other => unexpected(&other, "Frozen or Dumped"),
         };
         match receive(&channel, None, self.run_dir())? {
-            Reply::Frozen => {}
+            Reply::Frozen { .. } => {}
             other => return Err(failed(other)),
         }
         let until_frozen = began.elapsed();

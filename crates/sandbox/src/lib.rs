@@ -36,7 +36,7 @@ pub use dump::{DumpReport, DumpSpec, Frozen};
 pub use error::{Error, Result};
 pub use init::{INIT_ARGUMENT, LOG_PATH, RUN_PATH, init_main};
 pub use inventory::{Identity, Inventory, MappedFile, Mismatch};
-pub use message::{DumpStats, Exit, Program};
+pub use message::{DumpStats, Exit, Program, Step};
 pub use openfile::OpenFile;
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored};
 pub use sandbox::{Adopted, Sandbox, Spec};

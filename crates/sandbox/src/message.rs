@@ -69,12 +69,22 @@ pub enum Reply {
     Ready,
     /// The program runs, under this pid in its namespace.
     Running(i32),
-    Frozen,
+    Frozen {
+        steps: Vec<Step>,
+    },
     Dumped {
         stats: DumpStats,
     },
     Aborted(String),
     Failed(String),
+}
+
+/// A step that CRIU has announced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub name: String,
+    /// When, since CRIU was asked.
+    pub at_us: u64,
 }
 
 /// How a sandbox's program ended; kept in the run directory's `exit`.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ghosts;
 use crate::init::RESTORE_LOG;
 use crate::inventory::Inventory;
-use crate::message::{Command, Reply, Restore, Verdict};
+use crate::message::{Command, Reply, Restore, Step, Verdict};
 use crate::openfile;
 use crate::process;
 use crate::sandbox::{Empty, Sandbox, Spec, unexpected};
@@ -67,7 +67,16 @@ pub struct RestoreReport {
     /// The caller's step.
     pub restored_step: Duration,
     pub total: Duration,
+    /// CRIU's steps until the program was complete, counted from when the namespaces were there.
+    pub steps: Vec<Step>,
     pub log: PathBuf,
+}
+
+/// How long the parts took, the namespaces being there.
+struct Course {
+    until_restored: Duration,
+    restored_step: Duration,
+    steps: Vec<Step>,
 }
 
 impl Sandbox {
@@ -89,10 +98,11 @@ impl Sandbox {
         let log = spec.sandbox.run_dir.join(RESTORE_LOG);
         let turn = ghosts::turn(spec.images_dir);
         match conduct(spec, &empty, before_resume) {
-            Ok((pid, until_restored, restored_step)) => {
+            Ok((pid, Course { until_restored, restored_step, steps })) => {
                 let sandbox = empty.with_program(pid);
                 let total = began.elapsed();
-                Ok((sandbox, RestoreReport { namespaces, until_restored, restored_step, total, log }))
+                let report = RestoreReport { namespaces, until_restored, restored_step, total, steps, log };
+                Ok((sandbox, report))
             }
             Err(error) => {
                 empty.kill();
@@ -109,7 +119,7 @@ fn conduct<E>(
     spec: &RestoreSpec<'_>,
     empty: &Empty,
     before_resume: impl FnOnce(&Restored) -> Result<(), E>,
-) -> Result<(i32, Duration, Duration)>
+) -> Result<(i32, Course)>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
@@ -134,17 +144,17 @@ where
         other => unexpected(&other, "Frozen or Running"),
     };
     let patience = spec.timeout.saturating_add(GRACE);
-    match empty.recv(Some(patience))? {
-        Reply::Frozen => {}
+    let steps = match empty.recv(Some(patience))? {
+        Reply::Frozen { steps } => steps,
         other => return Err(failed(other)),
-    }
+    };
     let until_restored = began.elapsed();
     // On failure the sandbox is killed, so nobody needs to be told.
     before_resume(&Restored { init_pid: empty.init_pid }).map_err(|error| Error::Hook(error.into()))?;
     let restored_step = began.elapsed() - until_restored;
     empty.channel.send(&Verdict::Commit, &[]).map_err(Error::io("answering about the restore"))?;
     match empty.recv(Some(patience))? {
-        Reply::Running(pid) => Ok((pid, until_restored, restored_step)),
+        Reply::Running(pid) => Ok((pid, Course { until_restored, restored_step, steps })),
         other => Err(failed(other)),
     }
 }

@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
-use crate::message::{Dump, DumpStats, Reply, Restore, Verdict};
+use crate::message::{Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::rpc::{self, Options, Response};
 use crate::wire::Channel;
 use crate::{devshm, process};
@@ -207,6 +207,8 @@ impl Criu {
         channel: &Channel,
     ) -> Result<Option<i32>, Failed> {
         let deadline = course.whole.map(|whole| Instant::now() + whole);
+        let began = Instant::now();
+        let mut steps = Vec::new();
         let mut aborted = None;
         let trouble = |error: io::Error| Failed::Criu(format!("talking to CRIU: {error}"));
         self.send(request).map_err(trouble)?;
@@ -231,12 +233,17 @@ impl Criu {
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) if step == course.step => {
-                    let verdict = (course.first)().and_then(|()| ask(channel, course.verdict));
+                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
+                    let steps = std::mem::take(&mut steps);
+                    let verdict = (course.first)().and_then(|()| ask(channel, course.verdict, steps));
                     let commit = verdict.is_ok();
                     aborted = verdict.err();
                     self.send(&rpc::notify_answer(commit)).map_err(trouble)?;
                 }
-                Some(Response::Notify { .. }) => self.send(&rpc::notify_answer(true)).map_err(trouble)?,
+                Some(Response::Notify { step }) => {
+                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
+                    self.send(&rpc::notify_answer(true)).map_err(trouble)?;
+                }
                 Some(Response::Finished { success: true, pid, .. }) => return Ok(pid),
                 Some(Response::Finished { message, .. }) => {
                     return Err(match aborted {
@@ -260,9 +267,9 @@ impl Criu {
 }
 
 /// Tells the daemon that the program stands still and waits for its word.
-fn ask(channel: &Channel, within: Duration) -> Result<(), String> {
+fn ask(channel: &Channel, within: Duration, steps: Vec<Step>) -> Result<(), String> {
     let gone = |error: io::Error| format!("the daemon cannot be asked: {error}");
-    channel.send(&Reply::Frozen, &[]).map_err(gone)?;
+    channel.send(&Reply::Frozen { steps }, &[]).map_err(gone)?;
     if !process::readable(channel.as_fd(), Some(within)).map_err(gone)? {
         return Err(format!("the daemon gave no word within {within:?}"));
     }

@@ -24,6 +24,7 @@ impl Timer {
             start_us: (self.step - self.began).as_micros() as u64,
             duration_us: (now - self.step).as_micros() as u64,
             bytes,
+            ..Phase::default()
         });
         self.step = now;
     }

@@ -1,0 +1,97 @@
+//! The traces of a sandbox: how its restore and its checkpoints went, one JSON file beside its record.
+//!
+//! A trace is told to people and never acted upon, so one that cannot be written or read is only reported.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rekindle_protocol::daemon::{Operation, Trace};
+
+use crate::clock;
+use crate::error::Result;
+use crate::held::Held;
+use crate::timeline::Timeline;
+
+/// How many are kept of one sandbox, the newest.
+const KEPT: usize = 16;
+
+/// One checkpoint or restore that is under way.
+pub struct Tracing {
+    operation: Operation,
+    image: String,
+    began: String,
+}
+
+impl Tracing {
+    pub fn begin(operation: Operation, image: &str) -> Tracing {
+        Tracing { operation, image: image.to_string(), began: clock::now() }
+    }
+
+    /// Keeps the trace with the sandbox, and passes on how the work ended.
+    pub fn end<T>(self, held: &Held, timeline: &Timeline, stopped_us: u64, result: Result<T>) -> Result<T> {
+        let trace = Trace {
+            operation: self.operation,
+            image: self.image,
+            began: self.began,
+            total_us: timeline.elapsed_us(),
+            stopped_us,
+            problem: result.as_ref().err().map(ToString::to_string),
+            phases: timeline.phases(),
+        };
+        if let Err(error) = add(&held.traces, trace) {
+            log::warn!("the trace of {:?} is not kept: {error}", held.name());
+        }
+        result
+    }
+}
+
+/// Where the traces of a sandbox lie; `records` is the directory of records.
+pub fn place(records: &Path, id: &str) -> PathBuf {
+    records.join(format!("{id}.traces"))
+}
+
+/// All that are kept, the oldest first.
+pub fn read(path: &Path) -> Vec<Trace> {
+    let Ok(text) = fs::read(path) else { return Vec::new() };
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        log::warn!("the traces in {} cannot be read: {error}", path.display());
+        Vec::new()
+    })
+}
+
+fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
+    let mut traces = read(path);
+    traces.push(trace);
+    traces.drain(..traces.len().saturating_sub(KEPT));
+    let beside = path.with_extension("traces-partial");
+    fs::write(&beside, serde_json::to_vec(&traces)?)?;
+    fs::rename(beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = place(directory.path(), "0a");
+        assert!(read(&path).is_empty());
+        for total_us in 0..20 {
+            let trace = Trace {
+                operation: Operation::Checkpoint,
+                image: "i".into(),
+                began: clock::now(),
+                total_us,
+                stopped_us: 0,
+                problem: None,
+                phases: Vec::new(),
+            };
+            add(&path, trace).unwrap();
+        }
+        let kept: Vec<_> = read(&path).iter().map(|trace| trace.total_us).collect();
+        assert_eq!(kept, (4..20).collect::<Vec<_>>());
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).is_empty());
+    }
+}
