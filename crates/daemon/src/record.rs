@@ -60,14 +60,17 @@ impl Record {
         }
     }
 
-    /// Writes the record beside its place and moves it there.
+    /// Writes the record beside its place and moves it there. What runs does not outlive the machine, so only the
+    /// record of what has ended waits for the disk.
     pub fn save(&self, directory: &Path) -> Result<()> {
         let place = path(directory, &self.id);
         let partial = place.with_extension("partial");
         let write = || {
             let mut file = File::create(&partial)?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.sync_data()?;
+            if !self.is_live() {
+                file.sync_data()?;
+            }
             fs::rename(&partial, &place)
         };
         write().map_err(|source| Error::io("write the record", &place, source))

@@ -68,7 +68,7 @@ pub fn restore(
         preflight::check_machine(&daemon.places, &image, &kept)
     })?;
     fault::point("restore-checked")?;
-    let held = hold(daemon, &image, &kept, name, gpu)?;
+    let held = timeline.time("places", || hold(daemon, &image, &kept, name, gpu))?;
     let attempt = Attempt { daemon, held: &held, image: &image, kept: &kept, timeline: &timeline };
     reply.progress("restore", 0, 0);
     if let Err(error) = attempt.bring_back().and_then(|()| held.is_up()) {
