@@ -45,7 +45,7 @@ deny: ## Licences and sources of dependencies
 bench-gpu: build ## Everything that needs a real NVIDIA GPU; results beside the machine's description
 	benches/gpu/run --out benches/gpu/results/$$(date -u +%Y-%m-%d).json
 
-install: build ## Into PREFIX (default /usr/local)
+install: setup build ## Into PREFIX (default /usr/local)
 	scripts/install $${PREFIX:-/usr/local}
 
 clean: ## Everything that was built or set up

@@ -43,8 +43,8 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// The first usable of: `dirs`, `$REKINDLE_CRIU_DIR`, the system's, `criu` or `../criu` beside this
-    /// executable, `.build/criu` above it.
+    /// The first usable of: `dirs`, `$REKINDLE_CRIU_DIR`, the system's, that of an installation
+    /// (`../lib/rekindle/criu` beside this executable), `.build/criu` above it.
     pub fn find(dirs: &[PathBuf]) -> Result<Self> {
         let mut tried = Vec::new();
         for candidate in candidates(dirs) {
@@ -95,8 +95,7 @@ fn candidates(dirs: &[PathBuf]) -> Vec<PathBuf> {
     let system = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     out.extend(system.map(|dir: PathBuf| dir.join("criu")).find(|program| program.is_file()));
     if let Ok(program) = std::env::current_exe() {
-        let mut above = program.ancestors().skip(1);
-        out.extend(above.by_ref().take(2).map(|dir| dir.join("criu")));
+        out.extend(program.parent().map(|dir| dir.join("../lib/rekindle/criu")));
         out.extend(program.ancestors().skip(1).map(|dir| dir.join(".build/criu")));
     }
     out
