@@ -103,10 +103,28 @@ def test_a_newer_format_is_refused(copy):
     assert "format" in message and "2" in message
 
 
-def test_too_little_gpu_memory_is_found_before_anything_is_touched(copy):
+def test_too_little_gpu_memory_is_found_before_anything_is_touched(rekindle):
+    code = f"""
+import sys, time; sys.path.insert(0, {str(ROOT / "tests/features")!r})
+from gpu import call, open_device
+open_device()
+buffer = call("cuMemAlloc", 100 << 20)
+print("ready", flush=True)
+while True: time.sleep(.01)
+"""
+    rekindle.run("large", sys.executable, "-c", code)
+    assert rekindle.wait_lines("large", 1) == ["ready"]
+    rekindle("checkpoint", "large", "--to", "image", "--stop")
+    message = refused(rekindle, "restore", "image", "--gpu", "emulated:memory=64M", "-d")
+    assert "GPU memory" in message and "100 MB" in message and "64 MB" in message, message
+    assert not any(row["pid"] for row in rekindle.sandboxes())
+    rekindle("restore", "image", "--gpu", "emulated:memory=128M", "-d")
+
+
+def test_another_model_of_gpu_is_refused(copy):
     rekindle, _ = copy
-    message = refused(rekindle, "restore", "image", "--name", "small", "--gpu", "emulated:memory=1M", "-d")
-    assert "memory" in message
+    message = refused(rekindle, "restore", "image", "--gpu", "emulated:sms=8", "-d")
+    assert "16 SMs" in message and "8 SMs" in message, message
     assert not any(row["pid"] for row in rekindle.sandboxes())
 
 

@@ -203,7 +203,7 @@ pub(crate) fn info(index: u32, config: &Config) -> DeviceInfo {
     DeviceInfo {
         kind: rekindle_device::GpuKind::Emulated,
         index,
-        name: "Rekindle Emulated GPU".to_owned(),
+        name: format!("Rekindle Emulated GPU, {} SMs", config.multiprocessors),
         uuid: uuid(index),
         pci_bus_id: format!("0000:{:02X}:00.0", 0xe0 + index),
         total_memory: config.memory,
