@@ -27,8 +27,9 @@ unit: setup build ## Tests of the crates
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
 	$(PYTHON) -m pytest tests -q
 
-model: ## The ring, in every interleaving that loom can make
+model: ## The ring, in every interleaving that loom can make, and under valgrind
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release -p rekindle-ring --test model --target-dir target/loom
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="valgrind --quiet --error-exitcode=9" $(CARGO) test --release --locked -p rekindle-ring --test stress
 
 fuzz: ## Each fuzz target for FUZZ_SECONDS, from its corpus
 	scripts/fuzz $(FUZZ_SECONDS)
