@@ -3,7 +3,10 @@
 use std::ffi::c_void;
 
 use rekindle_cuda::types::{LaunchAttribute, LaunchConfig};
-use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_cuda::{
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+    CUDA_ERROR_NOT_SUPPORTED,
+};
 use rekindle_device::{Launch, LaunchAttributes};
 use rekindle_protocol::operation::{LaunchKernel, LaunchKernelWith};
 
@@ -19,6 +22,7 @@ pub type Pointers = *const *const c_void;
 
 /// Indices of `CUfunction_attribute`.
 const MAX_THREADS: i32 = 0;
+const REGISTERS: i32 = 4;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 
 /// Keys of the `extra` array.
@@ -45,11 +49,14 @@ pub fn check(found: &Found, grid: [u32; 3], block: [u32; 3], shared: u32) -> Res
     let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
     let limit = found.attribute(MAX_THREADS)?;
     if limit > 0 && threads > limit as u64 {
-        let most = info.attribute(1).unwrap_or(1024) as u64;
-        return Err(if threads > most {
-            CUDA_ERROR_INVALID_VALUE
+        // Beyond what the kernel was compiled for is invalid; what only its registers forbid lacks resources.
+        let valid = info.attribute(1).is_none_or(|most| threads <= most as u64);
+        let needed = threads.next_multiple_of(32) * found.attribute(REGISTERS)?.max(0) as u64;
+        let lacking = info.attribute(12).is_some_and(|registers| needed > registers as u64);
+        return Err(if valid && lacking {
+            CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
         } else {
-            rekindle_cuda::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+            CUDA_ERROR_INVALID_VALUE
         });
     }
     let dynamic = found.attribute(MAX_DYNAMIC_SHARED)?;

@@ -301,10 +301,10 @@ impl Device for EmulatedDevice {
     fn link(
         &self,
         inputs: &[LinkInput<'_>],
-        _options: &[(i32, u64)],
+        options: &[(i32, u64)],
     ) -> std::result::Result<(Vec<u8>, String), LoadError> {
         self.check().map_err(|code| LoadError { code, log: self.fault().unwrap_or_default() })?;
-        modules::link(inputs)
+        modules::link(inputs, options)
     }
 
     fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, _flags: u32) -> Result<i32> {

@@ -17,6 +17,8 @@ pub(crate) const LINKED: u16 = 0x524b;
 const PTX: u16 = 1;
 const HEADER: usize = 16;
 const ENTRY: usize = 64;
+/// In the header of an entry of our own linker.
+const REGISTER_LIMIT: usize = 48;
 const FLAG_LZ4: u64 = 0x2000;
 const FLAG_ZSTD: u64 = 0x8000;
 /// No PTX text is larger; a size beyond it is a damaged header.
@@ -44,6 +46,12 @@ pub(crate) enum Damage {
     Entry { at: usize, found: usize },
     #[error("the fatbin's entry at byte {at} cannot be decompressed: {cause}")]
     Packed { at: usize, cause: String },
+}
+
+/// The most registers of a thread that the linking allowed; zero where nobody said.
+pub(crate) fn register_limit(bytes: &[u8]) -> u32 {
+    let first = bytes.get(HEADER..HEADER + ENTRY).filter(|entry| u16_at(entry, 0) == LINKED);
+    first.filter(|_| is_fatbin(bytes)).map_or(0, |entry| u32_at(entry, REGISTER_LIMIT))
 }
 
 pub(crate) fn is_fatbin(bytes: &[u8]) -> bool {
@@ -103,8 +111,8 @@ fn unpack<'a>(entry: &[u8], payload: &'a [u8], at: usize) -> Result<Cow<'a, [u8]
     Ok(Cow::Owned(text))
 }
 
-/// A fatbin whose texts make one module together.
-pub(crate) fn write(texts: &[&[u8]]) -> Vec<u8> {
+/// A fatbin whose texts make one module together, and the most registers that its threads may have (zero: any).
+pub(crate) fn write(texts: &[&[u8]], register_limit: u32) -> Vec<u8> {
     let mut entries = Vec::new();
     for text in texts {
         let padded = text.len().next_multiple_of(8);
@@ -115,6 +123,7 @@ pub(crate) fn write(texts: &[&[u8]]) -> Vec<u8> {
         entry[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
         entry[28..32].copy_from_slice(&90_u32.to_le_bytes());
         entry[40..48].copy_from_slice(&1_u64.to_le_bytes());
+        entry[REGISTER_LIMIT..REGISTER_LIMIT + 4].copy_from_slice(&register_limit.to_le_bytes());
         entries.extend_from_slice(&entry);
         entries.extend_from_slice(text);
         entries.resize(entries.len() + padded - text.len(), 0);
@@ -147,7 +156,7 @@ mod tests {
     use super::*;
 
     fn ptx_entry(payload: &[u8], flags: u64, packed: u32, unpacked: u64) -> Vec<u8> {
-        let mut bytes = write(&[payload]);
+        let mut bytes = write(&[payload], 0);
         bytes[16..18].copy_from_slice(&PTX.to_le_bytes());
         bytes[32..36].copy_from_slice(&packed.to_le_bytes());
         bytes[56..64].copy_from_slice(&flags.to_le_bytes());
@@ -158,7 +167,11 @@ mod tests {
     #[test]
     fn packed_and_plain_texts_come_back() {
         let text = b".version 8.0 .version 8.0 .version 8.0 .version 8.0 ".as_slice();
-        let linked = write(&[text, b"x"]);
+        let linked = write(&[text, b"x"], 38);
+        assert_eq!(
+            (register_limit(&linked), register_limit(text), register_limit(&linked[..20])),
+            (38, 0, 0)
+        );
         let fatbin = read(&linked).unwrap();
         assert_eq!(fatbin.linked[0].as_ref(), &[text, &[0; 4]].concat()[..]);
         assert_eq!((fatbin.linked.len(), fatbin.size), (2, linked.len()));

@@ -43,7 +43,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub fn new(entry: &Entry) -> Settings {
         Settings {
-            dynamic_shared: SHARED.saturating_sub(entry.static_shared),
+            dynamic_shared: SHARED.saturating_sub(entry.dynamic_shared_at),
             carveout: -1,
             cluster: entry.cluster.unwrap_or_default(),
             non_portable: false,
@@ -64,6 +64,10 @@ impl Kernel {
         &self.module.module.entries()[self.entry]
     }
 
+    fn registers(&self) -> u32 {
+        self.entry().registers.min(self.module.register_limit)
+    }
+
     fn settings(&self) -> Settings {
         self.module.settings.lock()[self.entry].clone()
     }
@@ -78,7 +82,7 @@ impl Kernel {
                 clamp(entry.static_shared),
                 clamp(self.module.constant_bytes),
                 clamp(entry.local),
-                clamp(entry.registers),
+                clamp(self.registers()),
                 clamp(version.0 * 10 + version.1),
                 clamp(CAPABILITY.0 * 10 + CAPABILITY.1),
                 0,
@@ -106,7 +110,7 @@ impl Kernel {
         let count = u32::try_from(value).map_err(|_| CUDA_ERROR_INVALID_VALUE);
         match attribute {
             DYNAMIC_SHARED => {
-                let most = SHARED_OPTIN.saturating_sub(entry.static_shared);
+                let most = SHARED_OPTIN.saturating_sub(entry.dynamic_shared_at);
                 settings.dynamic_shared =
                     count.ok().filter(|v| *v <= most).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             }
@@ -194,7 +198,7 @@ impl Kernel {
     fn need(&self, threads: u32, dynamic_shared: u64) -> Need {
         let entry = self.entry();
         let shared = u64::from(entry.static_shared).saturating_add(dynamic_shared);
-        Need { threads, registers: entry.registers, shared }
+        Need { threads, registers: self.registers(), shared }
     }
 }
 

@@ -168,9 +168,9 @@ mod tests {
     #[test]
     fn fatbins_inside_a_library_are_found() {
         let mut library = b"!<arch>\nsomething".to_vec();
-        library.extend(fatbin::write(&[b"one"]));
+        library.extend(fatbin::write(&[b"one"], 0));
         library.extend(b"between");
-        library.extend(fatbin::write(&[b"two", b"three"]));
+        library.extend(fatbin::write(&[b"two", b"three"], 0));
         library.extend(fatbin::MAGIC.to_le_bytes());
         assert_eq!(texts_inside(&library).unwrap().len(), 3);
     }

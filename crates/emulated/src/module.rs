@@ -9,7 +9,16 @@ use rekindle_ptx as ptx;
 
 use crate::arena::{Arena, Block, OPTION_MODULE_ADDRESS};
 use crate::function::Settings;
-use crate::image;
+use crate::{fatbin, image};
+
+/// `CU_JIT_MAX_REGISTERS`
+const OPTION_MAX_REGISTERS: i32 = 0;
+
+/// The most registers of a thread that the options allow; zero where they do not say.
+pub(crate) fn register_limit(options: &[(i32, u64)]) -> u32 {
+    let asked = options.iter().find(|row| row.0 == OPTION_MAX_REGISTERS).map_or(0, |row| row.1);
+    u32::try_from(asked).unwrap_or(0)
+}
 
 pub(crate) struct LoadedModule {
     pub module: ptx::Module,
@@ -18,6 +27,8 @@ pub(crate) struct LoadedModule {
     pub globals: Vec<Global>,
     /// What the program set of each entry.
     pub settings: Mutex<Vec<Settings>>,
+    /// What the program or its linking allowed a thread; what a kernel needs beyond it counts as spilled.
+    pub register_limit: u32,
     /// Of all constants together.
     pub constant_bytes: u32,
     _block: Option<Block>,
@@ -27,6 +38,8 @@ pub(crate) struct LoadedModule {
 impl LoadedModule {
     pub fn load(code: Code, options: &[(i32, u64)], arena: &Arc<Arena>) -> Result<LoadedModule, LoadError> {
         let module = image::module(&image::texts(code.bytes())?)?;
+        let limits = [register_limit(options), fatbin::register_limit(code.bytes())];
+        let register_limit = limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(u32::MAX);
         let at = options.iter().find(|row| row.0 == OPTION_MODULE_ADDRESS).map(|row| row.1);
         let variables = module.globals();
         let mut offsets = Vec::with_capacity(variables.len());
@@ -50,6 +63,7 @@ impl LoadedModule {
                 addresses,
                 globals,
                 settings,
+                register_limit,
                 constant_bytes: 0,
                 _block: None,
                 _code: code,
@@ -89,6 +103,7 @@ impl LoadedModule {
             addresses,
             globals,
             settings,
+            register_limit,
             constant_bytes: u32::try_from(constant).unwrap_or(u32::MAX),
             _block: Some(block),
             _code: code,

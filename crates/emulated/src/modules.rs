@@ -10,7 +10,7 @@ use rekindle_cuda::{
 use rekindle_device::{Function, LinkInput, LoadError, Module, Result};
 
 use crate::function::Kernel;
-use crate::module::LoadedModule;
+use crate::module::{LoadedModule, register_limit};
 use crate::{fatbin, image};
 
 #[derive(Default)]
@@ -72,7 +72,10 @@ const OBJECT: u32 = 3;
 const LIBRARY: u32 = 4;
 
 /// Links PTX into a fatbin that holds all of it, after checking that it fits together.
-pub(crate) fn link(inputs: &[LinkInput<'_>]) -> std::result::Result<(Vec<u8>, String), LoadError> {
+pub(crate) fn link(
+    inputs: &[LinkInput<'_>],
+    options: &[(i32, u64)],
+) -> std::result::Result<(Vec<u8>, String), LoadError> {
     let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
     let mut log = String::new();
     for input in inputs {
@@ -103,5 +106,5 @@ pub(crate) fn link(inputs: &[LinkInput<'_>]) -> std::result::Result<(Vec<u8>, St
     }
     image::module(&texts)?;
     let texts: Vec<&[u8]> = texts.iter().map(AsRef::as_ref).collect();
-    Ok((fatbin::write(&texts), log))
+    Ok((fatbin::write(&texts, register_limit(options)), log))
 }

@@ -40,7 +40,8 @@ pub struct Welcome {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToWorker {
-    /// Files in the run directory; sent before the first request of a ring.
+    /// Files in the run directory; sent before the first request of a ring. With the board comes a descriptor of the
+    /// client's process (a pidfd), where the kernel gives one.
     Board {
         name: String,
     },

@@ -47,6 +47,9 @@ pub(crate) enum Initial {
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Directives {
     pub max_threads: Option<[u32; 3]>,
+    pub max_registers: Option<u32>,
+    /// Of one multiprocessor.
+    pub min_blocks: Option<u32>,
     pub required_threads: Option<[u32; 3]>,
     pub cluster: Option<[u32; 3]>,
 }

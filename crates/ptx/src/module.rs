@@ -34,9 +34,11 @@ pub struct Parameter {
 pub struct Entry {
     pub name: String,
     pub parameters: Vec<Parameter>,
-    /// Estimate of the 32-bit registers of a thread, at most 255.
+    /// Estimate of the 32-bit registers of a thread, at most 255 and what `.maxnreg` allows.
     pub registers: u32,
     pub static_shared: u32,
+    /// Where dynamic shared memory begins: aligned, after the static variables.
+    pub dynamic_shared_at: u32,
     /// Bytes of local memory of a thread, without those of called functions.
     pub local: u32,
     /// Bytes of constant memory of the module.

@@ -1,5 +1,6 @@
 //! Listens to the client on its control socket until it ends.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ impl ClientThread {
     pub(crate) fn run(self) {
         loop {
             match frame::receive::<ToWorker>(&self.socket) {
-                Ok((message, _)) => self.take(message),
+                Ok((message, descriptors)) => self.take(message, descriptors),
                 Err(FrameError::Closed) => break,
                 Err(error) => {
                     log::error!("the program's GPU client: {error}");
@@ -40,9 +41,9 @@ impl ClientThread {
         self.remote.end(Ended::Done);
     }
 
-    fn take(&self, message: ToWorker) {
+    fn take(&self, message: ToWorker, descriptors: Vec<OwnedFd>) {
         match message {
-            ToWorker::Board { name } => self.board(name),
+            ToWorker::Board { name } => self.board(name, descriptors.into_iter().next()),
             ToWorker::Ring { index, name } => self.ring(index, name),
             ToWorker::Called { token } => self.link.called(token),
             ToWorker::Quiesced(quiesced) => self.link.answered(Answer::Quiesced(quiesced)),
@@ -52,7 +53,7 @@ impl ClientThread {
         }
     }
 
-    fn board(&self, name: String) {
+    fn board(&self, name: String, process: Option<OwnedFd>) {
         let opened = self.file(&name).map(|path| BoardMapping::open(&path));
         match opened {
             Some(Ok(board)) => {
@@ -61,6 +62,9 @@ impl ClientThread {
                 self.remote.run(move |desk| {
                     desk.engine.board = Some(board);
                     desk.engine.board_name = name;
+                    if let Some(process) = process {
+                        desk.engine.output.of(process);
+                    }
                 });
             }
             Some(Err(error)) => self.fail(error.to_string()),

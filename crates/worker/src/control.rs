@@ -139,6 +139,7 @@ impl Control {
     fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
         let directory = self.remote.ask(move |desk| {
             desk.engine.client = pid;
+            desk.engine.output.of_pid(pid);
             desk.engine.directory.clone()
         })?;
         self.connect(directory, descriptors)?;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use rekindle_device::Platform;
 
+use crate::printed::ProgramOutput;
+
 /// As written on command lines: `emulated`, `emulated:devices=2,memory=8G`, `nvidia`, `nvidia:1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpu {
@@ -19,6 +21,8 @@ pub struct Opened {
     pub gpus: Vec<usize>,
     /// The real driver library, where there is one.
     pub real_driver: Option<String>,
+    /// Where the platform writes what kernels print, if it asks us.
+    pub output: ProgramOutput,
 }
 
 impl Gpu {
@@ -39,11 +43,13 @@ impl Gpu {
                     Some(text) => rekindle_emulated::Config::parse(text),
                     None => rekindle_emulated::Config::from_env(),
                 };
+                let output = ProgramOutput::default();
+                let sink = Box::new(output.clone());
                 let platform = config
-                    .and_then(|config| rekindle_emulated::platform(&config))
+                    .and_then(|config| rekindle_emulated::platform_with_output(&config, sink))
                     .map_err(|error| format!("the emulated GPU does not start: {error}"))?;
                 let gpus = (0..platform.devices().len()).collect();
-                Ok(Opened { platform, gpus, real_driver: None })
+                Ok(Opened { platform, gpus, real_driver: None, output })
             }
             Gpu::Nvidia { index } => {
                 let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
@@ -52,7 +58,8 @@ impl Gpu {
                     return Err(format!("there is no NVIDIA GPU {index}: the driver has {found}"));
                 }
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
-                Ok(Opened { platform: Arc::new(platform), gpus: vec![*index], real_driver })
+                let output = ProgramOutput::default();
+                Ok(Opened { platform: Arc::new(platform), gpus: vec![*index], real_driver, output })
             }
         }
     }

@@ -22,9 +22,11 @@ mod gpu;
 mod image;
 mod link;
 mod memory;
+mod printed;
 mod start;
 
 pub use arguments::{Arguments, ArgumentsError};
 pub use dispatch::Ended;
 pub use gpu::{Gpu, Opened};
+pub use printed::ProgramOutput;
 pub use start::{main, serve};

@@ -26,6 +26,11 @@ int main(int argc, char **argv) {
     EXPECT_CODE(cuLaunchKernel(scale, 1, 1, 1, 2048, 1, 1, 0, 0, parameters, 0), INVALID_VALUE);
     EXPECT_CODE(cuLaunchKernel(scale, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0), INVALID_VALUE);
     EXPECT_CODE(cuLaunchKernel((CUfunction)0x40, 1, 1, 1, 1, 1, 1, 0, 0, parameters, 0), INVALID_HANDLE);
+    CUfunction bounded;
+    CHECK(cuModuleLoadData(&module, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry bounded() .maxntid 64 { ret; }"));
+    CHECK(cuModuleGetFunction(&bounded, module, "bounded"));
+    CHECK(cuLaunchKernel(bounded, 1, 1, 1, 64, 1, 1, 0, 0, 0, 0));
+    EXPECT_CODE(cuLaunchKernel(bounded, 1, 1, 1, 65, 1, 1, 0, 0, 0, 0), INVALID_VALUE);
     EXPECT_CODE(cuTexObjectCreate(0, 0, 0, 0), NOT_SUPPORTED);
     EXPECT_CODE(cuTexObjectCreate(0, 0, 0, 0), NOT_SUPPORTED);
     const char *name;

@@ -88,6 +88,26 @@ fn two_modules_link() {
 }
 
 #[test]
+fn registers_are_limited_where_asked() {
+    const REGISTERS: usize = 4;
+    let machine = machine("");
+    let gpu = &machine.gpu;
+    let registers = |code: &[u8], options: &[(i32, u64)]| {
+        let module = gpu.module_load(Code::new(code.to_vec()), ModuleKind::Module, options).unwrap().module;
+        gpu.function_info(gpu.function(module, "apply").unwrap()).unwrap().attributes[REGISTERS]
+    };
+    let loads: String = (0..80).map(|i| format!("ld.global.u64 %w{i}, [%rd1+{}];", 8 * i)).collect();
+    let stores: String = (0..80).map(|i| format!("st.global.u64 [%rd1+{}], %w{i};", 8 * i + 8)).collect();
+    let body = format!(".reg .b64 %w<80>; {loads} {stores}\n    {{");
+    let wide = CALLER.replacen("    {", &body, 1).replace("(.param .u64 p)", "(.param .u64 p) .maxntid 128");
+    let (plain, _) = gpu.link(&inputs(&[("wide.ptx", &wide), ("callee.ptx", CALLEE)]), &[]).unwrap();
+    let (limited, _) = gpu.link(&inputs(&[("wide.ptx", &wide), ("callee.ptx", CALLEE)]), &[(0, 38)]).unwrap();
+    assert!(registers(&plain, &[]) > 150);
+    assert_eq!(registers(&plain, &[(0, 64)]), 64);
+    assert_eq!(registers(&limited, &[]), 38);
+}
+
+#[test]
 fn code_that_cannot_load_says_why() {
     let machine = machine("");
     let load = |code: &str| {

@@ -111,10 +111,7 @@ impl<'u, 'a> FunctionLowering<'u, 'a> {
         };
         unit.symbols.registers[index] = allocation.words;
         if function.kernel {
-            unit.symbols.static_shared[index] = shared.size.next_multiple_of(unit.dynamic_align);
-            if shared.size == 0 {
-                unit.symbols.static_shared[index] = 0;
-            }
+            unit.symbols.static_shared[index] = shared.size;
         } else {
             unit.common_shared = shared;
         }

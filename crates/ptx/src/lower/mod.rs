@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::Error;
-use crate::ast::{Ast, Linkage, Variable};
+use crate::ast::{Ast, Directives, Linkage, Variable};
 use crate::module::{Entry, Parameter};
 use crate::program::{Constant, Function, Instruction, Program};
 use function::FunctionLowering;
@@ -36,8 +36,6 @@ pub(crate) struct Unit<'a> {
     unresolved: BTreeSet<String>,
     /// Shared variables that device functions use: at these offsets in every kernel.
     common_shared: Shared,
-    /// Alignment of dynamic shared memory.
-    dynamic_align: u32,
 }
 
 /// A layout of static shared memory: variables by their text's index and name.
@@ -81,6 +79,22 @@ pub(crate) fn layout(variables: &[Variable], start: u32) -> (Vec<Parameter>, u32
     (parameters, end)
 }
 
+/// The most registers that a thread may have so that every block that the kernel allows fits a multiprocessor. What
+/// it needs beyond counts as spilled, as a compiler would do that is told the size of the blocks: the count is an
+/// estimate, and a launch must not fail because of one.
+fn register_limit(directives: &Directives) -> u32 {
+    const OF_MULTIPROCESSOR: u32 = 1 << 16;
+    let threads = directives.required_threads.or(directives.max_threads).map_or(1024, product);
+    let together =
+        threads.clamp(128, 1024).next_multiple_of(128).saturating_mul(directives.min_blocks.unwrap_or(1));
+    let fitting = (OF_MULTIPROCESSOR / together.max(1) / 8 * 8).max(16);
+    fitting.min(directives.max_registers.unwrap_or(255)).min(255)
+}
+
+fn product(dimensions: [u32; 3]) -> u32 {
+    dimensions.iter().fold(1, |product, n| product.saturating_mul(*n))
+}
+
 /// Functions that every device has besides those of the interpreter.
 static RUNTIME: LazyLock<Option<Arc<Ast>>> =
     LazyLock::new(|| crate::parser::parse(include_str!("runtime.ptx")).ok().map(Arc::new));
@@ -118,7 +132,6 @@ fn lower_texts(asts: &[Arc<Ast>]) -> Result<Program, Error> {
         constant_index: HashMap::new(),
         unresolved: BTreeSet::new(),
         common_shared: Shared::default(),
-        dynamic_align,
     };
     unit.constant(Constant::Bits(0));
     let (globals, missing) = unit.symbols.globals()?;
@@ -151,20 +164,19 @@ fn lower_texts(asts: &[Arc<Ast>]) -> Result<Program, Error> {
             continue;
         }
         let directives = &source.directives;
-        let threads =
-            |dimensions: [u32; 3]| dimensions.iter().fold(1u32, |product, n| product.saturating_mul(*n));
         entry_functions.push(index as u32);
         entries.push(Entry {
             name: source.name.clone(),
             parameters: layout(&source.parameters, 0).0,
             registers: function.registers,
             static_shared: 0,
+            dynamic_shared_at: 0,
             local: function.frame,
             constant: u32::try_from(constant).unwrap_or(u32::MAX),
             max_threads: directives
                 .required_threads
                 .or(directives.max_threads)
-                .map_or(1024, threads)
+                .map_or(1024, product)
                 .min(1024),
             required_threads: directives.required_threads,
             cluster: directives.cluster,
@@ -185,7 +197,11 @@ fn lower_texts(asts: &[Arc<Ast>]) -> Result<Program, Error> {
     };
     for (entry, index) in program.entries.iter_mut().zip(&program.entry_functions) {
         entry.static_shared = unit.symbols.static_shared[*index as usize];
-        entry.registers = unit.symbols.registers[*index as usize].clamp(16, 255);
+        entry.dynamic_shared_at =
+            entry.static_shared.checked_next_multiple_of(dynamic_align).unwrap_or(u32::MAX);
+        let (_, source) = unit.symbols.functions[*index as usize];
+        let most = register_limit(&source.directives);
+        entry.registers = unit.symbols.registers[*index as usize].max(16).min(most);
     }
     Ok(program)
 }

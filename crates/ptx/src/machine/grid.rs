@@ -83,7 +83,10 @@ impl Grid {
         if (0..3).any(|axis| !launch.grid[axis].is_multiple_of(cluster[axis])) {
             return fail(format!("the grid {:?} is not made of clusters of {cluster:?}", launch.grid));
         }
-        let shared = entry.static_shared.saturating_add(launch.dynamic_shared);
+        let shared = match launch.dynamic_shared {
+            0 => entry.static_shared,
+            bytes => entry.dynamic_shared_at.saturating_add(bytes),
+        };
         if shared > launch.device.shared_per_block {
             return fail(format!(
                 "{shared} bytes of shared memory; a block may have {}",
@@ -102,7 +105,7 @@ impl Grid {
         let mut parameters = launch.parameters.to_vec();
         parameters.resize(parameters.len().max(size as usize), 0);
         Ok(Grid {
-            constants: constant_rows(&program, launch.addresses, entry.static_shared),
+            constants: constant_rows(&program, launch.addresses, entry.dynamic_shared_at),
             function: program.entry_functions[launch.entry],
             program,
             kernel,

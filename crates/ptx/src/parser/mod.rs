@@ -230,14 +230,11 @@ impl<'a> Parser<'a> {
             self.at += 1;
             match name {
                 "maxntid" => directives.max_threads = Some(self.dimensions()?),
+                "maxnreg" => directives.max_registers = Some(self.integer32()?.max(1)),
                 "reqntid" => directives.required_threads = Some(self.dimensions()?),
                 "reqnctapercluster" => directives.cluster = Some(self.dimensions()?),
-                "minnctapersm"
-                | "maxnctapersm"
-                | "maxnreg"
-                | "maxclusterrank"
-                | "abi_preserve"
-                | "abi_preserve_control" => {
+                "minnctapersm" => directives.min_blocks = Some(self.integer32()?),
+                "maxnctapersm" | "maxclusterrank" | "abi_preserve" | "abi_preserve_control" => {
                     self.integer()?;
                 }
                 "explicitcluster" | "noreturn" | "blocksareclusters" | "unique" => {}

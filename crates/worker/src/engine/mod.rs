@@ -35,6 +35,7 @@ use crate::code::CodeCache;
 use crate::gpu::Opened;
 use crate::link::Link;
 use crate::memory::{Heap, Pinned, Regions, VirtualMemory};
+use crate::printed::ProgramOutput;
 
 pub(crate) use context::Context;
 pub(crate) use objects::{
@@ -76,6 +77,8 @@ pub(crate) struct Engine {
     /// The client's pid as this worker sees it, 0 until it was told.
     pub client: i32,
     pub real_driver: Option<String>,
+    /// The program's standard output, once it is known which process it is.
+    pub output: ProgramOutput,
     pub link: Arc<Link>,
     pub threads: Vec<Thread>,
     pub streams: Table<StreamObject>,
@@ -101,7 +104,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// The first GPU's context is made now, for it takes long.
     pub(crate) fn new(opened: Opened, link: Arc<Link>) -> Result<Engine> {
-        let Opened { platform, gpus, real_driver } = opened;
+        let Opened { platform, gpus, real_driver, output } = opened;
         let slot = |(position, index): (usize, &usize)| {
             let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
             Ok(Slot {
@@ -120,6 +123,7 @@ impl Engine {
             board: None,
             client: 0,
             real_driver,
+            output,
             link,
             threads: Vec::new(),
             streams: Table::default(),

@@ -46,7 +46,7 @@ impl Worker {
         let for_platform = knobs.clone();
         Worker::start_on(directory, knobs, move || {
             let platform = Arc::new(FakePlatform::new(for_platform));
-            Ok(Opened { platform, gpus: vec![0], real_driver: None })
+            Ok(Opened { platform, gpus: vec![0], real_driver: None, output: Default::default() })
         })
     }
 
