@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 CARGO := cargo
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build demo test unit system model fuzz lint deny bench-gpu install clean
+.PHONY: help setup build demo test unit system numba-suite model fuzz lint deny bench-gpu install clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ unit: setup build ## Tests of the crates
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
 	$(PYTHON) -m pytest tests -q
+
+numba-suite: setup build ## All of numba-cuda's own tests; writes their table in docs/compatibility.md
+	$(PYTHON) tests/numba_suite/run.py
 
 model: ## The ring, in every interleaving that loom can make, and under valgrind
 	RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 $(CARGO) test --release -p rekindle-ring --test model --target-dir target/loom

@@ -3,11 +3,14 @@
 python module.py MODULE RESULTS
 """
 
+import inspect
 import json
 import sys
 import time
 import traceback
 import unittest
+
+from _pytest.outcomes import Skipped
 
 
 class Recorder(unittest.TestResult):
@@ -16,14 +19,11 @@ class Recorder(unittest.TestResult):
     def __init__(self, out):
         super().__init__()
         self.out = out
+        self.began = time.monotonic()
 
     def write(self, test, outcome, reason=""):
-        row = {
-            "test": test.id(),
-            "outcome": outcome,
-            "reason": reason[-1200:],
-            "seconds": round(time.monotonic() - getattr(self, "began", time.monotonic()), 3),
-        }
+        seconds = round(time.monotonic() - self.began, 3)
+        row = {"test": test.id(), "outcome": outcome, "reason": reason[-1200:], "seconds": seconds}
         print(json.dumps(row), file=self.out, flush=True)
 
     def startTest(self, test):
@@ -35,7 +35,10 @@ class Recorder(unittest.TestResult):
         self.write(test, "pass")
 
     def addError(self, test, error):
-        self.write(test, "error", "".join(traceback.format_exception(*error)))
+        if isinstance(error[1], Skipped):
+            self.addSkip(test, str(error[1]))
+        else:
+            self.write(test, "error", "".join(traceback.format_exception(*error)))
 
     def addFailure(self, test, error):
         self.write(test, "fail", "".join(traceback.format_exception(*error)))
@@ -54,12 +57,27 @@ class Recorder(unittest.TestResult):
             self.write(test, "fail", "".join(traceback.format_exception(*error)))
 
 
+class Function(unittest.FunctionTestCase):
+    """A test that is a plain function, as pytest would find it."""
+
+    def id(self):
+        return f"{self._testFunc.__module__}.{self._testFunc.__name__}"
+
+
+def load(module):
+    suite = unittest.defaultTestLoader.loadTestsFromName(module)
+    here = vars(sys.modules[module]) if module in sys.modules else {}
+    functions = [f for key, f in here.items() if key.startswith("test_") and inspect.isfunction(f)]
+    suite.addTests(Function(f) for f in functions if f.__module__ == module and not inspect.signature(f).parameters)
+    return suite
+
+
 def main():
     module, results = sys.argv[1:]
     with open(results, "w") as out:
         try:
-            suite = unittest.defaultTestLoader.loadTestsFromName(module)
-        except unittest.SkipTest as skip:
+            suite = load(module)
+        except (unittest.SkipTest, Skipped) as skip:
             print(json.dumps({"test": module, "outcome": "skip", "reason": str(skip)}), file=out, flush=True)
             return
         suite.run(Recorder(out))

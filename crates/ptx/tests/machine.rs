@@ -453,3 +453,28 @@ fn device_heap() {
     Run::shape(1, 1).on(&host, &module, "k", &[memory.start]).unwrap();
     assert_eq!(memory.get::<u64>(0, 1), [9]);
 }
+
+/// Compilers call these for `grid.sync()` where they do not expand it.
+#[test]
+fn the_device_runtime_is_linked_in() {
+    let module = common::kernel(
+        1,
+        ".extern .func (.param .b64 r) cudaCGGetIntrinsicHandle (.param .b32 a);
+         .extern .func (.param .b32 r) cudaCGSynchronize (.param .b64 a, .param .b32 b);",
+        "{ .param .b32 a; st.param.b32 [a], 1; .param .b64 h; call.uni (h), cudaCGGetIntrinsicHandle, (a); ld.param.b64 %d1, [h]; }
+         atom.global.add.u32 %r1, [%p0], 1;
+         { .param .b64 a; st.param.b64 [a], %d1; .param .b32 b; st.param.b32 [b], 0; .param .b32 r;
+           call.uni (r), cudaCGSynchronize, (a, b); ld.param.b32 %r2, [r]; }
+         ld.volatile.global.u32 %r3, [%p0]; mad.wide.u32 %d2, %gid, 4, %p0; st.global.u32 [%d2+4], %r3;",
+    );
+    assert!(module.unresolved().is_empty());
+    let memory = Memory::new(8192);
+    let workspace = memory.start + 6144;
+    for blocks in [7, 30] {
+        memory.put(0, &[0u32]);
+        Run { threads: 2, workspace, ..Run::shape(blocks, 32) }.go(&module, "k", &[memory.start]);
+        assert!(memory.get::<u32>(4, 32 * blocks as usize).iter().all(|count| *count == 32 * blocks));
+    }
+    let fault = Run::shape(1, 32).on(&TestHost::default(), &module, "k", &[memory.start]).unwrap_err();
+    assert!(matches!(fault, rekindle_ptx::Fault::Trap { .. }), "{fault}");
+}

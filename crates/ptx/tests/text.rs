@@ -19,7 +19,12 @@ fn unknown_instructions_are_named_with_their_line() {
         ("frobnicate.u32 %r1, %r2;", "frobnicate.u32"),
         ("add.rn.u32 %r1, %r2, %r3;", "add.rn.u32"),
         ("add.u32.sideways %r1, %r2, %r3;", "add.u32.sideways"),
-        ("tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%r1, %r2];", ""),
+        ("tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%r1, {%r2, %r3}];", "tex.2d.v4.f32.f32"),
+        ("sust.b.1d.b32.trap [%r1, {%r2}], %r3;", "sust.b.1d.b32.trap"),
+        (
+            "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%r2, {%r3}], [%r1];",
+            "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+        ),
         ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned"),
         ("setp.lo.s32 %p, %r1, %r2;", "setp.lo.s32"),
     ];
@@ -58,6 +63,10 @@ fn what_is_not_ptx() {
     }
     let deep = format!(".version 8.0\n.target sm_80\n.entry k() {{ {}", "{".repeat(100_000));
     assert!(Module::parse(&deep).is_err());
+    for open in ["{", "[%r1, ", "("] {
+        let deep = format!(".version 8.0\n.target sm_80\n.entry k() {{ mov.b32 {} ;}}", open.repeat(100_000));
+        assert!(Module::parse(&deep).is_err());
+    }
     let deep = format!(".version 8.0\n.target sm_80\n.entry k() {{ mov.u32 {}", "(".repeat(100_000));
     assert!(Module::parse(&deep).is_err());
 }

@@ -82,6 +82,9 @@ impl Parser<'_> {
                     }
                 };
                 let offset = self.addend()?;
+                if self.eat(',') {
+                    return Ok(Operand::Coordinates(self.operands_until(']')?));
+                }
                 self.expect(']')?;
                 Ok(Operand::Address(Box::new(base), offset))
             }

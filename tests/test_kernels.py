@@ -1,0 +1,66 @@
+"""Kernels in CUDA C, compiled by NVRTC and by nvcc, on the emulated GPU, against NumPy on random inputs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parent / "kernels"
+FAULTS = ("check", "trap", "wild", "misaligned")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder with every source as PTX from nvcc."""
+    import nvidia
+
+    toolkit = next(path for root in nvidia.__path__ for path in Path(root).glob("cu13"))
+    folder = tmp_path_factory.mktemp("ptx")
+    options = ["-ptx", "-arch=compute_90", "-rdc=true", f"-I{toolkit / 'include'}", f"-I{toolkit / 'include/cccl'}"]
+    sources = sorted(KERNELS.glob("*.cu"))
+    running = [
+        subprocess.Popen([toolkit / "bin/nvcc", *options, s, "-o", folder / f"{s.stem}.ptx"], stderr=subprocess.PIPE, text=True) for s in sources
+    ]
+    for process in running:
+        _, problem = process.communicate()
+        assert process.returncode == 0, problem
+    return folder
+
+
+def run(rekindle, program, *arguments):
+    name = program.replace("_", "-")
+    rekindle.run(name, sys.executable, KERNELS / f"{program}.py", *arguments)
+    lines = rekindle.wait_end(name, 60)
+    assert lines[-1:] == ["ok"], "\n".join(lines)
+    return lines
+
+
+@pytest.mark.parametrize("program", ["arithmetic", "control", "grid", "library", "linked", "matmul", "reduce"])
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_results_are_those_of_numpy(rekindle, compiled, compiler, program):
+    run(rekindle, program, compiled if compiler == "nvcc" else rekindle.root)
+
+
+def test_cuda_core(rekindle):
+    run(rekindle, "core", rekindle.root)
+
+
+@pytest.mark.parametrize("kernel", FAULTS)
+@pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
+def test_prints_and_faults(rekindle, compiled, compiler, kernel):
+    lines = run(rekindle, "faults", compiled if compiler == "nvcc" else rekindle.root, "7", kernel)
+    expected = [line.removeprefix("expect ") for line in lines if line.startswith("expect ")]
+    printed = [line for line in lines if line.startswith("thread ")]
+    assert printed == expected and len(expected) == 5
+
+
+def test_prints_follow_the_programs_output(rekindle, compiled):
+    """What a kernel prints goes where the program's own output goes, in order with it."""
+    elsewhere = rekindle.root / "printed"
+    command = f"exec {shutil.which('env')} {sys.executable} {KERNELS / 'faults.py'} {compiled} 7 trap >{elsewhere}"
+    rekindle.run("redirected", "sh", "-c", command)
+    assert not [line for line in rekindle.wait_end("redirected", 60) if line.startswith("thread")]
+    lines = elsewhere.read_text().splitlines()
+    assert sum(line.startswith("thread ") for line in lines) == 5 and lines[-1] == "ok"
