@@ -276,7 +276,7 @@ def kill_daemon(rekindle):
                 os.kill(int(pid), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("mebibytes", [1, 6, 12, 20, 26])
+@pytest.mark.parametrize("mebibytes", [1, 6, 12, 16, 20, 23, 26])
 def test_a_full_disk_undoes_the_checkpoint_in_every_phase(rekindle, mebibytes):
     """A real file system with so much room and no more: the checkpoint fails with one sentence, the program goes on."""
     state = rekindle.root / "state"

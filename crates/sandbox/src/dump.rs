@@ -8,6 +8,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::statvfs::statvfs;
+
 use crate::criu::Criu;
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
@@ -108,6 +110,7 @@ impl Sandbox {
         });
         channel.send(&command, &[images.as_fd()]).map_err(Error::io("asking for a dump"))?;
         let failed = |reply| match reply {
+            Reply::Failed(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
             Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
             Reply::Aborted(cause) => Error::Aborted { action: "dump", cause },
             other => unexpected(&other, "Frozen or Dumped"),
@@ -147,6 +150,12 @@ fn refuse_traced(sandbox: &Sandbox) -> Result<()> {
             Err(Error::Refused { cause })
         }
     }
+}
+
+/// Whether the file system has no room left. CRIU's log stands on it too, and may be cut before the reason.
+fn is_full(place: &Path) -> bool {
+    const LEAST: u64 = 1 << 20;
+    statvfs(place).is_ok_and(|of| of.blocks_available() * of.fragment_size() < LEAST)
 }
 
 fn open_dir(path: &Path) -> io::Result<File> {

@@ -25,6 +25,8 @@ pub enum Error {
     Start { cause: String },
     #[error("CRIU could not {action} the program: {cause} (its log: {log})", log = log.display())]
     Criu { action: &'static str, cause: String, log: PathBuf },
+    #[error("the file system of {place} is full: the program's memory did not fit; make room there", place = place.display())]
+    DiskFull { place: PathBuf },
     #[error("the program cannot be dumped: {cause}")]
     Refused { cause: String },
     #[error("{path} holds no dump of a program: it has no inventory.img", path = path.display())]
