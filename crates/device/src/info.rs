@@ -33,6 +33,15 @@ impl DeviceInfo {
     }
 }
 
+/// Host addresses that a driver has reserved for its own use; see [`crate::Platform::placements`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    pub address: u64,
+    pub bytes: u64,
+    /// Reserved while code was loaded or looked up.
+    pub code: bool,
+}
+
 /// A kernel parameter's place in the parameter buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {

@@ -13,7 +13,7 @@ mod tensor_map;
 
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
-pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter};
+pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 
@@ -78,6 +78,13 @@ pub trait Platform: Send + Sync {
     fn process_checkpoint(&self, pid: i32) -> Result<()>;
     fn process_restore(&self, pid: i32) -> Result<()>;
     fn process_unlock(&self, pid: i32) -> Result<()>;
+    /// Where the driver has put its own heaps so far, in order; none where module globals need no such help to lie
+    /// where they did.
+    fn placements(&self) -> Vec<Placement> {
+        Vec::new()
+    }
+    /// Has the driver put its heaps where an earlier process had them, as far as it asks for the same ones again.
+    fn expect_placements(&self, _earlier: &[Placement]) {}
 }
 
 /// One GPU and its context.

@@ -19,6 +19,7 @@ use rekindle_device::{
 
 use crate::driver::{Driver, call};
 use crate::modules::Modules;
+use crate::placement::in_code;
 use crate::work::Attributes;
 use crate::{graph, sys, tensor};
 
@@ -235,39 +236,39 @@ impl Device for NvidiaDevice {
         kind: ModuleKind,
         options: &[(i32, u64)],
     ) -> std::result::Result<Loaded, LoadError> {
-        self.modules.load(code, kind, options)
+        in_code(|| self.modules.load(code, kind, options))
     }
 
     fn module_unload(&self, module: Module) -> Result<()> {
-        self.modules.unload(module)
+        in_code(|| self.modules.unload(module))
     }
 
     fn function(&self, module: Module, name: &str) -> Result<Function> {
-        self.modules.function(module, name)
+        in_code(|| self.modules.function(module, name))
     }
 
     fn function_names(&self, module: Module) -> Result<Vec<String>> {
-        self.modules.function_names(module)
+        in_code(|| self.modules.function_names(module))
     }
 
     fn function_info(&self, function: Function) -> Result<FunctionInfo> {
-        self.modules.function_info(function)
+        in_code(|| self.modules.function_info(function))
     }
 
     fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
-        ask!(self, cuFuncSetAttribute(function.0, attribute, value))
+        in_code(|| ask!(self, cuFuncSetAttribute(function.0, attribute, value)))
     }
 
     fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
-        ask!(self, cuFuncSetCacheConfig(function.0, config))
+        in_code(|| ask!(self, cuFuncSetCacheConfig(function.0, config)))
     }
 
     fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
-        self.modules.global(module, name)
+        in_code(|| self.modules.global(module, name))
     }
 
     fn globals(&self, module: Module) -> Result<Vec<Global>> {
-        self.modules.globals(module)
+        in_code(|| self.modules.globals(module))
     }
 
     fn link(

@@ -1,14 +1,15 @@
 //! Graphs: nodes added one by one, and what a graph consists of.
 
+use std::ffi::c_void;
 use std::ptr;
 
-use rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED;
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Copy3D, Function, Graph, GraphNode, Launch, MemorySet, Result};
 
 use crate::device::NvidiaDevice;
 use crate::driver::{Driver, call};
 use crate::sys;
-use crate::work::{Attributes, copies, extra};
+use crate::work::{Attributes, copies};
 
 /// Nodes in the driver's form: a node is the driver's pointer.
 fn handles(nodes: &[GraphNode]) -> Vec<u64> {
@@ -25,15 +26,15 @@ pub fn add_kernel(
 ) -> Result<GraphNode> {
     let after = handles(after);
     let attributes = Attributes::new(launch)?;
-    let size = parameters.len();
-    let buffer = extra(parameters, &size);
+    // A node that was given its parameters in one piece takes no attributes.
+    let mut places = parameter_places(driver, function, parameters)?;
     let kernel = sys::KernelNode {
         function: function.0,
         grid: launch.grid,
         block: launch.block,
         shared: launch.shared,
-        parameters: ptr::null_mut(),
-        extra: if parameters.is_empty() { ptr::null() } else { buffer.as_ptr() },
+        parameters: places.as_mut_ptr(),
+        extra: ptr::null(),
         kernel: 0,
         context: 0,
     };
@@ -52,6 +53,25 @@ pub fn add_kernel(
         }
     }
     Ok(GraphNode(node))
+}
+
+/// Where in its buffer each parameter of a kernel lies.
+fn parameter_places(driver: &Driver, function: Function, parameters: &[u8]) -> Result<Vec<*mut c_void>> {
+    let mut places = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: a live function by the crate's contract; writes two values, and refuses an index past the last.
+        let code = unsafe {
+            (driver.functions.cuFuncGetParamInfo)(function.0, places.len(), &mut offset, &mut size)
+        };
+        match code {
+            CUDA_ERROR_INVALID_VALUE => return Ok(places),
+            _ => driver.check("cuFuncGetParamInfo", code)?,
+        }
+        let end = offset.checked_add(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let place = parameters.get(offset..end).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        places.push(place.as_ptr().cast_mut().cast());
+    }
 }
 
 /// A node that does nothing where the copy is empty; `NOT_SUPPORTED` where no single driver copy can do it.

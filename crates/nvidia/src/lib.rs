@@ -15,6 +15,7 @@ mod fatbin;
 mod graph;
 mod jit;
 mod modules;
+pub mod placement;
 mod platform;
 pub mod search;
 mod stream;

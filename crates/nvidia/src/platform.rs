@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_device::{Device, DeviceInfo, GpuKind, Platform, Result};
+use rekindle_device::{Device, DeviceInfo, GpuKind, Placement, Platform, Result};
 
 use crate::device::NvidiaDevice;
 use crate::driver::{Driver, OpenError, call};
+use crate::placement;
 use crate::sys::{CheckpointLock, CheckpointReserved, CheckpointRestore};
 
 /// The attributes of CUDA 13.0's header; a newer driver's further ones are not a program's of that time.
@@ -27,6 +28,7 @@ pub struct NvidiaPlatform {
 impl NvidiaPlatform {
     /// Opens and initialises the driver (about 200 ms on one GPU); makes no context.
     pub fn open() -> std::result::Result<NvidiaPlatform, OpenError> {
+        placement::start();
         let driver = Driver::open()?;
         let start = |code| OpenError::Start { path: driver.path.clone(), code, description: String::new() };
         let (mut version, mut count) = (0, 0);
@@ -110,6 +112,14 @@ impl Platform for NvidiaPlatform {
         // SAFETY: reads the arguments during the call.
         let code = unsafe { unlock(pid, &CheckpointReserved::default()) };
         self.driver.check("cuCheckpointProcessUnlock", code)
+    }
+
+    fn placements(&self) -> Vec<Placement> {
+        placement::given()
+    }
+
+    fn expect_placements(&self, earlier: &[Placement]) {
+        placement::expect(earlier);
     }
 }
 

@@ -3,6 +3,7 @@
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
 
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use clap::Parser;
 use rekindle_cli::PlaceArguments;
 use rekindle_daemon::{Daemon, Places};
 use rekindle_device::Platform;
-use rekindle_nvidia::NvidiaPlatform;
+use rekindle_nvidia::{NvidiaPlatform, placement};
 
 /// Hold sandboxes, workers and images for the `rekindle` command, which starts this by itself.
 #[derive(Debug, Parser)]
@@ -21,6 +22,40 @@ struct Arguments {
     /// Leave the terminal once the socket answers; the log then goes to a file in the state directory.
     #[arg(long)]
     background: bool,
+}
+
+/// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { placement::mmap(address, bytes, protection, flags, descriptor, offset) }
+}
+
+/// The same under the name that large offsets once had.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise is handed on.
+    unsafe { placement::mmap(address, bytes, protection, flags, descriptor, offset) }
 }
 
 fn main() -> ExitCode {
@@ -93,4 +128,17 @@ fn gpus() -> ExitCode {
 fn fail(sentence: &str) -> ExitCode {
     eprintln!("rekindled: {sentence}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    /// A library that is opened by this executable must find the executable's own functions.
+    #[test]
+    fn libraries_find_this_mmap() {
+        for (name, own) in [(c"mmap", super::mmap as *const ()), (c"mmap64", super::mmap64 as *const ())] {
+            // SAFETY: looks a name up.
+            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            assert_eq!(found.cast_const().cast(), own, "{name:?}");
+        }
+    }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Device, Event, Result};
+use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
 
-use super::{Engine, Mark};
+use super::{Engine, Mark, StreamObject};
 use crate::memory::{Heap, Regions};
 
 pub(crate) struct Context {
@@ -25,7 +25,15 @@ pub(crate) struct Context {
     pub anchor: Option<Mark>,
     /// Staging areas that this context knows.
     pub registered: Vec<u64>,
+    /// Streams for what a checkpoint and a restore copy. Made with the context: streams take room in the driver's heaps,
+    /// where one that came and went would move the globals of later modules.
+    pub copies: Vec<Stream>,
 }
+
+/// As many as keep both directions of the link busy.
+const COPY_STREAMS: usize = 4;
+/// `CU_STREAM_NON_BLOCKING`: work of the legacy stream is not waited for.
+const NON_BLOCKING: u32 = 1;
 
 /// An allocation that was freed in stream order.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +45,11 @@ pub(crate) struct Freed {
 }
 
 impl Context {
-    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Context {
-        Context {
+    /// The device's context is current on this thread.
+    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Result<Context> {
+        let copies =
+            (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, 0)).collect::<Result<_>>()?;
+        Ok(Context {
             heap: Heap::new(device.clone(), regions),
             device,
             scratch: Vec::new(),
@@ -48,7 +59,8 @@ impl Context {
             freed: Vec::new(),
             anchor: None,
             registered: Vec::new(),
-        }
+            copies,
+        })
     }
 }
 
@@ -100,6 +112,7 @@ impl Engine {
         }
         for stream in self.streams.extract(|stream| stream.device == index) {
             note(device.stream_destroy(stream.handle));
+            self.former_streams.push(StreamObject { busy: false, ..stream });
         }
         for pinned in self.pinned.extract_if(.., |pinned| pinned.device == index) {
             note(device.host_unregister(pinned.address));

@@ -82,6 +82,8 @@ pub(crate) struct Engine {
     pub link: Arc<Link>,
     pub threads: Vec<Thread>,
     pub streams: Table<StreamObject>,
+    /// Streams that were destroyed and whose room in the driver's heaps no later one has taken over.
+    pub former_streams: Vec<StreamObject>,
     pub events: Table<EventObject>,
     pub modules: Table<ModuleObject>,
     /// Modules that were unloaded and whose globals still shape the addresses of later ones.
@@ -94,7 +96,7 @@ pub(crate) struct Engine {
     pub recordings: HashMap<u64, Recording>,
     pub code: CodeCache,
     pub waiting: Waiting,
-    /// Counts module loads and look-ups: their order decides where globals lie.
+    /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
     pub operations: u64,
     outputs: u32,
@@ -127,6 +129,7 @@ impl Engine {
             link,
             threads: Vec::new(),
             streams: Table::default(),
+            former_streams: Vec::new(),
             events: Table::default(),
             modules: Table::default(),
             unloaded: Vec::new(),
@@ -153,7 +156,9 @@ impl Engine {
         if slot.context.is_none() {
             let opened = self.platform.open(slot.index)?;
             slot.info = DeviceInfo { index: device as u32, ..opened.info().clone() };
-            slot.context = Some(Context::new(opened, self.regions.clone()));
+            opened.bind()?;
+            self.bound = usize::MAX;
+            slot.context = Some(Context::new(opened, self.regions.clone())?);
         }
         self.bind(device)
     }
@@ -167,6 +172,12 @@ impl Engine {
         self.context(device)?.device.bind()?;
         self.bound = device;
         Ok(())
+    }
+
+    /// A device with a context. The first has one from the start.
+    pub(crate) fn any_device(&self) -> Result<Arc<dyn Device>> {
+        let context = self.slots.iter().find_map(|slot| slot.context.as_ref());
+        Ok(context.ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device.clone())
     }
 
     /// The slot that the last operation was for.

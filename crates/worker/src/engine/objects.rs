@@ -16,6 +16,8 @@ pub(crate) struct StreamObject {
     pub handle: Stream,
     /// It may have unfinished work.
     pub busy: bool,
+    /// When it was made, as [`ModuleObject::loaded_at`] counts.
+    pub at: u64,
 }
 
 /// A moment on a device: an event recorded in this worker's life, and its time in milliseconds on the program's clock.
@@ -42,7 +44,7 @@ pub(crate) struct ModuleObject {
     pub code: LoadedCode,
     pub handle: Module,
     pub loaded_at: u64,
-    /// Moments of look-ups and loads share one count; none while it is loaded.
+    /// Moments of look-ups, loads and streams share one count; none while it is loaded.
     pub unloaded_at: Option<u64>,
     pub globals: Vec<GlobalGiven>,
 }

@@ -49,7 +49,7 @@ impl Engine {
 
     /// The per-thread default stream of a ring, made when it is first used.
     fn own_stream(&mut self, origin: Origin, device: usize) -> Result<&mut StreamObject> {
-        let Engine { slots, threads, .. } = self;
+        let Engine { slots, threads, history, .. } = self;
         let thread = threads.get_mut(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if thread.streams.len() <= device {
             thread.streams.resize(device + 1, None);
@@ -61,7 +61,15 @@ impl Engine {
                 let context =
                     slots[device].context.as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
                 let handle = context.device.stream_create(0, 0)?;
-                Ok(slot.insert(StreamObject { device, flags: 0, priority: 0, handle, busy: false }))
+                *history += 1;
+                Ok(slot.insert(StreamObject {
+                    device,
+                    flags: 0,
+                    priority: 0,
+                    handle,
+                    busy: false,
+                    at: *history,
+                }))
             }
         }
     }
@@ -73,7 +81,19 @@ impl Engine {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(device)?.stream_create(flags, priority)?;
-        self.streams.insert(id, StreamObject { device, flags, priority, handle, busy: false })
+        let at = self.room_for_stream(device, flags, priority);
+        self.streams.insert(id, StreamObject { device, flags, priority, handle, busy: false, at })
+    }
+
+    /// When the room in the driver's heaps was taken that a new stream has: it gets that of a like one that is gone.
+    fn room_for_stream(&mut self, device: usize, flags: u32, priority: i32) -> u64 {
+        let like = |former: &StreamObject| {
+            (former.device, former.flags, former.priority) == (device, flags, priority)
+        };
+        match self.former_streams.iter().position(like) {
+            Some(at) => self.former_streams.remove(at).at,
+            None => self.next_history(),
+        }
     }
 
     pub(super) fn destroy_stream(&mut self, request: StreamDestroy) -> Result<()> {
@@ -83,6 +103,7 @@ impl Engine {
             self.remember_work(&stream)?;
         }
         self.forget_stream(stream.device, stream.handle);
+        self.former_streams.push(StreamObject { busy: false, ..stream });
         self.on(stream.device)?.stream_destroy(stream.handle)
     }
 

@@ -1,88 +1,164 @@
-//! A block of host memory that devices copy to and from at full speed.
+//! Host memory that devices copy to and from at full speed, in blocks.
+//!
+//! The blocks of one save or restore are one mapping, registered once: that costs less than block by block, and can be
+//! done beside other work. Copies go through the context's own streams ([`Gpu::streams`]); an event behind each tells
+//! when its block is free again.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
-use rekindle_cuda::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-use rekindle_device::{Device, Result, Stream};
+use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
+use rekindle_device::{Device, Event, Result, Stream};
 
-/// Pinned memory and a stream of its own on one device, for one thread.
-pub(super) struct Block {
-    device: Arc<dyn Device>,
-    stream: Stream,
-    base: *mut u8,
-    bytes: usize,
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+/// A device, and its streams for copies.
+#[derive(Clone)]
+pub(super) struct Gpu {
+    pub device: Arc<dyn Device>,
+    pub streams: Vec<Stream>,
 }
 
-/// `CU_STREAM_NON_BLOCKING`: work of the legacy stream is not waited for.
-const NON_BLOCKING: u32 = 1;
+/// Registered memory.
+pub(super) struct Blocks {
+    device: Arc<dyn Device>,
+    base: *mut u8,
+    block: usize,
+    count: usize,
+}
 
-impl Block {
-    /// Makes the device's context current on this thread.
-    pub(super) fn new(device: Arc<dyn Device>, bytes: usize) -> Result<Block> {
+// SAFETY: the memory belongs to this value alone, from whatever thread it is used.
+unsafe impl Send for Blocks {}
+
+impl Blocks {
+    /// Registers the memory with the device, for all contexts of the process.
+    pub(super) fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Blocks> {
         device.bind()?;
-        let bytes = bytes.next_multiple_of(4096).max(4096);
-        // SAFETY: a new private mapping.
+        let bytes = block * count;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new private mapping, and advice about it: huge pages are filled and registered faster.
         let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            let base = libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0);
+            if base != libc::MAP_FAILED {
+                libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
+            }
+            base
         };
         if base == libc::MAP_FAILED {
-            return Err(rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let unmapped = |code| {
+        if let Err(code) = device.host_register(base as u64, bytes as u64) {
             // SAFETY: mapped above, and known to nobody.
             unsafe { libc::munmap(base, bytes) };
-            code
-        };
-        match device.host_register(base as u64, bytes as u64) {
-            Ok(()) | Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {}
-            Err(code) => return Err(unmapped(code)),
+            return Err(code);
         }
-        match device.stream_create(NON_BLOCKING, 0) {
-            Ok(stream) => Ok(Block { device, stream, base: base.cast(), bytes }),
-            Err(code) => {
-                let _ = device.host_unregister(base as u64);
-                Err(unmapped(code))
-            }
-        }
+        Ok(Blocks { device, base: base.cast(), block, count })
     }
 
-    /// The bytes. No copy is under way: each is waited for.
-    pub(super) fn bytes(&mut self, count: usize) -> &mut [u8] {
-        // SAFETY: the mapping is `bytes` long and lives as long as `self`, which is borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.base, count.min(self.bytes)) }
+    /// Begins [`Blocks::new`] on a thread of its own.
+    pub(super) fn prepare(device: Arc<dyn Device>, block: usize, count: usize) -> Preparing {
+        Preparing(std::thread::spawn(move || Blocks::new(device, block, count)))
     }
 
-    /// Copies from the device to the start of the block.
-    pub(super) fn fetch(&mut self, address: u64, count: usize) -> Result<&[u8]> {
-        let count = count.min(self.bytes);
-        self.device.copy(self.base as u64, address, count as u64, self.stream)?;
-        self.device.stream_synchronize(self.stream)?;
-        Ok(self.bytes(count))
+    /// Each block, for one user.
+    pub(super) fn split(&mut self) -> Vec<Block<'_>> {
+        // SAFETY: the mapping is so long and lives as long as `self`, which stays borrowed.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.base, self.block * self.count) };
+        all.chunks_exact_mut(self.block)
+            .enumerate()
+            .map(|(number, bytes)| Block::new(number, bytes))
+            .collect()
     }
+}
 
-    /// Copies the start of the block to the device.
-    pub(super) fn put(&mut self, address: u64, count: usize) -> Result<()> {
-        self.device.copy(address, self.base as u64, count.min(self.bytes) as u64, self.stream)?;
-        self.device.stream_synchronize(self.stream)
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = self.device.host_unregister(self.base as u64);
+        // SAFETY: mapped by `new`; each block has waited for its copies, so the device has let go of it.
+        unsafe { libc::munmap(self.base.cast(), self.block * self.count) };
+    }
+}
+
+/// Blocks that are being made.
+pub(super) struct Preparing(JoinHandle<Result<Blocks>>);
+
+impl Preparing {
+    pub(super) fn wait(self) -> Result<Blocks> {
+        self.0.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN))
+    }
+}
+
+/// One block in use by one thread.
+pub(super) struct Block<'b> {
+    number: usize,
+    bytes: &'b mut [u8],
+    /// Behind the copy that is under way, with the device that it was made on.
+    under_way: Option<(Arc<dyn Device>, Event)>,
+}
+
+impl<'b> Block<'b> {
+    fn new(number: usize, bytes: &'b mut [u8]) -> Block<'b> {
+        Block { number, bytes, under_way: None }
     }
 
     pub(super) fn capacity(&self) -> usize {
-        self.bytes
+        self.bytes.len()
+    }
+
+    /// Waits for the copy that is under way, if one is.
+    pub(super) fn wait(&mut self) -> Result<()> {
+        let Some((device, event)) = self.under_way.take() else { return Ok(()) };
+        device.bind()?;
+        let waited = device.event_synchronize(event);
+        let _ = device.event_destroy(event);
+        waited
+    }
+
+    /// The first bytes, once no copy is under way.
+    pub(super) fn bytes(&mut self, count: usize) -> Result<&mut [u8]> {
+        self.wait()?;
+        let count = count.min(self.bytes.len());
+        Ok(&mut self.bytes[..count])
+    }
+
+    /// Begins a copy from the device to the start of the block.
+    pub(super) fn fetch(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
+        let base = self.bytes.as_mut_ptr() as u64;
+        self.copy(gpu, base, address, count)
+    }
+
+    /// Begins a copy from the start of the block to the device.
+    pub(super) fn put(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
+        let base = self.bytes.as_ptr() as u64;
+        self.copy(gpu, address, base, count)
+    }
+
+    fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: usize) -> Result<()> {
+        self.wait()?;
+        let Gpu { device, streams } = gpu;
+        device.bind()?;
+        let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
+        let event = device.event_create(DISABLE_TIMING)?;
+        let begun = device
+            .copy(to, from, count.min(self.bytes.len()) as u64, stream)
+            .and_then(|()| device.event_record(event, stream, 0));
+        match begun {
+            Ok(()) => self.under_way = Some((device.clone(), event)),
+            Err(_) => {
+                // The copy may have begun although its event could not be recorded.
+                let _ = device.stream_synchronize(stream);
+                let _ = device.event_destroy(event);
+            }
+        }
+        begun
     }
 }
 
-impl Drop for Block {
+impl Drop for Block<'_> {
     fn drop(&mut self) {
-        let _ = self.device.stream_destroy(self.stream);
-        let _ = self.device.host_unregister(self.base as u64);
-        // SAFETY: mapped by `new`; the device has let go of it and no copy is under way.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+        let _ = self.wait();
     }
 }

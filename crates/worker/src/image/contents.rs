@@ -1,7 +1,8 @@
 //! Contents of buffers on their way between GPU and store, on several threads.
 //!
-//! Each thread takes the next piece, one chunk of a part, moves it through a pinned block of its own, and goes on. The
-//! copies share the link; hashing, compression, checking and file access are spread over the threads.
+//! Each thread takes the next piece, one chunk of a part, and has two blocks of pinned memory: while the GPU copies
+//! from or to one, the thread works on the other. The copies share the link; hashing, compression, checking and file
+//! access are spread over the threads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,11 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rekindle_device::Device;
 use rekindle_store::{Image, Part, PartWriter};
 
-use super::block::Block;
+use super::block::{Block, Blocks, Gpu, Preparing};
 use super::error::{Error, Result, device as device_error};
 
 /// More threads than this do not make it faster.
 const MOST_THREADS: usize = 16;
+/// As large as the largest chunk, and as a huge page.
+const BLOCK: usize = 2 << 20;
+/// Blocks of each thread.
+const TURNS: usize = 2;
 
 /// Where one part's contents lie.
 pub(super) struct Place {
@@ -23,103 +28,145 @@ pub(super) struct Place {
     pub bytes: u64,
 }
 
-type Contexts = [Option<Arc<dyn Device>>];
+/// The devices whose contexts are open, by the program's numbers.
+pub(super) type Gpus = [Option<Gpu>];
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(MOST_THREADS)
+}
+
+/// Begins to make the blocks that [`save`] or [`load`] will need, whichever devices they are for.
+pub(super) fn prepare(device: Arc<dyn Device>) -> Preparing {
+    Blocks::prepare(device, BLOCK, threads() * TURNS)
+}
 
 /// Writes each place's contents to its part.
-pub(super) fn save(contexts: &Contexts, work: &[(Place, PartWriter)], stop: &AtomicBool) -> Result<()> {
+pub(super) fn save(
+    gpus: &Gpus,
+    blocks: Preparing,
+    work: &[(Place, PartWriter)],
+    stop: &AtomicBool,
+) -> Result<()> {
     let sizes: Vec<_> = work.iter().map(|(place, writer)| (place.bytes, writer.chunk_bytes())).collect();
-    each_piece(
-        contexts,
-        &sizes,
-        |n| work[n].0.device,
-        stop,
-        |n, piece, block| {
-            let (place, writer) = &work[n];
-            let count = (piece.end - piece.start) as usize;
-            let bytes =
-                block.fetch(place.address + piece.start, count).map_err(device_error("copy a buffer out"))?;
-            Ok(writer.write_at(piece.start, bytes)?)
-        },
-    )
+    let pieces = Pieces::new(&sizes, stop);
+    let write = |piece: &Piece, block: &mut Block<'_>| -> Result<()> {
+        let bytes = block.bytes(piece.count()).map_err(device_error("copy a buffer out"))?;
+        Ok(work[piece.number].1.write_at(piece.range.start, bytes)?)
+    };
+    pieces.on_threads(blocks, |turns| {
+        let mut last: Option<(Piece, usize)> = None;
+        let mut turn = 0;
+        loop {
+            let next = pieces.next()?;
+            if let Some(piece) = &next {
+                let place = &work[piece.number].0;
+                turns[turn]
+                    .fetch(gpu(gpus, place)?, place.address + piece.range.start, piece.count())
+                    .map_err(device_error("copy a buffer out"))?;
+            }
+            if let Some((piece, turn)) = last.take() {
+                write(&piece, &mut turns[turn])?;
+            }
+            let Some(piece) = next else { return Ok(()) };
+            last = Some((piece, turn));
+            turn = (turn + 1) % TURNS;
+        }
+    })
 }
 
 /// Loads each part's contents, checked, to its place.
 pub(super) fn load(
-    contexts: &Contexts,
+    gpus: &Gpus,
+    blocks: Preparing,
     image: &Image,
     work: &[(Place, &Part)],
     stop: &AtomicBool,
 ) -> Result<()> {
     let sizes: Vec<_> = work.iter().map(|(place, part)| (place.bytes, part.chunk_bytes)).collect();
-    each_piece(
-        contexts,
-        &sizes,
-        |n| work[n].0.device,
-        stop,
-        |n, piece, block| {
-            let (place, part) = &work[n];
-            let count = (piece.end - piece.start) as usize;
-            image.read_part(part, piece.start, block.bytes(count))?;
-            block.put(place.address + piece.start, count).map_err(device_error("copy a buffer in"))
-        },
-    )
+    let pieces = Pieces::new(&sizes, stop);
+    pieces.on_threads(blocks, |turns| {
+        let put = |code| device_error("copy a buffer in")(code);
+        let mut turn = 0;
+        while let Some(piece) = pieces.next()? {
+            let (place, part) = &work[piece.number];
+            let block = &mut turns[turn];
+            image.read_part(part, piece.range.start, block.bytes(piece.count()).map_err(put)?)?;
+            block.put(gpu(gpus, place)?, place.address + piece.range.start, piece.count()).map_err(put)?;
+            turn = (turn + 1) % TURNS;
+        }
+        turns.iter_mut().try_for_each(|block| block.wait().map_err(put))
+    })
 }
 
-/// Calls `act` for every chunk of every part, from as many threads as there are cores.
-fn each_piece(
-    contexts: &Contexts,
-    sizes: &[(u64, u64)],
-    device_of: impl Fn(usize) -> usize + Sync,
-    stop: &AtomicBool,
-    act: impl Fn(usize, Range<u64>, &mut Block) -> Result<()> + Sync,
-) -> Result<()> {
-    let pieces: Vec<(usize, Range<u64>)> = sizes
-        .iter()
-        .enumerate()
-        .flat_map(|(n, (bytes, chunk))| {
-            let (bytes, chunk) = (*bytes, (*chunk).max(1));
-            (0..bytes.div_ceil(chunk)).map(move |at| (n, at * chunk..((at + 1) * chunk).min(bytes)))
-        })
-        .collect();
-    let largest = pieces.iter().map(|(_, piece)| piece.end - piece.start).max().unwrap_or_default();
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let threads = cores.min(MOST_THREADS).min(pieces.len());
-    let next = AtomicUsize::new(0);
-    let failed = AtomicBool::new(false);
-    let run = || -> Result<()> {
-        let mut blocks: Vec<Option<Block>> = contexts.iter().map(|_| None).collect();
-        while let Some((n, piece)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::Cancelled);
-            }
-            if failed.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            let device = device_of(*n);
-            let gpu = contexts.get(device).and_then(Option::as_ref);
-            let (Some(gpu), Some(slot)) = (gpu, blocks.get_mut(device)) else {
-                return Err(Error::State(format!("a buffer is on device {device}, which has no context")));
-            };
-            gpu.bind().map_err(device_error("be used by a thread"))?;
-            let block = match slot {
-                Some(block) => block,
-                None => {
-                    let block = Block::new(gpu.clone(), largest as usize);
-                    slot.insert(block.map_err(device_error("pin a block of host memory"))?)
-                }
-            };
-            act(*n, piece.clone(), block)?;
+fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
+    gpus.get(place.device)
+        .and_then(Option::as_ref)
+        .ok_or_else(|| Error::State(format!("a buffer is on device {}, which has no context", place.device)))
+}
+
+/// A chunk of the part of this number.
+struct Piece {
+    number: usize,
+    range: Range<u64>,
+}
+
+impl Piece {
+    fn count(&self) -> usize {
+        (self.range.end - self.range.start) as usize
+    }
+}
+
+/// All pieces of all parts, for threads to take.
+struct Pieces<'s> {
+    all: Vec<(usize, Range<u64>)>,
+    next: AtomicUsize,
+    failed: AtomicBool,
+    stop: &'s AtomicBool,
+}
+
+impl<'s> Pieces<'s> {
+    /// Of parts of so many bytes in chunks of so many.
+    fn new(sizes: &[(u64, u64)], stop: &'s AtomicBool) -> Pieces<'s> {
+        let chunks = |(number, (bytes, chunk)): (usize, &(u64, u64))| {
+            let (bytes, chunk) = (*bytes, (*chunk).clamp(1, BLOCK as u64));
+            (0..bytes.div_ceil(chunk)).map(move |at| (number, at * chunk..((at + 1) * chunk).min(bytes)))
+        };
+        let all = sizes.iter().enumerate().flat_map(chunks).collect();
+        Pieces { all, next: AtomicUsize::new(0), failed: AtomicBool::new(false), stop }
+    }
+
+    fn next(&self) -> Result<Option<Piece>> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
         }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| run().inspect_err(|_| failed.store(true, Ordering::Relaxed))))
-            .collect();
-        let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
-        results.into_iter().try_for_each(|result| match result {
-            Ok(result) => result,
-            Err(_) => Err(Error::Refused("a thread that copied buffers panicked".to_string())),
+        if self.failed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let piece = self.all.get(self.next.fetch_add(1, Ordering::Relaxed));
+        Ok(piece.map(|(number, range)| Piece { number: *number, range: range.clone() }))
+    }
+
+    /// Runs on as many threads as there are pairs of blocks for; the first error ends it.
+    fn on_threads(
+        &self,
+        blocks: Preparing,
+        run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        if self.all.is_empty() {
+            return Ok(());
+        }
+        let mut blocks = blocks.wait().map_err(device_error("pin host memory to copy through"))?;
+        let mut blocks = blocks.split();
+        let run =
+            |turns: &mut [Block<'_>]| run(turns).inspect_err(|_| self.failed.store(true, Ordering::Relaxed));
+        std::thread::scope(|scope| {
+            let handles: Vec<_> =
+                blocks.chunks_exact_mut(TURNS).map(|turns| scope.spawn(|| run(turns))).collect();
+            let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
+            results.into_iter().try_for_each(|result| match result {
+                Ok(result) => result,
+                Err(_) => Err(Error::Refused("a thread that copied buffers panicked".to_string())),
+            })
         })
-    })
+    }
 }

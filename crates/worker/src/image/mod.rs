@@ -13,6 +13,7 @@ mod block;
 mod contents;
 mod error;
 mod pinned;
+mod replay;
 mod restore;
 mod restore_code;
 mod restore_memory;

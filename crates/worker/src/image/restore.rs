@@ -9,11 +9,12 @@ use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
 use super::error::{Error, Result, device};
+use super::replay::OwnStreams;
 use super::state::{MOST_BYTES, State};
 use super::timer::Timer;
-use super::{STATE_PART, contents, restore_code, restore_memory, save_memory};
+use super::{STATE_PART, contents, replay, restore_memory, save_memory};
 use crate::dispatch::Desk;
-use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, StreamObject};
+use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark};
 
 pub(crate) fn restore(
     desk: &mut Desk,
@@ -25,9 +26,11 @@ pub(crate) fn restore(
     if desk.engine.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
+    let blocks = contents::prepare(desk.engine.any_device().map_err(device("be used"))?);
     let image = Image::open(image)?;
     let state = read_state(&image)?;
     check_gpus(&desk.engine, &state)?;
+    desk.engine.platform.expect_placements(&state.placements);
     timer.lap("worker state", 0);
     desk.engine.directory = directory;
     desk.engine.history = state.history;
@@ -39,24 +42,24 @@ pub(crate) fn restore(
     let windows = save_memory::map_physical(&mut desk.engine)?;
     let work = restore_memory::work(&image, &state, &windows)?;
     let bytes = work.iter().map(|(place, _)| place.bytes).sum();
-    let contexts = save_memory::contexts(&desk.engine);
+    let gpus = save_memory::gpus(&desk.engine);
     let engine = &mut desk.engine;
     let (loaded, built) = std::thread::scope(|scope| {
         let loading = scope.spawn(|| {
-            let loaded = contents::load(&contexts, &image, &work, stop);
+            let loaded = contents::load(&gpus, blocks, &image, &work, stop);
             loaded.map(|()| timer.lap("GPU memory", bytes))
         });
-        let built = restore_code::modules(engine, &image, &state);
+        let built = replay::replay(engine, &image, &state);
         (loading.join(), built)
     });
     loaded.unwrap_or_else(|_| Err(Error::Refused("a thread that loaded buffers panicked".to_string())))?;
-    built?;
+    let own_streams = built?;
     timer.lap("modules, beyond that", 0);
     save_memory::unmap_windows(&mut desk.engine, windows)?;
     restore_memory::protect(&mut desk.engine, &state)?;
-    streams_and_events(&mut desk.engine, &state)?;
+    events(&mut desk.engine, &state)?;
     graphs(&mut desk.engine, &state)?;
-    join_files(desk, &state)?;
+    join_files(desk, &state, own_streams)?;
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
 }
@@ -100,14 +103,7 @@ fn open_contexts(engine: &mut Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
-fn streams_and_events(engine: &mut Engine, state: &State) -> Result<()> {
-    for row in &state.streams {
-        let gpu = engine.on(row.device).map_err(device("be used"))?;
-        let handle = gpu.stream_create(row.flags, row.priority).map_err(device("make a stream"))?;
-        let (device_index, flags, priority) = (row.device, row.flags, row.priority);
-        let stream = StreamObject { device: device_index, flags, priority, handle, busy: false };
-        engine.streams.insert(row.id, stream).map_err(device("number a stream as before"))?;
-    }
+fn events(engine: &mut Engine, state: &State) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         let gpu = engine.on(index).map_err(device("be used"))?;
@@ -164,7 +160,7 @@ fn graphs(engine: &mut Engine, state: &State) -> Result<()> {
 }
 
 /// Maps board and rings, which are as new, and gives each thread its streams.
-fn join_files(desk: &mut Desk, state: &State) -> Result<()> {
+fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams) -> Result<()> {
     let shared = |error: rekindle_ring::SharedError| Error::Refused(error.to_string());
     let file = |desk: &Desk, name: &str| {
         let path = desk.engine.run_file(name);
@@ -176,14 +172,11 @@ fn join_files(desk: &mut Desk, state: &State) -> Result<()> {
     for row in &state.threads {
         let ring = Ring::open(&file(desk, &row.name)?).map_err(shared)?;
         desk.add_ring(row.index, row.name.clone(), ring);
-        for &index in &row.streams {
-            let gpu = desk.engine.on(index).map_err(device("be used"))?;
-            let handle = gpu.stream_create(0, 0).map_err(device("make a stream"))?;
-            let stream = StreamObject { device: index, flags: 0, priority: 0, handle, busy: false };
-            if let Some(thread) = desk.engine.threads.last_mut() {
-                let length = thread.streams.len().max(index + 1);
+        if let Some(thread) = desk.engine.threads.last_mut() {
+            for stream in own_streams.remove(&row.index).unwrap_or_default() {
+                let length = thread.streams.len().max(stream.device + 1);
                 thread.streams.resize(length, None);
-                thread.streams[index] = Some(stream);
+                thread.streams[stream.device] = Some(stream);
             }
         }
     }

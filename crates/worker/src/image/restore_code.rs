@@ -1,13 +1,13 @@
-//! Modules in the order in which they were loaded, what was looked up in them, and their globals' contents.
+//! One module, kernel or global as it was; and the contents of globals.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use rekindle_device::{Code, GpuKind, Loaded};
 use rekindle_store::{Image, PartKind};
 
-use super::block::Block;
+use super::block::{Block, Blocks};
 use super::error::{Error, Result, device};
+use super::save_memory;
 use super::state::{CodeState, FunctionState, ModuleState, State, globals_part};
 use crate::code::LoadedCode;
 use crate::engine::{Engine, FunctionObject, GlobalGiven, ModuleObject};
@@ -15,63 +15,7 @@ use crate::engine::{Engine, FunctionObject, GlobalGiven, ModuleObject};
 /// Globals are filled through a block of this size.
 const BLOCK: usize = 2 << 20;
 
-/// Something that may have decided where globals lie, so that order matters.
-enum Moment<'s> {
-    Load(usize),
-    Unload(usize),
-    Function(&'s FunctionState),
-    Global(usize, &'s GlobalGiven),
-}
-
-pub(super) fn modules(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
-    let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
-    for (n, module) in state.modules.iter().enumerate() {
-        moments.push((module.loaded_at, Moment::Load(n)));
-        moments.extend(module.unloaded_at.map(|at| (at, Moment::Unload(n))));
-        moments.extend(module.given.iter().map(|given| (given.at, Moment::Global(n, given))));
-    }
-    moments.extend(state.functions.iter().map(|function| (function.at, Moment::Function(function))));
-    moments.sort_by_key(|(at, _)| *at);
-    // Modules that were unloaded have no id; they are kept apart until their moment comes.
-    let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
-    for (_, moment) in moments {
-        match moment {
-            Moment::Load(n) => {
-                let row = &state.modules[n];
-                let module = load(engine, image, row)?;
-                match row.id {
-                    Some(id) => {
-                        engine.modules.insert(id, module).map_err(device("number a module as before"))?
-                    }
-                    None => {
-                        passing.insert(n, module);
-                    }
-                }
-            }
-            Moment::Unload(n) => {
-                if let Some(module) = passing.remove(&n) {
-                    let gpu = engine.on(module.device).map_err(device("be used"))?;
-                    gpu.module_unload(module.handle).map_err(device("unload a module"))?;
-                    engine.unloaded.push(module);
-                }
-            }
-            Moment::Function(row) => function(engine, row)?,
-            Moment::Global(n, given) => {
-                let module = match state.modules[n].id {
-                    Some(id) => engine.modules.get(id).map_err(device("find a module"))?,
-                    None => match passing.get(&n) {
-                        Some(module) => module,
-                        None => continue,
-                    },
-                };
-                check_global(engine, module, given)?;
-            }
-        }
-    }
-    contents(engine, image, state)
-}
-
-fn load(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<ModuleObject> {
+pub(super) fn load(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<ModuleObject> {
     let code = match &row.code {
         CodeState::Part(name) => {
             let part = image.part(PartKind::Module, name);
@@ -117,7 +61,7 @@ fn load(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<ModuleO
     })
 }
 
-fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
+pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
     let module = engine.modules.get(row.module).map_err(device("find a module"))?;
     let (index, module) = (module.device, module.handle);
     let gpu = engine.on(index).map_err(device("be used"))?;
@@ -145,7 +89,7 @@ fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
 }
 
 /// An address that the program holds must still be the global's.
-fn check_global(engine: &Engine, module: &ModuleObject, given: &GlobalGiven) -> Result<()> {
+pub(super) fn check_global(engine: &Engine, module: &ModuleObject, given: &GlobalGiven) -> Result<()> {
     let gpu = &engine.context(module.device).map_err(device("be used"))?.device;
     let found = gpu.global(module.handle, &given.name);
     let (address, _) = found.map_err(device(format!("find the global {} again", given.name)))?;
@@ -160,25 +104,22 @@ fn check_global(engine: &Engine, module: &ModuleObject, given: &GlobalGiven) -> 
 }
 
 /// Fills globals and constants.
-fn contents(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
-    let mut blocks: Vec<Option<Block>> = engine.slots.iter().map(|_| None).collect();
+pub(super) fn contents(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
+    let gpus = save_memory::gpus(engine);
+    let any = engine.any_device().map_err(device("be used"))?;
+    let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
+    let mut blocks = blocks.split();
     for row in state.modules.iter().filter(|row| !row.contents.is_empty()) {
         let Some(id) = row.id else { continue };
         let name = globals_part(row.loaded_at);
         let part = image.part(PartKind::GpuBuffer, &name);
         let part = part.ok_or_else(|| Error::State(format!("the image has no part {name}")))?;
         engine.bind(row.device).map_err(device("be used"))?;
-        let gpu = engine.context(row.device).map_err(device("be used"))?.device.clone();
         let module = engine.modules.get(id).map_err(device("find a module"))?.handle;
-        let block = match &mut blocks[row.device] {
-            Some(block) => block,
-            none => {
-                none.insert(Block::new(gpu.clone(), BLOCK).map_err(device("pin a block of host memory"))?)
-            }
-        };
+        let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(row.device)) else { continue };
         let mut at = 0;
         for global in &row.contents {
-            let found = gpu.global(module, &global.name);
+            let found = gpu.device.global(module, &global.name);
             let (address, bytes) = found.map_err(device(format!("find the global {} again", global.name)))?;
             if bytes != global.bytes {
                 let text = format!("the global {} has {bytes} bytes and had {}", global.name, global.bytes);
@@ -187,12 +128,12 @@ fn contents(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
             let mut done = 0;
             while done < bytes {
                 let count = (bytes - done).min(block.capacity() as u64);
-                image.read_part(part, at, block.bytes(count as usize))?;
-                let put = block.put(address + done, count as usize);
-                put.map_err(device(format!("fill the global {}", global.name)))?;
+                let fill = |code| device(format!("fill the global {}", global.name))(code);
+                image.read_part(part, at, block.bytes(count as usize).map_err(fill)?)?;
+                block.put(gpu, address + done, count as usize).map_err(fill)?;
                 (done, at) = (done + count, at + count);
             }
         }
     }
-    Ok(())
+    blocks.iter_mut().try_for_each(Block::wait).map_err(device("fill a global"))
 }

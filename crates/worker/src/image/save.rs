@@ -8,13 +8,13 @@ use rekindle_store::{Part, PartKind, Staging};
 use serde_json::{Value, json};
 
 use super::STATE_PART;
-use super::error::{Result, device};
+use super::error::{Error, Result, device};
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
 use super::timer::Timer;
-use super::{save_code, save_memory};
-use crate::engine::Engine;
+use super::{contents, save_code, save_memory};
+use crate::engine::{Engine, StreamObject};
 
 pub(crate) fn save(
     engine: &mut Engine,
@@ -22,22 +22,41 @@ pub(crate) fn save(
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
+    let gpus = save_memory::gpus(engine);
+    let blocks = contents::prepare(engine.any_device().map_err(device("be used"))?);
     let staging = Staging::open(staging)?;
-    let mut state = State { board: engine.board_name.clone(), history: engine.history, ..State::default() };
+    let mut state = State {
+        board: engine.board_name.clone(),
+        history: engine.history,
+        placements: engine.platform.placements(),
+        ..State::default()
+    };
     state.devices = devices(engine)?;
     streams_and_events(engine, &mut state)?;
     graphs(engine, &mut state);
     timer.lap("GPU objects", 0);
-    let mut parts = save_code::modules(engine, &staging, &mut state)?;
-    timer.lap("modules", parts.iter().map(|part| part.bytes).sum());
-    let buffers = save_memory::buffers(engine, &staging, &mut state, stop)?;
-    timer.lap("GPU memory", buffers.iter().map(|part| part.bytes).sum());
+    let plan = save_memory::plan(engine, &staging, &mut state)?;
+    timer.lap("GPU addresses", 0);
+    let bytes = plan.work.iter().map(|(place, _)| place.bytes).sum();
+    let (saved, parts) = std::thread::scope(|scope| {
+        let saving = scope.spawn(|| {
+            let saved = contents::save(&gpus, blocks, &plan.work, stop);
+            saved.map(|()| timer.lap("GPU memory", bytes))
+        });
+        let parts = save_code::modules(engine, &staging, &mut state);
+        (saving.join(), parts)
+    });
+    let saved =
+        saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
+    let buffers = save_memory::finish(engine, plan, saved)?;
+    let mut parts = parts?;
+    timer.lap("modules, beyond that", 0);
     parts.extend(buffers);
     let encoded = state.encode()?;
     if encoded.len() as u64 > MOST_BYTES {
         let text =
             format!("it takes {} bytes, more than the {MOST_BYTES} that can be read again", encoded.len());
-        return Err(super::Error::State(text));
+        return Err(Error::State(text));
     }
     parts.push(staging.put(PartKind::WorkerState, STATE_PART, json!({}), &encoded)?);
     timer.lap("worker state", encoded.len() as u64);
@@ -72,20 +91,22 @@ fn devices(engine: &mut Engine) -> Result<Vec<DeviceState>> {
 }
 
 fn streams_and_events(engine: &mut Engine, state: &mut State) -> Result<()> {
-    let stream = |(id, stream): (u32, &crate::engine::StreamObject)| StreamState {
+    let describe = |id, stream: &StreamObject| StreamState {
         id,
         device: stream.device,
         flags: stream.flags,
         priority: stream.priority,
+        at: stream.at,
     };
-    state.streams = engine.streams.iter().map(stream).collect();
+    state.streams = engine.streams.iter().map(|(id, stream)| describe(Some(id), stream)).collect();
+    state.streams.extend(engine.former_streams.iter().map(|stream| describe(None, stream)));
     state.threads = engine
         .threads
         .iter()
         .map(|thread| ThreadState {
             index: thread.index,
             name: thread.name.clone(),
-            streams: thread.streams.iter().flatten().map(|stream| stream.device).collect(),
+            streams: thread.streams.iter().flatten().map(|stream| (stream.device, stream.at)).collect(),
         })
         .collect();
     let mut times = std::collections::HashMap::new();

@@ -6,8 +6,9 @@ use rekindle_device::Global;
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
-use super::block::Block;
+use super::block::{Block, Blocks, Gpu};
 use super::error::{Error, Result, device};
+use super::save_memory;
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
 use crate::code::LoadedCode;
 use crate::engine::{Engine, ModuleObject};
@@ -18,7 +19,10 @@ const BLOCK: usize = 2 << 20;
 pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let mut known = HashSet::new();
-    let mut blocks: Vec<Option<Block>> = engine.slots.iter().map(|_| None).collect();
+    let gpus = save_memory::gpus(engine);
+    let any = engine.any_device().map_err(device("be used"))?;
+    let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
+    let mut blocks = blocks.split();
     let loaded: Vec<u32> = engine.modules.iter().map(|(id, _)| id).collect();
     for id in loaded {
         let index = engine.modules.get(id).map_err(device("find a module"))?.device;
@@ -28,11 +32,8 @@ pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State)
         let globals = gpu.globals(module.handle).map_err(device("list a module's globals"))?;
         let mut row = describe(module, Some(id), staging, &mut known, &mut parts)?;
         if !globals.is_empty() {
-            let block = match &mut blocks[index] {
-                Some(block) => block,
-                none => none.insert(Block::new(gpu, BLOCK).map_err(device("pin a block of host memory"))?),
-            };
-            parts.push(contents(staging, &globals, row.loaded_at, index, block)?);
+            let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(index)) else { continue };
+            parts.push(contents(staging, &globals, row.loaded_at, index, gpu, block)?);
         }
         row.contents = globals
             .into_iter()
@@ -99,7 +100,8 @@ fn contents(
     globals: &[Global],
     loaded_at: u64,
     index: usize,
-    block: &mut Block,
+    gpu: &Gpu,
+    block: &mut Block<'_>,
 ) -> Result<Part> {
     let total = globals.iter().map(|global| global.bytes).sum();
     let attributes = json!({ "device": index, "globals": globals.len() });
@@ -110,7 +112,8 @@ fn contents(
         while done < global.bytes {
             let count = (global.bytes - done).min(block.capacity() as u64);
             let bytes = block
-                .fetch(global.address + done, count as usize)
+                .fetch(gpu, global.address + done, count as usize)
+                .and_then(|()| block.bytes(count as usize))
                 .map_err(|code| Error::Device { action: format!("read the global {}", global.name), code })?;
             writer.write_at(at, bytes)?;
             (done, at) = (done + count, at + count);

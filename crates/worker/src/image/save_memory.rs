@@ -1,27 +1,27 @@
 //! Buffers: where each lies, and its contents.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-use rekindle_device::{Access, Device};
-use rekindle_store::{Part, PartKind, Staging};
+use rekindle_device::Access;
+use rekindle_store::{Part, PartKind, PartWriter, Staging};
 use serde_json::json;
 
-use super::contents::{self, Place};
+use super::block::Gpu;
+use super::contents::Place;
 use super::error::{Result, device};
 use super::state::{
     BufferState, ContentState, MappingState, PhysicalState, PinnedState, ReservationState, State,
     buffer_part, physical_part,
 };
-use crate::engine::Engine;
+use crate::engine::{Context, Engine};
 use crate::memory::Content;
 
-pub(super) fn buffers(
-    engine: &mut Engine,
-    staging: &Staging,
-    state: &mut State,
-    stop: &AtomicBool,
-) -> Result<Vec<Part>> {
+/// What of GPU memory is to be saved where.
+pub(super) struct Plan {
+    pub work: Vec<(Place, PartWriter)>,
+    windows: Vec<Window>,
+}
+
+/// Describes all of GPU memory, and makes it readable.
+pub(super) fn plan(engine: &mut Engine, staging: &Staging, state: &mut State) -> Result<Plan> {
     engine.trim_all().map_err(device("free what the program has freed"))?;
     let mut work = Vec::new();
     for (index, slot) in engine.slots.iter().enumerate() {
@@ -45,19 +45,30 @@ pub(super) fn buffers(
     for window in &windows {
         let attributes = json!({ "device": window.place.device, "holds": "memory that the program maps" });
         let name = physical_part(window.serial);
-        let writer = staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes)?;
+        let writer = match staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes) {
+            Ok(writer) => writer,
+            Err(error) => {
+                unmap_windows(engine, windows)?;
+                return Err(error.into());
+            }
+        };
         let Place { device, address, bytes } = window.place;
         work.push((Place { device, address, bytes }, writer));
     }
-    let saved = contents::save(&contexts(engine), &work, stop);
-    unmap_windows(engine, windows)?;
+    Ok(Plan { work, windows })
+}
+
+/// Undoes what [`plan`] has changed, and returns the parts if all were saved.
+pub(super) fn finish(engine: &mut Engine, plan: Plan, saved: Result<()>) -> Result<Vec<Part>> {
+    unmap_windows(engine, plan.windows)?;
     saved?;
-    work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
+    plan.work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
 }
 
 /// The devices whose contexts are open, by the program's numbers.
-pub(super) fn contexts(engine: &Engine) -> Vec<Option<Arc<dyn Device>>> {
-    engine.slots.iter().map(|slot| slot.context.as_ref().map(|context| context.device.clone())).collect()
+pub(super) fn gpus(engine: &Engine) -> Vec<Option<Gpu>> {
+    let gpu = |context: &Context| Gpu { device: context.device.clone(), streams: context.copies.clone() };
+    engine.slots.iter().map(|slot| slot.context.as_ref().map(gpu)).collect()
 }
 
 fn describe_virtual(engine: &Engine, state: &mut State) {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use rekindle_device::{Access, GpuKind, ModuleKind};
+use rekindle_device::{Access, GpuKind, ModuleKind, Placement};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::engine::{GlobalGiven, Recipe};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -39,6 +39,8 @@ pub(super) struct State {
     /// The board file's name.
     pub board: String,
     pub history: u64,
+    /// Where the driver has put its own heaps.
+    pub placements: Vec<Placement>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -154,10 +156,12 @@ pub(super) struct FunctionState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct StreamState {
-    pub id: Id,
+    /// None for a stream that was destroyed and is made again for its room in the driver's heaps only.
+    pub id: Option<Id>,
     pub device: usize,
     pub flags: u32,
     pub priority: i32,
+    pub at: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -190,8 +194,8 @@ pub(super) struct ExecState {
 pub(super) struct ThreadState {
     pub index: u32,
     pub name: String,
-    /// Devices on which it has a default stream of its own.
-    pub streams: Vec<usize>,
+    /// Devices on which it has a default stream of its own, and since when.
+    pub streams: Vec<(usize, u64)>,
 }
 
 impl State {
@@ -244,7 +248,7 @@ mod tests {
                 model: "m".to_string(),
                 context: Some(ContextState { regions: vec![(1, 2)], clock: 1.5, ..ContextState::default() }),
             }],
-            streams: vec![StreamState { id: 2, device: 0, flags: 1, priority: -1 }],
+            streams: vec![StreamState { id: Some(2), device: 0, flags: 1, priority: -1, at: 3 }],
             board: "board-1-0".to_string(),
             ..State::default()
         }

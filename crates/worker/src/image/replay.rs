@@ -1,0 +1,110 @@
+//! What shapes the driver's heaps, in the order in which the program did it: loads, look-ups, unloads, streams.
+//!
+//! A module's globals lie in heaps of the driver, in blocks that streams take room in too. They come out at the
+//! addresses that the program knows if the same is asked for in the same order, and the heaps themselves lie where they
+//! lay (`Platform::expect_placements`). Work, copies, events and registered memory take no such room.
+
+use std::collections::HashMap;
+
+use rekindle_store::Image;
+
+use super::error::{Result, device};
+use super::restore_code::{check_global, contents, function, load};
+use super::state::{FunctionState, State, StreamState};
+use crate::engine::{Engine, GlobalGiven, ModuleObject, StreamObject};
+
+enum Moment<'s> {
+    Load(usize),
+    Unload(usize),
+    Function(&'s FunctionState),
+    Global(usize, &'s GlobalGiven),
+    Stream(&'s StreamState),
+    /// A thread's default stream: the thread's number, the device.
+    OwnStream(u32, usize),
+}
+
+/// The default streams of threads, by the threads' numbers.
+pub(super) type OwnStreams = HashMap<u32, Vec<StreamObject>>;
+
+/// Modules, functions and streams as they were; then the contents of globals.
+pub(super) fn replay(engine: &mut Engine, image: &Image, state: &State) -> Result<OwnStreams> {
+    // Modules that were unloaded have no id; they are kept apart until their moment comes.
+    let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
+    let mut own_streams = OwnStreams::new();
+    for (at, moment) in moments(state) {
+        match moment {
+            Moment::Load(n) => {
+                let row = &state.modules[n];
+                let module = load(engine, image, row)?;
+                match row.id {
+                    Some(id) => {
+                        engine.modules.insert(id, module).map_err(device("number a module as before"))?
+                    }
+                    None => {
+                        passing.insert(n, module);
+                    }
+                }
+            }
+            Moment::Unload(n) => {
+                if let Some(module) = passing.remove(&n) {
+                    let gpu = engine.on(module.device).map_err(device("be used"))?;
+                    gpu.module_unload(module.handle).map_err(device("unload a module"))?;
+                    engine.unloaded.push(module);
+                }
+            }
+            Moment::Function(row) => function(engine, row)?,
+            Moment::Global(n, given) => {
+                let module = match state.modules[n].id {
+                    Some(id) => engine.modules.get(id).map_err(device("find a module"))?,
+                    None => match passing.get(&n) {
+                        Some(module) => module,
+                        None => continue,
+                    },
+                };
+                check_global(engine, module, given)?;
+            }
+            Moment::Stream(row) => {
+                let made = stream(engine, row.device, row.flags, row.priority, at)?;
+                match row.id {
+                    Some(id) => {
+                        engine.streams.insert(id, made).map_err(device("number a stream as before"))?
+                    }
+                    None => engine.former_streams.push(made),
+                }
+            }
+            Moment::OwnStream(thread, index) => {
+                let made = stream(engine, index, 0, 0, at)?;
+                own_streams.entry(thread).or_default().push(made);
+            }
+        }
+    }
+    for former in engine.former_streams.clone() {
+        let gpu = engine.on(former.device).map_err(device("be used"))?;
+        gpu.stream_destroy(former.handle).map_err(device("destroy a stream"))?;
+    }
+    contents(engine, image, state)?;
+    Ok(own_streams)
+}
+
+fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
+    let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
+    for (n, module) in state.modules.iter().enumerate() {
+        moments.push((module.loaded_at, Moment::Load(n)));
+        moments.extend(module.unloaded_at.map(|at| (at, Moment::Unload(n))));
+        moments.extend(module.given.iter().map(|given| (given.at, Moment::Global(n, given))));
+    }
+    moments.extend(state.functions.iter().map(|function| (function.at, Moment::Function(function))));
+    moments.extend(state.streams.iter().map(|stream| (stream.at, Moment::Stream(stream))));
+    for thread in &state.threads {
+        let own = |(device, at): &(usize, u64)| (*at, Moment::OwnStream(thread.index, *device));
+        moments.extend(thread.streams.iter().map(own));
+    }
+    moments.sort_by_key(|(at, _)| *at);
+    moments
+}
+
+fn stream(engine: &mut Engine, index: usize, flags: u32, priority: i32, at: u64) -> Result<StreamObject> {
+    let gpu = engine.on(index).map_err(device("be used"))?;
+    let handle = gpu.stream_create(flags, priority).map_err(device("make a stream"))?;
+    Ok(StreamObject { device: index, flags, priority, handle, busy: false, at })
+}
