@@ -4,7 +4,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::session;
+use crate::{inherited, session};
 
 static CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -17,7 +17,7 @@ pub fn is_child() -> bool {
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler only stores to atomics and closes a descriptor, which is allowed in a forked child.
+        // SAFETY: the handler makes system calls and stores to atomics only, which is allowed in a forked child.
         unsafe { libc::pthread_atfork(None, None, Some(child)) };
     });
 }
@@ -25,5 +25,6 @@ pub fn watch() {
 extern "C" fn child() {
     if session::forget_in_child() {
         CHILD.store(true, Ordering::Relaxed);
+        inherited::let_go();
     }
 }

@@ -33,6 +33,7 @@ mod gate;
 mod genuine;
 mod graph;
 mod host_call;
+mod inherited;
 mod lane;
 mod launch;
 mod memory;
