@@ -1,6 +1,10 @@
 //! One chunk between memory and its bytes in the store: hashing, zeros, compression where it pays,
 //! and the check on the way back.
 
+use std::cell::RefCell;
+
+use zstd::bulk::Compressor;
+
 use crate::hash::ContentHash;
 use crate::manifest::{ChunkRef, Encoding, PartKind};
 
@@ -39,8 +43,21 @@ pub(crate) fn is_zero(data: &[u8]) -> bool {
 
 /// The zstd frame of `data`, if it is so much shorter that keeping it pays.
 pub(crate) fn compress(kind: &PartKind, data: &[u8]) -> Option<Vec<u8>> {
+    thread_local! {
+        /// Making one takes longer than looking at a chunk that does not compress.
+        static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
+    }
+    COMPRESSOR.with_borrow_mut(|compressor| {
+        let compressor = match compressor {
+            Some(compressor) => compressor,
+            none => none.insert(Compressor::new(LEVEL).ok()?),
+        };
+        compress_with(compressor, kind, data)
+    })
+}
+
+fn compress_with(compressor: &mut Compressor<'_>, kind: &PartKind, data: &[u8]) -> Option<Vec<u8>> {
     let limit = |bytes: usize| bytes - bytes * least_saving(kind) / 100;
-    let mut compressor = zstd::bulk::Compressor::new(LEVEL).ok()?;
     if data.len() > 2 * SAMPLES * SAMPLE_BYTES {
         let stride = data.len() / SAMPLES;
         let sample: Vec<u8> =
