@@ -20,18 +20,19 @@ class CommandError(Exception):
 
 
 class Rekindle:
-    """`with Rekindle() as r: r("ps")`. Leaves nothing behind."""
+    """`with Rekindle() as r: r("ps")`. Leaves nothing behind. Images lie below `state`, if it is given."""
 
-    def __init__(self, gpu="emulated", binaries=None, **environment):
+    def __init__(self, gpu="emulated", binaries=None, state=None, **environment):
         self.gpu = gpu
         self.command = str((binaries or ROOT / "target/release") / "rekindle")
         # A sandbox has a /dev/shm of its own: what program and test share lies elsewhere.
         self.root = Path(tempfile.mkdtemp(prefix="rekindle-"))
         self.run_root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))
+        self.state = Path(state or self.root / "state")
         self.environment = dict(
             os.environ,
             REKINDLE_SOCKET=str(self.root / "socket"),
-            REKINDLE_STATE=str(self.root / "state"),
+            REKINDLE_STATE=str(self.state),
             REKINDLE_RUN_ROOT=str(self.run_root),
             **environment,
         )

@@ -2,6 +2,7 @@
 
     python workloads.py NAME [--steps N] [--pause SECONDS]     N steps, a line each: `step I DIGEST`
     python workloads.py NAME --batches FILE                    whenever FILE appears: a batch of steps, `batch MEDIAN_MS`
+    python workloads.py NAME --serve FILE                      whenever FILE appears: a step, `answer DIGEST`
 
 Weights are random but seeded; what is measured does not depend on them.
 """
@@ -250,7 +251,12 @@ def to_bytes(result) -> bytes:
     return result.tobytes() if type(result).__module__ == "numpy" else host(result)
 
 
-def run_batches(step, trigger):
+def digest(result):
+    return hashlib.sha256(to_bytes(result)).hexdigest()[:24]
+
+
+def requests(step, trigger):
+    """Warms up, then yields whenever the file has appeared."""
     for i in range(8):
         to_bytes(step(i))
     print("ready", flush=True)
@@ -258,6 +264,16 @@ def run_batches(step, trigger):
         while not os.path.exists(trigger):
             time.sleep(0.001)
         os.unlink(trigger)
+        yield
+
+
+def serve(step, trigger):
+    for _ in requests(step, trigger):
+        print(f"answer {digest(step(0))}", flush=True)
+
+
+def run_batches(step, trigger):
+    for _ in requests(step, trigger):
         times = []
         for i in range(30):
             start = time.perf_counter()
@@ -272,15 +288,17 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--batches")
+    parser.add_argument("--serve")
     options = parser.parse_args()
     build, environment = WORKLOADS[options.name]
     os.environ.update(environment)
     step = build()
     if options.batches:
         run_batches(step, options.batches)
+    if options.serve:
+        serve(step, options.serve)
     for i in range(options.steps):
-        digest = hashlib.sha256(to_bytes(step(i))).hexdigest()[:24]
-        print(f"step {i} {digest}", flush=True)
+        print(f"step {i} {digest(step(i))}", flush=True)
         time.sleep(options.pause)
     print("done", flush=True)
 

@@ -1,0 +1,98 @@
+"""Images in memory: how fast the GPU half goes both ways, and a whole restore up to the first answer."""
+
+import contextlib
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from programs import python_program, wait_for
+
+
+@contextlib.contextmanager
+def memory_directory():
+    """A directory in memory, in huge pages where a file system for that can be mounted; and what it is."""
+    path = Path(tempfile.mkdtemp(prefix="rekindle-images-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=90%,mode=700", "tmpfs", str(path)]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    if not mounted:
+        path.rmdir()
+        path = Path(tempfile.mkdtemp(prefix="rekindle-images-", dir="/dev/shm"))
+    try:
+        yield path, "tmpfs, huge=always" if mounted else "tmpfs"
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(path)])
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def ask(trigger: Path, answers, limit=60):
+    """Seconds until the next answer, and the answer. `answers` returns all so far."""
+    count, start = len(answers()), time.perf_counter()
+    trigger.touch()
+    while len(answers()) <= count:
+        if time.perf_counter() - start > limit:
+            raise TimeoutError(f"no answer within {limit} s")
+        time.sleep(0.0005)
+    return time.perf_counter() - start, answers()[-1]
+
+
+def answers_of(lines):
+    return [line.split()[1] for line in lines if line.startswith("answer ")]
+
+
+def phase(report, name):
+    """Bytes and seconds of a phase of a checkpoint or restore."""
+    for row in report["phases"]:
+        if row["name"] == name:
+            return row["bytes"], row["duration_us"] / 1e6
+    return 0, 0.0
+
+
+def rates(report):
+    """The transfer of buffers alone, and the time of all that the GPU half needs."""
+    bytes_, seconds = phase(report, "gpu GPU memory")
+    whole = [row for row in report["phases"] if row["name"].startswith("gpu ")]
+    begin, end = min(row["start_us"] for row in whole), max(row["start_us"] + row["duration_us"] for row in whole)
+    return {"bytes": bytes_, "seconds": seconds, "gb_per_s": bytes_ / 1e9 / seconds if seconds else None, "gpu_half_ms": (end - begin) / 1e3}
+
+
+def measure(rekindle, name, work, rounds=5):
+    """Checkpoints of a warm program, then restores of the last, each asked for an answer."""
+    trigger, label = work / f"{name}-serve-ask", f"serve-{name}"
+    rekindle.run(label, *python_program(name, "--serve", trigger))
+    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+    warm_s, expected = ask(trigger, lambda: answers_of(rekindle.lines(label)))
+    row = {"ok": False, "warm_answer_s": warm_s, "checkpoints": [], "restores": []}
+    for n in range(rounds):
+        last = n == rounds - 1
+        image = f"{name}-served-{n}"
+        report = rekindle.json("checkpoint", label, "--to", image, "--stop" if last else "--leave-running")
+        row["checkpoints"].append({**rates(report), "report": report})
+        if not last:
+            rekindle("rm", image)
+    row["checkpoint_gb_per_s"] = statistics.median(one["gb_per_s"] for one in row["checkpoints"])
+    row["sizes"] = rekindle.json("inspect", image).get("sizes")
+    same = True
+    try:
+        for n in range(rounds):
+            restored = f"{label}-{n}"
+            answers = lambda: answers_of(rekindle.lines(restored))
+            start = time.perf_counter()
+            report = rekindle.restore(image, restored)
+            running = time.perf_counter() - start
+            _, answer = ask(trigger, answers)
+            first = time.perf_counter() - start
+            again, _ = ask(trigger, answers)
+            same = same and answer == expected
+            times = {"running_s": running, "first_answer_s": first, "warm_answer_s": again}
+            row["restores"].append({**rates(report), **times, "report": report})
+            rekindle("kill", restored)
+    except Exception as error:
+        return {**row, "error": str(error)}
+    rekindle("rm", image)
+    row["restore_gb_per_s"] = statistics.median(one["gb_per_s"] for one in row["restores"])
+    row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
+    return {**row, "ok": same}
