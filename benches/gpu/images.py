@@ -43,20 +43,13 @@ def answers_of(lines):
     return [line.split()[1] for line in lines if line.startswith("answer ")]
 
 
-def phase(report, name):
-    """Bytes and seconds of a phase of a checkpoint or restore."""
-    for row in report["phases"]:
-        if row["name"] == name:
-            return row["bytes"], row["duration_us"] / 1e6
-    return 0, 0.0
-
-
 def rates(report):
     """The transfer of buffers alone, and the time of all that the GPU half needs."""
-    bytes_, seconds = phase(report, "gpu GPU memory")
-    whole = [row for row in report["phases"] if row["name"].startswith("gpu ")]
-    begin, end = min(row["start_us"] for row in whole), max(row["start_us"] + row["duration_us"] for row in whole)
-    return {"bytes": bytes_, "seconds": seconds, "gb_per_s": bytes_ / 1e9 / seconds if seconds else None, "gpu_half_ms": (end - begin) / 1e3}
+    half = [row for row in report["phases"] if row["lane"] == "gpu half"]
+    memory = next(row for row in half if row["name"] == "GPU memory")
+    begin, end = min(row["start_us"] for row in half), max(row["start_us"] + row["duration_us"] for row in half)
+    seconds = memory["duration_us"] / 1e6
+    return {"bytes": memory["bytes"], "seconds": seconds, "gb_per_s": memory["bytes"] / 1e9 / seconds, "gpu_half_ms": (end - begin) / 1e3}
 
 
 def measure(rekindle, name, work, rounds=5):

@@ -108,3 +108,55 @@ fn stream(engine: &mut Engine, index: usize, flags: u32, priority: i32, at: u64)
     let handle = gpu.stream_create(flags, priority).map_err(device("make a stream"))?;
     Ok(StreamObject { device: index, flags, priority, handle, busy: false, at })
 }
+
+#[cfg(test)]
+mod tests {
+    use rekindle_device::ModuleKind;
+
+    use super::*;
+    use crate::image::state::{CodeState, ModuleState, ThreadState};
+
+    #[test]
+    fn everything_happens_in_its_old_order() {
+        let module = |loaded_at, unloaded_at, given| ModuleState {
+            id: None,
+            device: 0,
+            kind: ModuleKind::Library,
+            options: Vec::new(),
+            code: CodeState::Part(String::new()),
+            loaded_at,
+            unloaded_at,
+            given,
+            contents: Vec::new(),
+        };
+        let given = GlobalGiven { name: "g".to_string(), address: 1, bytes: 1, at: 4 };
+        let stream = |id, at| StreamState { id, device: 0, flags: 0, priority: 0, at };
+        let state = State {
+            modules: vec![module(6, None, Vec::new()), module(2, Some(7), vec![given])],
+            streams: vec![stream(Some(9), 5), stream(None, 1)],
+            threads: vec![ThreadState { index: 3, name: String::new(), streams: vec![(0, 3)] }],
+            ..State::default()
+        };
+        let order: Vec<_> = moments(&state)
+            .into_iter()
+            .map(|(at, moment)| match moment {
+                Moment::Load(n) => (at, "load", n as u64),
+                Moment::Unload(n) => (at, "unload", n as u64),
+                Moment::Function(_) => (at, "function", 0),
+                Moment::Global(n, _) => (at, "global", n as u64),
+                Moment::Stream(row) => (at, "stream", row.id.map_or(0, u64::from)),
+                Moment::OwnStream(thread, _) => (at, "own stream", u64::from(thread)),
+            })
+            .collect();
+        let expected = [
+            (1, "stream", 0),
+            (2, "load", 1),
+            (3, "own stream", 3),
+            (4, "global", 1),
+            (5, "stream", 9),
+            (6, "load", 0),
+            (7, "unload", 1),
+        ];
+        assert_eq!(order, expected);
+    }
+}
