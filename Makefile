@@ -37,11 +37,12 @@ model: ## The ring, in every interleaving that loom can make, and under valgrind
 fuzz: ## Each fuzz target for FUZZ_SECONDS, from its corpus
 	scripts/fuzz $(FUZZ_SECONDS)
 
-lint: setup ## rustfmt, clippy, ruff
+lint: setup ## rustfmt, clippy, ruff, tables as the results say
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	benches/gpu/report --check
 
 deny: ## Licences and sources of dependencies
 	scripts/deny

@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::program::{begin, download, kernel, launch, load, pinned, upload, words};
+use common::program::{begin, download, kernel, launch, load, pinned, session, upload, words};
 use common::{Client, Worker, alone};
 use rekindle_cuda::{
     CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
@@ -111,12 +111,7 @@ fn waiting_for_one_thread_does_not_hold_up_another() {
 
 #[test]
 fn stream_ordered_memory_is_reused_in_its_order() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, _daemon, client, mut lane) = session();
     load(&mut lane, 1);
     kernel(&mut lane, 1, 1, "spin");
     let flag = pinned(&mut lane, &client, "pinned-9-0", PINNED_RANGE.start);
@@ -146,12 +141,7 @@ fn stream_ordered_memory_is_reused_in_its_order() {
 
 #[test]
 fn memory_that_the_program_maps_itself() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, _daemon, client, mut lane) = session();
     let bytes = 2 << 20;
     let at = lane.ask(AddressReserve { bytes: 4 * bytes, alignment: 0, address: 0 }).unwrap();
     lane.ask(PhysicalCreate { device: 0, id: 1, bytes }).unwrap();
@@ -180,12 +170,7 @@ fn memory_that_the_program_maps_itself() {
 
 #[test]
 fn host_functions_run_in_the_client_in_stream_order() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, _daemon, client, mut lane) = session();
     for token in 0..5 {
         lane.post(HostCall { device: 0, stream: 0, token });
     }
@@ -199,12 +184,7 @@ fn host_functions_run_in_the_client_in_stream_order() {
 
 #[test]
 fn a_fault_is_told_to_everyone_who_waits() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, daemon, client, mut lane) = session();
     load(&mut lane, 1);
     kernel(&mut lane, 1, 1, "fault");
     launch(&mut lane, 0, 1, &[]);
@@ -224,12 +204,7 @@ fn a_fault_is_told_to_everyone_who_waits() {
 
 #[test]
 fn graphs_by_capture_and_by_hand() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, daemon, client, mut lane) = session();
     load(&mut lane, 1);
     kernel(&mut lane, 1, 1, "add_one");
     let memory = lane.ask(MemoryAllocate { device: 0, bytes: 64 }).unwrap();
@@ -305,12 +280,7 @@ fn threads_that_hand_over_keep_their_order() {
 
 #[test]
 fn an_idle_worker_uses_no_processor_time() {
-    let _alone = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let worker = Worker::start(directory.path());
-    let daemon = worker.daemon();
-    let (mut client, _) = Client::connect(&worker, &daemon);
-    let mut lane = begin(&mut client);
+    let (_held, worker, _daemon, client, mut lane) = session();
     lane.ask(ContextSynchronize { device: 0 }).unwrap();
     // The test harness has other threads, whose time counts too: the quietest of several moments tells.
     let used = (0..5).map(|_| {

@@ -3,7 +3,7 @@
 use rekindle_cuda::types::memory_type;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 
-use crate::abi::{Handle, In, Out, Result};
+use crate::abi::{In, Out, Result};
 use crate::export::exports;
 
 use super::map::{self, Allocation, Purpose};
@@ -117,5 +117,4 @@ exports! {
         map::find(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if which == SYNC_MEMOPS { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
     }
-    ready fn cuIpcGetMemHandle(_out: Handle, _address: u64) { Err(CUDA_ERROR_NOT_SUPPORTED) }
 }

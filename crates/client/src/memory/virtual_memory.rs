@@ -193,6 +193,4 @@ exports! {
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
-    ready fn cuMemExportToShareableHandle(_out: Handle, _handle: Handle, _kind: u32, _flags: u64) { Err(CUDA_ERROR_NOT_SUPPORTED) }
-    ready fn cuMemImportFromShareableHandle(_out: Out<Handle>, _handle: Handle, _kind: u32) { Err(CUDA_ERROR_NOT_SUPPORTED) }
 }

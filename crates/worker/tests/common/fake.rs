@@ -1,16 +1,19 @@
 //! A device that keeps CUDA's rules with one queue for all streams, and runs kernels that it knows by name. It can be
 //! told to fail, which a GPU cannot.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+mod queue;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
+use queue::{Node, Shared, State, Task};
+
 use rekindle_cuda::{
-    CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PTX,
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MAP_FAILED, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CuResult,
+    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_MAP_FAILED, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+    CuResult,
 };
 use rekindle_device::*;
 
@@ -82,43 +85,6 @@ impl Platform for FakePlatform {
     fn process_unlock(&self, _: i32) -> Result<()> {
         Ok(())
     }
-}
-
-type Task = Box<dyn FnOnce(&Shared) + Send>;
-
-#[derive(Default)]
-struct State {
-    next: u64,
-    /// Last task of each stream.
-    streams: HashMap<u64, u64>,
-    /// The task after which an event is done, and when it was.
-    events: HashMap<u64, u64>,
-    times: HashMap<u64, Instant>,
-    memory: HashMap<u64, (i32, u64)>,
-    mapped: BTreeMap<u64, u64>,
-    modules: BTreeMap<u64, u64>,
-    functions: HashMap<u64, (String, u64)>,
-    captures: HashMap<u64, (u64, Vec<Node>)>,
-    graphs: HashMap<u64, Vec<Node>>,
-    execs: HashMap<u64, Vec<Node>>,
-    queue: VecDeque<(u64, Task)>,
-    stop: bool,
-    arena: u64,
-}
-
-#[derive(Clone)]
-enum Node {
-    Kernel(String, u64, Vec<u8>),
-    Copy(u64, u64, u64),
-    Set(MemorySet),
-    Empty,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-    done: AtomicU64,
-    knobs: Arc<Knobs>,
 }
 
 pub struct FakeDevice {
@@ -209,72 +175,6 @@ impl FakeDevice {
         let nodes = state.graphs.get_mut(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         nodes.push(node);
         Ok(GraphNode(graph.0 << 16 | (nodes.len() - 1) as u64))
-    }
-}
-
-impl Shared {
-    fn run(&self) {
-        loop {
-            let mut state = self.state.lock().unwrap();
-            let (number, task) = loop {
-                if state.stop {
-                    return;
-                }
-                match state.queue.pop_front() {
-                    Some(next) => break next,
-                    None => state = self.changed.wait(state).unwrap(),
-                }
-            };
-            drop(state);
-            task(self);
-            let _state = self.state.lock().unwrap();
-            self.done.store(number, Ordering::Release);
-            self.changed.notify_all();
-        }
-    }
-
-    fn perform(&self, node: &Node) {
-        if self.knobs.sticky.load(Ordering::Relaxed) != 0 {
-            return;
-        }
-        match node {
-            Node::Empty => {}
-            // SAFETY: tests pass addresses of their own buffers.
-            Node::Copy(to, from, bytes) => unsafe {
-                std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize);
-            },
-            Node::Set(set) => {
-                for n in 0..set.width {
-                    // SAFETY: as above.
-                    unsafe { *((set.address + n) as *mut u8) = set.value as u8 };
-                }
-            }
-            Node::Kernel(name, global, parameters) => self.kernel(name, *global, parameters),
-        }
-    }
-
-    fn kernel(&self, name: &str, global: u64, parameters: &[u8]) {
-        let word = |at: usize| u64::from_le_bytes(parameters[at..at + 8].try_into().unwrap());
-        match name {
-            "add_one" => {
-                let (base, count) = (word(0) as *mut u32, word(8));
-                for n in 0..count as usize {
-                    // SAFETY: the test's buffer is that long.
-                    unsafe { *base.add(n) = (*base.add(n)).wrapping_add(1) };
-                }
-            }
-            // SAFETY: the module's global is mapped as long as the module is loaded.
-            "bump" => unsafe { *(global as *mut u32) += 1 },
-            "spin" => {
-                let flag = word(0) as *const u32;
-                // SAFETY: the test's pinned memory.
-                while unsafe { flag.read_volatile() } == 0 && !self.state.lock().unwrap().stop {
-                    std::thread::yield_now();
-                }
-            }
-            "fault" => self.knobs.sticky.store(CUDA_ERROR_ILLEGAL_ADDRESS.0, Ordering::Relaxed),
-            other => panic!("unknown kernel {other}"),
-        }
     }
 }
 

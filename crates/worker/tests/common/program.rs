@@ -1,13 +1,15 @@
 //! What a program does, in the protocol's words.
 
 use std::path::Path;
+use std::sync::MutexGuard;
 use std::sync::atomic::AtomicU32;
 
 use rekindle_device::ModuleKind;
 use rekindle_protocol::operation::*;
 use rekindle_ring::Spin;
+use tempfile::TempDir;
 
-use super::{Client, Daemon, Lane, Worker};
+use super::{Client, Daemon, Lane, Worker, alone};
 
 /// A program with one thread, a context and a module with kernel 1, `add_one`.
 pub struct Program {
@@ -33,6 +35,17 @@ impl Program {
         self.client.die();
         self.worker.end();
     }
+}
+
+/// A worker of its own with a client that has opened the GPU; the first of the five is to be held to the end.
+pub fn session() -> ((MutexGuard<'static, ()>, TempDir), Worker, Daemon, Client, Lane) {
+    let alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let lane = begin(&mut client);
+    ((alone, directory), worker, daemon, client, lane)
 }
 
 pub fn begin(client: &mut Client) -> Lane {
