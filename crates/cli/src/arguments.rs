@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use rekindle_protocol::daemon::Mode;
 
 /// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
 #[derive(Debug, Parser)]
@@ -40,6 +41,9 @@ pub enum Command {
     Run {
         #[command(flatten)]
         sandbox: SandboxArguments,
+        /// How its GPU half will be taken: through Rekindle's own libcuda (sandbox), or by the driver's own checkpoint.
+        #[arg(long, default_value = "auto")]
+        mode: ModeArgument,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -65,8 +69,17 @@ pub enum Command {
     /// Take an image of a running program.
     #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
     Checkpoint {
-        #[arg(value_name = "SANDBOX")]
-        name: String,
+        #[arg(value_name = "SANDBOX", required_unless_present = "pid")]
+        name: Option<String>,
+        /// A process that was started without Rekindle, with all its children.
+        #[arg(long, value_name = "PID", conflicts_with = "name")]
+        pid: Option<i32>,
+        /// With --pid: `driver` insists that the program uses a GPU, `auto` takes any.
+        #[arg(long, default_value = "auto", conflicts_with = "name")]
+        mode: ModeArgument,
+        /// How long the driver may wait for the GPU's work to end, in seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+        gpu_wait: f64,
         /// Name of the new image.
         #[arg(long, value_name = "IMAGE")]
         to: String,
@@ -84,6 +97,9 @@ pub enum Command {
         image: String,
         #[command(flatten)]
         sandbox: SandboxArguments,
+        /// For an image of mode driver: put what was on the GPU with UUID OLD on the one with UUID NEW.
+        #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
+        gpu_map: Vec<String>,
     },
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
@@ -117,6 +133,31 @@ pub enum Command {
     Man { directory: PathBuf },
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModeArgument {
+    /// `sandbox` for what Rekindle starts, `driver` for what it did not.
+    Auto,
+    Sandbox,
+    Driver,
+}
+
+impl ModeArgument {
+    pub fn wanted(self) -> Option<Mode> {
+        match self {
+            ModeArgument::Auto => None,
+            ModeArgument::Sandbox => Some(Mode::Sandbox),
+            ModeArgument::Driver => Some(Mode::Driver),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
+        _ => Err("expected a number of seconds, more than 0 and at most 86400".to_string()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct SandboxArguments {
     /// Name of the sandbox; one is made up if none is given.
@@ -145,7 +186,7 @@ mod tests {
     fn a_program_keeps_its_own_options() {
         let parsed = Arguments::parse_from(["rekindle", "run", "-d", "--", "python3", "-d", "--json"]);
         assert!(!parsed.json);
-        let Command::Run { sandbox, command } = parsed.command else { panic!("not run") };
+        let Command::Run { sandbox, command, .. } = parsed.command else { panic!("not run") };
         assert!(sandbox.detach);
         assert_eq!(command, ["python3", "-d", "--json"]);
     }
@@ -157,5 +198,12 @@ mod tests {
         };
         assert!(parse(&["--stop"]) && parse(&["--leave-running"]));
         assert!(!parse(&[]) && !parse(&["--stop", "--leave-running"]));
+        assert!(!parse(&["--stop", "--pid", "1"]) && !parse(&["--stop", "--mode", "driver"]));
+        let by_pid = |rest: &[&str]| {
+            let words = ["rekindle", "checkpoint", "--to", "i", "--stop"];
+            Arguments::try_parse_from(words.iter().chain(rest)).is_ok()
+        };
+        assert!(by_pid(&["--pid", "1"]) && by_pid(&["--pid", "1", "--mode", "driver"]) && !by_pid(&[]));
+        assert!(!by_pid(&["--pid", "1", "--gpu-wait", "0"]));
     }
 }

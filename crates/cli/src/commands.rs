@@ -8,7 +8,7 @@ use rekindle_protocol::daemon::{Report, Request, Sandbox, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, SandboxArguments};
+use crate::arguments::{Arguments, Command, ModeArgument, SandboxArguments};
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -19,8 +19,10 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     let printer = Printer { json: arguments.json };
     match arguments.command {
-        Command::Run { sandbox, command } => return run(&places, &printer, sandbox, command),
-        Command::Restore { image, sandbox } => return restore(&places, &printer, image, sandbox),
+        Command::Run { sandbox, mode, command } => return run(&places, &printer, sandbox, mode, command),
+        Command::Restore { image, sandbox, gpu_map } => {
+            return restore(&places, &printer, image, sandbox, gpu_map);
+        }
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
         Command::Logs { name, follow } => logs(&places, &printer, name, follow)?,
@@ -33,8 +35,17 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Kill { names, signal })?;
             printer.print_json(&answer);
         }
-        Command::Checkpoint { name, to, leave_running, .. } => {
-            let answer = simply_ask(&places, &Request::Checkpoint { name, to, leave_running })?;
+        Command::Checkpoint { name, pid, mode, gpu_wait, to, leave_running, .. } => {
+            let gpu_wait_ms = (gpu_wait * 1000.0).ceil() as u64;
+            let request = match pid {
+                Some(pid) => {
+                    Request::CheckpointPid { pid, mode: mode.wanted(), to, leave_running, gpu_wait_ms }
+                }
+                None => {
+                    Request::Checkpoint { name: name.unwrap_or_default(), to, leave_running, gpu_wait_ms }
+                }
+            };
+            let answer = simply_ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;
             printer.print(&answer, || show::report(&report));
         }
@@ -62,6 +73,7 @@ fn run(
     places: &Places,
     printer: &Printer,
     wanted: SandboxArguments,
+    mode: ModeArgument,
     command: Vec<String>,
 ) -> Result<ExitCode> {
     let here =
@@ -72,6 +84,7 @@ fn run(
     let request = Request::Run {
         name: wanted.name,
         gpu: wanted.gpu,
+        mode: mode.wanted(),
         command,
         directory: here.to_string_lossy().into_owned(),
         environment,
@@ -90,11 +103,18 @@ fn run(
     Ok(code_of(&ended))
 }
 
-fn restore(places: &Places, printer: &Printer, image: String, wanted: SandboxArguments) -> Result<ExitCode> {
+fn restore(
+    places: &Places,
+    printer: &Printer,
+    image: String,
+    wanted: SandboxArguments,
+    gpu_map: Vec<String>,
+) -> Result<ExitCode> {
     if !wanted.detach {
         foreground::hold_signals()?;
     }
-    let answer = simply_ask(places, &Request::Restore { image, name: wanted.name, gpu: wanted.gpu })?;
+    let answer =
+        simply_ask(places, &Request::Restore { image, name: wanted.name, gpu: wanted.gpu, gpu_map })?;
     let report: Report = serde_json::from_value(answer.clone())?;
     if wanted.detach {
         printer.print(&answer, || report.name.clone());

@@ -2,16 +2,18 @@
 
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
-use rekindle_protocol::daemon::{Operation, Report, Sandbox, Trace};
+use rekindle_protocol::daemon::{Mode, Operation, Report, Sandbox, Trace};
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
 pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
-    let mut table = table(&["NAME", "STATE", "PID", "GPU", "GPU MEMORY", "STARTED", "COMMAND", "PROBLEM"]);
+    let mut table =
+        table(&["NAME", "STATE", "MODE", "PID", "GPU", "GPU MEMORY", "STARTED", "COMMAND", "PROBLEM"]);
     for sandbox in sandboxes {
         table.add_row([
             sandbox.name.clone(),
             state(sandbox),
+            mode(sandbox.mode),
             if sandbox.pid > 0 { sandbox.pid.to_string() } else { String::new() },
             sandbox.gpu.clone(),
             if sandbox.device_bytes > 0 { bytes(sandbox.device_bytes) } else { String::new() },
@@ -32,13 +34,20 @@ fn state(sandbox: &Sandbox) -> String {
     }
 }
 
+fn mode(mode: Mode) -> String {
+    let word = serde_json::to_value(mode).unwrap_or_default();
+    text(&word)
+}
+
 pub fn images(images: &Value) -> String {
-    let mut table = table(&["IMAGE", "CREATED", "CPU", "GPU", "PINNED", "STORED", "COMMAND", "PROBLEM"]);
+    let mut table =
+        table(&["IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "STORED", "COMMAND", "PROBLEM"]);
     for image in images.as_array().into_iter().flatten() {
         let size = |field: &str| image["sizes"][field].as_u64().map(bytes).unwrap_or_default();
         table.add_row([
             text(&image["name"]),
             text(&image["created"]),
+            text(&image["mode"]),
             size("cpu"),
             size("gpu"),
             size("pinned"),
@@ -57,6 +66,7 @@ pub fn image(image: &Value) -> String {
     for (label, value) in [
         ("image", text(&image["name"])),
         ("created", text(&image["created"])),
+        ("mode", text(&image["mode"])),
         ("path", text(&image["path"])),
         ("command", words(&image["program"]["argv"])),
         ("directory", text(&image["program"]["cwd"])),
@@ -94,7 +104,9 @@ fn parts(parts: &Value) -> String {
 }
 
 pub fn report(report: &Report) -> String {
-    phases(&report.phases, report.total_us, report.stopped_us)
+    let cpu_alone = report.mode == Mode::Driver && report.gpu_processes == 0;
+    let note = if cpu_alone { "\nno process uses a GPU: the image is of the CPU alone" } else { "" };
+    phases(&report.phases, report.total_us, report.stopped_us) + note
 }
 
 pub fn trace(trace: &Trace) -> String {

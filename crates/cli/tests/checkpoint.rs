@@ -307,3 +307,16 @@ fn what_criu_refuses_is_explained_and_the_program_goes_on() {
     assert!(rekindle.images().is_empty());
     rekindle.assert_tidy();
 }
+
+#[test]
+fn files_in_shared_memory_come_along() {
+    let rekindle = Rekindle::new();
+    let code = "import mmap, os, time\nf = open('/dev/shm/kept', 'w+b')\nf.truncate(4096)\nm = mmap.mmap(f.fileno(), 4096)\nn = 0\nwhile True:\n    m[:20] = b'%020d' % n\n    print(int(m[:20]), flush=True)\n    n += 1\n    time.sleep(0.02)";
+    rekindle.start("shared", &["python3", "-c", code]);
+    rekindle.goes_on("shared");
+    rekindle.ok(&["checkpoint", "shared", "--to", "image", "--stop"]);
+    let last: u64 = rekindle.lines("shared").last().unwrap().parse().unwrap();
+    rekindle.ok(&["restore", "image", "-d"]);
+    rekindle.goes_on("shared");
+    assert_eq!(rekindle.count("shared")[0], last + 1);
+}

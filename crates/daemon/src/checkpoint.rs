@@ -15,24 +15,26 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Operation, Report, State};
+use rekindle_driver::Hold;
+use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response, Status};
-use rekindle_sandbox::{Criu, DumpReport, DumpSpec, Frozen, Sandbox};
+use rekindle_sandbox::process::tree as process_tree;
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree};
 use rekindle_store::{Draft, Part, PartKind};
 
 use crate::daemon::Daemon;
+use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::held::Held;
 use crate::kept::Kept;
-use crate::machine;
 use crate::places::private_directory;
-use crate::process::is_alive;
+use crate::process::{self, is_alive};
 use crate::quiet::Quiet;
 use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
+use crate::{driver_half, fault, machine, names};
 
 /// How long a stopped program's sandbox may take to be gone.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
@@ -40,55 +42,136 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// CRIU counts in these.
 const PAGE: u64 = 4096;
 
+/// What the user asks for.
+pub struct Wish<'a> {
+    pub to: &'a str,
+    pub leave_running: bool,
+    /// How long the driver may wait for the GPU's work to end.
+    pub gpu_wait: Duration,
+}
+
+/// How it went.
+struct Taken {
+    /// For how long the program stood still.
+    stopped_us: u64,
+    /// The processes whose GPU halves there are.
+    gpu_processes: usize,
+}
+
+/// What is taken.
+struct Subject<'a> {
+    /// Names its directory for the time of the dump.
+    id: String,
+    name: String,
+    command: Vec<String>,
+    /// As the user said it.
+    gpu: String,
+    mode: Mode,
+    cpu: Cpu<'a>,
+}
+
+/// The GPU half and what holds it still.
+enum Gpu<'a> {
+    None,
+    Worker { held: &'a Held, worker: &'a Worker },
+    Driver,
+}
+
 /// One attempt.
 struct Attempt<'a> {
     daemon: &'a Daemon,
     criu: &'a Criu,
-    held: &'a Held,
-    cpu: &'a Sandbox,
-    worker: Option<&'a Worker>,
-    to: &'a str,
-    leave_running: bool,
+    subject: Subject<'a>,
+    gpu: Gpu<'a>,
+    /// Whether a program that uses no GPU is refused.
+    needs_gpu: bool,
+    wish: &'a Wish<'a>,
     timeline: &'a Timeline,
     reply: &'a Reply<'a>,
 }
 
-pub fn checkpoint(
-    daemon: &Daemon,
-    held: &Held,
-    to: &str,
-    leave_running: bool,
-    reply: &Reply<'_>,
-) -> Result<Report> {
-    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, to));
+pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, wish.to));
     let operation = held.begin(State::Checkpointing, "checkpointed")?;
+    let record = held.record();
+    let cpu = held.cpu("checkpointed")?;
+    let _claim = daemon.claims.take(cpu.pids().into_values())?;
     let worker = serving_worker(held)?;
+    let gpu = match (&worker, record.mode) {
+        (Some(worker), _) => Gpu::Worker { held, worker },
+        (None, Mode::Sandbox) => Gpu::None,
+        (None, Mode::Driver) => Gpu::Driver,
+    };
+    let subject = Subject {
+        id: held.id.clone(),
+        name: record.name,
+        command: record.command,
+        gpu: record.gpu,
+        mode: record.mode,
+        cpu: Cpu::Sandbox(cpu),
+    };
     let attempt = Attempt {
         daemon,
         criu: daemon.criu()?,
-        held,
-        cpu: held.cpu("checkpointed")?,
-        worker: worker.as_deref(),
-        to,
-        leave_running,
+        subject,
+        gpu,
+        needs_gpu: false,
+        wish,
         timeline: &timeline,
         reply,
     };
-    let draft = daemon.store.begin(to)?;
-    let taken = fault::point("checkpoint-begun").and_then(|()| attempt.take(draft));
+    // One that does not begin leaves no trace.
+    let draft = daemon.store.begin(wish.to)?;
+    let taken = attempt.make(draft);
     drop(operation);
-    if !leave_running && taken.is_ok() {
+    if !wish.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
     }
-    let stopped_us = tracing.end(held, &timeline, *taken.as_ref().unwrap_or(&0), taken)?;
-    log::info!("sandbox {:?} is in image {to:?}", held.name());
-    Ok(Report {
-        name: held.name(),
-        image: to.to_string(),
-        total_us: timeline.elapsed_us(),
-        stopped_us,
-        phases: timeline.phases(),
-    })
+    let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
+    let taken = tracing.end(held, &timeline, stopped_us, taken)?;
+    Ok(attempt.report(&taken))
+}
+
+/// Takes an image of a program that was started without us. Unless `mode` asks for the driver, it need not use a GPU.
+pub fn checkpoint_pid(
+    daemon: &Daemon,
+    pid: i32,
+    mode: Option<Mode>,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    if mode == Some(Mode::Sandbox) {
+        return Err(Error::NotSandboxed { pid });
+    }
+    if let Some(held) = daemon.sandboxes.all().into_iter().find(|held| held.has(pid)) {
+        return Err(Error::InSandbox { pid, name: held.name() });
+    }
+    // Before it is looked at: one that is being checkpointed has a tracer.
+    let _claim = daemon.claims.take(process_tree(pid))?;
+    let tree = Tree::find(pid)?;
+    let command = process::command(pid);
+    let subject = Subject {
+        id: format!("pid-{pid}"),
+        name: names::stem(&command),
+        command,
+        gpu: "driver".to_string(),
+        mode: Mode::Driver,
+        cpu: Cpu::Tree(&tree),
+    };
+    let needs_gpu = mode == Some(Mode::Driver);
+    let attempt = Attempt {
+        daemon,
+        criu: daemon.criu()?,
+        subject,
+        gpu: Gpu::Driver,
+        needs_gpu,
+        wish,
+        timeline: &timeline,
+        reply,
+    };
+    let taken = attempt.make(daemon.store.begin(wish.to)?)?;
+    Ok(attempt.report(&taken))
 }
 
 /// The worker of the one process that uses the GPU, if one does.
@@ -109,16 +192,41 @@ fn serving_worker(held: &Held) -> Result<Option<std::sync::Arc<Worker>>> {
     Ok(serving.pop())
 }
 
-impl Attempt<'_> {
-    /// Returns for how long the program stood still.
-    fn take(&self, draft: Draft) -> Result<u64> {
-        let status = self.worker.map(Worker::status).transpose()?;
+impl<'a> Attempt<'a> {
+    fn make(&self, draft: Draft) -> Result<Taken> {
+        fault::point("checkpoint-begun")?;
+        self.take(draft)
+    }
+
+    fn report(&self, taken: &Taken) -> Report {
+        let Subject { name, mode, .. } = &self.subject;
+        log::info!("{name:?} is in image {:?}", self.wish.to);
+        Report {
+            name: name.clone(),
+            image: self.wish.to.to_string(),
+            mode: *mode,
+            gpu_processes: taken.gpu_processes,
+            total_us: self.timeline.elapsed_us(),
+            stopped_us: taken.stopped_us,
+            phases: self.timeline.phases(),
+        }
+    }
+
+    fn worker(&self) -> Option<&Worker> {
+        match self.gpu {
+            Gpu::Worker { worker, .. } => Some(worker),
+            Gpu::None | Gpu::Driver => None,
+        }
+    }
+
+    fn take(&self, draft: Draft) -> Result<Taken> {
+        let status = self.worker().map(Worker::status).transpose()?;
         let stopped = Instant::now();
-        let mut quiet = match self.worker {
-            None => None,
-            Some(worker) => {
+        let mut quiet = match self.gpu {
+            Gpu::None | Gpu::Driver => None,
+            Gpu::Worker { held, worker } => {
                 self.reply.progress("quiesce", 0, 0);
-                Some(self.timeline.time("quiesce", || Quiet::begin(self.held, worker))?)
+                Some(self.timeline.time("quiesce", || Quiet::begin(held, worker))?)
             }
         };
         fault::point("quiesced")?;
@@ -126,27 +234,48 @@ impl Attempt<'_> {
             let pid = self.client_pid(quiet)?;
             self.timeline.time("detach", || quiet.detach(pid))?;
         }
+        let hold = match self.gpu {
+            Gpu::Driver => self.hold()?,
+            Gpu::None | Gpu::Worker { .. } => None,
+        };
         fault::point("detached")?;
-        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.held.id))?;
+        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref())?;
+        self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref(), hold.as_ref())?;
+        let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
+        let gpu_processes = usize::from(quiet.is_some()) + driven;
+        match hold {
+            Some(hold) if self.wish.leave_running => driver_half::release(hold, self.timeline)?,
+            Some(hold) => hold.forget(),
+            None => {}
+        }
         match quiet {
-            Some(quiet) if self.leave_running => self.timeline.time("resume", || quiet.resume())?,
+            Some(quiet) if self.wish.leave_running => self.timeline.time("resume", || quiet.resume())?,
             Some(quiet) => quiet.end(),
             None => {}
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
-        if self.leave_running {
+        if self.wish.leave_running {
             self.seal(&draft, &scratch.path)?;
         }
         fault::point("committed")?;
-        Ok(stopped_us)
+        Ok(Taken { stopped_us, gpu_processes })
+    }
+
+    fn hold(&self) -> Result<Option<Hold<'a>>> {
+        self.reply.progress("gpu", 0, 0);
+        let Subject { id, name, cpu, .. } = &self.subject;
+        let hold = driver_half::hold(self.daemon, id, cpu, self.wish.gpu_wait, self.timeline)?;
+        if hold.is_none() && self.needs_gpu {
+            return Err(Error::NoGpuProcess { name: name.clone() });
+        }
+        Ok(hold)
     }
 
     fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
         let inside = quiet.client.process as i32;
-        self.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
+        self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
             action: "find the program's process",
             reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
         })
@@ -159,22 +288,23 @@ impl Attempt<'_> {
         images: &Path,
         quiet: Option<&Quiet<'_>>,
         status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
     ) -> Result<()> {
         let path = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-            draft.as_ref().ok_or(Error::Injected { point: "draft" })?.path().to_path_buf()
+            draft.as_ref().ok_or(Error::NoDraft)?.path().to_path_buf()
         };
-        let mut spec = DumpSpec::new(self.criu, images, self.leave_running);
+        let mut spec = DumpSpec::new(self.criu, images, self.wish.leave_running);
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
-            let save = self.worker.map(|worker| scope.spawn(|| self.save(worker, &path)));
-            self.cpu.dump(&spec, |frozen| {
-                let gathered = self.gather(frozen, draft, save, quiet, status);
+            let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path)));
+            self.subject.cpu.dump(&spec, |frozen| {
+                let gathered = self.gather(frozen, draft, save, quiet, status, hold);
                 // A program that is to end does not end before its image is safe.
-                let sealed = gathered.and_then(|()| match self.leave_running {
+                let sealed = gathered.and_then(|()| match self.wish.leave_running {
                     true => Ok(()),
                     false => self.seal(draft, images),
                 });
@@ -193,7 +323,7 @@ impl Attempt<'_> {
             Err(error) => {
                 self.undo(draft);
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
+                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
             }
         }
     }
@@ -207,18 +337,18 @@ impl Attempt<'_> {
         cpu.note("freeze", start_us, freezing_us, 0);
         cpu.note("dump", start_us + freezing_us, frozen_us.saturating_sub(freezing_us), written);
         let end_us = frozen_us + micros(report.frozen_step);
-        let after = if self.leave_running { "thaw" } else { "stop" };
+        let after = if self.wish.leave_running { "thaw" } else { "stop" };
         cpu.note(after, start_us + end_us, micros(report.total).saturating_sub(end_us), 0);
     }
 
     /// Leaves nothing of an attempt that failed.
     fn undo(&self, draft: &Mutex<Option<Draft>>) {
         let unfinished = draft.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let goes_on = matches!(self.cpu.exit_status(), Ok(None));
+        let goes_on = self.subject.cpu.goes_on();
         // An image that was finished before the dump failed is all that is left of a program that ended.
         if unfinished.is_none()
             && goes_on
-            && let Err(error) = self.daemon.store.remove(self.to)
+            && let Err(error) = self.daemon.store.remove(self.wish.to)
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }
@@ -254,20 +384,21 @@ impl Attempt<'_> {
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
         quiet: Option<&Quiet<'_>>,
         status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
     ) -> Result<()> {
         fault::point("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-        let draft = draft.as_ref().ok_or(Error::Injected { point: "draft" })?;
+        let draft = draft.as_ref().ok_or(Error::NoDraft)?;
         let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
         fault::point("saved")?;
-        if let Some(worker) = self.worker {
+        if let Some(worker) = self.worker() {
             let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
             let pinned = self.saved(worker, PINNED, "save pinned memory", &request)?;
             draft.adopt(pinned)?;
         }
         fault::point("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status))
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status, hold))
     }
 
     /// Makes an image of what was gathered.
@@ -290,19 +421,26 @@ impl Attempt<'_> {
         draft: &Draft,
         quiet: Option<&Quiet<'_>>,
         status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
     ) -> Result<()> {
-        let record = self.held.record();
+        let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
         let inventory = frozen.inventory()?;
         let mut manifest = draft.manifest();
-        manifest.program = machine::program(&record.command, self.cpu);
+        manifest.mode = machine::mode(*mode);
+        manifest.program = machine::program(command, cpu);
         manifest.machine = machine::this();
-        manifest.gpus = status.map(machine::gpus).unwrap_or_default();
+        let driver = hold.map(|hold| DriverHalf::of(hold, cpu));
+        manifest.gpus = match &driver {
+            Some(half) => half.shown_gpus(),
+            None => status.map(machine::gpus).unwrap_or_default(),
+        };
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
         let kept = Kept {
-            name: record.name,
-            gpu: record.gpu,
+            name: name.clone(),
+            gpu: gpu.clone(),
             inventory,
             client: quiet.map(|quiet| quiet.client.clone()),
+            driver,
         };
         kept.write(&mut manifest)
     }

@@ -4,10 +4,12 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use rekindle_driver::Helper;
 use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Criu, Sandbox};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
+use crate::claims::Claims;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::held::{Held, remove_run_directory};
@@ -22,6 +24,10 @@ pub struct Daemon {
     pub program: PathBuf,
     pub store: Store,
     pub sandboxes: Registry,
+    /// What the driver itself takes and brings back.
+    pub driver: Helper,
+    /// Processes that are being checkpointed.
+    pub claims: Claims,
     criu: OnceLock<Criu>,
     _lock: Lock,
 }
@@ -43,17 +49,33 @@ impl Daemon {
         } else {
             store
         };
+        let log = places.logs().join("driver-helper.log");
+        let driver = Helper::new(&program, places.driver(), log);
         let daemon = Arc::new(Daemon {
             places,
+            driver,
             program,
             store,
             sandboxes: Registry::default(),
+            claims: Claims::default(),
             criu: OnceLock::new(),
             _lock: lock,
         });
         daemon.clear_dumps();
         daemon.adopt()?;
+        if daemon.driver.has_unfinished() {
+            let daemon = daemon.clone();
+            std::thread::spawn(move || daemon.recover_driver());
+        }
         Ok(daemon)
+    }
+
+    /// Brings back what an earlier daemon and its helper had locked when they died.
+    fn recover_driver(&self) {
+        match self.driver.recover(None) {
+            Ok(notes) => notes.iter().for_each(|note| log::warn!("{note}")),
+            Err(error) => log::error!("{error}"),
+        }
     }
 
     /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.

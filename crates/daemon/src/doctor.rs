@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rekindle_sandbox::{Criu, MINIMUM_VERSION};
+use rekindle_sandbox::{Criu, MINIMUM_VERSION, capability};
 use serde::Serialize;
 
 use crate::places::Places;
@@ -110,19 +110,11 @@ fn criu_check(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
 }
 
 fn capabilities() -> Finding {
-    const NEEDED: [(u32, &str); 3] = [(21, "SYS_ADMIN"), (19, "SYS_PTRACE"), (40, "CHECKPOINT_RESTORE")];
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0);
-    let missing: Vec<&str> =
-        NEEDED.iter().filter(|(bit, _)| mask & (1 << bit) == 0).map(|(_, name)| *name).collect();
+    let missing = capability::missing();
     Finding {
         need: "capabilities".into(),
         found: if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) },
-        required: NEEDED.map(|(_, name)| name).join(", "),
+        required: capability::needed().join(", "),
         ok: missing.is_empty(),
         required_for_all: true,
         mend: "run as root, or in a container with these capabilities".into(),

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rekindle_protocol::fault::Injected;
 use rekindle_protocol::frame::FrameError;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -48,6 +49,25 @@ pub enum Error {
     #[error("this machine has no NVIDIA GPU for {gpu:?}; use `emulated`, or see `rekindle doctor`")]
     NoGpu { gpu: String },
 
+    #[error("{gpu:?} is no GPU of the driver's; use `--mode sandbox`, or leave --gpu out")]
+    EmulatedDriver { gpu: String },
+
+    #[error(
+        "process {pid} was started without Rekindle, so that it can only be taken by the driver; use `--mode driver`"
+    )]
+    NotSandboxed { pid: i32 },
+
+    #[error("process {pid} belongs to the sandbox {name:?}; checkpoint it by that name")]
+    InSandbox { pid: i32, name: String },
+
+    #[error(
+        "no process of {name} uses a GPU, so that there is nothing for the driver to take; `--mode auto` takes its CPU half alone"
+    )]
+    NoGpuProcess { name: String },
+
+    #[error("process {pid} is being checkpointed just now; try again when that is done")]
+    PidOccupied { pid: i32 },
+
     #[error("the command is empty; give a program after `--`")]
     NoCommand,
 
@@ -79,8 +99,14 @@ pub enum Error {
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 
-    #[error("a fault was injected at {point}")]
-    Injected { point: &'static str },
+    #[error("the image in the making is gone; try again")]
+    NoDraft,
+
+    #[error(transparent)]
+    Injected(#[from] Injected),
+
+    #[error(transparent)]
+    Driver(#[from] rekindle_driver::Error),
 
     #[error("the client library libcuda.so.1 was not found beside {} or in ../lib/rekindle; build or install it", executable.display())]
     NoClientLibrary { executable: PathBuf },

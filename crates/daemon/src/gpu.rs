@@ -4,6 +4,9 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+/// By which the driver is told which GPUs a program sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// Checks what was given; without anything, the real GPU where there is one, else the emulated one.
 pub fn choose(given: Option<&str>) -> Result<String> {
     let real = Path::new("/dev/nvidiactl").exists() || Path::new("/dev/dxg").exists();
@@ -14,6 +17,18 @@ pub fn choose(given: Option<&str>) -> Result<String> {
         true => Err(Error::NoGpu { gpu }),
         false => Ok(gpu),
     })
+}
+
+/// For a program that uses the driver itself: what it may see, by its environment.
+pub fn expose(given: Option<&str>, environment: &mut Vec<(String, String)>) -> Result<String> {
+    let Some(given) = given else { return Ok("driver".to_string()) };
+    let gpu = parse(given)?;
+    let Some(index) = gpu.strip_prefix("nvidia:") else {
+        return Err(Error::EmulatedDriver { gpu });
+    };
+    environment.retain(|(name, _)| name != VISIBLE);
+    environment.push((VISIBLE.to_string(), index.to_string()));
+    Ok(gpu)
 }
 
 fn parse(given: &str) -> Result<String> {
@@ -34,6 +49,18 @@ fn parse(given: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_sees_the_gpu_that_was_chosen() {
+        let mut environment = vec![(VISIBLE.to_string(), "0,1".to_string())];
+        assert_eq!(expose(None, &mut environment).unwrap(), "driver");
+        assert_eq!(environment[0].1, "0,1");
+        assert_eq!(expose(Some("nvidia:1"), &mut environment).unwrap(), "nvidia:1");
+        assert_eq!(environment, [(VISIBLE.to_string(), "1".to_string())]);
+        assert!(
+            expose(Some("emulated"), &mut environment).unwrap_err().to_string().contains("--mode sandbox")
+        );
+    }
 
     #[test]
     fn gpus_by_name() {

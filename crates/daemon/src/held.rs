@@ -143,6 +143,12 @@ impl Held {
         }
     }
 
+    /// Whether the process `pid` runs in it.
+    pub fn has(&self, pid: i32) -> bool {
+        let init = self.cpu.get().filter(|_| self.is_live()).map(Sandbox::init_pid);
+        init.is_some_and(|init| pid == init || rekindle_sandbox::process::tree(init).contains(&pid))
+    }
+
     pub fn set_gate(&self, gate: Gate) {
         let _ = self.gate.set(gate);
     }
@@ -280,21 +286,6 @@ impl Held {
             .map(|worker| WorkerRecord { number: worker.number, client: worker.client() })
             .collect();
         self.note(|record| record.workers = workers);
-    }
-
-    /// Keeps CRIU's words, which an error speaks of, when the directory that they are in goes: those of the last
-    /// checkpoint and of the last restore that failed.
-    pub fn keep_words(&self, error: rekindle_sandbox::Error) -> Error {
-        Error::Sandbox(match error {
-            rekindle_sandbox::Error::Criu { action, cause, log } => {
-                let place = self.logs.join(format!("last-{action}.log"));
-                match std::fs::copy(&log, &place) {
-                    Ok(_) => rekindle_sandbox::Error::Criu { action, cause, log: place },
-                    Err(_) => rekindle_sandbox::Error::Criu { action, cause, log },
-                }
-            }
-            other => other,
-        })
     }
 
     pub fn worker_log(&self, number: u32) -> PathBuf {

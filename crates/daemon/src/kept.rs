@@ -5,6 +5,7 @@ use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
 
+use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
 
 const FIELD: &str = "sandbox";
@@ -18,6 +19,9 @@ pub struct Kept {
     pub inventory: Inventory,
     /// The process that used the GPU, if one did.
     pub client: Option<Quiesced>,
+    /// What the driver itself has put into the processes' memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverHalf>,
 }
 
 impl Kept {

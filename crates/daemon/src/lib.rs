@@ -13,10 +13,12 @@
 //! | GPU halves | `gate`, `worker`, `quiet` |
 
 mod checkpoint;
+mod claims;
 mod client_library;
 mod clock;
 mod daemon;
 mod doctor;
+mod driver_half;
 mod error;
 mod fault;
 mod gate;

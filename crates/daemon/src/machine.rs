@@ -1,16 +1,17 @@
 //! What a manifest says of program, machine and GPUs.
 
 use rekindle_device::GpuKind as DeviceKind;
+use rekindle_protocol::daemon::Mode as Shown;
 use rekindle_protocol::worker::Status;
-use rekindle_sandbox::Sandbox;
-use rekindle_store::{Gpu, GpuKind, Machine, MappedFile, Program};
+use rekindle_sandbox::Cpu;
+use rekindle_store::{Gpu, GpuKind, Machine, MappedFile, Mode, Program};
 
 pub fn this() -> Machine {
     let kernel = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
     Machine { host: kernel("hostname").trim().to_string(), kernel: kernel("osrelease").trim().to_string() }
 }
 
-pub fn program(command: &[String], cpu: &Sandbox) -> Program {
+pub fn program(command: &[String], cpu: &Cpu<'_>) -> Program {
     let root = cpu.root_pid().unwrap_or(0);
     let link = |name| std::fs::read_link(format!("/proc/{root}/{name}")).unwrap_or_default();
     Program {
@@ -18,6 +19,20 @@ pub fn program(command: &[String], cpu: &Sandbox) -> Program {
         cwd: link("cwd"),
         exe: link("exe"),
         pid: cpu.program_pid().unsigned_abs(),
+    }
+}
+
+pub fn mode(mode: Shown) -> Mode {
+    match mode {
+        Shown::Sandbox => Mode::Sandbox,
+        Shown::Driver => Mode::Driver,
+    }
+}
+
+pub fn shown_mode(mode: Mode) -> Shown {
+    match mode {
+        Mode::Sandbox => Shown::Sandbox,
+        Mode::Driver => Shown::Driver,
     }
 }
 

@@ -57,9 +57,15 @@ impl Places {
         if let Some(parent) = self.socket.parent() {
             private_directory(parent, false)?;
         }
-        for path in
-            [&self.state, &self.sandboxes(), &self.logs(), &self.dumps(), &self.runs, &self.run_directories()]
-        {
+        for path in [
+            &self.state,
+            &self.sandboxes(),
+            &self.logs(),
+            &self.dumps(),
+            &self.driver(),
+            &self.runs,
+            &self.run_directories(),
+        ] {
             private_directory(path, true)?;
         }
         Ok(())
@@ -82,6 +88,11 @@ impl Places {
         self.state.join("dumps")
     }
 
+    /// What the driver is about to do to which processes.
+    pub fn driver(&self) -> PathBuf {
+        self.state.join("driver")
+    }
+
     /// What CRIU has found out about the kernel. In memory: another kernel may be different.
     pub fn criu_cache(&self) -> PathBuf {
         self.runs.join("criu.kdat")
@@ -93,6 +104,21 @@ impl Places {
 
     pub fn daemon_log(&self) -> PathBuf {
         self.state.join("daemon.log")
+    }
+
+    /// Keeps CRIU's words, which an error speaks of, when the directory that they are in goes: those of the last
+    /// checkpoint and of the last restore that failed.
+    pub fn keep_words(&self, error: rekindle_sandbox::Error) -> Error {
+        Error::Sandbox(match error {
+            rekindle_sandbox::Error::Criu { action, cause, log } => {
+                let place = self.logs().join(format!("last-{action}.log"));
+                match std::fs::copy(&log, &place) {
+                    Ok(_) => rekindle_sandbox::Error::Criu { action, cause, log: place },
+                    Err(_) => rekindle_sandbox::Error::Criu { action, cause, log },
+                }
+            }
+            other => other,
+        })
     }
 
     pub fn lock(&self) -> PathBuf {

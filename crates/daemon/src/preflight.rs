@@ -1,7 +1,7 @@
 //! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
 
 use rekindle_protocol::worker::Status;
-use rekindle_store::{Gpu, GpuKind, Image, Mode, PartKind};
+use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
 use crate::error::{Error, Result};
 use crate::kept::Kept;
@@ -15,12 +15,6 @@ const SPARE_MEMORY: u64 = 64 << 20;
 /// Checks all that needs no GPU.
 pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> {
     let mut reasons = Vec::new();
-    let manifest = image.manifest();
-    if manifest.mode != Mode::Sandbox {
-        reasons.push(
-            "it was taken by the driver's own checkpoint, which this version does not restore".to_string(),
-        );
-    }
     if image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
     }

@@ -16,6 +16,13 @@ pub fn is_alive(pid: i32) -> bool {
     }
 }
 
+/// The command that a process was started with.
+pub fn command(pid: i32) -> Vec<String> {
+    let text = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = text.strip_suffix(b"\0").unwrap_or(&text).split(|byte| *byte == 0);
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
 /// Returns when the process has ended, at once if there is none.
 pub fn wait_for_end(pid: i32) {
     // SAFETY: the call takes two numbers and touches no memory of ours.

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use rekindle_protocol::daemon::{Sandbox, State};
+use rekindle_protocol::daemon::{Mode, Sandbox, State};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -17,6 +17,8 @@ pub struct Record {
     /// Names the record, the run directory and the logs; never shown to the user.
     pub id: String,
     pub name: String,
+    #[serde(default)]
+    pub mode: Mode,
     pub state: State,
     pub pid: i32,
     pub command: Vec<String>,
@@ -47,6 +49,7 @@ impl Record {
     pub fn shown(&self, device_bytes: u64, pinned_bytes: u64) -> Sandbox {
         Sandbox {
             name: self.name.clone(),
+            mode: self.mode,
             state: self.state,
             pid: if self.is_live() { self.pid } else { 0 },
             command: self.command.clone(),
@@ -143,6 +146,7 @@ mod tests {
         let record = Record {
             id: "0a".into(),
             name: "../$(x)".into(),
+            mode: Mode::Driver,
             state: State::Running,
             pid: 7,
             command: vec!["true".into()],

@@ -104,6 +104,7 @@ mod tests {
         let record = Record {
             id: format!("{:x}", name.len()),
             name: name.to_string(),
+            mode: Default::default(),
             state,
             pid: 1,
             command: Vec::new(),

@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::{Operation, Report, State};
+use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox};
 use rekindle_store::{Image, PartKind};
@@ -35,7 +36,7 @@ use crate::run::{create, give_back, new_id};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
-use crate::{clock, fault, gpu, names, preflight};
+use crate::{clock, driver_half, fault, gpu, machine, names, preflight};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -47,6 +48,8 @@ struct Attempt<'a> {
     held: &'a Arc<Held>,
     image: &'a Image,
     kept: &'a Kept,
+    /// Onto which GPUs the driver brings its half back.
+    pairs: &'a [UuidPair],
     timeline: &'a Timeline,
 }
 
@@ -56,20 +59,27 @@ pub fn restore(
     image: &str,
     name: Option<&str>,
     gpu: Option<&str>,
+    gpu_map: &[String],
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, image));
     reply.progress("check", 0, 0);
     let image = daemon.store.image(image)?;
     let kept = Kept::read(&image)?;
-    let gpu = gpu::choose(Some(gpu.unwrap_or(&kept.gpu)))?;
-    timeline.time("checks", || {
+    let mode = machine::shown_mode(image.manifest().mode);
+    let gpu = match mode {
+        Mode::Sandbox => gpu::choose(Some(gpu.unwrap_or(&kept.gpu)))?,
+        Mode::Driver => kept.gpu.clone(),
+    };
+    let pairs = timeline.time("checks", || {
         daemon.criu()?;
-        preflight::check_machine(&daemon.places, &image, &kept)
+        preflight::check_machine(&daemon.places, &image, &kept)?;
+        driver_half::check(daemon, &image, &kept, gpu_map)
     })?;
     fault::point("restore-checked")?;
-    let held = timeline.time("places", || hold(daemon, &image, &kept, name, gpu))?;
-    let attempt = Attempt { daemon, held: &held, image: &image, kept: &kept, timeline: &timeline };
+    let held = timeline.time("places", || hold(daemon, &image, &kept, name, gpu, mode))?;
+    let attempt =
+        Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline };
     reply.progress("restore", 0, 0);
     if let Err(error) = attempt.bring_back().and_then(|()| held.is_up()) {
         give_back(daemon, &held);
@@ -81,6 +91,11 @@ pub fn restore(
     Ok(Report {
         name: held.name(),
         image: image.manifest().name.clone(),
+        mode,
+        gpu_processes: kept
+            .driver
+            .as_ref()
+            .map_or(usize::from(kept.client.is_some()), |half| half.pids.len()),
         total_us,
         stopped_us: total_us,
         phases: timeline.phases(),
@@ -88,7 +103,14 @@ pub fn restore(
 }
 
 /// Reserves a name and makes the new sandbox's places. Without a name given it is that of the old sandbox, if free.
-fn hold(daemon: &Daemon, image: &Image, kept: &Kept, name: Option<&str>, gpu: String) -> Result<Arc<Held>> {
+fn hold(
+    daemon: &Daemon,
+    image: &Image,
+    kept: &Kept,
+    name: Option<&str>,
+    gpu: String,
+    mode: Mode,
+) -> Result<Arc<Held>> {
     let old_is_free = daemon.sandboxes.get(&kept.name).is_ok_and(|held| !held.is_live())
         || matches!(daemon.sandboxes.get(&kept.name), Err(Error::UnknownSandbox { .. }));
     let old = Some(kept.name.as_str()).filter(|name| old_is_free && names::check(name).is_ok());
@@ -97,6 +119,7 @@ fn hold(daemon: &Daemon, image: &Image, kept: &Kept, name: Option<&str>, gpu: St
         let record = Record {
             id: new_id()?,
             name,
+            mode,
             state: State::Restoring,
             pid: 0,
             command: program.argv.clone(),
@@ -116,6 +139,9 @@ fn hold(daemon: &Daemon, image: &Image, kept: &Kept, name: Option<&str>, gpu: St
 impl Attempt<'_> {
     fn bring_back(&self) -> Result<()> {
         fault::point("restore-created")?;
+        if self.held.record().mode == Mode::Driver {
+            return self.bring_back_by_driver();
+        }
         Gate::open(self.held)?;
         let worker = self.held.start_worker()?;
         let Some(client) = &self.kept.client else {
@@ -134,6 +160,22 @@ impl Attempt<'_> {
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
             .and_then(|()| fault::point("restore-running"))
             .inspect_err(|_| self.end_program())
+    }
+
+    fn bring_back_by_driver(&self) -> Result<()> {
+        let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
+        self.held.runs(cpu)?;
+        self.attach_driver().and_then(|()| fault::point("restore-running")).inspect_err(|_| {
+            self.end_program();
+            self.daemon.driver.abandon(&self.held.id);
+        })
+    }
+
+    /// The program runs, and its calls to the driver wait until this is done.
+    fn attach_driver(&self) -> Result<()> {
+        let Some(half) = &self.kept.driver else { return Ok(()) };
+        let cpu = self.held.cpu("brought back")?;
+        half.bring_back(self.daemon, &self.held.id, cpu, self.pairs, self.timeline)
     }
 
     /// Restores the GPU half and the CPU half side by side, up to where the program could run.
@@ -213,7 +255,7 @@ impl Attempt<'_> {
             }
             Err(error) => {
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or_else(|| self.held.keep_words(error)))
+                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
             }
         }
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use rekindle_protocol::daemon::State;
+use rekindle_protocol::daemon::{Mode, State};
 use rekindle_sandbox::{Program, RUN_PATH, Sandbox};
 
 use crate::daemon::Daemon;
@@ -20,6 +20,7 @@ use crate::{client_library, clock, fault, gpu, names};
 pub struct Wish {
     pub name: Option<String>,
     pub gpu: Option<String>,
+    pub mode: Mode,
     pub command: Vec<String>,
     pub directory: String,
     pub environment: Vec<(String, String)>,
@@ -30,11 +31,16 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     if wish.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
-    let gpu = gpu::choose(wish.gpu.as_deref())?;
+    let mut environment = wish.environment;
+    let gpu = match wish.mode {
+        Mode::Sandbox => gpu::choose(wish.gpu.as_deref())?,
+        Mode::Driver => gpu::expose(wish.gpu.as_deref(), &mut environment)?,
+    };
     let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name| {
         let record = Record {
             id: new_id()?,
             name,
+            mode: wish.mode,
             state: State::Starting,
             pid: 0,
             command: wish.command.clone(),
@@ -49,8 +55,9 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         };
         create(daemon, record)
     })?;
-    let mut environment = wish.environment;
-    client_library::add_to(&mut environment, RUN_PATH);
+    if wish.mode == Mode::Sandbox {
+        client_library::add_to(&mut environment, RUN_PATH);
+    }
     match start(&held, &wish.command, &wish.directory, environment) {
         Ok(()) => Ok(held),
         Err(error) => {
@@ -62,14 +69,20 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
 
 /// Makes the record, the run directory and the empty log of a new sandbox.
 pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
-    let library = client_library::find(&daemon.program)?;
+    let library = match record.mode {
+        Mode::Sandbox => Some(client_library::find(&daemon.program)?),
+        Mode::Driver => None,
+    };
     let held = Held::new(&daemon.places, &daemon.program, record);
     held.update(|_| {})?;
     let made = DirBuilder::new()
         .mode(0o700)
         .create(&held.run_directory)
         .map_err(|source| Error::io("make directory", &held.run_directory, source))
-        .and_then(|()| client_library::link_into(&held.run_directory, &library))
+        .and_then(|()| match &library {
+            Some(library) => client_library::link_into(&held.run_directory, library),
+            None => Ok(()),
+        })
         .and_then(|()| empty_log(&held.log));
     if let Err(error) = made {
         let _ = remove_run_directory(&held.run_directory);
@@ -92,13 +105,8 @@ fn start(
     environment: Vec<(String, String)>,
 ) -> Result<()> {
     fault::point("run-created")?;
-    Gate::open(held)?;
-    let worker = held.start_worker()?;
-    // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
-    if held.record().gpu.starts_with("emulated:") {
-        worker.status()?;
-    } else {
-        worker.check_start()?;
+    if held.record().mode == Mode::Sandbox {
+        start_gpu_half(held)?;
     }
     let program = Program {
         args: command.iter().map(OsString::from).collect(),
@@ -109,6 +117,17 @@ fn start(
     fault::point("run-started")?;
     held.runs(cpu)?;
     held.is_up()
+}
+
+fn start_gpu_half(held: &Arc<Held>) -> Result<()> {
+    Gate::open(held)?;
+    let worker = held.start_worker()?;
+    // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
+    if held.record().gpu.starts_with("emulated:") {
+        worker.status()?;
+        return Ok(());
+    }
+    worker.check_start()
 }
 
 fn empty_log(path: &Path) -> Result<()> {

@@ -99,8 +99,14 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
 fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
-        Request::Run { name, gpu, command, directory, environment } => {
-            json!(run::run(daemon, Wish { name, gpu, command, directory, environment })?.shown())
+        Request::Run { name, gpu, mode, command, directory, environment } => {
+            json!(
+                run::run(
+                    daemon,
+                    Wish { name, gpu, mode: mode.unwrap_or_default(), command, directory, environment }
+                )?
+                .shown()
+            )
         }
         Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
         Request::List => {
@@ -112,11 +118,18 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             json!({ "name": name })
         }
         Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
-        Request::Checkpoint { name, to, leave_running } => {
-            json!(checkpoint::checkpoint(daemon, &*sandbox(&name)?, &to, leave_running, reply)?)
+        Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait };
+            json!(checkpoint::checkpoint(daemon, &*sandbox(&name)?, &wish, reply)?)
         }
-        Request::Restore { image, name, gpu } => {
-            json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), reply)?)
+        Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait };
+            json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
+        }
+        Request::Restore { image, name, gpu, gpu_map } => {
+            json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), &gpu_map, reply)?)
         }
         Request::Trace { name } => {
             let held = sandbox(&name)?;

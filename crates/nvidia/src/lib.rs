@@ -25,4 +25,5 @@ mod variables;
 mod work;
 
 pub use driver::OpenError;
-pub use platform::NvidiaPlatform;
+pub use platform::{NvidiaPlatform, release};
+pub use sys::{CheckpointLock, CheckpointReserved, CheckpointRestore};

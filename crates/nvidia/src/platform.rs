@@ -169,7 +169,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// The first word such as `580.159.04`.
-fn release(text: &str) -> Option<String> {
+pub fn release(text: &str) -> Option<String> {
     let is_release = |word: &&str| {
         let parts: Vec<_> = word.split('.').collect();
         parts.len() >= 2 && parts[0].len() == 3 && parts.iter().all(|part| part.parse::<u32>().is_ok())

@@ -11,6 +11,8 @@ pub enum Request {
     Run {
         name: Option<String>,
         gpu: Option<String>,
+        /// None: sandbox.
+        mode: Option<Mode>,
         command: Vec<String>,
         directory: String,
         environment: Vec<(String, String)>,
@@ -32,11 +34,23 @@ pub enum Request {
         name: String,
         to: String,
         leave_running: bool,
+        gpu_wait_ms: u64,
+    },
+    /// Takes an image of a program that was started without Rekindle.
+    CheckpointPid {
+        pid: i32,
+        /// None: driver, and a program that does not use a GPU is taken too.
+        mode: Option<Mode>,
+        to: String,
+        leave_running: bool,
+        gpu_wait_ms: u64,
     },
     Restore {
         image: String,
         name: Option<String>,
         gpu: Option<String>,
+        /// `OLD=NEW` for GPUs by their UUIDs.
+        gpu_map: Vec<String>,
     },
     /// The traces of a sandbox's checkpoints and of its restore.
     Trace {
@@ -74,6 +88,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sandbox {
     pub name: String,
+    pub mode: Mode,
     pub state: State,
     /// Pid of the program's first process, as the host sees it; 0 when it has ended.
     pub pid: i32,
@@ -126,11 +141,25 @@ pub enum Operation {
     Restore,
 }
 
+/// How a program's GPU half is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Through the client and a worker.
+    #[default]
+    Sandbox,
+    /// By the driver's own checkpoint.
+    Driver,
+}
+
 /// What `checkpoint` and `restore` report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub name: String,
     pub image: String,
+    pub mode: Mode,
+    /// The processes whose GPU half is in the image.
+    pub gpu_processes: usize,
     pub total_us: u64,
     /// How long the program stood still.
     pub stopped_us: u64,

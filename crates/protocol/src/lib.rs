@@ -6,9 +6,12 @@
 //! | client ↔ worker, beside the rings | a Unix socket, frames | [`client`] |
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
+//!
+//! And [`fault`], by which tests fail or kill any of them.
 
 pub mod client;
 pub mod daemon;
+pub mod fault;
 pub mod frame;
 pub mod operation;
 pub mod worker;

@@ -1,4 +1,4 @@
-//! Taking the CPU half of a running sandbox.
+//! Taking the CPU half of a running program.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
@@ -17,6 +17,7 @@ use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
+use crate::tree::{Tree, traced};
 
 #[derive(Debug)]
 pub struct DumpSpec<'a> {
@@ -52,19 +53,90 @@ impl<'a> DumpSpec<'a> {
 /// A program that stands still, its images written.
 #[derive(Debug)]
 pub struct Frozen<'a> {
-    pub sandbox: &'a Sandbox,
+    pub(crate) cpu: Cpu<'a>,
     pub images_dir: &'a Path,
 }
 
 impl Frozen<'_> {
-    /// All pids of the program's tree inside the sandbox, with ours.
+    /// All pids of the program's tree, as it sees them itself, with ours.
     pub fn pids(&self) -> BTreeMap<i32, i32> {
-        self.sandbox.pids()
+        self.cpu.pids()
     }
 
     /// What the program needs of a machine that restores it.
     pub fn inventory(&self) -> Result<Inventory> {
-        self.sandbox.inventory()
+        self.cpu.inventory()
+    }
+}
+
+/// A program that can be dumped, wherever it is.
+#[derive(Debug, Clone, Copy)]
+pub enum Cpu<'a> {
+    Sandbox(&'a Sandbox),
+    Tree(&'a Tree),
+}
+
+impl Cpu<'_> {
+    /// All pids of the program's tree, as it sees them itself, with ours.
+    pub fn pids(&self) -> BTreeMap<i32, i32> {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.pids(),
+            Self::Tree(tree) => tree.pids(),
+        }
+    }
+
+    /// Our pid of the process that the program knows as `pid`.
+    pub fn host_pid(&self, pid: i32) -> Option<i32> {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.host_pid(pid),
+            Self::Tree(tree) => tree.pids().get(&pid).copied(),
+        }
+    }
+
+    /// Our pid of the program's first process; none if it had ended before it was looked at.
+    pub fn root_pid(&self) -> Option<i32> {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.root_pid(),
+            Self::Tree(tree) => Some(tree.root_pid()),
+        }
+    }
+
+    /// The pid of the program's first process, as it sees it itself.
+    pub fn program_pid(&self) -> i32 {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.program_pid(),
+            Self::Tree(tree) => tree.root_pid(),
+        }
+    }
+
+    /// Whether the program has not ended.
+    pub fn goes_on(&self) -> bool {
+        match self {
+            Self::Sandbox(sandbox) => matches!(sandbox.exit_status(), Ok(None)),
+            Self::Tree(tree) => tree.is_alive(),
+        }
+    }
+
+    fn inventory(&self) -> Result<Inventory> {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.inventory(),
+            Self::Tree(tree) => tree.inventory(),
+        }
+    }
+
+    /// See [`Sandbox::dump`].
+    pub fn dump<E>(
+        &self,
+        spec: &DumpSpec<'_>,
+        on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
+    ) -> Result<DumpReport>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        match self {
+            Self::Sandbox(sandbox) => sandbox.dump(spec, on_frozen),
+            Self::Tree(tree) => tree.dump(spec, on_frozen),
+        }
     }
 }
 
@@ -120,7 +192,8 @@ impl Sandbox {
             other => return Err(failed(other)),
         }
         let until_frozen = began.elapsed();
-        let step = on_frozen(&Frozen { sandbox: self, images_dir: spec.images_dir }).map_err(Into::into);
+        let step =
+            on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir }).map_err(Into::into);
         let frozen_step = began.elapsed() - until_frozen;
         let verdict = match &step {
             Ok(()) => Verdict::Commit,
@@ -138,27 +211,20 @@ impl Sandbox {
     }
 }
 
-/// CRIU traces what it dumps, and a process has one tracer; from inside the sandbox it cannot tell whose.
+/// From inside the sandbox CRIU cannot tell who traces it.
 fn refuse_traced(sandbox: &Sandbox) -> Result<()> {
-    let traced = |(inside, pid): (i32, i32)| Some((inside, process::tracer(pid)?));
-    match sandbox.pids().into_iter().find_map(traced) {
-        None => Ok(()),
-        Some((pid, tracer)) => {
-            let (process, name) = (format!("its process {pid}"), process::name(tracer));
-            let cause =
-                format!("process {tracer} ({name}) traces {process}; detach that debugger or tracer first");
-            Err(Error::Refused { cause })
-        }
-    }
+    let mut traces =
+        sandbox.pids().into_iter().filter_map(|(inside, pid)| Some((inside, process::tracer(pid)?)));
+    traces.next().map_or(Ok(()), |(pid, tracer)| Err(traced(pid, tracer)))
 }
 
 /// Whether the file system has no room left. CRIU's log stands on it too, and may be cut before the reason.
-fn is_full(place: &Path) -> bool {
+pub(crate) fn is_full(place: &Path) -> bool {
     const LEAST: u64 = 1 << 20;
     statvfs(place).is_ok_and(|of| of.blocks_available() * of.fragment_size() < LEAST)
 }
 
-fn open_dir(path: &Path) -> io::Result<File> {
+pub(crate) fn open_dir(path: &Path) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     File::open(path)
 }

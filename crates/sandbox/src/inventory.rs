@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::elf;
 use crate::init::RUN_PATH;
 use crate::openfile::{self, OpenFile};
+use crate::outputs;
 
 const EDGE: u64 = 4096;
 
@@ -30,6 +31,12 @@ pub struct Inventory {
     pub highest_pid: i32,
     /// The highest descriptor number in use.
     pub highest_descriptor: u64,
+    /// What it writes to outside of its tree, by CRIU's names; see [`crate::outputs`].
+    #[serde(default)]
+    pub outputs: Vec<String>,
+    /// Whether its session was begun by a process outside of its tree.
+    #[serde(default)]
+    pub session_outside: bool,
 }
 
 /// A file that the program has mapped.
@@ -90,7 +97,11 @@ impl fmt::Display for Mismatch {
 impl Inventory {
     /// Takes stock of the processes `pids` (ours), the sandbox's init not among them.
     pub fn take(pids: &[i32]) -> io::Result<Self> {
-        let mut out = Self::default();
+        let mut out = Self {
+            outputs: outputs::outside(pids),
+            session_outside: crate::process::is_session_outside(pids),
+            ..Self::default()
+        };
         let mut files = BTreeMap::new();
         for pid in pids {
             for path in mapped_paths(&fs::read(format!("/proc/{pid}/maps"))?) {
@@ -278,6 +289,7 @@ mod tests {
             open_files: Vec::new(),
             highest_pid: i32::MAX,
             highest_descriptor: u64::MAX,
+            ..Inventory::default()
         };
         let said = |inventory: &Inventory| {
             inventory.check().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")

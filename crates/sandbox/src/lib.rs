@@ -15,6 +15,8 @@
 //!   several times at once.
 //! - CRIU is never killed while it dumps: it holds the program by ptrace and must let go of it itself.
 
+pub mod capability;
+mod conversation;
 mod criu;
 mod devshm;
 mod dump;
@@ -25,14 +27,16 @@ mod init;
 mod inventory;
 mod message;
 mod openfile;
-mod process;
+mod outputs;
+pub mod process;
 mod restore;
 mod rpc;
 mod sandbox;
+mod tree;
 mod wire;
 
 pub use criu::{Criu, MINIMUM_VERSION, Version};
-pub use dump::{DumpReport, DumpSpec, Frozen};
+pub use dump::{Cpu, DumpReport, DumpSpec, Frozen};
 pub use error::{Error, Result};
 pub use init::{INIT_ARGUMENT, LOG_PATH, RUN_PATH, init_main};
 pub use inventory::{Identity, Inventory, MappedFile, Mismatch};
@@ -40,3 +44,4 @@ pub use message::{DumpStats, Exit, Program, Step};
 pub use openfile::OpenFile;
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored};
 pub use sandbox::{Adopted, Sandbox, Spec};
+pub use tree::Tree;

@@ -54,6 +54,11 @@ pub struct Restore {
     pub sockets: Vec<u32>,
     /// To be opened by init and given to CRIU.
     pub files: Vec<OpenFile>,
+    /// What the program wrote to outside of its tree.
+    pub outputs: Vec<String>,
+    pub session_outside: bool,
+    /// The highest pid that comes back: CRIU's own must lie above.
+    pub highest_pid: i32,
     pub tcp_established: bool,
     pub timeout_millis: u64,
 }

@@ -112,6 +112,32 @@ pub fn is_zombie(pid: i32) -> bool {
     status_field(pid, "State").is_none_or(|state| state.starts_with('Z') || state.starts_with('X'))
 }
 
+/// Whether the process belongs to the kernel: it has no memory of its own.
+pub fn is_kernel_thread(pid: i32) -> bool {
+    status_field(pid, "VmSize").is_none() && !is_zombie(pid)
+}
+
+/// What tells one namespace of `pid` from another of its kind.
+pub fn namespace(pid: i32, kind: &str) -> Option<std::path::PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
+}
+
+/// A thread of `pid` that waits uninterruptibly.
+pub fn uninterruptible(pid: i32) -> Option<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let mut tasks = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
+    tasks.find(|&task| status_field(task, "State").is_some_and(|state| state.starts_with('D')))
+}
+
+/// Whether the session of the first of `pids` was begun by a process that is not among them.
+pub fn is_session_outside(pids: &[i32]) -> bool {
+    let Some(first) = pids.first() else { return false };
+    let stat = fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
+    let after = stat.rsplit_once(") ").map(|(_, after)| after).unwrap_or_default();
+    let session = after.split_whitespace().nth(3).and_then(|session| session.parse::<i32>().ok());
+    session.is_some_and(|session| !pids.contains(&session))
+}
+
 pub fn name(pid: i32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim().to_owned()).unwrap_or_default()
 }

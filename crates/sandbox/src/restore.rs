@@ -126,10 +126,14 @@ where
     let began = Instant::now();
     let images =
         File::open(spec.images_dir).map_err(Error::io(format!("opening {}", spec.images_dir.display())))?;
+    let inventory = spec.inventory.cloned().unwrap_or_default();
     let command = Command::Restore(Restore {
         criu: spec.criu.command().to_vec(),
         sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
-        files: spec.inventory.map(|inventory| openfile::to_pass(&inventory.open_files)).unwrap_or_default(),
+        files: openfile::to_pass(&inventory.open_files),
+        outputs: inventory.outputs,
+        session_outside: inventory.session_outside,
+        highest_pid: inventory.highest_pid,
         tcp_established: spec.tcp_established,
         timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
     });

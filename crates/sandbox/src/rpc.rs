@@ -24,6 +24,8 @@ pub struct Options {
     pub pid: Option<i32>,
     pub leave_running: bool,
     pub tcp_established: bool,
+    /// Whether the program's session is that of somebody outside of its tree.
+    pub shell_job: bool,
     pub timeout_seconds: Option<u32>,
     pub log_file: &'static str,
     pub log_level: u32,
@@ -65,6 +67,7 @@ fn options(options: &Options) -> Encoder {
     }
     out.number(3, options.leave_running.into())
         .number(5, options.tcp_established.into())
+        .number(7, options.shell_job.into())
         .number(8, 1)
         .number(9, options.log_level.into())
         .bytes(10, options.log_file.as_bytes())

@@ -1,4 +1,5 @@
-//! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled sandbox-init`.
+//! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled driver-helper`,
+//! `rekindled sandbox-init`.
 //!
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     match words.next().as_ref().and_then(|word| word.to_str()) {
         Some("worker") => return rekindle_worker::main(words),
+        Some(rekindle_driver::HELPER_ARGUMENT) => return rekindle_driver::main(words),
         Some("gpus") => return gpus(),
         Some(rekindle_sandbox::INIT_ARGUMENT) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());

@@ -34,6 +34,8 @@ pub struct Rekindle {
     root: TempDir,
     runs: TempDir,
     environment: Vec<(String, String)>,
+    /// What every command and daemon gets, whatever faults there are.
+    always: Vec<(String, String)>,
 }
 
 impl Rekindle {
@@ -41,7 +43,15 @@ impl Rekindle {
         build_client();
         let root = tempfile::tempdir().unwrap();
         let runs = tempfile::tempdir_in("/dev/shm").unwrap();
-        Rekindle { root, runs, environment: Vec::new() }
+        Rekindle { root, runs, environment: Vec::new(), always: Vec::new() }
+    }
+
+    /// As [`Rekindle::new`], with variables of its own.
+    pub fn with(variables: &[(&str, &str)]) -> Rekindle {
+        let always = variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let mut rekindle = Rekindle::new();
+        rekindle.always = always;
+        rekindle
     }
 
     /// The next daemon meets this fault; `None` for no fault. The one that runs is ended.
@@ -86,6 +96,7 @@ impl Rekindle {
             .env("REKINDLE_SOCKET", self.path("socket"))
             .env("REKINDLE_STATE", self.path("state"))
             .env("REKINDLE_RUN_ROOT", self.path("runs"))
+            .envs(self.always.iter().cloned())
             .envs(self.environment.iter().cloned());
     }
 
@@ -159,7 +170,7 @@ impl Rekindle {
         assert!(counted.windows(2).all(|pair| pair[1] == pair[0] + 1), "{counted:?}");
     }
 
-    fn daemon_pid(&self) -> Option<i32> {
+    pub fn daemon_pid(&self) -> Option<i32> {
         let text = fs::read_to_string(self.path("state/lock")).ok()?;
         Some(text.split_whitespace().nth(1).unwrap().parse().unwrap())
     }

@@ -17,11 +17,13 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
 use super::findings::Cache;
-use super::mounts::{Places, RUN_PATH, set_up};
+use super::mounts::{LOG_PATH, Places, RUN_PATH, set_up};
 use super::outer::signals;
+use super::program::open_log;
 use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
 use crate::message::{Command, Exit, Reply};
+use crate::outputs::Output;
 use crate::wire::Channel;
 
 /// A daemon that dies in the middle of a message must not hold init up.
@@ -32,6 +34,8 @@ struct Init<'a> {
     listener: UnixListener,
     channels: Vec<Channel>,
     program: Option<Pid>,
+    /// What a restored program wrote to outside of its tree; it goes to the log now.
+    outputs: Vec<Output>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
     cache: Option<&'a Cache>,
 }
@@ -60,17 +64,21 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
     let first = control.socket().try_clone().map_err(|error| format!("keeping the connection: {error}"))?;
     let first = Channel::new(first);
     first.send(&Reply::Ready, &[]).map_err(|error| format!("answering: {error}"))?;
-    Ok(Init { signals, listener, channels: vec![first], program: None, cache })
+    Ok(Init { signals, listener, channels: vec![first], program: None, outputs: Vec::new(), cache })
 }
 
 impl Init<'_> {
     fn serve(mut self) -> ! {
         loop {
             let ready = self.wait();
+            let (channels, outputs) = ready.split_at(2 + self.channels.len());
+            if outputs.contains(&true) {
+                self.drain();
+            }
             if ready[0] {
                 self.take_signals();
             }
-            for index in (2..ready.len()).rev().filter(|&index| ready[index]) {
+            for index in (2..channels.len()).rev().filter(|&index| ready[index]) {
                 let channel = self.channels.swap_remove(index - 2);
                 if self.serve_one(&channel) {
                     self.channels.push(channel);
@@ -85,10 +93,11 @@ impl Init<'_> {
         }
     }
 
-    /// Which of the signals, the listener and the channels have something.
+    /// Which of the signals, the listener, the channels and the outputs have something.
     fn wait(&self) -> Vec<bool> {
         let fds = [self.signals.as_fd(), self.listener.as_fd()].into_iter();
-        let fds: Vec<BorrowedFd<'_>> = fds.chain(self.channels.iter().map(AsFd::as_fd)).collect();
+        let fds = fds.chain(self.channels.iter().map(AsFd::as_fd));
+        let fds: Vec<BorrowedFd<'_>> = fds.chain(self.outputs.iter().map(AsFd::as_fd)).collect();
         let mut polled: Vec<_> = fds.iter().map(|&fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // An interrupted poll leaves nothing ready; the next round asks again.
         let _ = poll(&mut polled, PollTimeout::NONE);
@@ -106,7 +115,20 @@ impl Init<'_> {
                 (Ok(_), None) => exit(1),
             }
         }
+        // What it wrote before it ended is in the log before its end is told.
+        self.drain();
         reap(self.program);
+    }
+
+    /// Moves what the program wrote to the log; outputs that it has closed are dropped.
+    fn drain(&mut self) {
+        if self.outputs.is_empty() {
+            return;
+        }
+        match open_log() {
+            Ok(log) => self.outputs.retain(|output| output.drain(&log)),
+            Err(error) => eprintln!("sandbox-init: {LOG_PATH} cannot be opened: {error}"),
+        }
     }
 
     fn accept(&mut self) {
@@ -124,6 +146,7 @@ impl Init<'_> {
         let told = channel.send(&reply, &[]).is_ok();
         self.cache.take_if(|cache| cache.copy_out());
         if stopped {
+            self.drain();
             end(Exit::Stopped)
         }
         told
@@ -136,7 +159,10 @@ impl Init<'_> {
             (Command::Restore(restore), None) => {
                 let restored = freeze::restore(&restore, descriptors, channel);
                 match restored {
-                    Ok(pid) => (self.run(Ok(pid)), false),
+                    Ok((pid, outputs)) => {
+                        self.outputs = outputs;
+                        (self.run(Ok(pid)), false)
+                    }
                     Err(failed) => (failed.into(), false),
                 }
             }

@@ -1,0 +1,138 @@
+//! Every step failed, hung or killed: afterwards the program runs, nothing is locked, and the next checkpoint works.
+
+use crate::harness::{kill, wait};
+use crate::standin::Scene;
+
+const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
+const ACTIONS: [&str; 5] = ["fail", "lie", "hang", "kill", "kill-after"];
+
+#[test]
+fn a_step_that_goes_wrong_is_undone_or_mended() {
+    for (step, action) in STEPS.iter().flat_map(|step| ACTIONS.map(|action| (step, action))) {
+        let scene = Scene::new();
+        let program = scene.start();
+        scene.plan(&format!("{step} {action} 1"));
+        let output = scene.checkpoint(&program, "image", "--leave-running");
+        let error = String::from_utf8_lossy(&output.stderr);
+        // What goes wrong on the way back is mended, and the image is there.
+        let mended = ["restore", "unlock"].contains(step);
+        assert_eq!(output.status.success(), mended, "{step} {action}: {error}");
+        assert_eq!(scene.rekindle.images().len(), usize::from(mended), "{step} {action}");
+        scene.go_on(2);
+        scene.assert_tidy();
+        let again = scene.checkpoint(&program, "again", "--stop");
+        assert!(again.status.success(), "{step} {action}: {}", String::from_utf8_lossy(&again.stderr));
+    }
+}
+
+#[test]
+fn a_restore_that_goes_wrong_gives_everything_back() {
+    let scene = Scene::new();
+    let program = scene.start();
+    assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+    for (step, action) in ["restore", "unlock"].iter().flat_map(|step| ACTIONS.map(|action| (step, action))) {
+        scene.plan(&format!("{step} {action} 1"));
+        let error = scene.rekindle.refused(&["restore", "image", "-d", "--name", "x"]);
+        assert!(error.contains("driver"), "{step} {action}: {error}");
+        scene.assert_tidy();
+    }
+    scene.rekindle.ok(&["restore", "image", "-d"]);
+    scene.grow(2);
+}
+
+#[test]
+fn a_killed_daemon_s_helper_brings_the_program_back() {
+    for point in ["checkpoint-begun", "detached", "frozen", "before-commit"] {
+        let mut scene = Scene::new();
+        let program = scene.start();
+        scene.rekindle.set_fault(Some(&format!("{point}:kill")));
+        assert!(!scene.checkpoint(&program, "image", "--stop").status.success());
+        // Nobody starts another daemon before this has been seen.
+        scene.go_on(2);
+        wait("the helper's end", || scene.helper().is_none());
+        scene.rekindle.set_fault(None);
+        assert!(scene.rekindle.images().is_empty(), "{point}");
+        scene.assert_tidy();
+        assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+    }
+}
+
+#[test]
+fn after_daemon_and_helper_were_killed_the_next_daemon_brings_the_program_back() {
+    for (daemon, helper) in [
+        ("detached:hang", ""),
+        ("frozen:hang", ""),
+        ("before-commit:hang", ""),
+        ("", "driver-locked:hang"),
+        ("", "driver-checkpointed:hang"),
+        ("", "driver-restoring:hang"),
+        ("", "driver-unlocking:hang"),
+    ] {
+        let mut scene = Scene::new();
+        let program = scene.start();
+        scene.rekindle.set_fault(Some(&[daemon, helper].join(",")));
+        let pid = program.pid();
+        // What is to be stopped is held until the image is there.
+        let after = if helper.is_empty() { "--stop" } else { "--leave-running" };
+        let mut command = scene.rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", after]);
+        let mut asked = command.spawn().unwrap();
+        let journal = scene.rekindle.path("state/driver").join(format!("pid-{pid}.json"));
+        wait("the journal", || journal.exists());
+        std::thread::sleep(std::time::Duration::from_millis(1200));
+        // Both at once, so that neither can do what is the other's.
+        let (helper_pid, daemon_pid) = (scene.helper().unwrap(), scene.rekindle.daemon_pid().unwrap());
+        kill(helper_pid, 19);
+        kill(daemon_pid, 9);
+        kill(helper_pid, 9);
+        asked.wait().unwrap();
+        assert!(journal.exists(), "{daemon}{helper}");
+        scene.rekindle.set_fault(None);
+        scene.rekindle.json(&["ps"]);
+        scene.go_on(2);
+        scene.assert_tidy();
+        assert!(scene.rekindle.images().is_empty());
+        assert!(scene.checkpoint(&program, "image", "--stop").status.success(), "{daemon}{helper}");
+    }
+}
+
+#[test]
+fn a_killed_criu_leaves_nothing_locked() {
+    let mut scene = Scene::new();
+    let program = scene.start();
+    scene.rekindle.set_fault(Some("frozen:hang"));
+    let pid = program.pid();
+    let mut command =
+        scene.rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", "--leave-running"]);
+    let mut asked = command.spawn().unwrap();
+    let tracer = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
+        line.trim().parse::<i32>().unwrap()
+    };
+    wait("CRIU", || tracer() != 0);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    kill(tracer(), 9);
+    scene.rekindle.kill_daemon();
+    asked.wait().unwrap();
+    scene.go_on(2);
+    scene.rekindle.set_fault(None);
+    assert!(scene.rekindle.images().is_empty());
+    scene.assert_tidy();
+    assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+}
+
+#[test]
+fn a_daemon_killed_during_a_restore_leaves_nothing() {
+    for point in ["restore-complete", "restore-running"] {
+        let mut scene = Scene::new();
+        let program = scene.start();
+        assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+        scene.rekindle.set_fault(Some(&format!("{point}:kill")));
+        scene.rekindle.refused(&["restore", "image", "-d", "--name", "x"]);
+        scene.rekindle.set_fault(None);
+        scene.rekindle.json(&["ps"]);
+        scene.assert_tidy();
+        scene.rekindle.ok(&["restore", "image", "-d", "--name", "y"]);
+        scene.grow(2);
+    }
+}

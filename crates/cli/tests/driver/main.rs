@@ -1,0 +1,10 @@
+//! Programs whose GPU half the driver takes, and programs that were started without Rekindle.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod faults;
+mod gpu;
+mod pid;
+mod standin;
+mod support;

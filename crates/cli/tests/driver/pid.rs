@@ -1,0 +1,246 @@
+//! `checkpoint --pid`: programs without a GPU, their output, and what is refused.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use crate::harness::{COUNTER, Rekindle, wait};
+use crate::support::{Program, goes_on, numbers, output};
+
+#[test]
+fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
+    let rekindle = Rekindle::new();
+    let mut program = Program::counter(&rekindle);
+    let out = output(&rekindle);
+    let report = rekindle.json(&["checkpoint", "--pid", &program.pid(), "--to", "one", "--leave-running"]);
+    assert_eq!((&report["mode"], &report["gpu_processes"]), (&"driver".into(), &0.into()));
+    goes_on(&out);
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "two", "--stop"]);
+    assert!(!program.wait().unwrap().success());
+    let stopped = numbers(&out);
+    assert_eq!(rekindle.json(&["inspect", "two"])["mode"], "driver");
+    rekindle.ok(&["verify", "two"]);
+    assert_eq!(rekindle.json(&["restore", "two", "-d", "--name", "again"])["mode"], "driver");
+    goes_on(&out);
+    assert_eq!(numbers(&out)[stopped.len()], stopped.last().unwrap() + 1);
+    assert_eq!(rekindle.sandbox("again")["mode"], "driver");
+    rekindle.ok(&["checkpoint", "again", "--to", "three", "--stop"]);
+    rekindle.ok(&["restore", "three", "-d", "--name", "again"]);
+    goes_on(&out);
+    rekindle.ok(&["kill", "again"]);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_tree_comes_back_whole() {
+    let rekindle = Rekindle::new();
+    let code = "import os, time\nr, w = os.pipe()\nif os.fork() == 0:\n    n = 0\n    while True:\n        os.write(w, b'%d\\n' % n)\n        n += 1\n        time.sleep(0.02)\nwhile True:\n    os.write(1, os.read(r, 100))";
+    let out = output(&rekindle);
+    let program = Program::start(Command::new("python3").args(["-c", code]), &out);
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "tree", "--stop"]);
+    rekindle.ok(&["restore", "tree", "-d"]);
+    goes_on(&out);
+}
+
+#[test]
+fn what_went_to_a_pipe_goes_to_the_log_after_a_restore() {
+    let rekindle = Rekindle::new();
+    let mut command = Command::new(COUNTER[0]);
+    command.args(&COUNTER[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut program = Program(command.spawn().unwrap());
+    let mut pipe = program.stdout.take().unwrap();
+    let mut first = [0];
+    pipe.read_exact(&mut first).unwrap();
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "piped", "--stop"]);
+    let mut before = String::from_utf8(first.to_vec()).unwrap();
+    pipe.read_to_string(&mut before).unwrap();
+    let last: u64 = before.lines().last().unwrap().parse().unwrap();
+    rekindle.ok(&["restore", "piped", "-d", "--name", "piped"]);
+    rekindle.goes_on("piped");
+    assert_eq!(rekindle.count("piped")[0], last + 1);
+    rekindle.ok(&["checkpoint", "piped", "--to", "later", "--stop"]);
+    let last: u64 = rekindle.lines("piped").last().unwrap().parse().unwrap();
+    rekindle.ok(&["restore", "later", "-d", "--name", "piped"]);
+    rekindle.goes_on("piped");
+    assert_eq!(rekindle.count("piped")[0], last + 1, "nothing between pipe and log is lost or told twice");
+}
+
+#[test]
+fn what_went_to_a_terminal_goes_to_the_log_after_a_restore() {
+    let rekindle = Rekindle::new();
+    let code = "import os, pty, sys\npid, terminal = pty.fork()\nif pid == 0:\n    os.execvp('python3', ['python3', '-u', '-c', sys.argv[1]])\nprint(pid, flush=True)\nwhile True:\n    os.read(terminal, 1000)";
+    let out = output(&rekindle);
+    let _terminal = Program::start(Command::new("python3").args(["-c", code, COUNTER[3]]), &out);
+    let pid = numbers(&out)[0].to_string();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    rekindle.ok(&["checkpoint", "--pid", &pid, "--to", "terminal", "--stop"]);
+    rekindle.ok(&["restore", "terminal", "-d", "--name", "terminal"]);
+    rekindle.goes_on("terminal");
+    assert!(rekindle.count("terminal")[0] > 0);
+}
+
+#[test]
+fn a_file_in_shared_memory_comes_along() {
+    let rekindle = Rekindle::new();
+    let name = format!("/dev/shm/rekindle-test-{}", std::process::id());
+    fs::write(&name, "0".repeat(4096)).unwrap();
+    let code = format!(
+        "import mmap, time\nf = open({name:?}, 'r+')\nm = mmap.mmap(f.fileno(), 4096)\nn = 0\nwhile True:\n    m[:20] = b'%020d' % n\n    print(int(m[:20]), flush=True)\n    n += 1\n    time.sleep(0.02)"
+    );
+    let out = output(&rekindle);
+    let program = Program::start(Command::new("python3").args(["-c", &code]), &out);
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "shared", "--stop"]);
+    fs::remove_file(&name).unwrap();
+    rekindle.ok(&["restore", "shared", "-d"]);
+    goes_on(&out);
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_by_name() {
+    let rekindle = Rekindle::new();
+    let refused = |pid: &str, more: &[&str]| {
+        let mut arguments = vec!["checkpoint", "--pid", pid, "--to", "image", "--leave-running"];
+        arguments.extend(more);
+        rekindle.refused(&arguments)
+    };
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    assert!(refused(&gone.id().to_string(), &[]).contains("there is no process"));
+    assert!(refused("0", &[]).contains("there is no process"));
+    assert!(refused("1", &[]).contains("ancestor"));
+    assert!(refused("2", &[]).contains("thread of the kernel"));
+    let own = rekindle.daemon_pid().unwrap().to_string();
+    assert!(refused(&own, &[]).contains("daemon itself"));
+
+    let program = Program::counter(&rekindle);
+    let error = refused(&program.pid(), &["--mode", "driver"]);
+    assert!(error.contains("uses a GPU") && error.contains("--mode auto"), "{error}");
+    assert!(refused(&program.pid(), &["--mode", "sandbox"]).contains("--mode driver"));
+
+    rekindle.start("inside", &COUNTER);
+    let inside = rekindle.sandbox("inside")["pid"].to_string();
+    assert!(refused(&inside, &[]).contains("sandbox \"inside\""));
+    goes_on(&output(&rekindle));
+    assert!(rekindle.images().is_empty());
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_container_s_process_is_refused_by_its_namespace() {
+    let rekindle = Rekindle::new();
+    let mut outside = Command::new("unshare");
+    outside.args(["--pid", "--fork", "--kill-child"]).args(COUNTER);
+    let out = output(&rekindle);
+    let program = Program::start(&mut outside, &out);
+    let children = format!("/proc/{}/task/{}/children", program.id(), program.id());
+    let inside = fs::read_to_string(children).unwrap();
+    let error = rekindle.refused(&["checkpoint", "--pid", inside.trim(), "--to", "image", "--stop"]);
+    assert!(error.contains("another pid namespace"), "{error}");
+    goes_on(&out);
+}
+
+#[test]
+fn uninterruptible_sleep_is_told_with_its_thread() {
+    let rekindle = Rekindle::new();
+    let binary = rekindle.path("disk_sleep");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/disk_sleep.c");
+    assert!(Command::new("cc").arg("-o").arg(&binary).arg(source).status().unwrap().success());
+    let mut program = Program(Command::new(&binary).stdout(Stdio::piped()).spawn().unwrap());
+    let mut ready = [0; 5];
+    program.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+    let error = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);
+    assert!(error.contains("uninterruptible sleep") && error.contains(&program.pid()), "{error}");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", program.id())).unwrap();
+    crate::harness::kill(children.trim().parse().unwrap(), 9);
+}
+
+#[test]
+fn a_traced_program_is_refused_with_its_tracer() {
+    let rekindle = Rekindle::new();
+    let mut first = Rekindle::new();
+    first.set_fault(Some("frozen:hang"));
+    let program = Program::counter(&rekindle);
+    let mut busy = first
+        .command(&["checkpoint", "--pid", &program.pid(), "--to", "a", "--leave-running"])
+        .spawn()
+        .unwrap();
+    let is_traced = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+        !status.contains("TracerPid:\t0\n")
+    };
+    wait("the first checkpoint", is_traced);
+    let again = first.refused(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
+    assert!(again.contains("being checkpointed just now"), "{again}");
+    let other = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
+    assert!(other.contains("traces its process"), "{other}");
+    first.kill_daemon();
+    busy.wait().unwrap();
+    wait("CRIU to let go", || !is_traced());
+    goes_on(&output(&rekindle));
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
+}
+
+#[test]
+fn a_missing_capability_is_named() {
+    let rekindle = Rekindle::new();
+    let program = Program::counter(&rekindle);
+    let mut daemon = Command::new("setpriv");
+    let plain = rekindle.daemon();
+    daemon.args(["--bounding-set", "-sys_ptrace", "--inh-caps", "-all"]).arg(plain.get_program());
+    daemon.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut daemon = Program(daemon.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    wait("the daemon", || rekindle.path("socket").exists());
+    let error = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);
+    assert!(error.contains("CAP_SYS_PTRACE") && !error.contains("SYS_ADMIN"), "{error}");
+    goes_on(&output(&rekindle));
+    daemon.kill().unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_fails_or_is_killed_anywhere_is_undone() {
+    for point in ["checkpoint-begun", "frozen", "before-commit"] {
+        for action in ["fail", "kill"] {
+            let mut rekindle = Rekindle::new();
+            let program = Program::counter(&rekindle);
+            rekindle.set_fault(Some(&format!("{point}:{action}")));
+            let error = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);
+            assert!(error.contains(if action == "fail" { "injected" } else { "lost" }), "{point}: {error}");
+            rekindle.set_fault(None);
+            goes_on(&output(&rekindle));
+            assert!(rekindle.images().is_empty());
+            rekindle.assert_tidy();
+            rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--leave-running"]);
+        }
+    }
+}
+
+#[test]
+fn a_killed_criu_leaves_the_program_running() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("frozen:hang"));
+    let program = Program::counter(&rekindle);
+    let mut busy = rekindle
+        .command(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"])
+        .spawn()
+        .unwrap();
+    let tracer = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("TracerPid:")).unwrap().to_string();
+        line.split_whitespace().nth(1).unwrap().parse::<i32>().unwrap()
+    };
+    wait("CRIU", || tracer() != 0);
+    let criu = tracer();
+    // CRIU has written all when it asks for leave; before, its parasite may be at work in the program.
+    wait("the frozen program", || {
+        rekindle.path("state/dumps").join(format!("pid-{}", program.pid())).join("inventory.img").exists()
+    });
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    crate::harness::kill(criu, 9);
+    wait("the program", || tracer() == 0);
+    goes_on(&output(&rekindle));
+    rekindle.kill_daemon();
+    busy.wait().unwrap();
+    rekindle.set_fault(None);
+    assert!(rekindle.images().is_empty());
+    rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--leave-running"]);
+}

@@ -1,0 +1,144 @@
+//! The stand-in driver of `programs/standin_driver.c`, and programs that use it.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use crate::harness::{Rekindle, wait};
+use crate::support::{Program, goes_on, numbers};
+
+/// How long a step of the driver may take in tests, milliseconds.
+const LIMIT: &str = "1500";
+
+pub struct Scene {
+    pub rekindle: Rekindle,
+    directory: TempDir,
+}
+
+/// Built once: a program's state is found by the library's path.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let made = || {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join("libcuda.so.1");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/standin_driver.c");
+        let mut compiler = Command::new("cc");
+        compiler
+            .args(["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])
+            .arg(&path)
+            .arg(source)
+            .arg("-ldl");
+        assert!(compiler.status().unwrap().success());
+        symlink(&path, path.with_file_name("libnvidia-ml.so.1")).unwrap();
+        (directory, path)
+    };
+    &LIBRARY.get_or_init(made).1
+}
+
+impl Scene {
+    pub fn new() -> Scene {
+        let directory = tempfile::tempdir().unwrap();
+        let rekindle = Rekindle::with(&[
+            ("REKINDLE_LIBCUDA", library().to_str().unwrap()),
+            ("STANDIN_DIR", directory.path().to_str().unwrap()),
+            ("REKINDLE_DRIVER_LIMIT_MS", LIMIT),
+        ]);
+        let scene = Scene { rekindle, directory };
+        scene.write("gpus", "1 H200 100000000 50000000\n2 H200 100000000 50000000\n");
+        scene
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.directory.path().join(name), text).unwrap();
+    }
+
+    /// The driver's next steps go wrong.
+    pub fn plan(&self, plan: &str) {
+        self.write("plan", &format!("{plan}\n"));
+    }
+
+    pub fn output(&self, number: usize) -> PathBuf {
+        let name = if number == 0 { "count".to_string() } else { format!("count.{number}") };
+        self.directory.path().join(name)
+    }
+
+    /// The command that counts.
+    pub fn command(&self, processes: usize, microseconds: u32) -> Vec<String> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/standin_counter.py");
+        let out = self.output(0).to_str().unwrap().to_string();
+        ["python3", script, &out, &processes.to_string(), "0", &microseconds.to_string()]
+            .map(String::from)
+            .to_vec()
+    }
+
+    /// Two processes that count, started without Rekindle.
+    pub fn start(&self) -> Program {
+        self.start_with(2, 0)
+    }
+
+    pub fn start_with(&self, processes: usize, microseconds: u32) -> Program {
+        let words = self.command(processes, microseconds);
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .env("REKINDLE_LIBCUDA", library())
+            .env("STANDIN_DIR", self.directory.path());
+        let program = Program(command.stdin(std::process::Stdio::null()).spawn().unwrap());
+        for number in 0..processes {
+            wait("the program", || !numbers(&self.output(number)).is_empty());
+        }
+        program
+    }
+
+    pub fn go_on(&self, processes: usize) {
+        for number in 0..processes {
+            goes_on(&self.output(number));
+        }
+    }
+
+    /// As [`Scene::go_on`] where a part of it was counted before: by a restore that failed after the program ran.
+    pub fn grow(&self, processes: usize) {
+        for number in 0..processes {
+            let before = numbers(&self.output(number)).len();
+            wait("the program to go on", || numbers(&self.output(number)).len() > before + 3);
+        }
+    }
+
+    /// Calls a function of the driver's on a process.
+    pub fn call(&self, function: &str, pid: &str) {
+        let code = format!(
+            "import ctypes, os\ndriver = ctypes.CDLL(os.environ['REKINDLE_LIBCUDA'])\nzeros = (ctypes.c_uint * 16)(1000)\nassert driver.{function}({pid}, zeros) == 0"
+        );
+        let mut command = Command::new("python3");
+        command
+            .args(["-c", &code])
+            .env("REKINDLE_LIBCUDA", library())
+            .env("STANDIN_DIR", self.directory.path());
+        assert!(command.status().unwrap().success());
+    }
+
+    /// The helper of this scene's daemon.
+    pub fn helper(&self) -> Option<i32> {
+        let journals = self.rekindle.path("state/driver");
+        fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let words = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+            (words.contains("\0driver-helper\0") && words.contains(journals.to_str()?)).then_some(pid)
+        })
+    }
+
+    pub fn checkpoint(&self, program: &Program, image: &str, after: &str) -> std::process::Output {
+        self.rekindle.output(&["checkpoint", "--pid", &program.pid(), "--to", image, after])
+    }
+
+    /// Nothing is locked, and nothing is left of work that was not finished.
+    pub fn assert_tidy(&self) {
+        let journals = self.rekindle.path("state/driver");
+        wait("the journals to be done", || fs::read_dir(&journals).is_ok_and(|all| all.count() == 0));
+        self.rekindle.assert_tidy();
+    }
+}

@@ -1,0 +1,70 @@
+//! Programs that are started without Rekindle.
+
+use std::fs::{self, File};
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::{COUNTER, Rekindle, wait};
+
+/// A child that ends with the test, with those of its own.
+pub struct Program(pub Child);
+
+impl Program {
+    /// Counts as [`COUNTER`] does, into a file.
+    pub fn counter(rekindle: &Rekindle) -> Program {
+        Program::start(Command::new(COUNTER[0]).args(&COUNTER[1..]), &output(rekindle))
+    }
+
+    pub fn start(command: &mut Command, output: &Path) -> Program {
+        let out = File::options().append(true).create(true).open(output).unwrap();
+        let errors = out.try_clone().unwrap();
+        let program = Program(command.stdin(Stdio::null()).stdout(out).stderr(errors).spawn().unwrap());
+        wait("the program", || !numbers(output).is_empty());
+        program
+    }
+
+    pub fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Deref for Program {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Program {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn output(rekindle: &Rekindle) -> PathBuf {
+    rekindle.path("output")
+}
+
+/// The whole lines of a file that are numbers.
+pub fn numbers(path: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| line.trim().parse().unwrap_or_else(|_| panic!("{text}"))).collect()
+}
+
+/// Waits until a few more numbers are there, none of them missing.
+pub fn goes_on(path: &Path) {
+    let before = numbers(path).len();
+    wait("the program to go on", || numbers(path).len() > before + 3);
+    let counted = numbers(path);
+    assert!(counted.windows(2).all(|pair| pair[1] == pair[0] + 1), "{counted:?}");
+}

@@ -1,0 +1,215 @@
+//! The daemon's side: the helper process, started when it is needed and again when it has died, and what it holds.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::worker::Phase;
+
+use crate::error::{Error, Result};
+use crate::helper::HELPER_ARGUMENT;
+use crate::journal::Journal;
+use crate::message::{Gpu, Held, Request, Response, UuidPair};
+
+/// How often a helper that dies while it brings processes back is replaced.
+const TRIES: usize = 3;
+
+pub struct Helper {
+    /// `rekindled`, which is the helper too.
+    program: PathBuf,
+    /// Where the journals lie.
+    directory: PathBuf,
+    log: PathBuf,
+    control: Mutex<Option<UnixStream>>,
+}
+
+impl Helper {
+    pub fn new(program: &Path, directory: PathBuf, log: PathBuf) -> Helper {
+        Helper { program: program.to_path_buf(), directory, log, control: Mutex::new(None) }
+    }
+
+    /// The GPUs of this machine, in the driver's order.
+    pub fn gpus(&self) -> Result<Vec<Gpu>> {
+        let action = "list the GPUs";
+        match self.ask(action, &Request::Gpus)? {
+            Response::Gpus { gpus } => Ok(gpus),
+            other => Err(unexpected(action, other)),
+        }
+    }
+
+    /// Locks the GPU processes of the tree below `root` and takes their GPU halves.
+    pub fn hold(&self, id: &str, root: i32, lock: Duration) -> Result<Hold<'_>> {
+        let action = "take the program's GPU half";
+        let stream = self.connect()?;
+        let request = Request::Hold { id: id.to_string(), root, lock_ms: lock.as_millis() as u64 };
+        match self.exchange(&stream, action, &request) {
+            Ok(Response::Held(held)) => {
+                Ok(Hold { helper: self, id: id.to_string(), stream, held, over: false })
+            }
+            Ok(other) => Err(unexpected(action, other)),
+            Err(error) => Err(self.after(id, error)),
+        }
+    }
+
+    /// Brings processes that came out of an image to running. If it fails they are to be ended.
+    pub fn restore(&self, id: &str, pids: Vec<i32>, pairs: Vec<UuidPair>) -> Result<Vec<Phase>> {
+        let action = "bring the program's GPU half back";
+        match self.ask(action, &Request::Restore { id: id.to_string(), pids, pairs })? {
+            Response::Done { phases } => Ok(phases),
+            other => Err(unexpected(action, other)),
+        }
+    }
+
+    /// The processes of an operation that failed have been ended: nothing of it is to be finished.
+    pub fn abandon(&self, id: &str) {
+        if Journal::all(&self.directory).iter().any(|journal| journal == id)
+            && let Err(error) = self.recover(Some(vec![id.to_string()]))
+        {
+            log::warn!("{error}");
+        }
+    }
+
+    /// Whether an earlier daemon left something to be finished or undone.
+    pub fn has_unfinished(&self) -> bool {
+        !Journal::all(&self.directory).is_empty()
+    }
+
+    /// Finishes or undoes what helpers that are gone have left; a sentence for each process that did not run.
+    pub fn recover(&self, ids: Option<Vec<String>>) -> Result<Vec<String>> {
+        let action = "bring processes back to running";
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.ask(action, &Request::Recover { ids: ids.clone() }) {
+                Ok(Response::Recovered { notes }) => return Ok(notes),
+                Ok(other) => return Err(unexpected(action, other)),
+                Err(error) if tries == TRIES => return Err(error),
+                Err(error) => log::warn!("{error}; another one is tried"),
+            }
+        }
+    }
+
+    /// An operation failed. A helper that is alive has undone it; what one that died has left is undone now.
+    fn after(&self, id: &str, error: Error) -> Error {
+        let journals = Journal::all(&self.directory);
+        if !journals.iter().any(|journal| journal == id) {
+            return error;
+        }
+        match self.recover(Some(vec![id.to_string()])) {
+            Ok(_) => error,
+            Err(stuck) => Error::Stuck(format!("{stuck}; that is after: {error}")),
+        }
+    }
+
+    fn ask(&self, action: &'static str, request: &Request) -> Result<Response> {
+        self.exchange(&self.connect()?, action, request)
+    }
+
+    fn exchange(&self, stream: &UnixStream, action: &'static str, request: &Request) -> Result<Response> {
+        let answer = frame::send(stream, request, &[]).and_then(|()| frame::receive::<Response>(stream));
+        match answer {
+            Ok((Response::Failed { message }, _)) => Err(Error::Helper { action, reason: message }),
+            Ok((response, _)) => Ok(response),
+            Err(FrameError::Closed) => Err(Error::HelperEnded { action, log: self.log.clone() }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A connection to the helper, which is started if none is there.
+    fn connect(&self) -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a connection for", &self.program))?;
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent =
+            control.as_ref().is_some_and(|control| frame::send(control, &(), &[theirs.as_fd()]).is_ok());
+        if !sent {
+            let started = self.start()?;
+            frame::send(&started, &(), &[theirs.as_fd()])?;
+            *control = Some(started);
+        }
+        Ok(ours)
+    }
+
+    fn start(&self) -> Result<UnixStream> {
+        let failed = || Error::io("start the driver helper", &self.program);
+        let (ours, theirs) = UnixStream::pair().map_err(failed())?;
+        let log = OpenOptions::new().append(true).create(true).open(&self.log);
+        let log = log.map_err(Error::io("open", &self.log))?;
+        let mut child = Command::new(&self.program)
+            .arg(HELPER_ARGUMENT)
+            .arg(&self.directory)
+            .current_dir("/")
+            // It must see all GPUs, whatever those who started the daemon were to see.
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .map_err(failed())?;
+        std::thread::spawn(move || child.wait());
+        Ok(ours)
+    }
+}
+
+/// Processes that stand still as far as their GPU goes. Dropped, it lets them go on.
+pub struct Hold<'a> {
+    helper: &'a Helper,
+    id: String,
+    stream: UnixStream,
+    pub held: Held,
+    over: bool,
+}
+
+impl Hold<'_> {
+    /// Brings the processes back to running; CRIU must have let go of them.
+    pub fn release(mut self) -> Result<Vec<Phase>> {
+        self.go_on()
+    }
+
+    /// The processes have ended, as was wanted.
+    pub fn forget(mut self) {
+        self.over = true;
+        let action = "forget processes that have ended";
+        if let Err(error) = self.helper.exchange(&self.stream, action, &Request::Forget) {
+            log::warn!("{}", self.helper.after(&self.id, error));
+        }
+    }
+
+    fn go_on(&mut self) -> Result<Vec<Phase>> {
+        self.over = true;
+        let action = "let the program's GPU work go on";
+        match self.helper.exchange(&self.stream, action, &Request::Release) {
+            Ok(Response::Done { phases }) => Ok(phases),
+            Ok(other) => Err(unexpected(action, other)),
+            // What the helper did not do its successor does; then all is as it should be.
+            Err(error) => match self.helper.after(&self.id, error) {
+                Error::HelperEnded { .. } | Error::Helper { .. } if !self.is_journaled() => Ok(Vec::new()),
+                error => Err(error),
+            },
+        }
+    }
+
+    fn is_journaled(&self) -> bool {
+        Journal::all(&self.helper.directory).contains(&self.id)
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if !self.over
+            && let Err(error) = self.go_on()
+        {
+            log::error!("after a checkpoint that failed: {error}");
+        }
+    }
+}
+
+fn unexpected(action: &'static str, found: Response) -> Error {
+    Error::Helper { action, reason: format!("it answered {found:?}; is it of another version?") }
+}

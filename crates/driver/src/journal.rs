@@ -1,0 +1,233 @@
+//! What an operation is about to do, on disk: `ID.json`, replaced as a whole before each step, and `ID.lock`, locked
+//! for as long as somebody works on it. Whoever finds a journal that nobody works on takes the operation over.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::message::UuidPair;
+
+const LONGEST: u64 = 16 << 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    Locking,
+    Checkpointing,
+    /// The GPU halves are in the processes' memory, and CRIU may be at work.
+    Held,
+    Restoring,
+    Unlocking,
+}
+
+/// A process, told from another that got its pid later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: i32,
+    /// Ticks since the machine's start.
+    started: u64,
+}
+
+impl Process {
+    pub fn find(pid: i32) -> Option<Process> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, after) = stat.rsplit_once(") ")?;
+        let fields: Vec<_> = after.split_whitespace().collect();
+        let dead = matches!(*fields.first()?, "Z" | "X");
+        let started = fields.get(19)?.parse().ok()?;
+        (!dead).then_some(Process { pid, started })
+    }
+
+    pub fn is_alive(&self) -> bool {
+        Process::find(self.pid).as_ref() == Some(self)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The boot that the pids are of.
+    boot: String,
+    pub step: Step,
+    pub processes: Vec<Process>,
+    /// For processes that are brought back onto other GPUs.
+    pub pairs: Vec<UuidPair>,
+}
+
+pub struct Journal {
+    directory: PathBuf,
+    id: String,
+    _lock: File,
+    pub entry: Entry,
+}
+
+impl Journal {
+    /// Begins an operation, its first step not yet begun.
+    pub fn begin(
+        directory: &Path,
+        id: &str,
+        processes: Vec<Process>,
+        pairs: Vec<UuidPair>,
+    ) -> Result<Journal> {
+        let entry = Entry { boot: boot(), step: Step::Locking, processes, pairs };
+        let lock = take_lock(&lock_path(directory, id), Duration::ZERO)?;
+        let journal = Journal { directory: directory.to_path_buf(), id: id.to_string(), _lock: lock, entry };
+        journal.write()?;
+        Ok(journal)
+    }
+
+    /// To be called before the step is begun.
+    pub fn step(&mut self, step: Step) -> Result<()> {
+        self.entry.step = step;
+        self.write()
+    }
+
+    /// Notes further processes before anything is done to them.
+    pub fn add(&mut self, processes: impl IntoIterator<Item = Process>) -> Result<()> {
+        self.entry.processes.extend(processes);
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        let place = path(&self.directory, &self.id);
+        let partial = place.with_extension("partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(&serde_json::to_vec_pretty(&self.entry)?)?;
+            file.sync_data()?;
+            fs::rename(&partial, &place)?;
+            File::open(&self.directory)?.sync_data()
+        };
+        write().map_err(Error::io("write the journal", &place))
+    }
+
+    /// Nothing is left to be done.
+    pub fn end(self) {
+        for path in [path(&self.directory, &self.id), lock_path(&self.directory, &self.id)] {
+            if let Err(error) = fs::remove_file(&path) {
+                log::warn!("{} stays: {error}", path.display());
+            }
+        }
+    }
+
+    /// All that are there.
+    pub fn all(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        let paths = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "json"));
+        paths.filter_map(|path| Some(path.file_stem()?.to_str()?.to_string())).collect()
+    }
+
+    /// Waits until nobody works on a journal and takes it over. None: it was finished, or is of another boot.
+    pub fn take_over(directory: &Path, id: &str, within: Duration) -> Result<Option<Journal>> {
+        let place = path(directory, id);
+        let lock = take_lock(&lock_path(directory, id), within)?;
+        let Some(entry) = read(&place)? else {
+            let _ = fs::remove_file(lock_path(directory, id));
+            return Ok(None);
+        };
+        let journal = Journal { directory: directory.to_path_buf(), id: id.to_string(), _lock: lock, entry };
+        if journal.entry.boot == boot() {
+            return Ok(Some(journal));
+        }
+        journal.end();
+        Ok(None)
+    }
+}
+
+fn read(place: &Path) -> Result<Option<Entry>> {
+    let text = match fs::metadata(place).and_then(|meta| match meta.len() {
+        bytes if bytes > LONGEST => Err(io::Error::other(format!("it has {bytes} bytes"))),
+        _ => fs::read(place),
+    }) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io("read the journal", place)(error)),
+    };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|error| Error::io("understand the journal", place)(io::Error::from(error)))
+}
+
+fn take_lock(path: &Path, within: Duration) -> Result<File> {
+    let failed = Error::io("lock the journal", path);
+    let began = Instant::now();
+    let lock = || loop {
+        let file = File::options().create(true).append(true).open(path)?;
+        match file.try_lock() {
+            // Whoever held it before may have removed it.
+            Ok(()) if same_file(&file, path) => return Ok(file),
+            Ok(()) => {}
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+            Err(fs::TryLockError::WouldBlock) if began.elapsed() >= within => {
+                return Err(io::Error::other("another helper works on it"));
+            }
+            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(LOOK_AGAIN),
+        }
+    };
+    lock().map_err(failed)
+}
+
+fn same_file(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let ids = |meta: io::Result<fs::Metadata>| meta.map(|meta| (meta.dev(), meta.ino())).ok();
+    ids(file.metadata()) == ids(fs::metadata(path))
+}
+
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+}
+
+fn path(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{id}.json"))
+}
+
+fn lock_path(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{id}.lock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_is_taken_over_by_one_after_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let me = Process::find(std::process::id() as i32).unwrap();
+        let mut journal = Journal::begin(directory.path(), "a", vec![me.clone()], Vec::new()).unwrap();
+        journal.step(Step::Held).unwrap();
+        let busy = Journal::take_over(directory.path(), "a", Duration::from_millis(30));
+        assert!(busy.err().unwrap().to_string().contains("another helper"));
+        assert_eq!(Journal::all(directory.path()), ["a"]);
+        drop(journal);
+        let taken = Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().unwrap();
+        assert_eq!((taken.entry.step, &taken.entry.processes), (Step::Held, &vec![me]));
+        taken.end();
+        assert!(Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().is_none());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_pid_used_again_is_another_process() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::find(child.id() as i32).unwrap();
+        assert!(process.is_alive());
+        assert!(!Process { started: process.started + 1, ..process.clone() }.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+    }
+
+    #[test]
+    fn what_is_no_journal_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("x.json"), "{").unwrap();
+        let error = Journal::take_over(directory.path(), "x", Duration::ZERO).err().unwrap();
+        assert!(error.to_string().contains("x.json"), "{error}");
+    }
+}

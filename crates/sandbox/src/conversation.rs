@@ -1,0 +1,190 @@
+//! A conversation with `criu swrk`, for a dump or a restore.
+//!
+//! CRIU announces each step and waits for leave to go on. At one of them its caller is asked; a refusal makes CRIU
+//! undo what it did. CRIU outlives a caller that dies meanwhile: its next announcement fails, and it undoes all too.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::SigSet;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+
+use crate::message::Step;
+use crate::process;
+use crate::rpc::{self, Response};
+
+const PACKET: usize = 1 << 16;
+/// CRIU's first errors are the cause, the later ones what came of it.
+const CAUSES: usize = 4;
+
+/// Why a dump or restore did not happen.
+#[derive(Debug)]
+pub enum Failed {
+    Aborted(String),
+    Criu(String),
+}
+
+/// The step at which leave is asked for, and how long all may take.
+pub struct Course {
+    pub step: &'static str,
+    pub whole: Option<Duration>,
+    pub log: PathBuf,
+}
+
+/// A `criu swrk` that works for this process. It is never killed: it lets go of what it holds when we are gone.
+pub struct Service {
+    child: Child,
+    socket: OwnedFd,
+}
+
+impl Service {
+    /// Starts CRIU with the descriptors `passed` open in it too.
+    pub fn spawn(command: &[std::ffi::OsString], passed: &[RawFd]) -> Result<Self, Failed> {
+        let failed = |error: io::Error| Failed::Criu(format!("starting CRIU: {error}"));
+        let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+        let (ours, theirs) =
+            socketpair(kind.0, kind.1, None, kind.2).map_err(|error| failed(error.into()))?;
+        let (program, args) = command.split_first().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let mut keep = passed.to_vec();
+        keep.push(theirs.as_raw_fd());
+        let mut command = Command::new(program);
+        command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
+        // SAFETY: the closure only makes system calls that are safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                SigSet::all().thread_unblock()?;
+                // A caller that is gone must not end it: it has to undo what it did.
+                libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+                // A restored program whose session began outside of its tree joins CRIU's.
+                libc::setsid();
+                for &fd in &keep {
+                    if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+                        return Err(io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            })
+        };
+        let child = command.spawn().map_err(failed)?;
+        Ok(Self { child, socket: ours })
+    }
+
+    /// Makes a request and answers CRIU until it is done; the pid that it tells of.
+    pub fn converse(
+        &mut self,
+        request: &[u8],
+        course: &Course,
+        leave: &mut dyn FnMut(Vec<Step>) -> Result<(), String>,
+    ) -> Result<Option<i32>, Failed> {
+        let deadline = course.whole.map(|whole| Instant::now() + whole);
+        let began = Instant::now();
+        let mut steps = Vec::new();
+        let mut aborted = None;
+        let trouble = |error: io::Error| Failed::Criu(format!("talking to CRIU: {error}"));
+        self.send(request).map_err(trouble)?;
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if !process::readable(self.socket.as_fd(), left).map_err(trouble)? {
+                let whole = course.whole.unwrap_or_default();
+                return Err(Failed::Criu(format!(
+                    "it took longer than {whole:?}; {}",
+                    cause(&course.log, None)
+                )));
+            }
+            let mut packet = vec![0; PACKET];
+            let length = recv(self.socket.as_raw_fd(), &mut packet, MsgFlags::empty())
+                .map_err(|error| trouble(error.into()))?;
+            match rpc::response(&packet[..length]) {
+                _ if length == 0 => {
+                    return Err(Failed::Criu(format!(
+                        "it ended without an answer; {}",
+                        cause(&course.log, None)
+                    )));
+                }
+                None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
+                Some(Response::Notify { step }) if step == course.step => {
+                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
+                    let verdict = leave(std::mem::take(&mut steps));
+                    let commit = verdict.is_ok();
+                    aborted = verdict.err();
+                    self.send(&rpc::notify_answer(commit)).map_err(trouble)?;
+                }
+                Some(Response::Notify { step }) => {
+                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
+                    self.send(&rpc::notify_answer(true)).map_err(trouble)?;
+                }
+                Some(Response::Finished { success: true, pid, .. }) => return Ok(pid),
+                Some(Response::Finished { message, .. }) => {
+                    return Err(match aborted {
+                        Some(cause) => Failed::Aborted(cause),
+                        None => Failed::Criu(cause(&course.log, message)),
+                    });
+                }
+            }
+        }
+    }
+
+    fn send(&self, packet: &[u8]) -> io::Result<()> {
+        send(self.socket.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL)?;
+        Ok(())
+    }
+
+    pub fn wait(&mut self) {
+        // Its answer has told all; only the process is left.
+        let _ = self.child.wait();
+    }
+}
+
+/// CRIU asks for more descriptors where it may; that it may not is no error.
+const HARMLESS: &str = "rlimit: Can't setup RLIMIT_NOFILE for self";
+
+/// How CRIU before 4.2 fails on every internet socket under Linux 6.16 and newer.
+const NO_PASSCRED: &str = "sockets: Can't get 1:16 opt";
+const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2 on this kernel \
+    (REKINDLE_CRIU_SUITE=forky scripts/criu sets it up)";
+
+/// CRIU's own words: the errors in its log, else its message.
+fn cause(log: &Path, message: Option<String>) -> String {
+    let mut text = Vec::new();
+    // Without a log, the message has to do.
+    let _ = fs::File::open(log).and_then(|mut file| file.read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    let errors: Vec<_> =
+        text.lines().filter_map(error_text).filter(|text| !text.starts_with(HARMLESS)).take(CAUSES).collect();
+    match (errors.is_empty(), message) {
+        (false, _) if errors[0].starts_with(NO_PASSCRED) => format!("{}; {OLD_CRIU}", errors.join("; ")),
+        (false, _) => errors.join("; "),
+        (true, Some(message)) if !message.is_empty() => message,
+        (true, _) => "it gave no reason".into(),
+    }
+}
+
+/// The text of an error line such as `(00.012) Error (criu/sk-inet.c:123): inet: Connected TCP socket`.
+fn error_text(line: &str) -> Option<&str> {
+    let (_, after) = line.split_once("Error (")?;
+    after.split_once("): ").map(|(_, text)| text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_the_first_errors_of_the_log() {
+        let line = "(00.012) Error (criu/sk-inet.c:123): inet: Connected TCP socket";
+        assert_eq!(error_text(line), Some("inet: Connected TCP socket"));
+        assert_eq!(error_text("(00.1) Warn  (criu/x.c:1): no"), None);
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        assert_eq!(cause(&log, Some("said".into())), "said");
+        assert_eq!(cause(&log, None), "it gave no reason");
+        fs::write(&log, format!("{line}\n(00.013) Error (criu/cr-dump.c:1): Dumping FAILED.\n")).unwrap();
+        assert_eq!(cause(&log, None), "inet: Connected TCP socket; Dumping FAILED.");
+    }
+}

@@ -1,0 +1,174 @@
+//! Where a program writes that is outside of its tree: the pipes and terminals that somebody else reads.
+//!
+//! A restore cannot bring their readers back. It gives the program new ones in their places, and what it writes there
+//! goes to its log. Each is known by CRIU's own name for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::linux::fs::MetadataExt;
+use std::path::Path;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+const PIECE: usize = 1 << 16;
+
+/// What the tree's descriptors say of pipes and terminals.
+#[derive(Default)]
+struct Seen {
+    /// Pipes by CRIU's name, with whether the tree reads and writes them.
+    pipes: BTreeMap<String, (bool, bool)>,
+    /// Pseudo-terminals by their number, with CRIU's name.
+    terminals: BTreeMap<u32, String>,
+    /// Terminals whose other side is in the tree.
+    own: BTreeSet<u32>,
+}
+
+/// CRIU's names for all that the processes `pids` write to and nobody among them reads.
+pub fn outside(pids: &[i32]) -> Vec<String> {
+    let mut seen = Seen::default();
+    for pid in pids {
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        for entry in entries.flatten() {
+            let (Ok(link), number) = (fs::read_link(entry.path()), entry.file_name()) else { continue };
+            let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
+            seen.note(&link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
+        }
+    }
+    let pipes = seen.pipes.into_iter().filter(|(_, (read, written))| *written && !read).map(|(key, _)| key);
+    let terminals = seen.terminals.into_iter().filter(|(number, _)| !seen.own.contains(number));
+    pipes.chain(terminals.map(|(_, key)| key)).collect()
+}
+
+impl Seen {
+    fn note(&mut self, link: &Path, descriptor: &Path, info: &str) {
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let Some(text) = link.to_str() else { return };
+        if text.starts_with("pipe:[") {
+            let flags = field("flags:").and_then(|text| i32::from_str_radix(text, 8).ok()).unwrap_or(0);
+            let (read, written) = self.pipes.entry(text.to_owned()).or_default();
+            *read |= flags & libc::O_ACCMODE != libc::O_WRONLY;
+            *written |= flags & libc::O_ACCMODE != libc::O_RDONLY;
+        } else if let Some(number) = text.strip_prefix("/dev/pts/").and_then(|number| number.parse().ok()) {
+            if let Ok(meta) = fs::metadata(descriptor) {
+                self.terminals.insert(number, format!("tty[{:x}:{:x}]", meta.st_rdev(), meta.st_dev()));
+            }
+        } else if text.ends_with("/ptmx") {
+            self.own.extend(field("tty-index:").and_then(|number| number.parse::<u32>().ok()));
+        }
+    }
+}
+
+/// Those of `keys` that CRIU must be told of at a dump.
+pub fn external(keys: &[String]) -> impl Iterator<Item = String> {
+    keys.iter().filter(|key| key.starts_with("tty[")).cloned()
+}
+
+/// Our end of what a restored program writes to.
+#[derive(Debug)]
+pub struct Output(OwnedFd);
+
+impl Output {
+    /// Makes a new one for `key`: our end, and the program's.
+    pub fn make(key: &str) -> io::Result<(Output, OwnedFd)> {
+        let (ours, theirs) = if key.starts_with("tty[") {
+            terminal()?
+        } else {
+            let (read, write) = io::pipe()?;
+            (read.into(), write.into())
+        };
+        let flags = OFlag::from_bits_retain(fcntl(&ours, FcntlArg::F_GETFL)?);
+        fcntl(&ours, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        Ok((Output(ours), theirs))
+    }
+
+    /// Moves what is there to the log; whether more may come.
+    pub fn drain(&self, mut log: impl Write) -> bool {
+        let Ok(ours) = self.0.try_clone() else { return false };
+        let mut from = fs::File::from(ours);
+        let mut piece = vec![0; PIECE];
+        loop {
+            match from.read(&mut piece) {
+                Ok(0) => return false,
+                Ok(got) => {
+                    // A log that takes no more must not stop the program.
+                    let _ = log.write_all(&piece[..got]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+impl AsFd for Output {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn terminal() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (mut ours, mut theirs) = (-1, -1);
+    let none = std::ptr::null_mut::<libc::c_char>();
+    // SAFETY: writes two integers; no name, settings or size are asked for.
+    let made = unsafe {
+        libc::openpty(
+            &mut ours,
+            &mut theirs,
+            none,
+            std::ptr::null_mut(),
+            std::ptr::null_mut::<libc::winsize>(),
+        )
+    };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: openpty has just made both for us.
+    let pair = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+    for fd in [&pair.0, &pair.1] {
+        // SAFETY: marks a descriptor that this process holds.
+        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_pipe_that_another_reads_is_outside() {
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let link = fs::read_link(format!("/proc/{pid}/fd/1")).unwrap();
+        let link = link.to_string_lossy().into_owned();
+        assert!(outside(&[pid]).contains(&link));
+        assert!(!outside(&[pid, std::process::id() as i32]).contains(&link), "its reader is in the tree");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_is_written_to_either_kind_comes_to_the_log() {
+        for key in ["pipe:[1]", "tty[8801:3]"] {
+            let (ours, theirs) = Output::make(key).unwrap();
+            let mut log = Vec::new();
+            assert!(ours.drain(&mut log), "nothing yet");
+            fs::File::from(theirs.try_clone().unwrap()).write_all(b"one").unwrap();
+            assert!(ours.drain(&mut log));
+            drop(theirs);
+            assert!(!ours.drain(&mut log), "its writer is gone");
+            assert_eq!(log, b"one");
+        }
+    }
+}

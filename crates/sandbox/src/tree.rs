@@ -1,0 +1,210 @@
+//! A process tree of this machine that was started without us, taken where it is.
+//!
+//! CRIU runs beside it as our child. Should we die in the middle, CRIU's next word to us fails and it undoes all; the
+//! kernel lets go of what a dead CRIU traced.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::conversation::{Course, Failed, Service};
+use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, is_full, open_dir};
+use crate::error::{Error, Result};
+use crate::init::DUMP_LOG;
+use crate::inventory::Inventory;
+use crate::process::{self, Handle};
+use crate::rpc::{self, Options};
+use crate::{capability, devshm, outputs};
+
+const SHARED: &str = "/dev/shm";
+/// How long a thread may be in uninterruptible sleep before the program is refused.
+const UNINTERRUPTIBLE: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub struct Tree {
+    root: i32,
+    handle: Handle,
+}
+
+impl Tree {
+    /// The tree below the process `pid`, if it is one that can be taken.
+    pub fn find(pid: i32) -> Result<Self> {
+        let missing = capability::missing();
+        if !missing.is_empty() {
+            let names = missing.iter().map(|name| format!("CAP_{name}")).collect::<Vec<_>>().join(", ");
+            return Err(refused(format!(
+                "the daemon lacks {names}; start it as root, or with that capability"
+            )));
+        }
+        let gone = |_| Error::NoProcess { pid };
+        if pid <= 0 {
+            return Err(Error::NoProcess { pid });
+        }
+        let handle = Handle::open(pid).map_err(gone)?;
+        let tree = Self { root: pid, handle };
+        tree.refuse_unfit()?;
+        Ok(tree)
+    }
+
+    pub fn root_pid(&self) -> i32 {
+        self.root
+    }
+
+    pub fn is_alive(&self) -> bool {
+        matches!(self.handle.ended(Some(Duration::ZERO)), Ok(false))
+    }
+
+    /// All pids of the tree, as it sees them itself, with ours: the same.
+    pub fn pids(&self) -> BTreeMap<i32, i32> {
+        process::tree(self.root).into_iter().map(|pid| (pid, pid)).collect()
+    }
+
+    pub fn inventory(&self) -> Result<Inventory> {
+        let pids: Vec<_> = self.pids().into_values().collect();
+        Inventory::take(&pids).map_err(Error::io("taking stock of the program"))
+    }
+
+    /// Dumps the program as [`crate::Sandbox::dump`] does.
+    pub fn dump<E>(
+        &self,
+        spec: &DumpSpec<'_>,
+        on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
+    ) -> Result<DumpReport>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let began = Instant::now();
+        self.refuse_unfit()?;
+        let images =
+            open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
+        let log = spec.images_dir.join(DUMP_LOG);
+        let pids: Vec<_> = self.pids().into_values().collect();
+        let mut external: Vec<_> = outputs::external(&outputs::outside(&pids)).collect();
+        external.extend(spec.external_sockets.iter().map(|inode| format!("unix[{inode}]")));
+        let options = Options {
+            images_dir: images.as_raw_fd(),
+            pid: Some(self.root),
+            leave_running: spec.leave_running,
+            tcp_established: spec.tcp_established,
+            shell_job: process::is_session_outside(&pids),
+            timeout_seconds: Some(u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX)),
+            log_file: DUMP_LOG,
+            log_level: rpc::LOG_DEBUG,
+            external,
+            ..Options::default()
+        };
+        let course = Course { step: "post-dump", whole: None, log: log.clone() };
+        let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
+        let (mut on_frozen, mut step) = (Some(on_frozen), None);
+        let failed = |failure| match failure {
+            Failed::Criu(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
+            Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
+            Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
+        };
+        let mut criu = Service::spawn(spec.criu.command(), &[images.as_raw_fd()]).map_err(failed)?;
+        let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |_| {
+            until_frozen = began.elapsed();
+            self.keep_shared(spec.images_dir)?;
+            let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir };
+            let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
+            frozen_step = began.elapsed() - until_frozen;
+            let sentence = done.as_ref().err().map(ToString::to_string);
+            step = done.err();
+            sentence.map_or(Ok(()), Err)
+        });
+        criu.wait();
+        if let Some(error) = step {
+            return Err(Error::Hook(error));
+        }
+        finished.map_err(failed)?;
+        let stats = fs::read(spec.images_dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
+        let stats = stats.unwrap_or_default();
+        Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
+    }
+
+    /// Keeps the named files in `/dev/shm` that the tree uses: a restored program has a `/dev/shm` of its own.
+    fn keep_shared(&self, images_dir: &Path) -> std::result::Result<(), String> {
+        let failed = |error: std::io::Error| format!("packing the files in {SHARED}: {error}");
+        let used: Vec<_> = self.pids().into_values().flat_map(shared_files).collect();
+        devshm::pack(Path::new(SHARED), &used, &images_dir.join(devshm::NAME)).map_err(failed)
+    }
+
+    fn refuse_unfit(&self) -> Result<()> {
+        let pids: Vec<_> = self.pids().into_values().collect();
+        let own = std::process::id() as i32;
+        if !self.is_alive() || process::is_zombie(self.root) {
+            return Err(Error::NoProcess { pid: self.root });
+        }
+        if self.root == 1 || pids.contains(&own) {
+            return Err(refused(format!(
+                "process {} is an ancestor of this daemon, or the daemon itself",
+                self.root
+            )));
+        }
+        if process::is_kernel_thread(self.root) {
+            return Err(refused(format!("process {} is a thread of the kernel", self.root)));
+        }
+        for &pid in &pids {
+            if process::namespace(pid, "pid")
+                .is_some_and(|found| Some(found) != process::namespace(own, "pid"))
+            {
+                return Err(refused(format!(
+                    "process {pid} lives in another pid namespace, such as a container's or a sandbox's; name that one"
+                )));
+            }
+            if let Some(tracer) = process::tracer(pid) {
+                return Err(traced(pid, tracer));
+            }
+        }
+        self.refuse_uninterruptible()
+    }
+
+    /// CRIU would wait for such a thread, holding all others.
+    fn refuse_uninterruptible(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let pids = self.pids().into_values();
+            let Some((pid, thread)) =
+                pids.into_iter().find_map(|pid| Some((pid, process::uninterruptible(pid)?)))
+            else {
+                return Ok(());
+            };
+            if began.elapsed() > UNINTERRUPTIBLE {
+                let place = fs::read_to_string(format!("/proc/{thread}/wchan")).unwrap_or_default();
+                let place = Some(place.trim()).filter(|place| !place.is_empty() && *place != "0");
+                return Err(refused(format!(
+                    "thread {thread} of process {pid} ({}) is in uninterruptible sleep{}; wait for its I/O to end",
+                    process::name(pid),
+                    place.map(|place| format!(" in the kernel's {place}")).unwrap_or_default()
+                )));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+fn refused(cause: String) -> Error {
+    Error::Refused { cause }
+}
+
+/// CRIU traces what it dumps, and a process has one tracer.
+pub fn traced(pid: i32, tracer: i32) -> Error {
+    let name = process::name(tracer);
+    refused(format!(
+        "process {tracer} ({name}) traces its process {pid}; detach that debugger or tracer first"
+    ))
+}
+
+/// The files in `/dev/shm` that a process has open or mapped by name.
+fn shared_files(pid: i32) -> Vec<PathBuf> {
+    let links =
+        ["fd", "map_files"].into_iter().filter_map(|kind| fs::read_dir(format!("/proc/{pid}/{kind}")).ok());
+    let paths = links.flatten().flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let named =
+        |path: &PathBuf| path.starts_with(SHARED) && !path.as_os_str().as_bytes().ends_with(b" (deleted)");
+    paths.filter(named).filter(|path| File::open(path).is_ok()).collect()
+}
