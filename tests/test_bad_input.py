@@ -43,7 +43,9 @@ def copy(source):
     """A Rekindle of one's own with a copy of the image."""
     original, path = source
     with Rekindle() as rekindle:
-        shutil.copytree(original.root / "state", rekindle.root / "state", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.log", "sandboxes"))
+        # Holes stay holes: page files are long and nearly empty.
+        subprocess.run(["cp", "-a", "--sparse=always", original.root / "state", rekindle.root], check=True)
+        shutil.rmtree(rekindle.root / "state/sandboxes")
         yield rekindle, rekindle.root / path.relative_to(original.root)
 
 
@@ -51,6 +53,23 @@ def files(path):
     """Every file that belongs to the image, chunks too."""
     store = next(p for p in path.parents if (p / "chunks").is_dir())
     return [p for folder in (path, store / "chunks") for p in sorted(folder.rglob("*")) if p.is_file() and p.stat().st_size]
+
+
+def flip(victim, rng):
+    """Changes one bit of what is in the file, not of its holes."""
+    victim.chmod(0o600)
+    with victim.open("r+b", buffering=0) as file:
+        spans, end = [], 0
+        while end < victim.stat().st_size:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:
+                break
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            spans.append(range(start, end))
+        place = rng.choice(rng.choices(spans, [len(span) for span in spans])[0])
+        byte = os.pread(file.fileno(), 1, place)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1 << rng.randrange(8)]), place)
 
 
 def test_an_undamaged_copy_is_restored(copy):
@@ -64,11 +83,7 @@ def test_an_undamaged_copy_is_restored(copy):
 def test_a_flipped_byte_anywhere_is_found(copy, seed):
     rekindle, path = copy
     rng = random.Random(seed)
-    victim = rng.choice(files(path))
-    data = bytearray(victim.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    victim.chmod(0o600)
-    victim.write_bytes(data)
+    flip(rng.choice(files(path)), rng)
     refused(rekindle, "verify", "image")
     refused(rekindle, "restore", "image", "--name", "restored", "-d")
     assert not any(row["pid"] for row in rekindle.sandboxes())
@@ -96,11 +111,11 @@ def test_a_newer_format_is_refused(copy):
     rekindle, path = copy
     manifest = path / "manifest.json"
     text = json.loads(manifest.read_text())
-    text["format"] = 2
+    text["format"] = 99
     manifest.chmod(0o600)
     manifest.write_text(json.dumps(text))
     message = refused(rekindle, "restore", "image", "-d")
-    assert "format" in message and "2" in message
+    assert "format" in message and "99" in message
 
 
 def test_too_little_gpu_memory_is_found_before_anything_is_touched(rekindle):

@@ -47,6 +47,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             };
             let answer = simply_ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;
+            warn(&report);
             printer.print(&answer, || show::report(&report));
         }
         Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
@@ -116,6 +117,7 @@ fn restore(
     let answer =
         simply_ask(places, &Request::Restore { image, name: wanted.name, gpu: wanted.gpu, gpu_map })?;
     let report: Report = serde_json::from_value(answer.clone())?;
+    warn(&report);
     if wanted.detach {
         printer.print(&answer, || report.name.clone());
         return Ok(ExitCode::SUCCESS);
@@ -123,6 +125,12 @@ fn restore(
     printer.print_json(&answer);
     let ended = foreground::follow(places, &report.name, printer.output())?;
     Ok(code_of(&ended))
+}
+
+fn warn(report: &Report) {
+    for warning in &report.warnings {
+        eprintln!("rekindle: warning: {warning}");
+    }
 }
 
 /// The program's exit code as ours. One that was checkpointed and stopped ended well.

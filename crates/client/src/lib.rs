@@ -10,7 +10,8 @@
 //!   call thread: host functions that streams have come to
 //! ```
 //!
-//! Loading the library does nothing: it is preloaded into every process of a sandbox. The first `cuInit` connects.
+//! Loading the library only notes that it is there (`pages`): it is preloaded into every process of a sandbox. The first
+//! `cuInit` connects.
 //! Nothing here panics across into C: [`export`] turns a panic into `CUDA_ERROR_UNKNOWN`.
 
 #![allow(non_snake_case, reason = "exported functions have the driver's names")]
@@ -39,6 +40,7 @@ mod launch;
 mod memory;
 mod module;
 mod occupancy;
+mod pages;
 mod report;
 mod seat;
 mod session;

@@ -22,6 +22,7 @@ use rekindle_sandbox::process::tree as process_tree;
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree};
 use rekindle_store::{Draft, Part, PartKind};
 
+use crate::cpu_pages;
 use crate::daemon::Daemon;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
@@ -87,6 +88,7 @@ struct Attempt<'a> {
     needs_gpu: bool,
     wish: &'a Wish<'a>,
     timeline: &'a Timeline,
+    warnings: Mutex<Vec<String>>,
     reply: &'a Reply<'a>,
 }
 
@@ -118,6 +120,7 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
         needs_gpu: false,
         wish,
         timeline: &timeline,
+        warnings: Mutex::default(),
         reply,
     };
     // One that does not begin leaves no trace.
@@ -168,6 +171,7 @@ pub fn checkpoint_pid(
         needs_gpu,
         wish,
         timeline: &timeline,
+        warnings: Mutex::default(),
         reply,
     };
     let taken = attempt.make(daemon.store.begin(wish.to)?)?;
@@ -208,6 +212,7 @@ impl<'a> Attempt<'a> {
             gpu_processes: taken.gpu_processes,
             total_us: self.timeline.elapsed_us(),
             stopped_us: taken.stopped_us,
+            warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
         }
     }
@@ -406,6 +411,10 @@ impl<'a> Attempt<'a> {
         self.reply.progress("commit", 0, 0);
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
+            // In driver mode there is no client, by which alone that is safe.
+            if self.subject.mode == Mode::Sandbox {
+                self.timeline.time("cpu pages", || self.convert(draft, images))?;
+            }
             self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
         }
         fault::point("before-commit")?;
@@ -413,6 +422,18 @@ impl<'a> Attempt<'a> {
             self.timeline.time("commit", || draft.commit())?;
         }
         fault::point("in-image")
+    }
+
+    /// Has the program's memory mapped from the image on a restore.
+    fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
+        let earlier = self.daemon.places.pages().join(&self.subject.id);
+        let warnings = cpu_pages::convert(draft, images, &earlier)?;
+        for warning in &warnings {
+            log::warn!("image {:?}: {warning}", self.wish.to);
+        }
+        Kept::warn(&mut draft.manifest(), &warnings);
+        *self.warnings.lock().unwrap_or_else(PoisonError::into_inner) = warnings;
+        Ok(())
     }
 
     fn describe(
@@ -441,6 +462,7 @@ impl<'a> Attempt<'a> {
             inventory,
             client: quiet.map(|quiet| quiet.client.clone()),
             driver,
+            warnings: Vec::new(),
         };
         kept.write(&mut manifest)
     }

@@ -12,7 +12,7 @@ use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 use crate::claims::Claims;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
-use crate::held::{Held, remove_run_directory};
+use crate::held::{Held, remove_directory};
 use crate::lock::Lock;
 use crate::places::Places;
 use crate::record::Record;
@@ -97,6 +97,12 @@ impl Daemon {
             self.sandboxes.adopt(held);
         }
         self.clear_strays(&known);
+        for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_string_lossy().into_owned();
+            if !self.sandboxes.all().iter().any(|held| held.id == id && held.is_live()) {
+                remove_directory(&entry.path())?;
+            }
+        }
         Ok(())
     }
 
@@ -158,7 +164,7 @@ impl Daemon {
             if let Ok(Adopted::Running(cpu)) = Sandbox::adopt(&entry.path()) {
                 let _ = cpu.kill();
             }
-            if let Err(error) = remove_run_directory(&entry.path()) {
+            if let Err(error) = remove_directory(&entry.path()) {
                 log::warn!("{error}");
             }
         }

@@ -99,6 +99,11 @@ pub enum Error {
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 
+    #[error(
+        "the program's pages could not be taken into the image: {what}; make room if that is the reason, and checkpoint again"
+    )]
+    Pages { what: String },
+
     #[error("the image in the making is gone; try again")]
     NoDraft,
 

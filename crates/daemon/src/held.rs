@@ -28,6 +28,8 @@ pub struct Held {
     pub log: PathBuf,
     /// How its restore and its checkpoints went.
     pub traces: PathBuf,
+    /// The page files that the program maps; not there if it maps none.
+    pub pages: PathBuf,
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
@@ -48,6 +50,7 @@ impl Held {
         Arc::new(Held {
             run_directory: places.run_directories().join(&id),
             log: places.logs().join(format!("{id}.log")),
+            pages: places.pages().join(&id),
             traces: traces::place(&places.sandboxes(), &id),
             records: places.sandboxes(),
             logs: places.logs(),
@@ -127,6 +130,7 @@ impl Held {
             run_dir: self.run_directory.clone(),
             log: Some(self.log.clone()),
             criu_cache: Some(self.criu_cache.clone()),
+            pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
         }
     }
 
@@ -186,8 +190,10 @@ impl Held {
         for worker in workers {
             worker.shut_down();
         }
-        if let Err(error) = remove_run_directory(&self.run_directory) {
-            log::warn!("{error}");
+        for directory in [&self.run_directory, &self.pages] {
+            if let Err(error) = remove_directory(directory) {
+                log::warn!("{error}");
+            }
         }
         self.note(|record| {
             record.state = match exit {
@@ -329,8 +335,8 @@ impl Drop for Operation<'_> {
     }
 }
 
-/// Removes a run directory; it may be gone already.
-pub fn remove_run_directory(path: &Path) -> Result<()> {
+/// Removes a sandbox's directory; it may be gone already.
+pub fn remove_directory(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, error)),
         _ => Ok(()),

@@ -22,6 +22,9 @@ pub struct Kept {
     /// What the driver itself has put into the processes' memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverHalf>,
+    /// What the user should know of the image, a sentence each.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 impl Kept {
@@ -30,6 +33,13 @@ impl Kept {
             .map_err(|source| Error::system("describe the sandbox", std::io::Error::from(source)))?;
         manifest.extra = serde_json::json!({ FIELD: value });
         Ok(())
+    }
+
+    /// Adds what was found out since it was written.
+    pub fn warn(manifest: &mut Manifest, warnings: &[String]) {
+        if let Some(field) = manifest.extra.get_mut(FIELD) {
+            field["warnings"] = warnings.into();
+        }
     }
 
     pub fn read(image: &Image) -> Result<Kept> {

@@ -10,12 +10,14 @@
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `kill`, `logs`, `images`, `doctor` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
+//! | the CPU half's pages on demand | `cpu_pages` |
 //! | GPU halves | `gate`, `worker`, `quiet` |
 
 mod checkpoint;
 mod claims;
 mod client_library;
 mod clock;
+mod cpu_pages;
 mod daemon;
 mod doctor;
 mod driver_half;

@@ -63,6 +63,7 @@ impl Places {
             &self.logs(),
             &self.dumps(),
             &self.driver(),
+            &self.pages(),
             &self.runs,
             &self.run_directories(),
         ] {
@@ -91,6 +92,12 @@ impl Places {
     /// What the driver is about to do to which processes.
     pub fn driver(&self) -> PathBuf {
         self.state.join("driver")
+    }
+
+    /// The page files that restored programs map, a directory for each sandbox: links, so that an image may go while
+    /// programs run from it. On the store's file system therefore.
+    pub fn pages(&self) -> PathBuf {
+        self.state.join("pages")
     }
 
     /// What CRIU has found out about the kernel. In memory: another kernel may be different.

@@ -36,7 +36,7 @@ use crate::run::{create, give_back, new_id};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
-use crate::{clock, driver_half, fault, gpu, machine, names, preflight};
+use crate::{clock, cpu_pages, driver_half, fault, gpu, machine, names, preflight};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -98,6 +98,7 @@ pub fn restore(
             .map_or(usize::from(kept.client.is_some()), |half| half.pids.len()),
         total_us,
         stopped_us: total_us,
+        warnings: kept.warnings.clone(),
         phases: timeline.phases(),
     })
 }
@@ -284,6 +285,7 @@ impl Attempt<'_> {
             self.image.check_part(part, threads)?;
             directory = self.image.file_path(part).and_then(|path| path.parent().map(Path::to_path_buf));
         }
+        cpu_pages::link(self.image, &self.held.pages, threads)?;
         directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
     }
 

@@ -12,7 +12,7 @@ use rekindle_sandbox::{Program, RUN_PATH, Sandbox};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
-use crate::held::{Held, remove_run_directory};
+use crate::held::{Held, remove_directory};
 use crate::record::Record;
 use crate::{client_library, clock, fault, gpu, names};
 
@@ -85,7 +85,7 @@ pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
         })
         .and_then(|()| empty_log(&held.log));
     if let Err(error) = made {
-        let _ = remove_run_directory(&held.run_directory);
+        let _ = remove_directory(&held.run_directory);
         held.forget();
         return Err(error);
     }

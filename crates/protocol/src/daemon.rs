@@ -155,6 +155,9 @@ pub enum Mode {
 /// What `checkpoint` and `restore` report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// What worked less well than it could, a sentence each.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     pub name: String,
     pub image: String,
     pub mode: Mode,

@@ -13,6 +13,17 @@ const NT_GNU_BUILD_ID: u32 = 3;
 
 /// The build id in hexadecimal, where `file` is a 64-bit little-endian ELF file that has one.
 pub fn build_id(file: &File) -> io::Result<Option<String>> {
+    let id = find_in_notes(file, |notes| find_build_id(notes).map(<[u8]>::to_vec))?;
+    Ok(id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+/// Whether it is an ELF file with a note of this owner.
+pub fn has_note(file: &File, owner: &[u8]) -> bool {
+    let found = find_in_notes(file, |notes| notes_of(notes).any(|(name, _, _)| name == owner).then_some(()));
+    matches!(found, Ok(Some(())))
+}
+
+fn find_in_notes<T>(file: &File, find: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
     let mut header = [0; HEADER];
     match file.read_exact_at(&mut header, 0) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -36,9 +47,9 @@ pub fn build_id(file: &File) -> io::Result<Option<String>> {
         }
         let mut notes = vec![0; size];
         if file.read_exact_at(&mut notes, double(&entry, 8)).is_ok()
-            && let Some(id) = find_build_id(&notes)
+            && let Some(found) = find(&notes)
         {
-            return Ok(Some(id.iter().map(|byte| format!("{byte:02x}")).collect()));
+            return Ok(Some(found));
         }
     }
     Ok(None)
@@ -56,17 +67,24 @@ fn double(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
 }
 
-fn find_build_id(mut notes: &[u8]) -> Option<&[u8]> {
-    while notes.len() >= 12 {
+fn find_build_id(notes: &[u8]) -> Option<&[u8]> {
+    let is_id = |(name, kind, _): &(&[u8], u32, &[u8])| *kind == NT_GNU_BUILD_ID && *name == b"GNU\0";
+    notes_of(notes).find(is_id).map(|(_, _, contents)| contents)
+}
+
+/// The notes in order: owner, kind, contents. Ends at one that makes no sense.
+fn notes_of(mut notes: &[u8]) -> impl Iterator<Item = (&[u8], u32, &[u8])> {
+    std::iter::from_fn(move || {
+        if notes.len() < 12 {
+            return None;
+        }
         let (name, contents, kind) = (word(notes, 0) as usize, word(notes, 4) as usize, word(notes, 8));
         let start = 12usize.checked_add(name.checked_next_multiple_of(4)?)?;
         let end = start.checked_add(contents)?;
-        if kind == NT_GNU_BUILD_ID && notes.get(12..12 + name)? == b"GNU\0" {
-            return notes.get(start..end);
-        }
-        notes = notes.get(end.checked_next_multiple_of(4)?..)?;
-    }
-    None
+        let note = (notes.get(12..12 + name)?, kind, notes.get(start..end)?);
+        notes = notes.get(end.checked_next_multiple_of(4)?..).unwrap_or_default();
+        Some(note)
+    })
 }
 
 #[cfg(test)]

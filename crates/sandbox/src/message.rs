@@ -26,6 +26,7 @@ pub struct Setup {
     pub run_dir: OsString,
     pub log: Option<OsString>,
     pub criu_cache: Option<OsString>,
+    pub pages: Option<OsString>,
     pub control: i32,
 }
 

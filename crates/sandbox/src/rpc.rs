@@ -4,6 +4,7 @@
 //! newer CRIU is understood; a packet that is not a protocol buffer is `None`, never a panic.
 
 use crate::message::DumpStats;
+use crate::proto::{Encoder, Value, field};
 
 const REQUEST_DUMP: u64 = 1;
 const REQUEST_RESTORE: u64 = 2;
@@ -31,32 +32,6 @@ pub struct Options {
     pub log_level: u32,
     pub external: Vec<String>,
     pub inherit: Vec<(String, i32)>,
-}
-
-#[derive(Debug, Default)]
-struct Encoder(Vec<u8>);
-
-impl Encoder {
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn number(&mut self, field: u32, value: u64) -> &mut Self {
-        self.varint(u64::from(field) << 3);
-        self.varint(value);
-        self
-    }
-
-    fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
-        self.varint(u64::from(field) << 3 | 2);
-        self.varint(value.len() as u64);
-        self.0.extend_from_slice(value);
-        self
-    }
 }
 
 fn options(options: &Options) -> Encoder {
@@ -124,46 +99,6 @@ pub enum Response {
         pid: Option<i32>,
         message: Option<String>,
     },
-}
-
-enum Value<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-    Other,
-}
-
-fn varint(input: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = input.split_first()?;
-        *input = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take<'a>(input: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
-    let (taken, rest) = input.split_at_checked(length)?;
-    *input = rest;
-    Some(taken)
-}
-
-fn field<'a>(input: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
-    let key = varint(input)?;
-    let value = match key & 7 {
-        0 => Value::Number(varint(input)?),
-        1 => take(input, 8).map(|_| Value::Other)?,
-        2 => {
-            let length = usize::try_from(varint(input)?).ok()?;
-            Value::Bytes(take(input, length)?)
-        }
-        5 => take(input, 4).map(|_| Value::Other)?,
-        _ => return None,
-    };
-    Some((key >> 3, value))
 }
 
 /// Reads one packet from CRIU.
@@ -240,13 +175,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn numbers_survive(value: u64) {
-            let mut out = Encoder::default();
-            out.varint(value);
-            prop_assert_eq!(varint(&mut &out.0[..]), Some(value));
-        }
-
         #[test]
         fn no_packet_makes_it_panic(bytes: Vec<u8>) {
             response(&bytes);

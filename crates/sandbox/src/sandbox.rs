@@ -43,6 +43,8 @@ pub struct Spec {
     /// the next sandbox; made when missing. It saves CRIU some 20 ms where `/run` is no tmpfs, and is not used
     /// where it is one.
     pub criu_cache: Option<PathBuf>,
+    /// The directory of the page files that the program maps, if it is restored with such.
+    pub pages: Option<PathBuf>,
 }
 
 /// A sandbox with a program in it.
@@ -288,6 +290,7 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Child> {
         run_dir: absolute(&spec.run_dir)?.into(),
         log: spec.log.as_deref().map(absolute).transpose()?.map(Into::into),
         criu_cache: spec.criu_cache.as_deref().map(absolute).transpose()?.map(Into::into),
+        pages: spec.pages.as_deref().map(absolute).transpose()?.map(Into::into),
         control: control.as_raw_fd(),
     };
     let what = "passing on the set-up";

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
@@ -19,6 +19,11 @@ pub(crate) struct Disk {
 
 /// What a new file or directory is reckoned to take beside its contents.
 const BLOCK: u64 = 4096;
+
+/// When a file was last written.
+pub(crate) fn modified_ns(found: &fs::Metadata) -> i64 {
+    found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec())
+}
 
 impl Disk {
     pub fn new(faults: Faults) -> Disk {

@@ -102,6 +102,12 @@ impl Draft {
         Ok(())
     }
 
+    /// Moves a file into the image that is to be mapped in place; see [`Staging::take_pages`].
+    pub fn take_pages(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<()> {
+        self.enter(self.staging.take_pages(kind, name, path, bytes)?);
+        Ok(())
+    }
+
     /// Where a program may write files of this kind itself; see [`Staging::directory`].
     pub fn directory(&self, kind: &PartKind) -> Result<PathBuf> {
         self.staging.directory(kind)
@@ -170,8 +176,11 @@ impl Draft {
         if let Some(file) = &part.file {
             let path = self.path().join(file);
             return match fs::symlink_metadata(&path) {
-                Ok(found) if found.is_file() && found.len() == part.bytes => Ok(()),
-                _ => Err(absent(format!("{} is not there with {} bytes", path.display(), part.bytes))),
+                Ok(found) if found.is_file() && found.len() == part.file_length() => Ok(()),
+                _ => {
+                    let (path, bytes) = (path.display(), part.file_length());
+                    Err(absent(format!("{path} is not there with {bytes} bytes")))
+                }
             };
         }
         for chunk in &part.chunks {

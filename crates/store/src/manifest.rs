@@ -18,7 +18,7 @@ pub(crate) use format::LONGEST_MANIFEST;
 pub use part::{Part, PartKind};
 
 /// The image format that this version writes, and the newest that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// What is in an image, whence it came and how it is laid out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ impl Manifest {
         for part in &self.parts {
             sizes.logical += part.bytes;
             match part.kind {
-                PartKind::CpuFile => sizes.cpu += part.bytes,
+                PartKind::CpuFile | PartKind::CpuPages => sizes.cpu += part.bytes,
                 PartKind::GpuBuffer => sizes.gpu += part.bytes,
                 PartKind::Pinned => sizes.pinned += part.bytes,
                 _ => {}

@@ -23,6 +23,16 @@ pub(crate) fn data_spans(file: &File, bytes: u64) -> io::Result<Vec<Range<u64>>>
     Ok(spans)
 }
 
+/// Whether there is anything but a hole from `at` on. A block that the file's contents end in may reach beyond them.
+pub(crate) fn has_data_from(file: &File, at: u64) -> io::Result<bool> {
+    const LARGEST_BLOCK: u64 = 64 << 10;
+    match lseek(file, at.next_multiple_of(LARGEST_BLOCK) as i64, Whence::SeekData) {
+        Ok(_) => Ok(true),
+        Err(nix::Error::ENXIO) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Whether any of the ordered `spans` meets `range`.
 pub(crate) fn overlaps(spans: &[Range<u64>], range: Range<u64>) -> bool {
     let at = spans.partition_point(|span| span.end <= range.start);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 
 use crate::chunk;
-use crate::disk::{Disk, Linked};
+use crate::disk::{self, Disk, Linked};
 use crate::error::{Error, Result};
 use crate::faults::Faults;
 use crate::hash::ContentHash;
@@ -90,13 +90,39 @@ impl Staging {
 
     /// Writes a part from a file, holes and all, and leaves the file as it is.
     pub fn put_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
-        self.file_part(kind, name, path, |kind, _, data| self.stage(kind, data))
+        let failed = |error| Error::io("read", path, 0, error);
+        let bytes = fs::metadata(path).map_err(failed)?.len();
+        self.file_part(kind, name, path, bytes, |kind, _, data| self.stage(kind, data))
     }
 
     /// Moves a file into the image as it is: it will lie at `Image::file_path`, ready to be read
     /// or mapped in place. It takes its full room in the store, shared with nothing. A failure
     /// may leave it moved.
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
+        let failed = |error| Error::io("read", path, 0, error);
+        let bytes = fs::metadata(path).map_err(failed)?.len();
+        self.take(kind, name, path, bytes)
+    }
+
+    /// As [`Staging::take_file`], for a file that is to be mapped in place. The part is its first `bytes`; what is
+    /// beyond them is a hole that is kept as it is.
+    pub fn take_pages(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
+        let failed = |error| Error::io("read", path, 0, error);
+        let length = fs::metadata(path).map_err(failed)?.len();
+        let mut part = self.take(kind, name, path, bytes)?;
+        part.tail = length.saturating_sub(bytes);
+        let place = self.path().join(part.kept_as());
+        let mut found = fs::metadata(&place).map_err(failed)?;
+        if found.len() != length {
+            let file = File::options().write(true).open(&place).map_err(failed)?;
+            self.inner.disk.set_length(&file, length, &place)?;
+            found = file.metadata().map_err(failed)?;
+        }
+        part.modified_ns = Some(disk::modified_ns(&found));
+        Ok(part)
+    }
+
+    fn take(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
         let disk = &self.inner.disk;
         self.directory(&kind)?;
         let place = file_named(kind.clone(), name, 0)?.kept_as();
@@ -104,7 +130,7 @@ impl Staging {
         let mut part = match disk.rename(path, &to) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
                 let copy = disk.create_new(&to)?;
-                let part = self.file_part(kind, name, path, |_, offset, data| {
+                let part = self.file_part(kind, name, path, bytes, |_, offset, data| {
                     let extent = extent(data);
                     if extent.encoding != Encoding::Zero {
                         disk.write_at(&copy, data, offset, &to)?;
@@ -121,7 +147,7 @@ impl Staging {
                 let failed = |error| Error::io("set the mode of", &to, 0, error);
                 fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).map_err(failed)?;
                 disk.start_writeback(&File::open(&to).map_err(failed)?);
-                self.file_part(kind, name, &to, |_, _, data| Ok(extent(data)))?
+                self.file_part(kind, name, &to, bytes, |_, _, data| Ok(extent(data)))?
             }
         };
         part.file = Some(place);
@@ -141,11 +167,11 @@ impl Staging {
         kind: PartKind,
         name: &str,
         path: &Path,
+        bytes: u64,
         keep: impl Fn(&PartKind, u64, &[u8]) -> Result<ChunkRef> + Sync,
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let file = File::open(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
         let mut part = file_named(kind, name, bytes)?;
         let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
         let size = part.chunk_bytes;
@@ -250,5 +276,15 @@ fn file_named(kind: PartKind, name: &str, bytes: u64) -> Result<Part> {
 fn new_part(kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<Part> {
     crate::names::check(name)?;
     let chunk_bytes = chunk::chunk_bytes_for(&kind, bytes);
-    Ok(Part { kind, name: name.to_string(), bytes, attributes, file: None, chunk_bytes, chunks: Vec::new() })
+    Ok(Part {
+        kind,
+        name: name.to_string(),
+        bytes,
+        attributes,
+        file: None,
+        tail: 0,
+        modified_ns: None,
+        chunk_bytes,
+        chunks: Vec::new(),
+    })
 }

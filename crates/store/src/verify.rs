@@ -73,6 +73,11 @@ impl Store {
             let offset = number as u64 * part.chunk_bytes;
             report.problems.push(format!("{} {:?} at {offset}: {error}", part.kind, part.name));
         }
+        for part in &image.manifest().parts {
+            if let Err(error) = image.check_tail(part) {
+                report.problems.push(format!("{} {:?} at its end: {error}", part.kind, part.name));
+            }
+        }
         report.problems.extend(strangers(&image)?);
         report.problems.sort();
         Ok(report)
@@ -113,7 +118,7 @@ fn extents(image: &Image) -> Vec<(&Part, usize)> {
 fn strangers(image: &Image) -> Result<Vec<String>> {
     let mut expected: Vec<(PathBuf, Option<u64>)> = vec![(image.path().join(MANIFEST), None)];
     for part in &image.manifest().parts {
-        expected.extend(image.file_path(part).map(|path| (path, Some(part.bytes))));
+        expected.extend(image.file_path(part).map(|path| (path, Some(part.file_length()))));
     }
     let mut problems = Vec::new();
     for (path, bytes) in &expected {

@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -74,6 +75,39 @@ fn mend(path: &Path, contents: &[u8]) {
     fs::write(path, contents).unwrap();
 }
 
+/// A page file is only glanced at before it is mapped; the glance must see that somebody wrote to it.
+#[test]
+fn a_page_file_that_was_changed_is_seen_at_a_glance() {
+    let (root, store) = support::store();
+    let file = root.path().join("pages");
+    fs::write(&file, noise(5, 400_000)).unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_len(400_000 + (1u64 << 40)).unwrap();
+    let draft = store.begin("job").unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000).unwrap();
+    let image = draft.commit().unwrap();
+    let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
+    assert_eq!((part.bytes, part.tail), (400_000, 1 << 40));
+    let place = image.file_path(part).unwrap();
+    image.check_glance(part, 2).unwrap();
+    assert!(store.verify("job", &|_, _| {}).unwrap().is_sound());
+
+    let open = || fs::File::options().write(true).open(&place).unwrap();
+    let time = fs::metadata(&place).unwrap().modified().unwrap();
+    let mut byte = [0];
+    fs::File::open(&place).unwrap().read_exact_at(&mut byte, 200_000).unwrap();
+    open().write_all_at(&[byte[0] ^ 1], 200_000).unwrap();
+    assert!(matches!(image.check_glance(part, 2), Err(Error::Damaged { .. })));
+    assert!(!store.verify("job", &|_, _| {}).unwrap().is_sound());
+    open().write_all_at(&byte, 200_000).unwrap();
+    image.check_glance(part, 2).unwrap();
+    open().write_all_at(b"x", 1 << 30).unwrap();
+    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("beyond"));
+    assert!(store.verify("job", &|_, _| {}).unwrap().problems[0].contains("beyond"));
+    open().set_len(400_000).unwrap();
+    open().set_modified(time).unwrap();
+    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("bytes long"));
+}
+
 #[test]
 fn a_flipped_byte_anywhere_is_noticed() {
     let (root, store) = sample();
@@ -139,7 +173,7 @@ fn a_manifest_that_is_not_one_says_so() {
     for (text, expected) in [
         ("garbage".to_string(), "does not begin as a manifest does"),
         (String::new(), "does not begin as a manifest does"),
-        (whole.replacen("\"format\": 1", "\"format\": 2", 1), "image format 2, this version reads up to 1"),
+        (whole.replacen("\"format\": 2", "\"format\": 3", 1), "image format 3, this version reads up to 2"),
         (whole.replacen("\"job\"", "\"jab\"", 1), "do not match its checksum"),
     ] {
         fs::write(&manifest, text).unwrap();

@@ -11,6 +11,8 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
+use crate::pages::DIRECTORY;
+
 use super::findings::{Cache, FINDINGS_NAME};
 
 /// Where the program finds the run directory.
@@ -23,6 +25,7 @@ pub struct Places<'a> {
     pub run: BorrowedFd<'a>,
     pub log: Option<BorrowedFd<'a>>,
     pub cache: Option<&'a Cache>,
+    pub pages: Option<BorrowedFd<'a>>,
 }
 
 /// Mounts all; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
@@ -44,6 +47,16 @@ pub fn set_up(places: &Places<'_>) -> Result<(), String> {
         target
             .and_then(|_| bind(log, LOG_PATH.as_ref()))
             .map_err(|error| format!("mounting {LOG_PATH}: {error}"))?;
+    }
+    if let Some(pages) = places.pages {
+        let target = Path::new(RUN_PATH).join(DIRECTORY);
+        let mounted = make_dir(&target).and_then(|()| bind(pages, &target)).and_then(|()| {
+            // Without NOEXEC, whatever the file system says: memory that is mapped from here may become code.
+            let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+            let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            Ok(mount(None::<&str>, &target, None::<&str>, flags, None::<&str>)?)
+        });
+        mounted.map_err(|error| format!("mounting {}: {error}", target.display()))?;
     }
     let inert = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     mount(Some("rekindle"), "/dev/shm", Some("tmpfs"), inert, Some("mode=1777"))

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::exit;
 
 use nix::sched::{CloneFlags, unshare};
@@ -90,19 +90,25 @@ fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)
         .map_err(|error| format!("making namespaces: {error}; this needs CAP_SYS_ADMIN"))?;
     // Opened from here on, so that they belong to the new namespace and can be mounted in it.
-    let run = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
-        .open(&run_dir)
-        .map_err(say(&format!("opening the run directory {}", run_dir.display())))?;
+    let directory = |path: &Path, what: &str| {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path);
+        file.map_err(say(&format!("opening the {what} {}", path.display())))
+    };
+    let run = directory(&run_dir, "run directory")?;
+    let pages = setup.pages.as_ref().map(|path| directory(path.as_ref(), "page files' directory"));
+    let pages = pages.transpose()?;
     let log = setup.log.as_ref().map(|path| append(path.into(), "log")).transpose()?;
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("starting init: {error}"))? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
             let cache = setup.criu_cache.as_ref().and_then(|path| Cache::open(path.as_ref()));
-            let places =
-                Places { run: run.as_fd(), log: log.as_ref().map(File::as_fd), cache: cache.as_ref() };
+            let places = Places {
+                run: run.as_fd(),
+                log: log.as_ref().map(File::as_fd),
+                cache: cache.as_ref(),
+                pages: pages.as_ref().map(File::as_fd),
+            };
             commands::main(&places, control)
         }
     }

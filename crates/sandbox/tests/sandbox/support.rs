@@ -77,6 +77,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         run_dir: run_dir.into(),
         log: None,
         criu_cache: None,
+        pages: None,
     }
 }
 

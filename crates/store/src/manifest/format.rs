@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {
-//!   "format": 1,
+//!   "format": 2,
 //!   "checksum": "<64 hexadecimal digits>",
 //!   "name": ...
 //! ```
@@ -24,7 +24,9 @@ pub(crate) const LONGEST_MANIFEST: u64 = 256 << 20;
 /// The most parts of one image.
 const MOST_PARTS: usize = 1 << 20;
 
-const OPENING: &str = "{\n  \"format\": 1,\n  \"checksum\": \"";
+/// How a manifest begins. Format 1 is read too: what came after it is a part's tail, which it does not have.
+const OPENING: &str = "{\n  \"format\": 2,\n  \"checksum\": \"";
+const OPENING_1: &str = "{\n  \"format\": 1,\n  \"checksum\": \"";
 const DIGITS: usize = 64;
 const NO_CHECKSUM: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -57,14 +59,14 @@ impl Manifest {
         if text.len() as u64 > LONGEST_MANIFEST {
             return Err(bad(format!("it has {} bytes, the most is {LONGEST_MANIFEST}", text.len())));
         }
-        let Some(rest) = text.strip_prefix(OPENING.as_bytes()) else {
-            return Err(foreign(text, path));
-        };
+        let known = [OPENING, OPENING_1].into_iter().find(|opening| text.starts_with(opening.as_bytes()));
+        let Some(opening) = known else { return Err(foreign(text, path)) };
+        let rest = &text[opening.len()..];
         let Some((digits, rest)) = rest.split_at_checked(DIGITS) else {
             return Err(bad("it ends within its checksum".into()));
         };
         let mut hasher = blake3::Hasher::new();
-        hasher.update(OPENING.as_bytes()).update(NO_CHECKSUM.as_bytes()).update(rest);
+        hasher.update(opening.as_bytes()).update(NO_CHECKSUM.as_bytes()).update(rest);
         if digits != ContentHash::from(hasher.finalize()).to_string().as_bytes() {
             return Err(bad("its contents do not match its checksum".into()));
         }
@@ -91,7 +93,7 @@ impl Manifest {
     }
 }
 
-/// Why a file that does not open like a format-1 manifest cannot be used.
+/// Why a file that does not open like a manifest that is known cannot be used.
 fn foreign(text: &[u8], path: &Path) -> Error {
     #[derive(serde::Deserialize)]
     struct Envelope {
@@ -126,11 +128,24 @@ mod tests {
                 bytes: 10,
                 attributes: serde_json::json!({"address": 1u64 << 40}),
                 file: None,
+                tail: 0,
+                modified_ns: None,
                 chunk_bytes: 4096,
                 chunks: vec![ChunkRef::zero(10)],
             }],
             ..Manifest::default()
         }
+    }
+
+    #[test]
+    fn the_first_format_is_read() {
+        let text = String::from_utf8(sample().to_bytes().unwrap()).unwrap();
+        let old = text.replacen("\"format\": 2", "\"format\": 1", 1);
+        let (start, end) = (OPENING_1.len(), OPENING_1.len() + DIGITS);
+        let zeroed = [&old[..start], NO_CHECKSUM, &old[end..]].concat();
+        let checksum = ContentHash::of(zeroed.as_bytes()).to_string();
+        let old = [&old[..start], &checksum, &old[end..]].concat();
+        assert_eq!(Manifest::from_bytes(old.as_bytes(), Path::new("m")).unwrap(), sample());
     }
 
     #[test]
@@ -143,9 +158,9 @@ mod tests {
     fn a_newer_format_is_named() {
         let text = String::from_utf8(sample().to_bytes().unwrap())
             .unwrap()
-            .replace("\"format\": 1", "\"format\": 7");
+            .replace("\"format\": 2", "\"format\": 7");
         let error = Manifest::from_bytes(text.as_bytes(), Path::new("m")).unwrap_err();
-        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 1, .. }), "{error}");
+        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 2, .. }), "{error}");
     }
 
     #[test]

@@ -7,12 +7,19 @@ use serde_json::Value;
 
 use crate::manifest::chunk_ref::{ChunkRef, Encoding, LARGEST_CHUNK};
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(tail: &u64) -> bool {
+    *tail == 0
+}
+
 /// What a part is. Kinds that this version does not know are kept by their name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub enum PartKind {
     /// A file of the CPU half.
     CpuFile,
+    /// Memory of the CPU half that the restored program maps in place.
+    CpuPages,
     /// The contents of one GPU buffer.
     GpuBuffer,
     /// The contents of one range of pinned host memory.
@@ -25,12 +32,19 @@ pub enum PartKind {
 }
 
 impl PartKind {
-    const KNOWN: [PartKind; 5] =
-        [PartKind::CpuFile, PartKind::GpuBuffer, PartKind::Pinned, PartKind::WorkerState, PartKind::Module];
+    const KNOWN: [PartKind; 6] = [
+        PartKind::CpuFile,
+        PartKind::CpuPages,
+        PartKind::GpuBuffer,
+        PartKind::Pinned,
+        PartKind::WorkerState,
+        PartKind::Module,
+    ];
 
     pub fn as_str(&self) -> &str {
         match self {
             PartKind::CpuFile => "cpu-file",
+            PartKind::CpuPages => "cpu-pages",
             PartKind::GpuBuffer => "gpu-buffer",
             PartKind::Pinned => "pinned",
             PartKind::WorkerState => "worker-state",
@@ -43,6 +57,7 @@ impl PartKind {
     pub(crate) fn directory(&self) -> String {
         match self {
             PartKind::CpuFile => "cpu".to_string(),
+            PartKind::CpuPages => "pages".to_string(),
             other => format!("part-{}", crate::names::encode(other.as_str())),
         }
     }
@@ -80,6 +95,12 @@ pub struct Part {
     /// that file's extents, and none of them is in the store's `chunks/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// How much longer than the part that file is: a hole, for mappings of the file that grow.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tail: u64,
+    /// When that file was last written, where it is only looked at before it is mapped in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_ns: Option<i64>,
     /// What every chunk but the last holds.
     pub chunk_bytes: u64,
     pub chunks: Vec<ChunkRef>,
@@ -114,8 +135,18 @@ impl Part {
             if self.chunks.iter().any(|chunk| chunk.encoding == Encoding::Zstd) {
                 return Err(format!("part {name:?} is kept whole and says that it is compressed"));
             }
+        } else if self.tail > 0 {
+            return Err(format!("part {name:?} has a file's tail and no file"));
         }
-        Ok(())
+        match self.bytes.checked_add(self.tail) {
+            Some(length) if i64::try_from(length).is_ok() => Ok(()),
+            _ => Err(format!("part {name:?} is longer than a file can be")),
+        }
+    }
+
+    /// How long the file is in which the part is kept whole.
+    pub(crate) fn file_length(&self) -> u64 {
+        self.bytes + self.tail
     }
 
     /// Where in the image's directory the part lies if it is kept whole.
@@ -143,6 +174,8 @@ mod tests {
             bytes: 5000,
             attributes: Value::Null,
             file: None,
+            tail: 0,
+            modified_ns: None,
             chunk_bytes: 4096,
             chunks: vec![ChunkRef::zero(4096), ChunkRef::zero(904)],
         };
@@ -155,6 +188,7 @@ mod tests {
             Part { chunks: vec![ChunkRef::zero(904), ChunkRef::zero(4096)], ..good.clone() },
             Part { file: Some("../../etc/passwd".into()), ..good.clone() },
             Part { name: String::new(), ..good.clone() },
+            Part { tail: 1, ..good.clone() },
         ];
         for part in bad {
             assert!(part.check().is_err(), "{part:?}");

@@ -1,0 +1,99 @@
+//! `madvise`: memory that is given back is zero when it is next touched, also where it came from a page file.
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+use super::direct::{call, finish};
+use super::mark;
+use super::vma::{Area, Areas};
+
+const PAGE: usize = 4096;
+/// `MADV_DONTNEED_LOCKED`, which the libc crate does not know.
+const DONTNEED_LOCKED: c_int = 24;
+
+/// # Safety
+/// As of the C library's function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    let start = address as usize;
+    // SAFETY: passed on as the caller gave it.
+    let plainly = || unsafe { advise(start, length, advice) };
+    let gives_back = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED);
+    if !gives_back || !mark::is_converted() {
+        return finish(plainly()) as c_int;
+    }
+    let end = start.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
+    match end {
+        Some(end) if start.is_multiple_of(PAGE) && end > start => {
+            finish(give_back(start..end, advice)) as c_int
+        }
+        // The kernel's answer to nonsense.
+        _ => finish(plainly()) as c_int,
+    }
+}
+
+unsafe fn advise(start: usize, length: usize, advice: c_int) -> isize {
+    // SAFETY: the caller's.
+    unsafe { call(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
+}
+
+/// Each area in its own way; like the kernel, goes on over gaps and tells of them in the end.
+fn give_back(span: Range<usize>, advice: c_int) -> isize {
+    // To say that it could not be done now is right whatever the memory is.
+    let Some(mut areas) = Areas::open() else { return -(libc::EAGAIN as isize) };
+    let (mut at, mut problem) = (span.start, 0);
+    while at < span.end {
+        let area = match areas.at_or_after(at) {
+            Ok(Some(area)) if area.span.start < span.end => area,
+            Ok(_) => return -(libc::ENOMEM as isize),
+            Err(()) => return -(libc::EAGAIN as isize),
+        };
+        if area.span.start > at {
+            problem = -(libc::ENOMEM as isize);
+        }
+        let piece = area.span.start.max(at)..area.span.end.min(span.end);
+        let result = if area.is_converted {
+            // SAFETY: the program gives up what is there.
+            unsafe { empty(&piece, area.protection) }
+        } else {
+            // SAFETY: what the program asks for.
+            unsafe { advise(piece.start, piece.len(), advice) }
+        };
+        if result < 0 {
+            return result;
+        }
+        at = piece.end;
+    }
+    problem
+}
+
+/// Makes memory zero, by the way that gives it back where that can be had. 0, or a negated error number.
+unsafe fn empty(piece: &Range<usize>, protection: i32) -> isize {
+    // SAFETY: the caller's.
+    let result = unsafe { replace(piece, protection) };
+    if result == -(libc::ENOMEM as isize) && protection & libc::PROT_WRITE != 0 {
+        // Most likely a process may have no more areas. Allocators take it for granted that this works.
+        // SAFETY: the range is mapped and writable, and the program gives up what is there.
+        unsafe { std::ptr::write_bytes(piece.start as *mut u8, 0, piece.len()) };
+        return 0;
+    }
+    result
+}
+
+/// Puts anonymous memory of that protection in the place of what is there. 0, or a negated error number.
+///
+/// # Safety
+/// Nothing of the old contents may be needed.
+pub unsafe fn replace(piece: &Range<usize>, protection: i32) -> isize {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let arguments = [piece.start, piece.len(), protection as usize, flags as usize, usize::MAX, 0];
+    // SAFETY: the caller's.
+    let result = unsafe { call(libc::SYS_mmap, arguments) };
+    result.min(0)
+}
+
+/// The area that a program's range begins in, if that was converted.
+pub fn converted_at(address: usize) -> Option<Area> {
+    let area = Areas::open()?.at_or_after(address).ok()??;
+    (area.is_converted && area.span.contains(&address)).then_some(area)
+}

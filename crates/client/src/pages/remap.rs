@@ -1,0 +1,71 @@
+//! `mremap`: memory that grows has zeros at its new end, also where it came from a page file.
+
+use std::ffi::{c_int, c_void};
+
+use super::advise::{converted_at, replace};
+use super::direct::{call, finish};
+use super::mark;
+
+/// # Safety
+/// As of the C library's function of this name, whose last argument is there with `MREMAP_FIXED` or
+/// `MREMAP_DONTUNMAP` only, and is read in any case: a register.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    old_length: usize,
+    new_length: usize,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    let arguments = [address as usize, old_length, new_length, flags as usize, new_address as usize, 0];
+    // SAFETY: passed on as the caller gave it.
+    let plainly = || unsafe { call(libc::SYS_mremap, arguments) };
+    let grows = old_length > 0 && new_length > old_length || flags & libc::MREMAP_DONTUNMAP != 0;
+    let result = match grows && mark::is_converted() && converted_at(address as usize).is_some() {
+        // SAFETY: the range is the program's to move.
+        true => unsafe { copy(arguments) },
+        false => plainly(),
+    };
+    finish(result) as *mut c_void
+}
+
+/// Moves a range into anonymous memory of the new length, at the place that `mremap` would choose.
+unsafe fn copy(arguments: [usize; 6]) -> isize {
+    let [old, old_length, new_length, flags, wanted, _] = arguments;
+    let flags = flags as c_int;
+    let Some(area) = converted_at(old).filter(|area| area.protection & libc::PROT_READ != 0) else {
+        // SAFETY: what cannot be read cannot be copied; the kernel's answer is the best there is.
+        return unsafe { call(libc::SYS_mremap, arguments) };
+    };
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        // In its place it cannot become one area with what would be behind it.
+        return -(libc::ENOMEM as isize);
+    }
+    let mut how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    if fixed {
+        how |= libc::MAP_FIXED;
+    }
+    let writable = area.protection | libc::PROT_WRITE;
+    let place = if fixed { wanted } else { 0 };
+    // SAFETY: a new mapping, in a place that nobody uses or that the program gives up.
+    let new =
+        unsafe { call(libc::SYS_mmap, [place, new_length, writable as usize, how as usize, usize::MAX, 0]) };
+    if new < 0 {
+        return new;
+    }
+    let new = new as usize;
+    // SAFETY: both ranges are mapped, the old one readable as far as it goes, and the new one is no part of it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(old as *const u8, new as *mut u8, old_length.min(new_length));
+        if area.protection != writable {
+            call(libc::SYS_mprotect, [new, new_length, area.protection as usize, 0, 0, 0]);
+        }
+        if flags & libc::MREMAP_DONTUNMAP != 0 {
+            replace(&(old..old + old_length), area.protection);
+        } else {
+            call(libc::SYS_munmap, [old, old_length, 0, 0, 0, 0]);
+        }
+    }
+    new as isize
+}

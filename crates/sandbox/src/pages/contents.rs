@@ -1,0 +1,190 @@
+//! What an area holds: pages of the dump over what the file behind it has.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use nix::unistd::{Whence, lseek};
+
+use super::area::PAGE;
+
+/// How much is copied at once.
+const BLOCK: u64 = 1 << 20;
+
+/// Pages of the dump: so many bytes of memory from an address on, and where they lie in the pages' file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    pub memory: Range<u64>,
+    pub at: u64,
+}
+
+impl Run {
+    /// The part of it within `span`.
+    pub fn within(&self, span: &Range<u64>) -> Option<Run> {
+        let memory = self.memory.start.max(span.start)..self.memory.end.min(span.end);
+        let at = self.at + memory.start.saturating_sub(self.memory.start);
+        (memory.start < memory.end).then_some(Run { memory, at })
+    }
+}
+
+/// The file behind an area.
+#[derive(Debug)]
+pub struct Base {
+    pub file: File,
+    /// Where in it the area begins.
+    pub offset: u64,
+    pub length: u64,
+}
+
+/// Where a stretch of memory comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Dump(u64),
+    Base(u64),
+}
+
+/// The stretches that an area consists of, in order. What is in none of them is zero.
+pub fn stretches(
+    span: &Range<u64>,
+    runs: &[Run],
+    base: Option<&Base>,
+) -> io::Result<Vec<(Range<u64>, Source)>> {
+    let mut out = Vec::new();
+    let mut from = span.start;
+    for run in runs {
+        if let Some(base) = base {
+            from_base(span, from..run.memory.start, base, &mut out)?;
+        }
+        out.push((run.memory.clone(), Source::Dump(run.at)));
+        from = run.memory.end;
+    }
+    if let Some(base) = base {
+        from_base(span, from..span.end, base, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn from_base(
+    span: &Range<u64>,
+    gap: Range<u64>,
+    base: &Base,
+    out: &mut Vec<(Range<u64>, Source)>,
+) -> io::Result<()> {
+    let in_file = |address: u64| base.offset + (address - span.start);
+    let mut at = in_file(gap.start);
+    let end = in_file(gap.end).min(base.length);
+    while at < end {
+        let start = match lseek(&base.file, at as i64, Whence::SeekData) {
+            Ok(start) => start as u64 / PAGE * PAGE,
+            Err(nix::Error::ENXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let stop = (lseek(&base.file, start as i64, Whence::SeekHole)? as u64).min(end);
+        if start >= end {
+            break;
+        }
+        let memory = gap.start + (start.max(at) - in_file(gap.start));
+        let length = (stop - start.max(at)).next_multiple_of(PAGE);
+        let length = length.min(gap.end - memory);
+        out.push((memory..memory + length, Source::Base(start.max(at))));
+        at = stop;
+    }
+    Ok(())
+}
+
+/// Calls `take` with the parts of a stretch that are not all zero, as they come.
+pub fn each_filled(
+    file: &File,
+    at: u64,
+    length: u64,
+    mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut block = vec![0; BLOCK.min(length) as usize];
+    let mut done = 0;
+    while done < length {
+        let block = &mut block[..BLOCK.min(length - done) as usize];
+        read_zero_filled(file, block, at + done)?;
+        let mut filled: Option<usize> = None;
+        for (number, page) in block.chunks(PAGE as usize).enumerate() {
+            match (is_zero(page), filled) {
+                (true, Some(start)) => {
+                    let end = number * PAGE as usize;
+                    take(done + start as u64, &block[start..end])?;
+                    filled = None;
+                }
+                (false, None) => filled = Some(number * PAGE as usize),
+                _ => {}
+            }
+        }
+        if let Some(start) = filled {
+            take(done + start as u64, &block[start..])?;
+        }
+        done += block.len() as u64;
+    }
+    Ok(())
+}
+
+/// The last page of a file is zero beyond the file's end, as it is in memory.
+fn read_zero_filled(file: &File, mut block: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !block.is_empty() {
+        match file.read_at(block, at) {
+            Ok(0) => {
+                block.fill(0);
+                return Ok(());
+            }
+            Ok(got) => {
+                block = &mut block[got..];
+                at += got as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dump_lies_over_the_file() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[1; 3 * 4096], 8 * 4096).unwrap();
+        file.write_all_at(b"x", 20 * 4096).unwrap();
+        file.set_len(1 << 30).unwrap();
+        let base = Base { length: 20 * 4096 + 1, file, offset: 4 * 4096 };
+        let span = 0x10_0000..0x10_0000 + 32 * 4096;
+        let page = |number: u64| span.start + number * 4096;
+        let runs = [Run { memory: page(5)..page(6), at: 0 }, Run { memory: page(30)..page(32), at: 4096 }];
+        let found = stretches(&span, &runs, Some(&base)).unwrap();
+        let expected = [
+            (page(4)..page(5), Source::Base(8 * 4096)),
+            (page(5)..page(6), Source::Dump(0)),
+            (page(6)..page(7), Source::Base(10 * 4096)),
+            (page(16)..page(17), Source::Base(20 * 4096)),
+            (page(30)..page(32), Source::Dump(4096)),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(stretches(&span, &runs, None).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn only_what_is_not_zero_is_taken() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 4096], 4096).unwrap();
+        file.write_all_at(&[8; 10], 3 * 4096).unwrap();
+        let mut taken = Vec::new();
+        each_filled(&file, 0, 6 * 4096, |at, bytes| {
+            taken.push((at, bytes.len(), bytes[0]));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(taken, [(4096, 4096, 7), (3 * 4096, 4096, 8)]);
+    }
+}

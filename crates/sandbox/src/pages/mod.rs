@@ -1,0 +1,93 @@
+//! The CPU half's pages on demand: CRIU's images rewritten so that it maps pages in place of reading them.
+//!
+//! CRIU's `pages-N.img` is read whole before a program runs. Here, once, when the image is made, the contents of private
+//! memory go to *page files*, sparse and never changed again, and the program's memory is described as private mappings
+//! of them: a restore maps, and the kernel brings a page when it is touched.
+//!
+//! ```text
+//!  mm-PID.img      a private anonymous area      ──▶  a private mapping of /run/rekindle/pages/anon-PID
+//!  files.img                                     ──▶  + that file
+//!  pagemap, pages  the area's pages              ──▶  gone
+//!  anon-PID        area · hole · area · hole · …       (a hole after each, so that one that grows finds zeros)
+//! ```
+//!
+//! What differs for the program, and who sees to it:
+//!
+//! | the program | then | seen to by |
+//! | --- | --- | --- |
+//! | gives pages back by `madvise` and counts on zeros | would find the image's bytes | the client, which is told by its mark (below) |
+//! | grows an area by `mremap` | would find what follows in the file | the client; the holes where it cannot see the call |
+//! | lets malloc do either | glibc's own calls are not seen, and count on no zeros | |
+//! | makes system calls of its own (Go), or has no client | neither is seen | its pages are read, as without page files |
+//!
+//! The mark is a word in the client's data: the client's start-up code has written to it, so that it is in every dump of
+//! a process in which the client takes part, and the rewriting changes it. So the restored client knows from its first
+//! instruction on, in every process of the tree.
+//!
+//! A restored program is dumped with its written pages only. Rewriting such a dump puts them over the old page file's
+//! into a new one, so that every image stands for itself.
+
+mod area;
+mod contents;
+mod files;
+mod image;
+mod kept;
+mod mark;
+mod process;
+mod rewrite;
+mod writers;
+
+use std::path::{Path, PathBuf};
+
+pub use mark::{CONVERTED, LIVE, MAGIC};
+pub use rewrite::rewrite;
+
+use crate::init::RUN_PATH;
+
+/// Where a sandbox finds its page files, below the run directory as the program sees it.
+pub const DIRECTORY: &str = "pages";
+/// Page files of memory that was anonymous begin with this: given back, it is zero.
+pub const ANONYMOUS: &str = "anon-";
+/// Page files of what was a private mapping of another file begin with this.
+pub const PRIVATE: &str = "file-";
+/// How far beyond its contents a page file reaches, as a hole: no mapping that grows leaves it.
+pub const TAIL: u64 = 1 << 40;
+
+/// What became of a dump.
+#[derive(Debug, Default)]
+pub struct Rewritten {
+    pub files: Vec<PageFile>,
+    /// Bytes that CRIU still reads.
+    pub read_bytes: u64,
+    /// Processes whose pages are read, and why: a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// A page file that was made.
+#[derive(Debug)]
+pub struct PageFile {
+    pub name: String,
+    pub path: PathBuf,
+    /// Bytes of contents; the file is longer by [`TAIL`].
+    pub bytes: u64,
+}
+
+/// The path of a page file as the program sees it.
+fn seen_path(name: &str) -> PathBuf {
+    Path::new(RUN_PATH).join(DIRECTORY).join(name)
+}
+
+/// The name of the page file that has this path for the program.
+fn page_file_name(path: &Path) -> Option<&str> {
+    let name = path.strip_prefix(RUN_PATH).ok()?.strip_prefix(DIRECTORY).ok()?.to_str()?;
+    (name.starts_with(ANONYMOUS) || name.starts_with(PRIVATE)).then_some(name)
+}
+
+/// Why a dump cannot be rewritten; it is as it was then.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Refusal {
+    pub what: String,
+    /// Whether the dump is of use as it is: it does not refer to an earlier image's page files.
+    pub harmless: bool,
+}

@@ -1,0 +1,159 @@
+//! One process of a dump: its areas and the pages that CRIU has written of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::area::{Area, PAGE};
+use super::contents::Run;
+use super::image::Entries;
+use crate::proto::Message;
+
+/// Of `mm_entry`.
+const AREAS: u64 = 14;
+/// Of `pagemap_entry`.
+const ADDRESS: u64 = 1;
+const COMPATIBLE_COUNT: u64 = 2;
+const IN_PARENT: u64 = 3;
+const ENTRY_FLAGS: u64 = 4;
+const COUNT: u64 = 5;
+const PRESENT: u64 = 1 << 2;
+/// It could also be brought later, by a server of pages.
+const LAZY: u64 = 1 << 1;
+
+pub struct Process {
+    /// As it sees itself.
+    pub pid: u32,
+    pub areas: Vec<Area>,
+    /// In order, none over another.
+    pub runs: Vec<Run>,
+    /// CRIU's file of their contents.
+    pub pages: PathBuf,
+    mm_path: PathBuf,
+    mm: Entries,
+    map_path: PathBuf,
+    map: Entries,
+    /// What an entry of the page map looks like here.
+    template: Message,
+}
+
+impl Process {
+    /// The processes of a dump that have memory of their own.
+    pub fn all(images: &Path) -> Result<Vec<Process>, String> {
+        let failed = |error| format!("{}: {error}", images.display());
+        let mut pids = Vec::new();
+        for entry in fs::read_dir(images).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix("mm-")?.strip_suffix(".img"));
+            pids.extend(name.and_then(|pid| pid.parse::<u32>().ok()));
+        }
+        pids.sort_unstable();
+        pids.into_iter().map(|pid| Process::read(images, pid)).collect()
+    }
+
+    fn read(images: &Path, pid: u32) -> Result<Process, String> {
+        let strange = |what: &str| format!("process {pid}: {what}");
+        let mm_path = images.join(format!("mm-{pid}.img"));
+        let mm = Entries::read(&mm_path)?;
+        let [memory] = &mm.entries[..] else { return Err(strange("its memory is described twice")) };
+        let areas: Option<Vec<_>> = memory.all_bytes(AREAS).map(Area::read).collect();
+        let areas = areas.ok_or_else(|| strange("an area of its memory cannot be understood"))?;
+        let map_path = images.join(format!("pagemap-{pid}.img"));
+        let map = Entries::read(&map_path)?;
+        let (head, entries) = map.entries.split_first().ok_or_else(|| strange("it has no page map"))?;
+        let number = head.number(1).ok_or_else(|| strange("its pages have no file"))?;
+        let pages = images.join(format!("pages-{number}.img"));
+        let (runs, written) =
+            runs(entries).ok_or_else(|| strange("its page map has entries of an unknown kind"))?;
+        let found = fs::metadata(&pages).map_or(0, |meta| meta.len());
+        if found != written {
+            return Err(strange(&format!("its pages take {found} bytes, its page map says {written}")));
+        }
+        let template = entries.first().cloned().unwrap_or_default();
+        Ok(Process { pid, areas, runs, pages, mm_path, mm, map_path, map, template })
+    }
+
+    /// The runs within an area.
+    pub fn runs_of(&self, area: &Area) -> Vec<Run> {
+        let first = self.runs.partition_point(|run| run.memory.end <= area.span.start);
+        let runs = self.runs[first..].iter().take_while(|run| run.memory.start < area.span.end);
+        runs.filter_map(|run| run.within(&area.span)).collect()
+    }
+
+    /// Whether a guard lies within the area.
+    pub fn is_guarded(&self, area: &Area) -> bool {
+        self.areas.iter().any(|guard| {
+            guard.is_guard() && guard.span.start < area.span.end && area.span.start < guard.span.end
+        })
+    }
+
+    /// Describes the memory as `self.areas` have it now, with `runs` as the pages to be read.
+    pub fn describe(&mut self, runs: &[Run]) {
+        if let [memory] = &mut self.mm.entries[..] {
+            memory.replace_all(AREAS, self.areas.iter().map(|area| area.message.write()));
+        }
+        self.map.entries.truncate(1);
+        for run in runs {
+            let mut entry = self.template.clone();
+            let count = (run.memory.end - run.memory.start) / PAGE;
+            entry.set(ADDRESS, run.memory.start).set(COMPATIBLE_COUNT, count).set(ENTRY_FLAGS, PRESENT);
+            if entry.number(COUNT).is_some() {
+                entry.set(COUNT, count);
+            }
+            self.map.entries.push(entry);
+        }
+    }
+
+    /// Writes the descriptions and puts `pages` in the place of CRIU's.
+    pub fn write(&self, pages: &Path) -> std::io::Result<()> {
+        self.mm.write(&self.mm_path)?;
+        self.map.write(&self.map_path)?;
+        fs::rename(pages, &self.pages)
+    }
+}
+
+/// The runs of a page map, and the bytes that they take in all.
+fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
+    let (mut runs, mut at) = (Vec::<Run>::new(), 0);
+    for entry in entries {
+        let count = entry.number(COUNT).or(entry.number(COMPATIBLE_COUNT))?;
+        let plain =
+            entry.number(ENTRY_FLAGS)? & !LAZY == PRESENT && entry.number(IN_PARENT).unwrap_or(0) == 0;
+        let start = entry.number(ADDRESS)?;
+        let bytes = count.checked_mul(PAGE)?;
+        let follows = runs.last().is_none_or(|last| last.memory.end <= start);
+        if !plain || !follows || bytes == 0 || !start.is_multiple_of(PAGE) {
+            return None;
+        }
+        runs.push(Run { memory: start..start.checked_add(bytes)?, at });
+        at += bytes;
+    }
+    Some((runs, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(address: u64, count: u64, flags: u64) -> Message {
+        let mut entry = Message::default();
+        entry.set(1, address).set(2, count).set(4, flags).set(5, count);
+        entry
+    }
+
+    #[test]
+    fn a_page_map_is_understood_or_refused() {
+        let good = [entry(0x1000, 2, 4), entry(0x5000, 1, 6)];
+        let (found, bytes) = runs(&good).unwrap();
+        assert_eq!(bytes, 3 * 4096);
+        assert_eq!(found[1], Run { memory: 0x5000..0x6000, at: 8192 });
+        for bad in [
+            [entry(0x1000, 2, 4), entry(0x2000, 1, 4)],
+            [entry(0x1000, 2, 4), entry(0x5000, 1, 1)],
+            [entry(0x1000, 2, 4), entry(0x5000, 1, 2)],
+            [entry(0x1000, 2, 4), entry(0x5001, 1, 4)],
+            [entry(0x1000, 2, 4), entry(0x5000, u64::MAX / 4096, 4)],
+        ] {
+            assert!(runs(&bad).is_none());
+        }
+    }
+}
