@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 CARGO := cargo
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build demo test unit system numba-suite model fuzz lint deny bench-gpu install clean
+.PHONY: help setup build demo test unit system numba-suite model fuzz lint deny bench-gpu figures install clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,6 +49,11 @@ deny: ## Licences and sources of dependencies
 
 bench-gpu: build ## Everything that needs a real NVIDIA GPU; results beside the machine's description
 	benches/gpu/run --out benches/gpu/results/$$(date -u +%Y-%m-%d).json
+
+figures: setup ## The tables and pictures of docs/benchmarks.md from the checked-in results
+	benches/gpu/report
+	.venv/bin/pip install --quiet matplotlib==3.10.*
+	$(PYTHON) benches/gpu/plot
 
 install: setup build ## Into PREFIX (default /usr/local)
 	scripts/install $${PREFIX:-/usr/local}

@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from images import answers_of, ask
+from images import ask
 from programs import Native, python_program
 
 DRIVER_STEPS = ("Lock", "Checkpoint", "Restore", "Unlock")
@@ -78,10 +78,9 @@ def measure(name, work, memory, rounds=3):
     trigger, images = work / f"{name}-driver-ask", memory / f"driver-{name}"
     images.mkdir()
     program = Native(python_program(name, "--serve", trigger), work / f"{name}-driver.log", start_new_session=True)
-    answers = lambda: answers_of(program.lines())
     try:
         program.wait_ready()
-        warm_s, expected = ask(trigger, answers)
+        warm_s, expected = ask(trigger)
         pid = program.process.pid
         checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
         start = time.perf_counter()
@@ -102,7 +101,7 @@ def measure(name, work, memory, rounds=3):
             row["driver_restore_s"] = driver.step("Restore", pid)
             row["driver_unlock_s"] = driver.step("Unlock", pid)
             row["running_s"] = time.perf_counter() - start
-            _, answer = ask(trigger, answers)
+            _, answer = ask(trigger)
             row["first_answer_s"] = time.perf_counter() - start
         finally:
             process.kill()

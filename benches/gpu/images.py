@@ -28,19 +28,21 @@ def memory_directory():
         shutil.rmtree(path, ignore_errors=True)
 
 
-def ask(trigger: Path, answers, limit=60):
-    """Seconds until the next answer, and the answer. `answers` returns all so far."""
-    count, start = len(answers()), time.perf_counter()
+def ask(trigger: Path, limit=60):
+    """Seconds until the next answer, and the answer."""
+    count, start = len(answers(trigger)), time.perf_counter()
     trigger.touch()
-    while len(answers()) <= count:
+    while len(answers(trigger)) <= count:
         if time.perf_counter() - start > limit:
             raise TimeoutError(f"no answer within {limit} s")
         time.sleep(0.0005)
-    return time.perf_counter() - start, answers()[-1]
+    return time.perf_counter() - start, answers(trigger)[-1]
 
 
-def answers_of(lines):
-    return [line.split()[1] for line in lines if line.startswith("answer ")]
+def answers(trigger: Path):
+    """All answers so far of the programs that wait for the file."""
+    file = Path(f"{trigger}.answers")
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def rates(report):
@@ -52,15 +54,15 @@ def rates(report):
     return {"bytes": memory["bytes"], "seconds": seconds, "gb_per_s": memory["bytes"] / 1e9 / seconds, "gpu_half_ms": (end - begin) / 1e3}
 
 
-def measure(rekindle, name, work, rounds=5):
+def measure(rekindle, name, work, checkpoints=5, restores=10):
     """Checkpoints of a warm program, then restores of the last, each asked for an answer."""
     trigger, label = work / f"{name}-serve-ask", f"serve-{name}"
     rekindle.run(label, *python_program(name, "--serve", trigger))
     wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
-    warm_s, expected = ask(trigger, lambda: answers_of(rekindle.lines(label)))
+    warm_s, expected = ask(trigger)
     row = {"ok": False, "warm_answer_s": warm_s, "checkpoints": [], "restores": []}
-    for n in range(rounds):
-        last = n == rounds - 1
+    for n in range(checkpoints):
+        last = n == checkpoints - 1
         image = f"{name}-served-{n}"
         report = rekindle.json("checkpoint", label, "--to", image, "--stop" if last else "--leave-running")
         row["checkpoints"].append({**rates(report), "report": report})
@@ -70,15 +72,14 @@ def measure(rekindle, name, work, rounds=5):
     row["sizes"] = rekindle.json("inspect", image).get("sizes")
     same = True
     try:
-        for n in range(rounds):
+        for n in range(restores):
             restored = f"{label}-{n}"
-            answers = lambda: answers_of(rekindle.lines(restored))
             start = time.perf_counter()
             report = rekindle.restore(image, restored)
             running = time.perf_counter() - start
-            _, answer = ask(trigger, answers)
+            _, answer = ask(trigger)
             first = time.perf_counter() - start
-            again, _ = ask(trigger, answers)
+            again, _ = ask(trigger)
             same = same and answer == expected
             times = {"running_s": running, "first_answer_s": first, "warm_answer_s": again}
             row["restores"].append({**rates(report), **times, "report": report})

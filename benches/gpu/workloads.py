@@ -2,12 +2,13 @@
 
     python workloads.py NAME [--steps N] [--pause SECONDS]     N steps, a line each: `step I DIGEST`
     python workloads.py NAME --batches FILE                    whenever FILE appears: a batch of steps, `batch MEDIAN_MS`
-    python workloads.py NAME --serve FILE                      whenever FILE appears: a step, `answer DIGEST`
+    python workloads.py NAME --serve FILE                      whenever FILE appears: a step, `answer DIGEST`, also in FILE.answers
 
 Weights are random but seeded; what is measured does not depend on them.
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import statistics
@@ -263,13 +264,18 @@ def requests(step, trigger):
     while True:
         while not os.path.exists(trigger):
             time.sleep(0.001)
-        os.unlink(trigger)
-        yield
+        # Of several that wait for the same file, one gets it.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(trigger)
+            yield
 
 
 def serve(step, trigger):
     for _ in requests(step, trigger):
-        print(f"answer {digest(step(0))}", flush=True)
+        answer = digest(step(0))
+        print(f"answer {answer}", flush=True)
+        with open(f"{trigger}.answers", "a") as file:
+            file.write(f"{answer}\n")
 
 
 def run_batches(step, trigger):
