@@ -41,9 +41,10 @@ fn mode(mode: Mode) -> String {
 
 pub fn images(images: &Value) -> String {
     let mut table =
-        table(&["IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "STORED", "COMMAND", "PROBLEM"]);
+        table(&["IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "OWN", "SHARED", "COMMAND", "PROBLEM"]);
     for image in images.as_array().into_iter().flatten() {
         let size = |field: &str| image["sizes"][field].as_u64().map(bytes).unwrap_or_default();
+        let shared = image["shared_bytes"].as_u64().unwrap_or_default();
         table.add_row([
             text(&image["name"]),
             text(&image["created"]),
@@ -51,7 +52,8 @@ pub fn images(images: &Value) -> String {
             size("cpu"),
             size("gpu"),
             size("pinned"),
-            size("stored"),
+            image["sizes"]["stored"].as_u64().map(|stored| bytes(stored - shared)).unwrap_or_default(),
+            bytes(shared),
             shorten(&words(&image["command"]), 40),
             text(&image["problem"]),
         ]);

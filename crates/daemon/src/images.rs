@@ -18,6 +18,7 @@ pub fn list(store: &Store) -> Result<Value> {
                 "mode": outline.mode,
                 "command": outline.argv,
                 "sizes": outline.sizes,
+                "shared_bytes": outline.shared,
                 "problem": null,
             }),
             Err(problem) => json!({
@@ -27,6 +28,7 @@ pub fn list(store: &Store) -> Result<Value> {
                 "mode": null,
                 "command": [],
                 "sizes": null,
+                "shared_bytes": null,
                 "problem": problem,
             }),
         })

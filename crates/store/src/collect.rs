@@ -65,9 +65,7 @@ fn referenced(layout: &Layout) -> Result<HashSet<String>> {
                 return Err(Error::Uncollectable { image, source: Box::new(source) });
             }
         };
-        for part in manifest.parts.iter().filter(|part| part.file.is_none()) {
-            wanted.extend(part.chunks.iter().filter_map(|chunk| chunk.file_name()));
-        }
+        wanted.extend(manifest.shelved().map(|(name, _)| name));
     }
     Ok(wanted)
 }

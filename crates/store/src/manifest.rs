@@ -123,6 +123,12 @@ impl Manifest {
         self.parts.iter().find(|part| part.kind == *kind && part.name == name)
     }
 
+    /// The chunks that lie among the store's, by file name and length there; one that is used twice comes twice.
+    pub(crate) fn shelved(&self) -> impl Iterator<Item = (String, u64)> {
+        let shared = self.parts.iter().filter(|part| part.file.is_none());
+        shared.flat_map(|part| &part.chunks).filter_map(|chunk| Some((chunk.file_name()?, chunk.stored)))
+    }
+
     /// Sums up the parts.
     pub(crate) fn measure(&mut self) {
         let mut sizes = Sizes::default();

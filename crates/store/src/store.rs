@@ -1,6 +1,7 @@
 //! The store: a directory of images and of the chunks that they share. See [`crate::layout`] for
 //! where things lie. Several processes may have one store open, and change it, at once.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,16 +45,20 @@ pub struct Outline {
     pub mode: Mode,
     pub argv: Vec<String>,
     pub sizes: Sizes,
+    /// Of what is stored, the bytes that another image of the store refers to as well.
+    pub shared: u64,
 }
 
-impl From<&Manifest> for Outline {
-    fn from(manifest: &Manifest) -> Outline {
+impl Outline {
+    fn new(manifest: &Manifest, images_with: &HashMap<String, u32>) -> Outline {
+        let chunks: HashMap<_, _> = manifest.shelved().collect();
         Outline {
             id: manifest.id.clone(),
             created: manifest.created.clone(),
             mode: manifest.mode,
             argv: manifest.program.argv.clone(),
             sizes: manifest.sizes,
+            shared: chunks.iter().filter(|(name, _)| images_with[*name] > 1).map(|(_, stored)| stored).sum(),
         }
     }
 }
@@ -105,7 +110,8 @@ impl Store {
 
     /// All images, by name.
     pub fn images(&self) -> Result<Vec<Summary>> {
-        let mut images = Vec::new();
+        let mut found = Vec::new();
+        let mut images_with: HashMap<String, u32> = HashMap::new();
         for path in list(&self.layout.images())? {
             let read = peek(&path);
             if let Err(Error::NotAnImage { .. }) = read
@@ -113,14 +119,22 @@ impl Store {
             {
                 continue;
             }
+            if let Ok(manifest) = &read {
+                let chunks: HashSet<_> = manifest.shelved().map(|(name, _)| name).collect();
+                chunks.into_iter().for_each(|name| *images_with.entry(name).or_default() += 1);
+            }
+            found.push((path, read));
+        }
+        let summary = |(path, read): (PathBuf, Result<Manifest>)| {
             let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let name = match &read {
                 Ok(manifest) => manifest.name.clone(),
                 Err(_) => names::decode(&file_name).unwrap_or(file_name),
             };
-            let state = read.map(|manifest| Outline::from(&manifest)).map_err(|error| error.to_string());
-            images.push(Summary { name, path, state });
-        }
+            let outline = read.map(|manifest| Outline::new(&manifest, &images_with));
+            Summary { name, path, state: outline.map_err(|error| error.to_string()) }
+        };
+        let mut images: Vec<_> = found.into_iter().map(summary).collect();
         images.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(images)
     }

@@ -88,17 +88,23 @@ fn contents_are_shared_between_images() {
     for name in ["a", "b", "c"] {
         let draft = store.begin(name).unwrap();
         draft.put(PartKind::GpuBuffer, "w", Value::Null, &weights).unwrap();
+        draft.put(PartKind::GpuBuffer, "own", Value::Null, &noise(name.as_bytes()[0], 1 << 20)).unwrap();
         draft.commit().unwrap();
     }
+    for summary in store.images().unwrap() {
+        let outline = summary.state.unwrap();
+        assert_eq!((outline.shared, outline.sizes.stored), (8 << 20, 9 << 20), "{}", summary.name);
+    }
     let chunks = support::chunk_files(root.path());
-    assert_eq!(chunks.len(), 4);
+    assert_eq!(chunks.len(), 4 + 3);
     store.remove("a").unwrap();
     store.remove("b").unwrap();
-    assert_eq!(store.collect().unwrap().chunks, 0);
+    assert_eq!(store.collect().unwrap().chunks, 2);
+    assert_eq!(store.images().unwrap()[0].state.as_ref().unwrap().shared, 0);
     assert!(store.verify("c", &|_, _| {}).unwrap().is_sound());
     store.remove("c").unwrap();
     let collected = store.collect().unwrap();
-    assert_eq!((collected.chunks, collected.kept), (4, 0));
+    assert_eq!((collected.chunks, collected.kept), (5, 0));
     assert!(support::chunk_files(root.path()).is_empty());
 }
 
