@@ -207,14 +207,21 @@ def test_a_dead_worker_is_an_error_in_the_program_alone(rekindle):
 
 
 def workers(rekindle):
-    """Pids of this Rekindle's workers, with their arguments."""
+    """Pids of this Rekindle's workers, with their arguments; not those that wait for a sandbox."""
     found = {}
+    waiting = {spare["pid"] for spare in rekindle.json("ps")["pool"]}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         except OSError:
             continue
-        if arguments[:1] and arguments[0].endswith("rekindled") and "worker" in arguments[1:2] and str(rekindle.run_root) in " ".join(arguments):
+        if (
+            arguments[:1]
+            and arguments[0].endswith("rekindled")
+            and "worker" in arguments[1:2]
+            and int(pid) not in waiting
+            and str(rekindle.run_root) in " ".join(arguments)
+        ):
             found[int(pid)] = " ".join(arguments)
     return found
 

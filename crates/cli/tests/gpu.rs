@@ -2,20 +2,7 @@
 
 mod harness;
 
-use std::fs;
-
-use harness::{GPU_COUNTER, Rekindle, kill, wait};
-
-/// The pids of this Rekindle's workers.
-fn workers(rekindle: &Rekindle) -> Vec<i32> {
-    let runs = rekindle.path("runs");
-    let command = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|pid| command(pid).contains("\0worker\0") && command(pid).contains(runs.to_str().unwrap()))
-        .collect()
-}
+use harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
 
 #[test]
 fn a_program_counts_and_ends() {
@@ -24,7 +11,7 @@ fn a_program_counts_and_ends() {
     arguments.extend(GPU_COUNTER);
     arguments.push("5");
     assert_eq!(rekindle.ok(&arguments), "1\n2\n3\n4\n5\n");
-    wait("the worker's end", || workers(&rekindle).is_empty());
+    wait("the worker's end", || rekindle.worker_processes().len() == rekindle.pool(1).len());
     rekindle.assert_tidy();
 }
 
@@ -33,7 +20,7 @@ fn a_dead_worker_is_an_error_in_its_program_alone() {
     let rekindle = Rekindle::new();
     rekindle.start("victim", &GPU_COUNTER);
     rekindle.goes_on("victim");
-    let worker = workers(&rekindle);
+    let worker = rekindle.workers();
     assert_eq!(worker.len(), 1);
     rekindle.start("other", &GPU_COUNTER);
     rekindle.goes_on("other");
@@ -51,7 +38,7 @@ fn a_worker_that_dies_under_a_program_that_does_not_look_is_told_of() {
     let code = "import ctypes, time\nctypes.CDLL('libcuda.so.1').cuInit(0)\nprint('ready', flush=True)\ntime.sleep(60)";
     rekindle.start("idle", &["python3", "-c", code]);
     wait("the program", || rekindle.lines("idle") == ["ready"]);
-    kill(workers(&rekindle)[0], 9);
+    kill(rekindle.workers()[0], 9);
     wait("the problem", || !rekindle.sandbox("idle")["problem"].is_null());
     assert!(rekindle.sandbox("idle")["problem"].as_str().unwrap().contains("signal 9"));
     let error = rekindle.refused(&["checkpoint", "idle", "--to", "image", "--stop"]);
@@ -64,8 +51,9 @@ fn a_killed_program_leaves_no_worker() {
     let rekindle = Rekindle::new();
     rekindle.start("victim", &GPU_COUNTER);
     rekindle.goes_on("victim");
+    let worker = rekindle.workers()[0];
     kill(rekindle.sandbox("victim")["pid"].as_i64().unwrap() as i32, 9);
-    wait("the end of all", || workers(&rekindle).is_empty() && rekindle.sandbox("victim")["pid"] == 0);
+    wait("the end of all", || !is_alive(worker) && rekindle.sandbox("victim")["pid"] == 0);
     assert_eq!(rekindle.sandbox("victim")["exit_code"], 128 + 9);
     rekindle.assert_tidy();
 }

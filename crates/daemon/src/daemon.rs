@@ -12,11 +12,13 @@ use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 use crate::claims::Claims;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
+use crate::gpu;
 use crate::held::{Held, remove_directory};
 use crate::lock::Lock;
 use crate::places::Places;
 use crate::record::Record;
 use crate::registry::Registry;
+use crate::worker_pool::{PoolSize, WorkerPool};
 
 pub struct Daemon {
     pub places: Places,
@@ -28,13 +30,14 @@ pub struct Daemon {
     pub driver: Helper,
     /// Processes that are being checkpointed.
     pub claims: Claims,
+    pub pool: Arc<WorkerPool>,
     criu: OnceLock<Criu>,
     _lock: Lock,
 }
 
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
-    pub fn open(places: Places) -> Result<Arc<Daemon>> {
+    pub fn open(places: Places, pool: PoolSize) -> Result<Arc<Daemon>> {
         places.prepare()?;
         let lock = Lock::take(&places)?;
         let program =
@@ -51,6 +54,7 @@ impl Daemon {
         };
         let log = places.logs().join("driver-helper.log");
         let driver = Helper::new(&program, places.driver(), log);
+        let pool = WorkerPool::open(&places, program.clone(), pool);
         let daemon = Arc::new(Daemon {
             places,
             driver,
@@ -58,6 +62,7 @@ impl Daemon {
             store,
             sandboxes: Registry::default(),
             claims: Claims::default(),
+            pool,
             criu: OnceLock::new(),
             _lock: lock,
         });
@@ -67,6 +72,7 @@ impl Daemon {
             let daemon = daemon.clone();
             std::thread::spawn(move || daemon.recover_driver());
         }
+        daemon.pool.prepare(&gpu::choose(None)?);
         Ok(daemon)
     }
 
@@ -90,7 +96,7 @@ impl Daemon {
         let mut known = HashSet::new();
         for record in Record::load_all(&self.places.sandboxes())? {
             known.insert(record.id.clone());
-            let held = Held::new(&self.places, &self.program, record);
+            let held = Held::new(&self.places, &self.pool, record);
             if held.is_live() {
                 self.take_over(&held);
             }

@@ -84,6 +84,7 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
     if served.is_err() && worker.ended().is_some() {
         // One that nobody needed may have ended just now.
         worker = held.start_worker()?;
+        held.fill_pool();
         served = worker.command("serve", &serve, &[worker_end.as_fd()]);
     }
     served?;
@@ -95,6 +96,6 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
 fn free_worker(held: &Arc<Held>) -> Result<Arc<Worker>> {
     match held.live_workers().into_iter().find(|worker| worker.client() == 0) {
         Some(worker) => Ok(worker),
-        None => held.start_worker(),
+        None => held.start_worker().inspect(|_| held.fill_pool()),
     }
 }

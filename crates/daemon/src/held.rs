@@ -16,7 +16,8 @@ use crate::places::Places;
 use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
 use crate::traces;
-use crate::worker::{OnEnd, Start, Worker};
+use crate::worker::{OnEnd, Place, Worker};
+use crate::worker_pool::WorkerPool;
 
 /// How long after a worker's end its client may still be on its way out.
 const PARTING: Duration = Duration::from_millis(250);
@@ -33,7 +34,7 @@ pub struct Held {
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
-    program: PathBuf,
+    pool: Arc<WorkerPool>,
     record: Mutex<Record>,
     changed: Condvar,
     cpu: OnceLock<Sandbox>,
@@ -44,8 +45,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// `program` is `rekindled` itself, which workers are made of.
-    pub fn new(places: &Places, program: &Path, record: Record) -> Arc<Held> {
+    pub fn new(places: &Places, pool: &Arc<WorkerPool>, record: Record) -> Arc<Held> {
         let id = record.id.clone();
         Arc::new(Held {
             run_directory: places.run_directories().join(&id),
@@ -55,7 +55,7 @@ impl Held {
             records: places.sandboxes(),
             logs: places.logs(),
             criu_cache: places.criu_cache(),
-            program: program.to_path_buf(),
+            pool: pool.clone(),
             record: Mutex::new(record),
             changed: Condvar::new(),
             cpu: OnceLock::new(),
@@ -114,19 +114,21 @@ impl Held {
     pub fn shown(&self) -> Shown {
         let record = self.record();
         let (mut device, mut pinned) = (0, 0);
+        let workers = self.live_workers();
         if record.state == State::Running {
-            for status in self.live_workers().iter().filter_map(|worker| worker.glance()) {
+            for status in workers.iter().filter_map(|worker| worker.glance()) {
                 device += status.device_bytes;
                 pinned += status.pinned_bytes;
             }
         }
-        record.shown(device, pinned)
+        let pids = workers.iter().map(|worker| worker.pid()).collect();
+        record.shown(device, pinned, pids)
     }
 
     /// Where its CPU half lives, and how its init is run.
     pub fn place(&self) -> Spec {
         Spec {
-            init: vec![self.program.clone().into_os_string(), INIT_ARGUMENT.into()],
+            init: vec![self.pool.program.clone().into_os_string(), INIT_ARGUMENT.into()],
             run_dir: self.run_directory.clone(),
             log: Some(self.log.clone()),
             criu_cache: Some(self.criu_cache.clone()),
@@ -247,20 +249,13 @@ impl Held {
         self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
     }
 
-    /// Starts a further worker.
+    /// Takes a further worker, which may not be ready yet. [`Held::fill_pool`] is to follow.
     pub fn start_worker(self: &Arc<Held>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
-        let number = workers.iter().map(|worker| worker.number).max().unwrap_or(0) + 1;
+        let number = workers.iter().map(|worker| worker.number()).max().unwrap_or(0) + 1;
         let gpu = self.record().gpu;
-        let start = Start {
-            program: &self.program,
-            run_directory: &self.run_directory,
-            number,
-            gpu: &gpu,
-            output: &self.log,
-            log: &self.worker_log(number),
-        };
-        let worker = Worker::start(&start, self.on_worker_end())?;
+        let place = self.worker_place(number);
+        let worker = self.pool.worker(&gpu, place, &self.log, || self.on_worker_end())?;
         workers.push(worker.clone());
         drop(workers);
         self.note_workers();
@@ -270,8 +265,7 @@ impl Held {
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
     pub fn reconnect_workers(self: &Arc<Held>) {
         for WorkerRecord { number, client } in self.record().workers {
-            let log = self.worker_log(number);
-            match Worker::reconnect(&self.run_directory, number, client, log, self.on_worker_end()) {
+            match Worker::reconnect(self.worker_place(number), client, self.on_worker_end()) {
                 Ok(worker) => self.workers().push(worker),
                 Err(error) if is_alive(client) => {
                     self.tell(format!(
@@ -289,13 +283,19 @@ impl Held {
         let workers = self
             .live_workers()
             .iter()
-            .map(|worker| WorkerRecord { number: worker.number, client: worker.client() })
+            .map(|worker| WorkerRecord { number: worker.number(), client: worker.client() })
             .collect();
         self.note(|record| record.workers = workers);
     }
 
-    pub fn worker_log(&self, number: u32) -> PathBuf {
-        self.logs.join(format!("{}.worker-{number}.log", self.id))
+    fn worker_place(&self, number: u32) -> Place {
+        let log = self.logs.join(format!("{}.worker-{number}.log", self.id));
+        Place::in_sandbox(&self.run_directory, number, log)
+    }
+
+    /// Has the next worker made ready; not to be done beside what is urgent.
+    pub fn fill_pool(&self) {
+        self.pool.refill();
     }
 
     fn on_worker_end(self: &Arc<Held>) -> OnEnd {

@@ -11,7 +11,7 @@
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `kill`, `logs`, `images`, `doctor` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand | `cpu_pages` |
-//! | GPU halves | `gate`, `worker`, `quiet` |
+//! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
 
 mod checkpoint;
 mod claims;
@@ -47,6 +47,7 @@ mod server;
 mod timeline;
 mod traces;
 mod worker;
+mod worker_pool;
 
 pub use daemon::Daemon;
 pub use doctor::{Finding, examine};
@@ -54,3 +55,4 @@ pub use error::{Error, Result};
 pub use places::{Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 pub use registry::ENDED_KEPT;
 pub use server::{listen, serve};
+pub use worker_pool::PoolSize;

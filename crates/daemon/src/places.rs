@@ -109,6 +109,11 @@ impl Places {
         self.runs.join("run")
     }
 
+    /// Where workers listen that wait for a sandbox.
+    pub fn pool(&self) -> PathBuf {
+        self.runs.join("pool")
+    }
+
     pub fn daemon_log(&self) -> PathBuf {
         self.state.join("daemon.log")
     }

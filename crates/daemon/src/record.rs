@@ -46,7 +46,7 @@ impl Record {
     }
 
     /// As the command line shows it.
-    pub fn shown(&self, device_bytes: u64, pinned_bytes: u64) -> Sandbox {
+    pub fn shown(&self, device_bytes: u64, pinned_bytes: u64, workers: Vec<i32>) -> Sandbox {
         Sandbox {
             name: self.name.clone(),
             mode: self.mode,
@@ -60,6 +60,7 @@ impl Record {
             problem: self.problem.clone(),
             device_bytes,
             pinned_bytes,
+            workers,
         }
     }
 

@@ -99,6 +99,7 @@ mod tests {
     use super::*;
     use crate::places::Places;
     use crate::record::Record;
+    use crate::worker_pool::{PoolSize, WorkerPool};
 
     fn held(places: &Places, name: &str, state: State) -> Arc<Held> {
         let record = Record {
@@ -117,7 +118,8 @@ mod tests {
             problem: None,
             workers: Vec::new(),
         };
-        Held::new(places, Path::new("/rekindled"), record)
+        let none = PoolSize { per_gpu: 0, most: 0 };
+        Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none), record)
     }
 
     fn places(root: &Path) -> Places {

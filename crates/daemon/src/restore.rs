@@ -81,7 +81,9 @@ pub fn restore(
     let attempt =
         Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline };
     reply.progress("restore", 0, 0);
-    if let Err(error) = attempt.bring_back().and_then(|()| held.is_up()) {
+    let brought_back = attempt.bring_back().and_then(|()| held.is_up());
+    held.fill_pool();
+    if let Err(error) = brought_back {
         give_back(daemon, &held);
         return Err(error);
     }

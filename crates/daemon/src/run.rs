@@ -58,7 +58,9 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     if wish.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
     }
-    match start(&held, &wish.command, &wish.directory, environment) {
+    let started = start(&held, &wish.command, &wish.directory, environment);
+    held.fill_pool();
+    match started {
         Ok(()) => Ok(held),
         Err(error) => {
             give_back(daemon, &held);
@@ -73,7 +75,7 @@ pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
         Mode::Sandbox => Some(client_library::find(&daemon.program)?),
         Mode::Driver => None,
     };
-    let held = Held::new(&daemon.places, &daemon.program, record);
+    let held = Held::new(&daemon.places, &daemon.pool, record);
     held.update(|_| {})?;
     let made = DirBuilder::new()
         .mode(0o700)

@@ -85,6 +85,7 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
     let sent = reply.send(&event);
     if last {
         log::info!("asked to shut down; sandboxes go on");
+        daemon.pool.close();
         let _ = fs::remove_file(&daemon.places.socket);
         std::process::exit(0);
     }
@@ -111,7 +112,8 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
         Request::List => {
             let all = daemon.sandboxes.all();
-            json!({ "sandboxes": all.iter().map(|held| held.shown()).collect::<Vec<_>>() })
+            let sandboxes: Vec<_> = all.iter().map(|held| held.shown()).collect();
+            json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
         Request::Logs { name, follow } => {
             logs::show(&*sandbox(&name)?, follow, reply)?;

@@ -2,9 +2,11 @@
 //!
 //! A worker is a process of its own that outlives the daemon; requests to it are answered one at a time. Dropping the
 //! connection in the middle of a checkpoint makes the worker undo it.
+//!
+//! A spare worker waits in the [`pool`](crate::worker_pool): it ends with this daemon, until a sandbox takes it.
 
-use std::fs::OpenOptions;
-use std::os::fd::BorrowedFd;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -31,54 +33,59 @@ const END_NOTICE: Duration = Duration::from_millis(500);
 pub struct Start<'a> {
     /// `rekindled`, which is the worker too.
     pub program: &'a Path,
-    pub run_directory: &'a Path,
-    pub number: u32,
+    pub place: Place,
     pub gpu: &'a str,
     /// The sandbox's log: what kernels print goes there.
     pub output: &'a Path,
+    /// Nobody needs it yet.
+    pub spare: bool,
+}
+
+/// Where a worker is found.
+#[derive(Clone)]
+pub struct Place {
+    /// Its number in its sandbox.
+    pub number: u32,
+    pub socket: PathBuf,
     /// The worker's own log.
-    pub log: &'a Path,
+    pub log: PathBuf,
+}
+
+impl Place {
+    pub fn in_sandbox(run_directory: &Path, number: u32, log: PathBuf) -> Place {
+        Place { number, socket: run_directory.join(socket_name(number)), log }
+    }
 }
 
 /// What is done when a worker has ended.
 pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
 
 pub struct Worker {
-    pub number: u32,
-    socket: PathBuf,
-    log: PathBuf,
+    place: Mutex<Place>,
     connection: Mutex<Option<UnixStream>>,
     pid: AtomicI32,
     client: AtomicI32,
     ended: Mutex<Option<String>>,
+    on_end: Mutex<Option<OnEnd>>,
 }
 
 impl Worker {
     /// Starts a worker. It opens its GPU while the caller goes on; the first request waits for it.
     pub fn start(start: &Start<'_>, on_end: OnEnd) -> Result<Arc<Worker>> {
-        let open = |path: &Path| {
-            OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(path)
-                .map_err(|source| Error::io("open", path, source))
-        };
-        let socket = start.run_directory.join(socket_name(start.number));
-        let mut child = Command::new(start.program)
-            .arg("worker")
-            .arg("--listen")
-            .arg(&socket)
-            .arg("--gpu")
-            .arg(start.gpu)
+        let mut command = Command::new(start.program);
+        command.arg("worker").arg("--listen").arg(&start.place.socket).arg("--gpu").arg(start.gpu);
+        if start.spare {
+            command.arg("--spare");
+        }
+        let mut child = command
             .current_dir("/")
             .stdin(Stdio::null())
-            .stdout(open(start.output)?)
-            .stderr(open(start.log)?)
+            .stdout(append(start.output)?)
+            .stderr(append(&start.place.log)?)
             .process_group(0)
             .spawn()
             .map_err(|source| Error::io("start", start.program, source))?;
-        let worker =
-            Arc::new(Worker::new(start.number, socket, start.log.to_path_buf(), child.id() as i32, None));
+        let worker = Arc::new(Worker::new(start.place.clone(), child.id() as i32, None, on_end));
         let watched = worker.clone();
         std::thread::spawn(move || {
             let how = match child.wait() {
@@ -86,23 +93,32 @@ impl Worker {
                 Err(error) => format!("it could not be waited for: {error}"),
             };
             watched.note_end(how);
-            on_end(&watched);
         });
         Ok(worker)
     }
 
+    /// Makes a spare worker that of a sandbox: moves it to its place there, and has it print to `output`.
+    pub fn take(&self, place: Place, output: &Path, on_end: OnEnd) -> Result<()> {
+        let output = append(output)?;
+        self.command("join a sandbox", &Request::Take, &[output.as_fd()])?;
+        let mut own = self.lock_place();
+        for (from, to) in [(&own.socket, &place.socket), (&own.log, &place.log)] {
+            std::fs::rename(from, to).map_err(|source| Error::io("move", from, source))?;
+        }
+        *own = place;
+        drop(own);
+        *self.on_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_end);
+        match self.ended() {
+            Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.place().log }),
+            None => Ok(()),
+        }
+    }
+
     /// Finds the worker that an earlier daemon has started.
-    pub fn reconnect(
-        run_directory: &Path,
-        number: u32,
-        client: i32,
-        log: PathBuf,
-        on_end: OnEnd,
-    ) -> Result<Arc<Worker>> {
-        let socket = run_directory.join(socket_name(number));
-        let stream =
-            UnixStream::connect(&socket).map_err(|source| Error::io("connect to", &socket, source))?;
-        let worker = Arc::new(Worker::new(number, socket, log, 0, Some(stream)));
+    pub fn reconnect(place: Place, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let stream = UnixStream::connect(&place.socket)
+            .map_err(|source| Error::io("connect to", &place.socket, source))?;
+        let worker = Arc::new(Worker::new(place, 0, Some(stream), on_end));
         worker.client.store(client, Ordering::Relaxed);
         let pid = worker.status()?.pid;
         worker.pid.store(pid, Ordering::Relaxed);
@@ -110,21 +126,28 @@ impl Worker {
         std::thread::spawn(move || {
             process::wait_for_end(pid);
             watched.note_end("it ended".to_string());
-            on_end(&watched);
         });
         Ok(worker)
     }
 
-    fn new(number: u32, socket: PathBuf, log: PathBuf, pid: i32, stream: Option<UnixStream>) -> Worker {
+    fn new(place: Place, pid: i32, stream: Option<UnixStream>, on_end: OnEnd) -> Worker {
         Worker {
-            number,
-            socket,
-            log,
+            place: Mutex::new(place),
             connection: Mutex::new(stream),
             pid: AtomicI32::new(pid),
             client: AtomicI32::new(0),
             ended: Mutex::new(None),
+            on_end: Mutex::new(Some(on_end)),
         }
+    }
+
+    /// Its number in its sandbox.
+    pub fn number(&self) -> u32 {
+        self.lock_place().number
+    }
+
+    pub fn place(&self) -> Place {
+        self.lock_place().clone()
     }
 
     pub fn pid(&self) -> i32 {
@@ -215,7 +238,7 @@ impl Worker {
         let began = Instant::now();
         while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
             if let Some(how) = self.ended() {
-                return Error::WorkerEnded { action, how: self.with_words(how), log: self.log.clone() };
+                return Error::WorkerEnded { action, how: self.with_words(how), log: self.place().log };
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -224,7 +247,7 @@ impl Worker {
 
     /// How it ended, with the last line of its log, without the line's time and level.
     fn with_words(&self, how: String) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let log = std::fs::read_to_string(self.place().log).unwrap_or_default();
         match log.lines().last() {
             Some(line) => {
                 format!("{how}, saying: {}", line.split_once("] ").map_or(line, |(_, words)| words))
@@ -250,7 +273,7 @@ impl Worker {
     fn connect(&self) -> Result<UnixStream> {
         let began = Instant::now();
         loop {
-            match UnixStream::connect(&self.socket) {
+            match UnixStream::connect(self.place().socket) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
                     let reason = match self.ended() {
@@ -263,20 +286,33 @@ impl Worker {
                             continue;
                         }
                     };
-                    return Err(Error::WorkerStart { reason, log: self.log.clone() });
+                    return Err(Error::WorkerStart { reason, log: self.place().log });
                 }
             }
         }
     }
 
     fn note_end(&self, how: String) {
-        log::info!("worker {} (pid {}) of {}: {how}", self.number, self.pid(), self.socket.display());
+        log::info!("worker at {} (pid {}): {how}", self.place().socket.display(), self.pid());
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
+        let on_end = self.on_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(on_end) = on_end {
+            on_end(self);
+        }
+    }
+
+    fn lock_place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn append(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|source| Error::io("open", path, source))
 }
 
 fn exchange(

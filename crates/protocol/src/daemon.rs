@@ -103,6 +103,18 @@ pub struct Sandbox {
     pub problem: Option<String>,
     pub device_bytes: u64,
     pub pinned_bytes: u64,
+    /// Pids of its workers, as the host sees them.
+    #[serde(default)]
+    pub workers: Vec<i32>,
+}
+
+/// A worker that waits for a sandbox, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spare {
+    pub gpu: String,
+    pub pid: i32,
+    /// Its context is there.
+    pub ready: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,6 +15,9 @@ pub fn socket_name(worker: u32) -> String {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Status,
+    /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
+    /// outlives the daemon.
+    Take,
     /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
     Serve {
         run_directory: String,

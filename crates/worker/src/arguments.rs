@@ -1,4 +1,4 @@
-//! `rekindled worker --listen SOCKET --gpu GPU`
+//! `rekindled worker --listen SOCKET --gpu GPU [--spare]`
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,11 +10,13 @@ pub struct Arguments {
     /// The socket to make, for the daemon.
     pub listen: PathBuf,
     pub gpu: Gpu,
+    /// It waits in a pool: it ends with the daemon's connection unless it was taken.
+    pub spare: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentsError {
-    #[error("unknown argument {0:?}; a worker takes --listen SOCKET and --gpu GPU")]
+    #[error("unknown argument {0:?}; a worker takes --listen SOCKET, --gpu GPU and --spare")]
     Unknown(OsString),
     #[error("{0} needs a value")]
     NoValue(&'static str),
@@ -26,7 +28,7 @@ pub enum ArgumentsError {
 
 impl Arguments {
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, ArgumentsError> {
-        let (mut listen, mut gpu) = (None, None);
+        let (mut listen, mut gpu, mut spare) = (None, None, false);
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             match argument.to_str() {
@@ -39,12 +41,14 @@ impl Arguments {
                     let value = value.to_string_lossy();
                     gpu = Some(Gpu::parse(&value).ok_or_else(|| ArgumentsError::Gpu(value.into_owned()))?);
                 }
+                Some("--spare") => spare = true,
                 _ => return Err(ArgumentsError::Unknown(argument)),
             }
         }
         Ok(Arguments {
             listen: listen.ok_or(ArgumentsError::Missing("--listen"))?,
             gpu: gpu.ok_or(ArgumentsError::Missing("--gpu"))?,
+            spare,
         })
     }
 }
@@ -60,7 +64,9 @@ mod tests {
     #[test]
     fn a_worker_is_told_where_to_listen_and_what_to_use() {
         let parsed = parse("--gpu nvidia:3 --listen /run/w.sock").unwrap();
-        assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu: Gpu::Nvidia { index: 3 } });
+        let gpu = Gpu::Nvidia { index: 3 };
+        assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu, spare: false });
+        assert!(parse("--spare --gpu nvidia --listen /run/w.sock").unwrap().spare);
         assert_eq!(parse("--listen /a --gpu emulated").unwrap().gpu, Gpu::Emulated { config: None });
         assert_eq!(parse("--gpu emulated"), Err(ArgumentsError::Missing("--listen")));
         assert_eq!(parse("--listen"), Err(ArgumentsError::NoValue("--listen")));

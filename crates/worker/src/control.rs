@@ -31,14 +31,16 @@ pub(crate) struct Control {
     listener: UnixListener,
     remote: Remote,
     link: Arc<Link>,
+    /// It waits in a pool, and whoever connects is its daemon.
+    spare: bool,
     /// What a dead daemon leaves to undo.
     quiesced: bool,
     detached: Option<i32>,
 }
 
 impl Control {
-    pub(crate) fn new(listener: UnixListener, remote: Remote, link: Arc<Link>) -> Control {
-        Control { listener, remote, link, quiesced: false, detached: None }
+    pub(crate) fn new(listener: UnixListener, remote: Remote, link: Arc<Link>, spare: bool) -> Control {
+        Control { listener, remote, link, spare, quiesced: false, detached: None }
     }
 
     pub(crate) fn run(mut self) {
@@ -50,6 +52,9 @@ impl Control {
                     Err(error) => log::warn!("cannot take a connection: {error}"),
                 }
                 self.undo();
+                if self.spare {
+                    return self.remote.end(Ended::Done);
+                }
                 lonely_since = Instant::now();
             } else if !self.link.is_connected() && lonely_since.elapsed() > LONELY {
                 return self.remote.end(Ended::Failed("no daemon and no client has come".to_string()));
@@ -88,6 +93,7 @@ impl Control {
     ) -> Result<Response, String> {
         match request {
             Request::Status => self.remote.ask(|desk| Response::Status(desk.engine.status())),
+            Request::Take => self.take(descriptors),
             Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
             Request::Quiesce { limit_ms } => {
                 self.quiesce(Duration::from_millis(limit_ms)).map(Response::Quiesced)
@@ -120,6 +126,17 @@ impl Control {
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
         }
+    }
+
+    /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
+    fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let output = descriptors.first().ok_or("no descriptor for what kernels print came along")?;
+        // SAFETY: both are open descriptors of this process, and standard output is nobody's to keep.
+        if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
+            return Err(format!("cannot print to another file: {}", std::io::Error::last_os_error()));
+        }
+        self.spare = false;
+        Ok(Response::Done)
     }
 
     /// Takes the client's socket and greets it.

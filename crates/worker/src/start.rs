@@ -36,7 +36,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ended = serve(listener, || arguments.gpu.open());
+    let ended = serve_as(listener, arguments.spare, || arguments.gpu.open());
     let _ = std::fs::remove_file(&arguments.listen);
     match ended {
         Ended::Done => ExitCode::SUCCESS,
@@ -52,9 +52,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 ///
 /// Threads of the worker may outlast the return; the process is to end after it.
 pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
+    serve_as(listener, false, open)
+}
+
+fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
     let (remote, inbox) = remote();
     let link = Link::new();
-    let control = Control::new(listener, remote.clone(), link.clone());
+    let control = Control::new(listener, remote.clone(), link.clone(), spare);
     let control_thread = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
     if let Err(error) = control_thread {
         return Ended::Failed(format!("cannot start a thread: {error}"));

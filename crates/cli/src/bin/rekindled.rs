@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
-use rekindle_daemon::{Daemon, Places};
+use rekindle_daemon::{Daemon, Places, PoolSize};
 use rekindle_device::Platform;
 use rekindle_nvidia::{NvidiaPlatform, placement};
 
@@ -23,6 +23,12 @@ struct Arguments {
     /// Leave the terminal once the socket answers; the log then goes to a file in the state directory.
     #[arg(long)]
     background: bool,
+    /// How many workers wait, their contexts ready, for each GPU that was used last.
+    #[arg(long, value_name = "N", env = "REKINDLE_POOL", default_value_t = 1)]
+    pool: usize,
+    /// How many workers wait for all GPUs together.
+    #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 4)]
+    pool_limit: usize,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -81,6 +87,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
+    let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit };
     let given = arguments.places;
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     if arguments.background {
@@ -97,7 +104,7 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     } else {
         env_logger::Builder::from_env(log).init();
     }
-    let daemon = Daemon::open(places)?;
+    let daemon = Daemon::open(places, pool)?;
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {

@@ -186,6 +186,47 @@ impl Rekindle {
         fs::read_to_string(self.path("state/daemon.log")).unwrap_or_default()
     }
 
+    /// The pids of all workers of sandboxes.
+    pub fn workers(&self) -> Vec<i32> {
+        let all = self.json(&["ps"]);
+        let of = |sandbox: &Value| -> Vec<i32> {
+            sandbox["workers"].as_array().unwrap().iter().map(|pid| pid.as_i64().unwrap() as i32).collect()
+        };
+        all["sandboxes"].as_array().unwrap().iter().flat_map(of).collect()
+    }
+
+    /// The pids of this Rekindle's worker processes, those that wait among them.
+    pub fn worker_processes(&self) -> Vec<i32> {
+        let runs = self.path("runs");
+        let runs = runs.to_str().unwrap();
+        let command = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid| command(pid).contains("\0worker\0") && command(pid).contains(runs))
+            .collect()
+    }
+
+    /// The pids of workers that wait ready, once there are so many.
+    pub fn pool(&self, count: usize) -> Vec<i32> {
+        let mut ready = Vec::new();
+        wait("the pool", || {
+            let all = self.json(&["ps"]);
+            let pool = all["pool"].as_array().unwrap().iter();
+            ready = pool
+                .filter(|spare| spare["ready"] == true)
+                .map(|spare| spare["pid"].as_i64().unwrap() as i32)
+                .collect();
+            ready.len() == count
+        });
+        ready
+    }
+
+    /// The next daemon gets this environment too.
+    pub fn set_environment(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_string(), value.to_string()));
+    }
+
     /// Nothing is left of work that was not finished.
     pub fn assert_tidy(&self) {
         for place in ["state/store/staging", "state/dumps"] {

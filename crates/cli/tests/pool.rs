@@ -1,0 +1,101 @@
+//! Workers that wait for the next sandbox.
+
+mod harness;
+
+use std::os::unix::net::UnixStream;
+
+use harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
+
+/// A Rekindle whose daemon runs.
+fn started() -> Rekindle {
+    let rekindle = Rekindle::new();
+    rekindle.ok(&["ps"]);
+    rekindle
+}
+
+#[test]
+fn run_and_restore_take_the_worker_that_waits() {
+    let rekindle = started();
+    let first = rekindle.pool(1)[0];
+    rekindle.start("counter", &GPU_COUNTER);
+    assert_eq!(rekindle.workers(), [first]);
+    rekindle.goes_on("counter");
+    let second = rekindle.pool(1)[0];
+    assert_ne!(second, first);
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    wait("the first worker's end", || !is_alive(first));
+    rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
+    assert_eq!(rekindle.workers(), [second]);
+    rekindle.goes_on("again");
+    assert_ne!(rekindle.pool(1)[0], second);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_worker_that_is_killed_while_it_waits_is_replaced() {
+    let rekindle = started();
+    let first = rekindle.pool(1)[0];
+    kill(first, 9);
+    wait("its end", || !is_alive(first));
+    wait("another one", || rekindle.pool(1)[0] != first);
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+}
+
+#[test]
+fn one_that_is_killed_just_before_it_is_taken_does_no_harm() {
+    let rekindle = started();
+    for _ in 0..4 {
+        kill(rekindle.pool(1)[0], 9);
+        let output =
+            rekindle.output(&[&["run", "--gpu", "emulated", "--"], &GPU_COUNTER[..], &["3"]].concat());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n2\n3\n");
+    }
+}
+
+#[test]
+fn a_waiting_worker_ends_with_the_daemon_and_a_taken_one_does_not() {
+    let rekindle = started();
+    rekindle.start("counter", &GPU_COUNTER);
+    let (taken, waiting) = (rekindle.workers()[0], rekindle.pool(1)[0]);
+    rekindle.kill_daemon();
+    wait("the waiting worker's end", || !is_alive(waiting));
+    assert!(is_alive(taken));
+    rekindle.goes_on("counter");
+    let next = rekindle.pool(1)[0];
+    rekindle.ok(&["shutdown"]);
+    wait("the next one's end", || !is_alive(next));
+    wait("the daemon's end", || UnixStream::connect(rekindle.path("socket")).is_err());
+    assert_eq!(rekindle.worker_processes(), [taken]);
+    assert!(!rekindle.path("runs/pool").exists());
+    rekindle.goes_on("counter");
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    wait("the end of the taken one", || !is_alive(taken));
+}
+
+#[test]
+fn as_many_wait_as_were_asked_for() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_environment("REKINDLE_POOL", "2");
+    rekindle.set_environment("REKINDLE_POOL_LIMIT", "3");
+    rekindle.ok(&["ps"]);
+    rekindle.pool(2);
+    let other = "emulated:devices=2,memory=64M";
+    let mut arguments = vec!["run", "--gpu", other, "--"];
+    arguments.extend(GPU_COUNTER);
+    arguments.push("1");
+    rekindle.ok(&arguments);
+    rekindle.pool(3);
+    let pool = rekindle.json(&["ps"])["pool"].clone();
+    assert_eq!(pool.as_array().unwrap().iter().filter(|spare| spare["gpu"] == other).count(), 2);
+}
+
+#[test]
+fn none_waits_where_none_is_wanted() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_environment("REKINDLE_POOL", "0");
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    assert_eq!(rekindle.json(&["ps"])["pool"].as_array().unwrap().len(), 0);
+    assert_eq!(rekindle.worker_processes(), rekindle.workers());
+}
