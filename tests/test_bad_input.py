@@ -190,6 +190,25 @@ def test_any_name_is_only_a_name(rekindle, name):
     assert rekindle.json("images")["images"] == []
 
 
+def test_the_records_of_ten_thousand_sandboxes_hold_nothing_up(rekindle):
+    """As a machine that was never tidied has them: all names of one command, some of sandboxes that a crash left as running."""
+    rekindle("run", "--", "true")
+    rekindle("shutdown")
+    records = rekindle.state / "sandboxes"
+    (first,) = records.glob("*.json")
+    record = json.loads(first.read_text())
+    for number in range(10_000):
+        of = {**record, "id": f"{number:016x}", "name": f"true-{number + 1}", "state": "exited" if number % 100 else "running", "pid": 0}
+        (records / f"{of['id']}.json").write_text(json.dumps(of))
+    start = time.monotonic()
+    assert len(rekindle.sandboxes()) <= 100
+    assert time.monotonic() - start < 20
+    assert len(list(records.glob("*.json"))) <= 100
+    names = {rekindle("run", "-d", "--", "sleep", "60").strip() for _ in range(3)}
+    assert len(names) == 3
+    assert names == {row["name"] for row in rekindle.sandboxes() if row["pid"]}
+
+
 def test_a_dead_worker_is_an_error_in_the_program_alone(rekindle):
     rekindle.run("victim", *TRAIN)
     rekindle.run("other", *TRAIN)

@@ -94,14 +94,16 @@ impl Daemon {
 
     fn adopt(&self) -> Result<()> {
         let mut known = HashSet::new();
+        let mut adopted = Vec::new();
         for record in Record::load_all(&self.places.sandboxes())? {
             known.insert(record.id.clone());
             let held = Held::new(&self.places, &self.pool, record);
             if held.is_live() {
                 self.take_over(&held);
             }
-            self.sandboxes.adopt(held);
+            adopted.push(held);
         }
+        self.sandboxes.adopt(adopted);
         self.clear_strays(&known);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();

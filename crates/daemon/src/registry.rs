@@ -56,9 +56,17 @@ impl Registry {
         Ok(held)
     }
 
-    /// Takes a sandbox of an earlier daemon over.
-    pub fn adopt(&self, held: Arc<Held>) {
-        self.lock().insert(held.name(), held);
+    /// Takes an earlier daemon's sandboxes over. It may have died between a sandbox's record and forgetting the former
+    /// one of that name.
+    pub fn adopt(&self, mut all: Vec<Arc<Held>>) {
+        all.sort_by_cached_key(|held| (held.is_live(), held.record().started));
+        let mut sandboxes = self.lock();
+        for held in all {
+            if let Some(former) = sandboxes.insert(held.name(), held) {
+                former.forget();
+            }
+        }
+        trim(&mut sandboxes);
     }
 
     /// Forgets a sandbox that never came to run.
