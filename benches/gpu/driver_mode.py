@@ -1,0 +1,57 @@
+"""Driver mode: a program that was started without Rekindle, taken by `checkpoint --pid` and brought back; then the same
+by the driver's own checkpoint with CRIU alone (`baseline`), image in the same memory.
+"""
+
+import os
+import statistics
+import time
+
+import baseline
+from images import answers_of, ask
+from programs import Native, python_program
+
+
+def measure(rekindle, name, work, memory, rounds=3):
+    row = by_rekindle(rekindle, name, work, rounds)
+    row["criu"] = baseline.measure(name, work, memory, rounds)
+    return {**row, "ok": row["ok"] and row["criu"]["ok"]}
+
+
+def by_rekindle(rekindle, name, work, rounds):
+    trigger, image = work / f"{name}-pid-ask", f"{name}-pid"
+    program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
+    answers = lambda: answers_of(program.lines())
+    row = {"ok": False, "checkpoints": [], "restores": []}
+    try:
+        program.wait_ready()
+        row["warm_answer_s"], expected = ask(trigger, answers)
+        same, pid = True, program.process.pid
+        for n in range(rounds):
+            last = n == rounds - 1
+            start = time.perf_counter()
+            report = rekindle.json("checkpoint", "--pid", pid, "--mode", "driver", "--to", image, "--stop" if last else "--leave-running")
+            row["checkpoints"].append({"seconds": time.perf_counter() - start, "report": report})
+            if not last:
+                same = same and ask(trigger, answers)[1] == expected
+                rekindle("rm", image)
+    finally:
+        program.end()
+    row["sizes"] = rekindle.json("inspect", image)["sizes"]
+    # What the program has written may only have grown since.
+    written = program.log.stat().st_size
+    for n in range(rounds):
+        os.truncate(program.log, written)
+        restored = f"{name}-pid-{n}"
+        start = time.perf_counter()
+        report = rekindle.json("restore", image, "--name", restored, "-d")
+        running = time.perf_counter() - start
+        _, answer = ask(trigger, answers)
+        first = time.perf_counter() - start
+        again, _ = ask(trigger, answers)
+        same = same and answer == expected
+        row["restores"].append({"running_s": running, "first_answer_s": first, "warm_answer_s": again, "report": report})
+        rekindle("kill", restored)
+    rekindle("rm", image)
+    row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
+    row["checkpoint_s"] = statistics.median(one["seconds"] for one in row["checkpoints"])
+    return {**row, "ok": same}
