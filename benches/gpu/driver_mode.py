@@ -7,7 +7,7 @@ import statistics
 import time
 
 import baseline
-from images import answers_of, ask
+from images import ask
 from programs import Native, python_program
 
 
@@ -20,11 +20,10 @@ def measure(rekindle, name, work, memory, rounds=3):
 def by_rekindle(rekindle, name, work, rounds):
     trigger, image = work / f"{name}-pid-ask", f"{name}-pid"
     program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
-    answers = lambda: answers_of(program.lines())
     row = {"ok": False, "checkpoints": [], "restores": []}
     try:
         program.wait_ready()
-        row["warm_answer_s"], expected = ask(trigger, answers)
+        row["warm_answer_s"], expected = ask(trigger)
         same, pid = True, program.process.pid
         for n in range(rounds):
             last = n == rounds - 1
@@ -32,7 +31,7 @@ def by_rekindle(rekindle, name, work, rounds):
             report = rekindle.json("checkpoint", "--pid", pid, "--mode", "driver", "--to", image, "--stop" if last else "--leave-running")
             row["checkpoints"].append({"seconds": time.perf_counter() - start, "report": report})
             if not last:
-                same = same and ask(trigger, answers)[1] == expected
+                same = same and ask(trigger)[1] == expected
                 rekindle("rm", image)
     finally:
         program.end()
@@ -45,9 +44,9 @@ def by_rekindle(rekindle, name, work, rounds):
         start = time.perf_counter()
         report = rekindle.json("restore", image, "--name", restored, "-d")
         running = time.perf_counter() - start
-        _, answer = ask(trigger, answers)
+        _, answer = ask(trigger)
         first = time.perf_counter() - start
-        again, _ = ask(trigger, answers)
+        again, _ = ask(trigger)
         same = same and answer == expected
         row["restores"].append({"running_s": running, "first_answer_s": first, "warm_answer_s": again, "report": report})
         rekindle("kill", restored)

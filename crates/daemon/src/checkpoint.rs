@@ -10,6 +10,7 @@
 //! A program that goes on does so as soon as all is in the draft; one that is to be stopped waits in the hook until the
 //! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
@@ -18,11 +19,12 @@ use std::time::{Duration, Instant};
 use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_sandbox::pages::Served;
 use rekindle_sandbox::process::tree as process_tree;
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree};
 use rekindle_store::{Draft, Part, PartKind};
 
-use crate::cpu_pages;
+use crate::cpu_pages::{self, Pages};
 use crate::daemon::Daemon;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
@@ -89,6 +91,8 @@ struct Attempt<'a> {
     wish: &'a Wish<'a>,
     timeline: &'a Timeline,
     warnings: Mutex<Vec<String>>,
+    /// The pages in mode driver, once CRIU has written the rest.
+    served: Mutex<Option<Served>>,
     reply: &'a Reply<'a>,
 }
 
@@ -121,6 +125,7 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
         wish,
         timeline: &timeline,
         warnings: Mutex::default(),
+        served: Mutex::default(),
         reply,
     };
     // One that does not begin leaves no trace.
@@ -172,6 +177,7 @@ pub fn checkpoint_pid(
         wish,
         timeline: &timeline,
         warnings: Mutex::default(),
+        served: Mutex::default(),
         reply,
     };
     let taken = attempt.make(daemon.store.begin(wish.to)?)?;
@@ -299,25 +305,39 @@ impl<'a> Attempt<'a> {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
             draft.as_ref().ok_or(Error::NoDraft)?.path().to_path_buf()
         };
-        let mut spec = DumpSpec::new(self.criu, images, self.wish.leave_running);
-        spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
+        // The first is the cause.
+        let fail = |error: Error| {
+            let sentence = error.to_string();
+            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            sentence
+        };
+        let server = match self.gpu {
+            Gpu::None | Gpu::Worker { .. } => None,
+            Gpu::Driver => Some(Pages::begin(self.subject.cpu, images, driver_half::areas(hold))?),
+        };
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
+            let (server, criu_end) = server.unzip();
+            let mut spec = DumpSpec::new(self.criu, images, self.wish.leave_running);
+            spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
+            spec.page_server = criu_end.as_ref().map(AsFd::as_fd);
+            let pages = server.map(|server| scope.spawn(move || server.serve().map_err(fail)));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path)));
             self.subject.cpu.dump(&spec, |frozen| {
+                if let Some(pages) = pages {
+                    let lost = || "the program's pages were not taken".to_string();
+                    let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
+                    *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
+                }
                 let gathered = self.gather(frozen, draft, save, quiet, status, hold);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.wish.leave_running {
                     true => Ok(()),
                     false => self.seal(draft, images),
                 });
-                sealed.map_err(|error| {
-                    let sentence = error.to_string();
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    sentence
-                })
+                sealed.map_err(fail)
             })
         });
         match dumped {
@@ -411,9 +431,12 @@ impl<'a> Attempt<'a> {
         self.reply.progress("commit", 0, 0);
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
-            // In driver mode there is no client, by which alone that is safe.
+            // In driver mode there is no client, by which alone it is safe to map all that can be.
             if self.subject.mode == Mode::Sandbox {
                 self.timeline.time("cpu pages", || self.convert(draft, images))?;
+            }
+            if let Some(served) = &*self.served.lock().unwrap_or_else(PoisonError::into_inner) {
+                self.timeline.time("cpu pages", || cpu_pages::take(draft, images, served))?;
             }
             self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
         }

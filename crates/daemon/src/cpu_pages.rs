@@ -2,21 +2,32 @@
 //! restored.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
-use rekindle_sandbox::pages;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::SndBufForce;
+use rekindle_sandbox::Cpu;
+use rekindle_sandbox::pages::{self, PageServer, ServeError, Served, Wanted};
 use rekindle_store::{Draft, Image, PartKind};
 
 use crate::error::{Error, Result};
 use crate::places::private_directory;
 
+/// How much CRIU may send before it has to wait.
+const SOCKET_BYTES: usize = 4 << 20;
+
 /// `read` has CRIU read all pages before the program runs, as it does of itself; anything else maps them.
 pub const VARIABLE: &str = "REKINDLE_CPU_PAGES";
+
+fn is_read_wanted() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == "read")
+}
 
 /// Converts the dump in `images` and takes the page files into the draft. Returns what the user should know.
 /// `earlier` has the page files that the program maps, if it was restored with such.
 pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<String>> {
-    let map = std::env::var_os(VARIABLE).is_none_or(|wanted| wanted != "read");
+    let map = !is_read_wanted();
     if !map && !earlier.is_dir() {
         return Ok(Vec::new());
     }
@@ -33,6 +44,53 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
         draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes)?;
     }
     Ok(rewritten.warnings)
+}
+
+/// The pages of a dump in mode driver, taken beside CRIU.
+pub struct Pages<'a> {
+    cpu: Cpu<'a>,
+    images: &'a Path,
+    out: PathBuf,
+    wanted: Vec<Wanted>,
+    socket: UnixStream,
+}
+
+impl<'a> Pages<'a> {
+    /// Also returns CRIU's end of the connection: the server ends when that is closed. What is `wanted` is mapped on a
+    /// restore.
+    pub fn begin(cpu: Cpu<'a>, images: &'a Path, wanted: Vec<Wanted>) -> Result<(Pages<'a>, UnixStream)> {
+        let made = UnixStream::pair().and_then(|pair| {
+            for end in [&pair.0, &pair.1] {
+                setsockopt(end, SndBufForce, &SOCKET_BYTES)?;
+            }
+            Ok(pair)
+        });
+        let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
+        let out = images.join(pages::DIRECTORY);
+        private_directory(&out, true)?;
+        let wanted = if is_read_wanted() { Vec::new() } else { wanted };
+        Ok((Pages { cpu, images, out, wanted, socket }, theirs))
+    }
+
+    /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
+    pub fn serve(self) -> Result<Option<Served>> {
+        let Pages { cpu, images, out, wanted, socket } = self;
+        let server = PageServer { socket, images, out: &out, wanted: &wanted };
+        match server.serve(&|pid| cpu.host_pid(pid)) {
+            Ok(served) => Ok(Some(served)),
+            Err(ServeError::Closed) => Ok(None),
+            Err(ServeError::Failed(what)) => Err(Error::Pages { what }),
+        }
+    }
+}
+
+/// Takes the page files of a served dump into the draft, and has CRIU's images speak of them.
+pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
+    pages::point(images, served).map_err(|what| Error::Pages { what })?;
+    for file in &served.files {
+        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes)?;
+    }
+    Ok(())
 }
 
 /// Checks an image's page files and links them into a directory for the program to map, which is not made where there

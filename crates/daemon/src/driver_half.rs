@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rekindle_driver::{Gpu, Hold, UuidPair, candidates, is_here, plan};
 use rekindle_protocol::worker::Phase;
+use rekindle_sandbox::pages::Wanted;
 use rekindle_sandbox::{Cpu, Sandbox};
 use rekindle_store::{GpuKind, Image, Mode, PartKind};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,12 @@ pub fn hold<'a>(
         return Ok(None);
     }
     Ok(Some(hold))
+}
+
+/// Where the driver has put what was on GPUs.
+pub fn areas(hold: Option<&Hold<'_>>) -> Vec<Wanted> {
+    let areas = hold.iter().flat_map(|hold| &hold.held.areas);
+    areas.map(|area| Wanted { host_pid: area.pid, span: area.start..area.end }).collect()
 }
 
 /// Brings the held processes back to running.

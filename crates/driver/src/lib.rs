@@ -14,6 +14,7 @@
 //!   frozen can't answer the driver.
 //! - What is written in a journal is done afterwards, never before.
 
+mod areas;
 mod candidate;
 mod client;
 mod error;
@@ -32,4 +33,4 @@ pub use error::{Error, Result};
 pub use helper::{HELPER_ARGUMENT, main};
 pub use library::is_here;
 pub use map::plan;
-pub use message::{Gpu, Held, UuidPair};
+pub use message::{Area, Gpu, Held, UuidPair};

@@ -25,10 +25,19 @@ pub struct UuidPair {
     pub new: String,
 }
 
+/// Memory in which the driver keeps what was on GPUs. It reads it when it brings that back, and unmaps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Area {
+    pub pid: i32,
+    pub start: u64,
+    pub end: u64,
+}
+
 /// Processes whose GPU half is in their memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     pub pids: Vec<i32>,
+    pub areas: Vec<Area>,
     pub gpus: Vec<Gpu>,
     pub phases: Vec<Phase>,
 }

@@ -9,10 +9,11 @@ use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::process::{tracer, tree};
 
+use crate::areas::Before;
 use crate::candidate::candidates;
 use crate::error::{Error, Result};
 use crate::journal::{Journal, Process, Step};
-use crate::message::{Gpu, Held, UuidPair};
+use crate::message::{Area, Gpu, Held, UuidPair};
 use crate::states::{Driver, State};
 
 /// The driver's own limit on a lock may be this much late.
@@ -56,9 +57,9 @@ impl Operation {
         let mut operation =
             Operation { driver: driver.clone(), journal, limits, began: Instant::now(), phases: Vec::new() };
         match operation.take(root) {
-            Ok(()) => {
+            Ok(areas) => {
                 let phases = std::mem::take(&mut operation.phases);
-                let held = Held { pids: operation.pids(), gpus, phases };
+                let held = Held { pids: operation.pids(), areas, gpus, phases };
                 Ok((operation, held))
             }
             // The call is still under way in this process: only another one can undo it.
@@ -70,7 +71,7 @@ impl Operation {
         }
     }
 
-    fn take(&mut self, root: i32) -> Result<()> {
+    fn take(&mut self, root: i32) -> Result<Vec<Area>> {
         fault::point("driver-locking")?;
         let limit = self.limits.lock;
         let mut next = self.pids();
@@ -88,11 +89,13 @@ impl Operation {
         fault::point("driver-locked")?;
         self.journal.step(Step::Checkpointing)?;
         let all = self.pids();
+        let before = Before::of(&all);
         self.each("checkpoint", all, self.limits.step, State::Checkpointed, |driver, pid| {
             driver.checkpoint(pid)
         })?;
         fault::point("driver-checkpointed")?;
-        self.journal.step(Step::Held)
+        self.journal.step(Step::Held)?;
+        Ok(before.new_areas())
     }
 
     /// Brings processes that came out of an image to running. If it fails they are to be ended.

@@ -152,7 +152,7 @@ fn a_step_that_fails_or_lies_on_one_brings_all_back() {
             scene.fake.faults.lock().unwrap().insert((step, scene.pids()[1]), fault);
             let mut operation = scene.operation();
             match operation.take(-1) {
-                Ok(()) => drop(operation.release().unwrap()),
+                Ok(_) => drop(operation.release().unwrap()),
                 Err(_) => operation.undo().unwrap(),
             }
             assert!(scene.is(State::Running), "{step}");
@@ -170,7 +170,7 @@ fn a_step_that_hangs_is_left_to_the_next_helper() {
         operation.limits.lock = Duration::ZERO;
         let took = operation.take(-1);
         let hung = match took {
-            Ok(()) => operation.release().unwrap_err(),
+            Ok(_) => operation.release().unwrap_err(),
             Err(error) => {
                 drop(operation);
                 error

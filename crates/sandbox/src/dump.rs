@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ pub struct DumpSpec<'a> {
     pub freeze_timeout: Duration,
     /// How long the step taken while the program stands may take.
     pub frozen_timeout: Duration,
+    /// CRIU's end of a connection to a [`crate::pages::PageServer`] that takes the pages.
+    pub page_server: Option<BorrowedFd<'a>>,
 }
 
 impl<'a> DumpSpec<'a> {
@@ -46,6 +48,7 @@ impl<'a> DumpSpec<'a> {
             tcp_established: false,
             freeze_timeout: Duration::from_secs(10),
             frozen_timeout: Duration::from_secs(600),
+            page_server: None,
         }
     }
 }
@@ -180,7 +183,8 @@ impl Sandbox {
             freeze_seconds: u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
             verdict_millis: u64::try_from(spec.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
         });
-        channel.send(&command, &[images.as_fd()]).map_err(Error::io("asking for a dump"))?;
+        let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
+        channel.send(&command, &descriptors).map_err(Error::io("asking for a dump"))?;
         let failed = |reply| match reply {
             Reply::Failed(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
             Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: log.clone() },

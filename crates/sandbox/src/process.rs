@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -54,6 +55,19 @@ pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<boo
             other => return Ok(other? > 0),
         }
     }
+}
+
+/// The readable and writable private memory of a process that has no file and no name, in order.
+pub fn private_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
+    Ok(fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().filter_map(private_span).collect())
+}
+
+fn private_span(line: &str) -> Option<Range<u64>> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let plain = words.next()? == "rw-p" && words.nth(2)? == "0" && words.next().is_none();
+    let span = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    plain.then_some(span)
 }
 
 /// The children of `pid`, of all its threads.
@@ -167,5 +181,20 @@ mod tests {
         assert!(is_zombie(pid));
         child.wait().unwrap();
         assert!(Handle::open(pid).is_err());
+    }
+
+    #[test]
+    fn plain_private_memory_alone_is_found() {
+        let found = private_span("7f52591db000-7f5370000000 rw-p 00000000 00:00 0 ");
+        assert_eq!(found, Some(0x7f52_591d_b000..0x7f53_7000_0000));
+        for other in [
+            "200000000-300200000 ---p 00000000 00:00 0 ",
+            "200800000-204000000 rw-s 00000000 00:05 142 /dev/nvidiactl",
+            "55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0 [heap]",
+            "7f0000000000-7f0000001000 rw-p 00001000 08:01 77 /lib/x.so",
+            "",
+        ] {
+            assert_eq!(private_span(other), None, "{other}");
+        }
     }
 }

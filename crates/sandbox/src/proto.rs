@@ -161,12 +161,14 @@ impl Message {
         self
     }
 
-    /// Replaces each of the fields of this number that hold bytes, in their order.
+    /// Replaces the fields of this number that hold bytes, of which there are none fewer afterwards.
     pub fn replace_all(&mut self, field: u64, with: impl IntoIterator<Item = Vec<u8>>) {
+        let mut with = with.into_iter();
         let places = self.0.iter_mut().filter(|(number, _)| *number == field);
-        for ((_, value), new) in places.zip(with) {
+        for ((_, value), new) in places.zip(&mut with) {
             *value = Field::Bytes(new);
         }
+        self.0.extend(with.map(|new| (field, Field::Bytes(new))));
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Options {
     pub log_level: u32,
     pub external: Vec<String>,
     pub inherit: Vec<(String, i32)>,
+    /// The connection to a page server that takes the pages of a dump.
+    pub page_server: Option<i32>,
 }
 
 fn options(options: &Options) -> Encoder {
@@ -50,6 +52,11 @@ fn options(options: &Options) -> Encoder {
         .number(18, 1)
         .number(34, CGROUPS_IGNORE)
         .number(35, GHOST_LIMIT);
+    if let Some(fd) = options.page_server {
+        let mut server = Encoder::default();
+        server.number(4, fd as u64);
+        out.bytes(11, &server.0);
+    }
     if let Some(dir) = options.work_dir {
         out.number(17, dir as u64);
     }

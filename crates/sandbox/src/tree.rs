@@ -95,6 +95,7 @@ impl Tree {
             log_file: DUMP_LOG,
             log_level: rpc::LOG_DEBUG,
             external,
+            page_server: spec.page_server.map(|socket| socket.as_raw_fd()),
             ..Options::default()
         };
         let course = Course { step: "post-dump", whole: None, log: log.clone() };
@@ -105,7 +106,8 @@ impl Tree {
             Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
-        let mut criu = Service::spawn(spec.criu.command(), &[images.as_raw_fd()]).map_err(failed)?;
+        let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(options.page_server).collect();
+        let mut criu = Service::spawn(spec.criu.command(), &passed).map_err(failed)?;
         let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |_| {
             until_frozen = began.elapsed();
             self.keep_shared(spec.images_dir)?;

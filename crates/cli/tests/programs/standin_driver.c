@@ -1,7 +1,8 @@
 /* A driver for tests without a GPU: as much of libcuda and NVML as driver mode asks of them.
  *
  * Like the real one it keeps a program's state in the program's own memory, so that it travels with an image, and its
- * "GPU memory" elsewhere: one number in a file. A checkpoint moves that number into the program and the file goes.
+ * "GPU memory" elsewhere: one number in a file. A checkpoint has a thread of the program map memory, fill it from that
+ * number (a quarter of it with zeros), and the file goes; a restore has it check and unmap that memory.
  *
  * In $STANDIN_DIR: gpus    a line for each: number of the UUID (hexadecimal), model, bytes, bytes free
  *                  driver  the driver's version
@@ -13,6 +14,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,13 +22,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { RUNNING, LOCKED, CHECKPOINTED };
+enum { RUNNING, LOCKED, CHECKPOINTED, TAKING = 100, BRINGING };
 enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, ILLEGAL_STATE = 401, NOT_READY = 600, UNKNOWN = 999 };
 enum { MOST = 8 };
+enum { WORDS = 3 << 20, FILLED = WORDS / 4 * 3 };
 
 struct gpu {
     unsigned number;
@@ -37,7 +41,8 @@ struct gpu {
 /* What a program carries. */
 static volatile struct program {
     uint32_t used, state, busy, gpu;
-    uint64_t key, saved;
+    uint64_t key;
+    uint64_t *saved;
 } program;
 
 static void in_directory(char *path, const char *name)
@@ -96,6 +101,19 @@ static int reach(int pid, struct program *into, int how)
 static int set_state(int pid, uint32_t state)
 {
     return reach(pid, &(struct program){ .used = 1, .state = state }, STATE) ? OK : UNKNOWN;
+}
+
+/* Waits for the program's own thread. */
+static int reaches(int pid, uint32_t state)
+{
+    struct program there;
+    for (int waited = 0; waited < 20000; waited++, usleep(500)) {
+        if (!reach(pid, &there, READ))
+            return UNKNOWN;
+        if (there.state == state)
+            return OK;
+    }
+    return UNKNOWN;
 }
 
 static void memory_path(char *path, uint64_t key)
@@ -185,6 +203,37 @@ static int done(const char *action, int code)
     if (!reach(pid, &there, READ))            \
         return INVALID_VALUE
 
+/* The thread of the driver's in a program. */
+static void *serve(void *nothing)
+{
+    for (;; usleep(500)) {
+        uint32_t state = __atomic_load_n(&program.state, __ATOMIC_SEQ_CST);
+        if (state == TAKING) {
+            uint64_t value, *memory;
+            char path[512];
+            memory = mmap(NULL, WORDS * sizeof *memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (memory == MAP_FAILED || !read_memory(program.key, &value))
+                abort();
+            for (size_t at = 0; at < FILLED; at++)
+                memory[at] = value + at;
+            program.saved = memory;
+            memory_path(path, program.key);
+            unlink(path);
+            __atomic_store_n(&program.state, CHECKPOINTED, __ATOMIC_SEQ_CST);
+        } else if (state == BRINGING) {
+            uint64_t *memory = program.saved;
+            for (size_t at = 0; at < WORDS; at++)
+                if (memory[at] != (at < FILLED ? memory[0] + at : 0))
+                    abort();
+            program.key = new_key(getpid());
+            write_memory(program.key, memory[0]);
+            munmap(memory, WORDS * sizeof *memory);
+            __atomic_store_n(&program.state, LOCKED, __ATOMIC_SEQ_CST);
+        }
+    }
+    return nothing;
+}
+
 /* --- what a program calls --- */
 
 void standin_begin(int index)
@@ -196,6 +245,9 @@ void standin_begin(int index)
     program.key = new_key(getpid());
     write_memory(program.key, 0);
     program.used = 1;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, serve, NULL) != 0)
+        abort();
 }
 
 /* A kernel that runs for so long and then counts. */
@@ -282,7 +334,7 @@ int cuCheckpointProcessGetState(int pid, int *state)
     struct program there;
     if (!reach(pid, &there, READ))
         return INVALID_VALUE;
-    *state = there.state;
+    *state = there.state == TAKING ? LOCKED : there.state == BRINGING ? CHECKPOINTED : there.state;
     return OK;
 }
 
@@ -311,17 +363,10 @@ int cuCheckpointProcessCheckpoint(int pid, const void *reserved)
 {
     (void)reserved;
     BEGIN("checkpoint");
-    char path[512];
     if (there.state != LOCKED)
         return ILLEGAL_STATE;
-    if (!read_memory(there.key, (uint64_t *)&there.saved))
-        return UNKNOWN;
-    memory_path(path, there.key);
-    there.state = CHECKPOINTED;
-    if (!reach(pid, &there, WRITE))
-        return UNKNOWN;
-    unlink(path);
-    return done(action, OK);
+    set_state(pid, TAKING);
+    return done(action, reaches(pid, CHECKPOINTED));
 }
 
 struct pair {
@@ -347,10 +392,8 @@ int cuCheckpointProcessRestore(int pid, const void *arguments)
         found |= all[n].number == there.gpu;
     if (!found)
         return NO_DEVICE;
-    there.key = new_key(pid);
-    write_memory(there.key, there.saved);
-    there.state = LOCKED;
-    return reach(pid, &there, WRITE) ? done(action, OK) : UNKNOWN;
+    there.state = BRINGING;
+    return reach(pid, &there, WRITE) ? done(action, reaches(pid, LOCKED)) : UNKNOWN;
 }
 
 int cuCheckpointProcessUnlock(int pid, const void *reserved)

@@ -41,8 +41,10 @@ pub fn dump(
     program: Pid,
     channel: &Channel,
 ) -> Result<DumpStats, Failed> {
-    let [images] = <[OwnedFd; 1]>::try_from(descriptors)
-        .map_err(|_| Failed::Criu("the images directory did not come with the command".into()))?;
+    let (images, servers) = descriptors
+        .split_first()
+        .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into()))?;
+    let page_server = servers.first().map(AsRawFd::as_raw_fd);
     refuse_strays(program)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     let tree = process::tree(program.as_raw());
@@ -59,6 +61,7 @@ pub fn dump(
         log_level: rpc::LOG_DEBUG,
         external: sockets.chain(outputs::external(&outputs::outside(&tree))).collect(),
         inherit: Vec::new(),
+        page_server,
     };
     let shm = Path::new("/dev/shm");
     let keep_shared = || {
@@ -68,7 +71,8 @@ pub fn dump(
     };
     let course = Course { step: "post-dump", whole: None, log: dir.join(DUMP_LOG) };
     let patience = Duration::from_millis(dump.verdict_millis);
-    let mut criu = Service::spawn(&dump.criu, &[])?;
+    let passed: Vec<_> = page_server.into_iter().collect();
+    let mut criu = Service::spawn(&dump.criu, &passed)?;
     let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |steps| {
         keep_shared().and_then(|()| ask(channel, patience, steps))
     });

@@ -91,6 +91,14 @@ impl Area {
         self.message.number(PROTECTION).unwrap_or(0) & PROT_EXEC != 0
     }
 
+    /// A part of it; of anonymous memory, which counts no offsets.
+    pub fn part(&self, span: Range<u64>) -> Area {
+        let mut part = self.clone();
+        part.message.set(START, span.start).set(END, span.end);
+        part.span = span;
+        part
+    }
+
     /// Makes it a private mapping of that file from there on.
     pub fn map(&mut self, file: u64, offset: u64) {
         let status = self.status & !ANON_PRIVATE | FILE_PRIVATE;
@@ -137,6 +145,14 @@ mod tests {
         assert_eq!((mapped.file, mapped.offset), (9, 0x7000));
         mapped.unmap();
         assert_eq!(mapped.message, before);
+    }
+
+    #[test]
+    fn a_part_is_an_area_like_the_whole() {
+        let whole = area(MAP_PRIVATE | MAP_ANONYMOUS, REGULAR | ANON_PRIVATE);
+        let part = Area::read(&whole.part(0x2000..0x3000).message.write()).unwrap();
+        assert!(part.is_anonymous());
+        assert_eq!(part.span, 0x2000..0x3000);
     }
 
     #[test]

@@ -105,24 +105,34 @@ pub fn each_filled(
     while done < length {
         let block = &mut block[..BLOCK.min(length - done) as usize];
         read_zero_filled(file, block, at + done)?;
-        let mut filled: Option<usize> = None;
-        for (number, page) in block.chunks(PAGE as usize).enumerate() {
-            match (is_zero(page), filled) {
-                (true, Some(start)) => {
-                    let end = number * PAGE as usize;
-                    take(done + start as u64, &block[start..end])?;
-                    filled = None;
-                }
-                (false, None) => filled = Some(number * PAGE as usize),
-                _ => {}
-            }
-        }
-        if let Some(start) = filled {
-            take(done + start as u64, &block[start..])?;
-        }
+        filled(block, PAGE, |at, bytes| take(done + at as u64, bytes))?;
         done += block.len() as u64;
     }
     Ok(())
+}
+
+/// Calls `take` with the parts of a block, by their places in it, that are not all zero. Zeros between two parts are
+/// taken along if they are fewer than `least`.
+pub fn filled(
+    block: &[u8],
+    least: u64,
+    mut take: impl FnMut(usize, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut part = 0..0;
+    for (number, page) in block.chunks(PAGE as usize).enumerate() {
+        let at = number * PAGE as usize;
+        if is_zero(page) {
+            continue;
+        }
+        if part.is_empty() {
+            part.start = at;
+        } else if (at - part.end) as u64 >= least {
+            take(part.start, &block[part])?;
+            part = at..at;
+        }
+        part.end = at + page.len();
+    }
+    if part.is_empty() { Ok(()) } else { take(part.start, &block[part]) }
 }
 
 /// The last page of a file is zero beyond the file's end, as it is in memory.

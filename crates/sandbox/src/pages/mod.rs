@@ -24,23 +24,32 @@
 //! a process in which the client takes part, and the rewriting changes it. So the restored client knows from its first
 //! instruction on, in every process of the tree.
 //!
+//! In driver mode only what NVIDIA's driver has put into the program is mapped, which reads it once and unmaps it: that
+//! needs no client. There CRIU's pages are not rewritten but taken by many threads while it dumps ([`PageServer`]), and
+//! those areas go to their page file at once.
+//!
 //! A restored program is dumped with its written pages only. Rewriting such a dump puts them over the old page file's
 //! into a new one, so that every image stands for itself.
 
 mod area;
 mod contents;
+mod copier;
 mod files;
 mod image;
 mod kept;
 mod mark;
+mod point;
 mod process;
 mod rewrite;
+mod server;
 mod writers;
 
 use std::path::{Path, PathBuf};
 
 pub use mark::{CONVERTED, LIVE, MAGIC};
+pub use point::point;
 pub use rewrite::rewrite;
+pub use server::{PageServer, ServeError, Served, Wanted};
 
 use crate::init::RUN_PATH;
 

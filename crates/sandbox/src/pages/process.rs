@@ -88,9 +88,7 @@ impl Process {
 
     /// Describes the memory as `self.areas` have it now, with `runs` as the pages to be read.
     pub fn describe(&mut self, runs: &[Run]) {
-        if let [memory] = &mut self.mm.entries[..] {
-            memory.replace_all(AREAS, self.areas.iter().map(|area| area.message.write()));
-        }
+        self.describe_areas();
         self.map.entries.truncate(1);
         for run in runs {
             let mut entry = self.template.clone();
@@ -101,6 +99,18 @@ impl Process {
             }
             self.map.entries.push(entry);
         }
+    }
+
+    fn describe_areas(&mut self) {
+        if let [memory] = &mut self.mm.entries[..] {
+            memory.replace_all(AREAS, self.areas.iter().map(|area| area.message.write()));
+        }
+    }
+
+    /// Writes the areas alone.
+    pub fn write_areas(&mut self) -> std::io::Result<()> {
+        self.describe_areas();
+        self.mm.write(&self.mm_path)
     }
 
     /// Writes the descriptions and puts `pages` in the place of CRIU's.

@@ -12,6 +12,12 @@ use super::{PageFile, TAIL};
 /// Areas lie at the same place within one of these in memory and in the file, as large pages want it.
 const ALIGNMENT: u64 = 2 << 20;
 
+/// The first place from `next` on that an area may have.
+pub fn place_after(next: u64, span: &Range<u64>) -> u64 {
+    let offset = next / ALIGNMENT * ALIGNMENT + span.start % ALIGNMENT;
+    if offset < next { offset + ALIGNMENT } else { offset }
+}
+
 /// The page files of one process, each made when it is first needed.
 pub struct Writers {
     out: PathBuf,
@@ -59,11 +65,7 @@ impl Writers {
             }
         };
         let writer = &mut self.all[index];
-        let within = span.start % ALIGNMENT;
-        let mut offset = writer.next / ALIGNMENT * ALIGNMENT + within;
-        if offset < writer.next {
-            offset += ALIGNMENT;
-        }
+        let offset = place_after(writer.next, span);
         writer.end = offset + (span.end - span.start);
         writer.next = writer.end + (span.end - span.start);
         Ok((writer, offset))
