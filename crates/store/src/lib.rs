@@ -53,7 +53,7 @@ pub use draft::Draft;
 pub use error::{Error, Result};
 pub use faults::{DISK_BYTES_VARIABLE, Faults};
 pub use hash::ContentHash;
-pub use image::Image;
+pub use image::{Checked, Image};
 pub use manifest::{
     ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Part, PartKind, Program,
     Sizes,

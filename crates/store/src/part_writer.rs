@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::hash::ContentHash;
 use crate::manifest::{ChunkRef, Manifest, Part};
 use crate::pool;
 use crate::staging::Staging;
@@ -73,6 +74,25 @@ impl PartWriter {
             rest = after;
         }
         pool::map(pool::threads(), pieces.len(), || (), |(), n| self.write_piece(pieces[n].0, pieces[n].1))?;
+        Ok(())
+    }
+
+    /// Writes one whole chunk, which begins at `offset` and whose hash the caller knows.
+    pub fn write_chunk(&self, offset: u64, data: &[u8], hash: ContentHash) -> Result<()> {
+        let number = offset / self.part.chunk_bytes;
+        let whole = offset.is_multiple_of(self.part.chunk_bytes)
+            && offset < self.part.bytes
+            && data.len() == self.length_of(number);
+        if !whole {
+            let reason = format!("{} bytes at {offset} are no chunk of it", data.len());
+            return Err(Error::BadPart { part: self.part.name.clone(), reason });
+        }
+        match self.chunks().entry(number) {
+            Entry::Vacant(entry) => entry.insert(Chunk::Complete),
+            Entry::Occupied(_) => return Err(self.written_twice(offset, data)),
+        };
+        let chunk = self.staging.stage_hashed(&self.part.kind, data, hash)?;
+        self.chunks().insert(number, Chunk::Stored(chunk));
         Ok(())
     }
 

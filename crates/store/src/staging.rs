@@ -191,11 +191,22 @@ impl Staging {
 
     /// Makes sure that the image has this chunk.
     pub(crate) fn stage(&self, kind: &PartKind, data: &[u8]) -> Result<ChunkRef> {
-        let bytes = data.len() as u64;
         if chunk::is_zero(data) {
-            return Ok(ChunkRef::zero(bytes));
+            return Ok(ChunkRef::zero(data.len() as u64));
         }
-        let hash = ContentHash::of(data);
+        self.stage_known(kind, data, ContentHash::of(data))
+    }
+
+    /// As [`Staging::stage`] for data whose hash is known.
+    pub(crate) fn stage_hashed(&self, kind: &PartKind, data: &[u8], hash: ContentHash) -> Result<ChunkRef> {
+        if chunk::is_zero(data) {
+            return Ok(ChunkRef::zero(data.len() as u64));
+        }
+        self.stage_known(kind, data, hash)
+    }
+
+    fn stage_known(&self, kind: &PartKind, data: &[u8], hash: ContentHash) -> Result<ChunkRef> {
+        let bytes = data.len() as u64;
         let known = |encoding, stored| ChunkRef { hash, bytes, stored, encoding };
         if let Some((encoding, stored)) = self.staged().get(&hash) {
             return Ok(known(*encoding, *stored));

@@ -19,6 +19,7 @@ mod dispatch;
 mod elf;
 mod engine;
 mod gpu;
+mod hashing;
 mod image;
 mod link;
 mod memory;

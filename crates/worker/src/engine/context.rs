@@ -6,6 +6,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
 
 use super::{Engine, Mark, StreamObject};
+use crate::hashing::Hasher;
 use crate::memory::{Heap, Regions};
 
 pub(crate) struct Context {
@@ -28,6 +29,8 @@ pub(crate) struct Context {
     /// Streams for what a checkpoint and a restore copy. Made with the context: streams take room in the driver's heaps,
     /// where one that came and went would move the globals of later modules.
     pub copies: Vec<Stream>,
+    /// Hashes what is copied, where the device does that.
+    pub hasher: Option<Arc<Hasher>>,
 }
 
 /// As many as keep both directions of the link busy.
@@ -49,7 +52,9 @@ impl Context {
     pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Result<Context> {
         let copies =
             (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, 0)).collect::<Result<_>>()?;
+        let hasher = Hasher::open(device.clone());
         Ok(Context {
+            hasher,
             heap: Heap::new(device.clone(), regions),
             device,
             scratch: Vec::new(),

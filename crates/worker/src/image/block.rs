@@ -3,12 +3,18 @@
 //! The blocks of one save or restore are one mapping, registered once: that costs less than block by block, and can be
 //! done beside other work. Copies go through the context's own streams ([`Gpu::streams`]); an event behind each tells
 //! when its block is free again.
+//!
+//! Behind the blocks lies room for the chaining values that the device computes of what is copied
+//! ([`Hasher`]): the bytes are hashed in device memory, after they came there or before they leave it.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
 use rekindle_device::{Device, Event, Result, Stream};
+use rekindle_store::ContentHash;
+
+use crate::hashing::{Hasher, SUBTREE, VALUE};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
@@ -18,6 +24,8 @@ const DISABLE_TIMING: u32 = 2;
 pub(super) struct Gpu {
     pub device: Arc<dyn Device>,
     pub streams: Vec<Stream>,
+    /// Where the device hashes what is copied.
+    pub hasher: Option<Arc<Hasher>>,
 }
 
 /// Registered memory.
@@ -35,7 +43,7 @@ impl Blocks {
     /// Registers the memory with the device, for all contexts of the process.
     pub(super) fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Blocks> {
         device.bind()?;
-        let bytes = block * count;
+        let bytes = count * (block + values_of(block));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new private mapping, and advice about it: huge pages are filled and registered faster.
@@ -62,13 +70,20 @@ impl Blocks {
         Preparing(std::thread::spawn(move || Blocks::new(device, block, count)))
     }
 
+    fn bytes(&self) -> usize {
+        self.count * (self.block + values_of(self.block))
+    }
+
     /// Each block, for one user.
     pub(super) fn split(&mut self) -> Vec<Block<'_>> {
         // SAFETY: the mapping is so long and lives as long as `self`, which stays borrowed.
-        let all = unsafe { std::slice::from_raw_parts_mut(self.base, self.block * self.count) };
-        all.chunks_exact_mut(self.block)
+        let all = unsafe { std::slice::from_raw_parts_mut(self.base, self.bytes()) };
+        let (blocks, values) = all.split_at_mut(self.block * self.count);
+        blocks
+            .chunks_exact_mut(self.block)
+            .zip(values.chunks_exact_mut(values_of(self.block).max(1)))
             .enumerate()
-            .map(|(number, bytes)| Block::new(number, bytes))
+            .map(|(number, (bytes, values))| Block::new(number, bytes, values))
             .collect()
     }
 }
@@ -78,7 +93,7 @@ impl Drop for Blocks {
         let _ = self.device.bind();
         let _ = self.device.host_unregister(self.base as u64);
         // SAFETY: mapped by `new`; each block has waited for its copies, so the device has let go of it.
-        unsafe { libc::munmap(self.base.cast(), self.block * self.count) };
+        unsafe { libc::munmap(self.base.cast(), self.bytes()) };
     }
 }
 
@@ -95,13 +110,17 @@ impl Preparing {
 pub(super) struct Block<'b> {
     number: usize,
     bytes: &'b mut [u8],
+    /// Where the device puts chaining values.
+    values: &'b mut [u8],
+    /// How many bytes of them the last copy has, or will have.
+    hashed: usize,
     /// Behind the copy that is under way, with the device that it was made on.
     under_way: Option<(Arc<dyn Device>, Event)>,
 }
 
 impl<'b> Block<'b> {
-    fn new(number: usize, bytes: &'b mut [u8]) -> Block<'b> {
-        Block { number, bytes, under_way: None }
+    fn new(number: usize, bytes: &'b mut [u8], values: &'b mut [u8]) -> Block<'b> {
+        Block { number, bytes, values, hashed: 0, under_way: None }
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -124,26 +143,39 @@ impl<'b> Block<'b> {
         Ok(&mut self.bytes[..count])
     }
 
-    /// Begins a copy from the device to the start of the block.
+    /// The hash of what was copied last, once that is done; none if the device did not hash it.
+    pub(super) fn hash(&mut self) -> Result<Option<ContentHash>> {
+        self.wait()?;
+        Ok((self.hashed > 0).then(|| Hasher::finish(&self.values[..self.hashed])))
+    }
+
+    /// Begins a copy from the device to the start of the block, hashed on the way if the device can.
     pub(super) fn fetch(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_mut_ptr() as u64;
-        self.copy(gpu, base, address, count)
+        self.copy(gpu, base, address, count, address)
     }
 
-    /// Begins a copy from the start of the block to the device.
+    /// Begins a copy from the start of the block to the device, as [`Block::fetch`] does.
     pub(super) fn put(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_ptr() as u64;
-        self.copy(gpu, address, base, count)
+        self.copy(gpu, address, base, count, address)
     }
 
-    fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: usize) -> Result<()> {
+    fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: usize, on_device: u64) -> Result<()> {
         self.wait()?;
-        let Gpu { device, streams } = gpu;
+        let Gpu { device, streams, hasher } = gpu;
+        let hasher = hasher.as_ref().filter(|_| Hasher::takes(count as u64));
+        self.hashed = hasher.map_or(0, |_| values_of(count));
+        let values = self.values.as_mut_ptr() as u64;
         device.bind()?;
         let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
         let event = device.event_create(DISABLE_TIMING)?;
         let begun = device
             .copy(to, from, count.min(self.bytes.len()) as u64, stream)
+            .and_then(|()| match hasher {
+                Some(hasher) => hasher.enqueue(on_device, count as u64, values, stream),
+                None => Ok(()),
+            })
             .and_then(|()| device.event_record(event, stream, 0));
         match begun {
             Ok(()) => self.under_way = Some((device.clone(), event)),
@@ -155,6 +187,11 @@ impl<'b> Block<'b> {
         }
         begun
     }
+}
+
+/// Bytes of chaining values for so many bytes.
+fn values_of(bytes: usize) -> usize {
+    bytes / SUBTREE as usize * VALUE
 }
 
 impl Drop for Block<'_> {

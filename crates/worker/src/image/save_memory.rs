@@ -67,7 +67,11 @@ pub(super) fn finish(engine: &mut Engine, plan: Plan, saved: Result<()>) -> Resu
 
 /// The devices whose contexts are open, by the program's numbers.
 pub(super) fn gpus(engine: &Engine) -> Vec<Option<Gpu>> {
-    let gpu = |context: &Context| Gpu { device: context.device.clone(), streams: context.copies.clone() };
+    let gpu = |context: &Context| Gpu {
+        device: context.device.clone(),
+        streams: context.copies.clone(),
+        hasher: context.hasher.clone(),
+    };
     engine.slots.iter().map(|slot| slot.context.as_ref().map(gpu)).collect()
 }
 
