@@ -54,6 +54,12 @@ def rates(report):
     return {"bytes": memory["bytes"], "seconds": seconds, "gb_per_s": memory["bytes"] / 1e9 / seconds, "gpu_half_ms": (end - begin) / 1e3}
 
 
+def wait_for_worker(rekindle, image):
+    """Restores are measured as they are after a pause: a worker waits for the image."""
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: any(one["ready"] and one["image"] == image for one in rekindle.json("ps")["pool"]), 10, "a worker")
+
+
 def measure(rekindle, name, work, checkpoints=5, restores=10):
     """Checkpoints of a warm program, then restores of the last, each asked for an answer."""
     trigger, label = work / f"{name}-serve-ask", f"serve-{name}"
@@ -74,6 +80,7 @@ def measure(rekindle, name, work, checkpoints=5, restores=10):
     try:
         for n in range(restores):
             restored = f"{label}-{n}"
+            wait_for_worker(rekindle, image)
             start = time.perf_counter()
             report = rekindle.restore(image, restored)
             running = time.perf_counter() - start

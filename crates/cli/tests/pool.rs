@@ -5,6 +5,7 @@ mod harness;
 use std::os::unix::net::UnixStream;
 
 use harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
+use serde_json::json;
 
 /// A Rekindle whose daemon runs.
 fn started() -> Rekindle {
@@ -22,13 +23,49 @@ fn run_and_restore_take_the_worker_that_waits() {
     rekindle.goes_on("counter");
     let second = rekindle.pool(1)[0];
     assert_ne!(second, first);
-    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
+    rekindle.ok(&["kill", "counter"]);
     wait("the first worker's end", || !is_alive(first));
     rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
     assert_eq!(rekindle.workers(), [second]);
     rekindle.goes_on("again");
     assert_ne!(rekindle.pool(1)[0], second);
     rekindle.assert_tidy();
+}
+
+#[test]
+fn a_worker_waits_for_the_image_that_was_stopped_or_restored_last() {
+    let rekindle = started();
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    let count = *rekindle.count("counter").last().unwrap();
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    let mut last = count;
+    for round in 0..3 {
+        let name = format!("again-{round}");
+        let prepared = rekindle.pool_for(&json!("image"), 1)[0];
+        rekindle.ok(&["restore", "image", "-d", "--name", &name]);
+        assert_eq!(rekindle.workers(), [prepared]);
+        rekindle.goes_on(&name);
+        assert!(rekindle.count(&name)[0] > last);
+        last = count;
+        rekindle.ok(&["kill", &name]);
+    }
+    // Another program is not given it.
+    let prepared = rekindle.pool_for(&json!("image"), 1)[0];
+    let plain = rekindle.pool(1)[0];
+    rekindle.start("counter", &GPU_COUNTER);
+    assert_eq!(rekindle.workers(), [plain]);
+    rekindle.goes_on("counter");
+    // Another image of the same name is not restored by it, and one that is gone is not waited for.
+    rekindle.ok(&["rm", "image"]);
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    wait("the end of what waited for the old one", || !is_alive(prepared));
+    rekindle.ok(&["restore", "image", "-d", "--name", "new"]);
+    rekindle.goes_on("new");
+    rekindle.ok(&["rm", "image"]);
+    rekindle.start("one-more", &GPU_COUNTER);
+    rekindle.pool_for(&json!("image"), 0);
 }
 
 #[test]
@@ -85,7 +122,9 @@ fn as_many_wait_as_were_asked_for() {
     arguments.extend(GPU_COUNTER);
     arguments.push("1");
     rekindle.ok(&arguments);
-    rekindle.pool(3);
+    wait("all that fit", || {
+        rekindle.json(&["ps"])["pool"].as_array().unwrap().iter().filter(|s| s["ready"] == true).count() == 3
+    });
     let pool = rekindle.json(&["ps"])["pool"].clone();
     assert_eq!(pool.as_array().unwrap().iter().filter(|spare| spare["gpu"] == other).count(), 2);
 }

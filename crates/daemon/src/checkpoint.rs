@@ -37,6 +37,7 @@ use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
+use crate::worker_pool::ImageKey;
 use crate::{driver_half, fault, machine, names};
 
 /// How long a stopped program's sandbox may take to be gone.
@@ -134,6 +135,12 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
     drop(operation);
     if !wish.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
+        // What was stopped is likely to be restored.
+        if worker.is_some()
+            && let Ok(image) = daemon.store.image(wish.to)
+        {
+            daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
+        }
     }
     let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
     let taken = tracing.end(held, &timeline, stopped_us, taken)?;

@@ -72,7 +72,7 @@ impl Daemon {
             let daemon = daemon.clone();
             std::thread::spawn(move || daemon.recover_driver());
         }
-        daemon.pool.prepare(&gpu::choose(None)?);
+        daemon.pool.prepare(&gpu::choose(None)?, None);
         Ok(daemon)
     }
 

@@ -83,7 +83,7 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
     let mut served = worker.command("serve", &serve, &[worker_end.as_fd()]);
     if served.is_err() && worker.ended().is_some() {
         // One that nobody needed may have ended just now.
-        worker = held.start_worker()?;
+        worker = held.start_worker(None)?;
         held.fill_pool();
         served = worker.command("serve", &serve, &[worker_end.as_fd()]);
     }
@@ -96,6 +96,6 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
 fn free_worker(held: &Arc<Held>) -> Result<Arc<Worker>> {
     match held.live_workers().into_iter().find(|worker| worker.client() == 0) {
         Some(worker) => Ok(worker),
-        None => held.start_worker().inspect(|_| held.fill_pool()),
+        None => held.start_worker(None).inspect(|_| held.fill_pool()),
     }
 }

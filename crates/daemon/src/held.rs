@@ -17,7 +17,7 @@ use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
 use crate::traces;
 use crate::worker::{OnEnd, Place, Worker};
-use crate::worker_pool::WorkerPool;
+use crate::worker_pool::{ImageKey, WorkerPool};
 
 /// How long after a worker's end its client may still be on its way out.
 const PARTING: Duration = Duration::from_millis(250);
@@ -249,13 +249,13 @@ impl Held {
         self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
     }
 
-    /// Takes a further worker, which may not be ready yet. [`Held::fill_pool`] is to follow.
-    pub fn start_worker(self: &Arc<Held>) -> Result<Arc<Worker>> {
+    /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet. [`Held::fill_pool`] is to follow.
+    pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         let number = workers.iter().map(|worker| worker.number()).max().unwrap_or(0) + 1;
         let gpu = self.record().gpu;
         let place = self.worker_place(number);
-        let worker = self.pool.worker(&gpu, place, &self.log, || self.on_worker_end())?;
+        let worker = self.pool.worker(&gpu, image, place, &self.log, || self.on_worker_end())?;
         workers.push(worker.clone());
         drop(workers);
         self.note_workers();

@@ -126,7 +126,7 @@ mod tests {
             problem: None,
             workers: Vec::new(),
         };
-        let none = PoolSize { per_gpu: 0, most: 0 };
+        let none = PoolSize { per_gpu: 0, most: 0, images: 0 };
         Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none), record)
     }
 

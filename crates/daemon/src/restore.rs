@@ -36,6 +36,7 @@ use crate::run::{create, give_back, new_id};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
+use crate::worker_pool::ImageKey;
 use crate::{clock, cpu_pages, driver_half, fault, gpu, machine, names, preflight};
 
 /// How long CRIU may take.
@@ -146,7 +147,8 @@ impl Attempt<'_> {
             return self.bring_back_by_driver();
         }
         Gate::open(self.held)?;
-        let worker = self.held.start_worker()?;
+        let worker =
+            self.held.start_worker(self.kept.client.as_ref().map(|_| ImageKey::of(self.image)).as_ref())?;
         let Some(client) = &self.kept.client else {
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
             self.held.runs(cpu)?;

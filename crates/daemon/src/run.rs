@@ -123,7 +123,7 @@ fn start(
 
 fn start_gpu_half(held: &Arc<Held>) -> Result<()> {
     Gate::open(held)?;
-    let worker = held.start_worker()?;
+    let worker = held.start_worker(None)?;
     // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
     if held.record().gpu.starts_with("emulated:") {
         worker.status()?;

@@ -6,12 +6,15 @@
 //! since a driver that makes a context slows down what it does beside that.
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
-//! opened is not asked again and again. Waiting workers end with the daemon; whatever kills it closes their connection.
+//! opened is not asked again and again. For the images restored last, workers wait that have loaded the image's modules
+//! already ([`Request::Prepare`]): they are good for that image alone. Waiting workers end with the daemon; whatever kills it closes their connection.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_protocol::daemon::Spare as Shown;
+use rekindle_protocol::worker::Request;
+use rekindle_store::Image;
 
 use crate::error::{Error, Result};
 use crate::places::Places;
@@ -28,6 +31,28 @@ pub struct PoolSize {
     pub per_gpu: usize,
     /// For all GPUs together; those used last come first.
     pub most: usize,
+    /// How many images have workers wait for them alone.
+    pub images: usize,
+}
+
+/// What a worker waits for: any sandbox on a GPU, or the restore of one image there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Want {
+    gpu: String,
+    image: Option<ImageKey>,
+}
+
+/// One image, which another of its name is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageKey {
+    id: String,
+    path: PathBuf,
+}
+
+impl ImageKey {
+    pub fn of(image: &Image) -> ImageKey {
+        ImageKey { id: image.manifest().id.clone(), path: image.path().to_path_buf() }
+    }
 }
 
 pub struct WorkerPool {
@@ -42,13 +67,13 @@ pub struct WorkerPool {
 #[derive(Default)]
 struct State {
     /// The one used last first.
-    gpus: Vec<String>,
+    wants: Vec<Want>,
     spares: Vec<Spare>,
     closed: bool,
 }
 
 struct Spare {
-    gpu: String,
+    want: Want,
     worker: Arc<Worker>,
     ready: bool,
 }
@@ -71,12 +96,13 @@ impl WorkerPool {
     pub fn worker(
         self: &Arc<WorkerPool>,
         gpu: &str,
+        image: Option<&ImageKey>,
         place: Place,
         output: &Path,
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
-        self.note_use(gpu);
-        while let Some(spare) = self.pick(gpu) {
+        self.note_use(gpu, image);
+        while let Some(spare) = self.pick(gpu, image) {
             match spare.take(place.clone(), output, on_end()) {
                 Ok(()) => return Ok(spare),
                 Err(error) => {
@@ -88,9 +114,9 @@ impl WorkerPool {
         Worker::start(&Start { program: &self.program, place, gpu, output, spare: false }, on_end())
     }
 
-    /// Has workers wait for this GPU from now on.
-    pub fn prepare(self: &Arc<WorkerPool>, gpu: &str) {
-        self.note_use(gpu);
+    /// Has workers wait for this GPU from now on, and for this image.
+    pub fn prepare(self: &Arc<WorkerPool>, gpu: &str, image: Option<&ImageKey>) {
+        self.note_use(gpu, image);
         self.refill();
     }
 
@@ -103,23 +129,24 @@ impl WorkerPool {
             }
             let mut left = self.size.most;
             let (mut missing, mut kept) = (Vec::new(), Vec::new());
-            for gpu in state.gpus.clone() {
+            state.wants.retain(|want| want.image.as_ref().is_none_or(|image| image.path.exists()));
+            for want in state.wants.clone() {
                 let wanted = self.size.per_gpu.min(left);
                 left -= wanted;
                 let found: Vec<Spare> =
-                    state.spares.extract_if(.., |spare| spare.gpu == gpu).take(wanted).collect();
-                missing.extend((found.len()..wanted).map(|_| gpu.clone()));
+                    state.spares.extract_if(.., |spare| spare.want == want).take(wanted).collect();
+                missing.extend((found.len()..wanted).map(|_| want.clone()));
                 kept.extend(found);
             }
             let surplus = std::mem::replace(&mut state.spares, kept);
             let mut new = Vec::new();
-            for gpu in missing {
-                match self.start(&gpu) {
+            for want in missing {
+                match self.start(&want.gpu) {
                     Ok(worker) => {
-                        new.push(worker.clone());
-                        state.spares.push(Spare { gpu, worker, ready: false });
+                        new.push((worker.clone(), want.clone()));
+                        state.spares.push(Spare { want, worker, ready: false });
                     }
-                    Err(error) => log::warn!("no worker waits for {gpu}: {error}"),
+                    Err(error) => log::warn!("no worker waits for {}: {error}", want.gpu),
                 }
             }
             (new, surplus)
@@ -127,15 +154,22 @@ impl WorkerPool {
         for spare in surplus {
             self.end(&spare.worker);
         }
-        for worker in new {
+        for (worker, want) in new {
             let pool = self.clone();
-            std::thread::spawn(move || pool.wait_ready(&worker));
+            std::thread::spawn(move || pool.get_ready(&worker, &want));
         }
     }
 
     pub fn shown(&self) -> Vec<Shown> {
-        let shown =
-            |spare: &Spare| Shown { gpu: spare.gpu.clone(), pid: spare.worker.pid(), ready: spare.ready };
+        let name = |image: &ImageKey| {
+            image.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+        };
+        let shown = |spare: &Spare| Shown {
+            gpu: spare.want.gpu.clone(),
+            image: spare.want.image.as_ref().map(name),
+            pid: spare.worker.pid(),
+            ready: spare.ready,
+        };
         self.lock().spares.iter().map(shown).collect()
     }
 
@@ -152,17 +186,31 @@ impl WorkerPool {
         self.clear();
     }
 
-    fn note_use(&self, gpu: &str) {
+    fn note_use(&self, gpu: &str, image: Option<&ImageKey>) {
         let mut state = self.lock();
-        state.gpus.retain(|known| known != gpu);
-        state.gpus.insert(0, gpu.to_string());
-        state.gpus.truncate(self.size.most);
+        for image in [Some(None), image.map(|image| Some(image.clone()))].into_iter().flatten() {
+            let want = Want { gpu: gpu.to_string(), image };
+            state.wants.retain(|known| *known != want);
+            state.wants.insert(0, want);
+        }
+        let mut images = 0;
+        state.wants.retain(|want| {
+            images += usize::from(want.image.is_some());
+            want.image.is_none() || images <= self.size.images
+        });
+        state.wants.truncate(self.size.most);
     }
 
-    fn pick(&self, gpu: &str) -> Option<Arc<Worker>> {
+    /// One that waits for this image, else one that waits for anybody.
+    fn pick(&self, gpu: &str, image: Option<&ImageKey>) -> Option<Arc<Worker>> {
         let mut state = self.lock();
-        let fits = |spare: &Spare| spare.ready && spare.gpu == gpu && spare.worker.ended().is_none();
-        let at = state.spares.iter().position(fits)?;
+        let find = |state: &State, image: Option<&ImageKey>| {
+            state.spares.iter().position(|spare| {
+                let alive = spare.ready && spare.worker.ended().is_none();
+                alive && spare.want.gpu == gpu && spare.want.image.as_ref() == image
+            })
+        };
+        let at = find(&state, image).or_else(|| find(&state, None))?;
         Some(state.spares.remove(at).worker)
     }
 
@@ -181,12 +229,21 @@ impl WorkerPool {
         Worker::start(&start, on_end)
     }
 
-    fn wait_ready(&self, worker: &Arc<Worker>) {
-        let status = worker.status();
+    fn get_ready(&self, worker: &Arc<Worker>, want: &Want) {
+        let ready = worker.status().and_then(|_| match &want.image {
+            Some(image) => {
+                let image = image.path.to_string_lossy().into_owned();
+                worker.command("load an image's modules", &Request::Prepare { image }, &[])
+            }
+            None => Ok(()),
+        });
         let mut state = self.lock();
+        if ready.is_err() && want.image.is_some() {
+            state.wants.retain(|known| known != want);
+        }
         let found = state.spares.iter_mut().find(|spare| Arc::ptr_eq(&spare.worker, worker));
-        match (status, found) {
-            (Ok(_), Some(spare)) => spare.ready = true,
+        match (ready, found) {
+            (Ok(()), Some(spare)) => spare.ready = true,
             (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),
             (Err(error), Some(_)) => {
                 log::warn!("a worker that was to wait did not get ready: {error}");

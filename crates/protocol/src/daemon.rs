@@ -112,6 +112,8 @@ pub struct Sandbox {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spare {
     pub gpu: String,
+    /// The image that it waits for; none for one that takes whatever comes.
+    pub image: Option<String>,
     pub pid: i32,
     /// Its context is there.
     pub ready: bool,

@@ -18,6 +18,10 @@ pub enum Request {
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
     /// outlives the daemon.
     Take,
+    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone.
+    Prepare {
+        image: String,
+    },
     /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
     Serve {
         run_directory: String,

@@ -94,6 +94,10 @@ impl Control {
         match request {
             Request::Status => self.remote.ask(|desk| Response::Status(desk.engine.status())),
             Request::Take => self.take(descriptors),
+            Request::Prepare { image } => {
+                self.work(stream, move |desk, _| image::prepare(desk, image.as_ref()))?;
+                Ok(Response::Done)
+            }
             Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
             Request::Quiesce { limit_ms } => {
                 self.quiesce(Duration::from_millis(limit_ms)).map(Response::Quiesced)

@@ -12,6 +12,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Up
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
+use crate::image::Prepared;
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -30,6 +31,8 @@ pub(crate) type Command = Box<dyn FnOnce(&mut Desk) + Send>;
 /// What the dispatch thread works on.
 pub(crate) struct Desk {
     pub engine: Engine,
+    /// What was done of a restore before it was asked for.
+    pub prepared: Option<Prepared>,
     merge: Merge<'static>,
     draining: Option<Drain>,
     ended: Option<Ended>,
@@ -154,6 +157,7 @@ impl Desk {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Desk {
             engine,
+            prepared: None,
             merge: Merge::new(),
             draining: None,
             ended: None,

@@ -29,6 +29,9 @@ struct Arguments {
     /// How many workers wait for all GPUs together.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 4)]
     pool_limit: usize,
+    /// How many images, restored last, have workers wait for them alone, with their modules loaded.
+    #[arg(long, value_name = "N", env = "REKINDLE_POOL_IMAGES", default_value_t = 1)]
+    pool_images: usize,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -87,7 +90,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
-    let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit };
+    let pool =
+        PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit, images: arguments.pool_images };
     let given = arguments.places;
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     if arguments.background {

@@ -13,6 +13,7 @@ mod block;
 mod contents;
 mod error;
 mod pinned;
+mod prepare;
 mod replay;
 mod restore;
 mod restore_code;
@@ -25,6 +26,7 @@ mod timer;
 
 pub(crate) use error::Error;
 pub(crate) use pinned::save_pinned;
+pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use restore::restore;
 pub(crate) use save::save;
 

@@ -8,6 +8,7 @@ use rekindle_protocol::worker::Phase;
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
+use super::block::Preparing;
 use super::error::{Error, Result, device};
 use super::replay::OwnStreams;
 use super::state::{MOST_BYTES, State};
@@ -26,16 +27,16 @@ pub(crate) fn restore(
     if desk.engine.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
-    let blocks = contents::prepare(desk.engine.any_device().map_err(device("be used"))?);
     let image = Image::open(image)?;
-    let state = read_state(&image)?;
-    check_gpus(&desk.engine, &state)?;
-    desk.engine.platform.expect_placements(&state.placements);
+    let encoded = read_state(&image)?;
+    let state = State::decode(&encoded)?;
+    let begun = match desk.prepared.take() {
+        Some(prepared) => prepared.of(&encoded)?,
+        None => begin(&mut desk.engine, &state)?,
+    };
     timer.lap("worker state", 0);
     desk.engine.directory = directory;
-    desk.engine.history = state.history;
     desk.engine.board_name = state.board.clone();
-    open_contexts(&mut desk.engine, &state)?;
     restore_memory::place(&mut desk.engine, &state)?;
     restore_memory::pin(&mut desk.engine, &state)?;
     timer.lap("GPU addresses", 0);
@@ -46,10 +47,13 @@ pub(crate) fn restore(
     let engine = &mut desk.engine;
     let (loaded, built) = std::thread::scope(|scope| {
         let loading = scope.spawn(|| {
-            let loaded = contents::load(&gpus, blocks, &image, &work, stop);
+            let loaded = contents::load(&gpus, begun.blocks, &image, &work, stop);
             loaded.map(|()| timer.lap("GPU memory", bytes))
         });
-        let built = replay::replay(engine, &image, &state);
+        let built = match begun.own_streams {
+            Some(own_streams) => Ok(own_streams),
+            None => replay::replay(engine, &image, &state),
+        };
         (loading.join(), built)
     });
     loaded.unwrap_or_else(|_| Err(Error::Refused("a thread that loaded buffers panicked".to_string())))?;
@@ -64,7 +68,25 @@ pub(crate) fn restore(
     Ok(timer.phases())
 }
 
-fn read_state(image: &Image) -> Result<State> {
+/// What a restore has before memory is placed.
+pub(super) struct Begun {
+    pub blocks: Preparing,
+    /// None while modules and streams are still to be made.
+    pub own_streams: Option<OwnStreams>,
+}
+
+/// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
+pub(super) fn begin(engine: &mut Engine, state: &State) -> Result<Begun> {
+    let blocks = contents::prepare(engine.any_device().map_err(device("be used"))?);
+    check_gpus(engine, state)?;
+    engine.platform.expect_placements(&state.placements);
+    engine.history = state.history;
+    open_contexts(engine, state)?;
+    Ok(Begun { blocks, own_streams: None })
+}
+
+/// The encoded state of the image.
+pub(super) fn read_state(image: &Image) -> Result<Vec<u8>> {
     let part = image.part(PartKind::WorkerState, STATE_PART).ok_or_else(|| {
         Error::State("the image has no part worker-state; it holds no GPU half".to_string())
     })?;
@@ -73,7 +95,7 @@ fn read_state(image: &Image) -> Result<State> {
     }
     let mut bytes = vec![0; part.bytes as usize];
     image.read_part(part, 0, &mut bytes)?;
-    State::decode(&bytes)
+    Ok(bytes)
 }
 
 fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
