@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use nix::unistd::{Whence, lseek};
 
@@ -23,13 +24,22 @@ pub(crate) fn data_spans(file: &File, bytes: u64) -> io::Result<Vec<Range<u64>>>
     Ok(spans)
 }
 
-/// Whether there is anything but a hole from `at` on. A block that the file's contents end in may reach beyond them.
+/// Whether there is anything but zeros from `at` on. What is no hole is read: a block that contents end in reaches beyond
+/// them, and blocks may be as large as a huge page.
 pub(crate) fn has_data_from(file: &File, at: u64) -> io::Result<bool> {
-    const LARGEST_BLOCK: u64 = 64 << 10;
-    match lseek(file, at.next_multiple_of(LARGEST_BLOCK) as i64, Whence::SeekData) {
-        Ok(_) => Ok(true),
-        Err(nix::Error::ENXIO) => Ok(false),
-        Err(errno) => Err(errno.into()),
+    let mut bytes = vec![0; 64 << 10];
+    let mut at = at;
+    loop {
+        at = match lseek(file, at as i64, Whence::SeekData) {
+            Ok(start) => start as u64,
+            Err(nix::Error::ENXIO) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        };
+        let count = file.read_at(&mut bytes, at)?;
+        if !crate::chunk::is_zero(&bytes[..count]) {
+            return Ok(true);
+        }
+        at += count.max(1) as u64;
     }
 }
 
@@ -41,8 +51,6 @@ pub(crate) fn overlaps(spans: &[Range<u64>], range: Range<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt;
-
     use super::*;
 
     #[test]
@@ -55,5 +63,16 @@ mod tests {
         assert!(overlaps(&spans, 5 << 20..6 << 20));
         assert!(!overlaps(&spans, 0..1 << 20));
         assert!(!overlaps(&spans, 9 << 20..10 << 20));
+    }
+
+    #[test]
+    fn zeros_that_are_no_hole_are_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10 << 20).unwrap();
+        file.write_all_at(&[0; 300_000], 4 << 20).unwrap();
+        assert!(!has_data_from(&file, 1 << 20).unwrap());
+        file.write_all_at(&[1], (4 << 20) + 299_999).unwrap();
+        assert!(has_data_from(&file, 1 << 20).unwrap());
+        assert!(!has_data_from(&file, (4 << 20) + 300_000).unwrap());
     }
 }
