@@ -11,13 +11,13 @@ from images import ask
 from programs import Native, python_program
 
 
-def measure(rekindle, name, work, memory, rounds=3):
-    row = by_rekindle(rekindle, name, work, rounds)
-    row["criu"] = baseline.measure(name, work, memory, rounds)
+def measure(rekindle, name, work, memory):
+    row = by_rekindle(rekindle, name, work)
+    row["criu"] = baseline.measure(name, work, memory, rounds=2)
     return {**row, "ok": row["ok"] and row["criu"]["ok"]}
 
 
-def by_rekindle(rekindle, name, work, rounds):
+def by_rekindle(rekindle, name, work, checkpoints=2, restores=3):
     trigger, image = work / f"{name}-pid-ask", f"{name}-pid"
     program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
     row = {"ok": False, "checkpoints": [], "restores": []}
@@ -25,8 +25,8 @@ def by_rekindle(rekindle, name, work, rounds):
         program.wait_ready()
         row["warm_answer_s"], expected = ask(trigger)
         same, pid = True, program.process.pid
-        for n in range(rounds):
-            last = n == rounds - 1
+        for n in range(checkpoints):
+            last = n == checkpoints - 1
             start = time.perf_counter()
             report = rekindle.json("checkpoint", "--pid", pid, "--mode", "driver", "--to", image, "--stop" if last else "--leave-running")
             row["checkpoints"].append({"seconds": time.perf_counter() - start, "report": report})
@@ -38,7 +38,7 @@ def by_rekindle(rekindle, name, work, rounds):
     row["sizes"] = rekindle.json("inspect", image)["sizes"]
     # What the program has written may only have grown since.
     written = program.log.stat().st_size
-    for n in range(rounds):
+    for n in range(restores):
         os.truncate(program.log, written)
         restored = f"{name}-pid-{n}"
         start = time.perf_counter()

@@ -122,6 +122,40 @@ fn what_the_host_or_the_gpu_cannot_hold_is_refused_first() {
 }
 
 #[test]
+fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
+    let scene = Scene::new();
+    let program = scene.start_with(1, 0);
+    let dumps = scene.rekindle.path("state/dumps");
+    scene.rekindle.json(&["ps"]);
+    let mounted = Mounted::small(&dumps);
+    let error = said(scene.checkpoint(&program, "image", "--stop"));
+    assert!(error.contains("No space left") || error.contains("is full"), "{error}");
+    scene.go_on(1);
+    drop(mounted);
+    assert!(scene.rekindle.images().is_empty());
+    scene.assert_tidy();
+    assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+}
+
+/// A file system in memory with room for CRIU's images, and not for what the driver puts into a program.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn small(at: &std::path::Path) -> Mounted {
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(at);
+        assert!(mount.status().unwrap().success());
+        Mounted(at.to_path_buf())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
 fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
     let scene = Scene::new();
     let program = scene.start_with(1, 900_000);
