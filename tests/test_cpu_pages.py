@@ -122,6 +122,20 @@ def test_a_program_restored_from_page_files_can_be_made_to_be_read(rekindle, bui
     assert rekindle.wait_end("b") == ["ok"]
 
 
+def test_images_lie_in_memory_in_huge_pages(rekindle):
+    """There a file's blocks are 2 MB, and reach beyond its contents."""
+    state = rekindle.root / "state"
+    state.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,mode=0700", "rekindle-test", state]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system in huge pages can be mounted here")
+    try:
+        assert survives(rekindle, sys.executable, SOURCES / "objects.py") == []
+    finally:
+        rekindle("shutdown", check=False)
+        subprocess.run(["umount", "--lazy", state], check=True)
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove"])
 def test_a_damaged_page_file_is_refused(rekindle, damage):
     """By the cheap look that a restore takes, and by verifying."""

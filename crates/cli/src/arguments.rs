@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use rekindle_protocol::daemon::Mode;
+use rekindle_protocol::daemon::{Level, Mode};
 
 /// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
 #[derive(Debug, Parser)]
@@ -101,6 +101,19 @@ pub enum Command {
         #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
         gpu_map: Vec<String>,
     },
+    /// Give a program's GPU back while it needs none. It wakes by itself at its next GPU call.
+    Sleep {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+        /// Where its GPU memory goes.
+        #[arg(long, default_value = "host")]
+        level: LevelArgument,
+    },
+    /// Have a program that sleeps ready for its next GPU call.
+    Wake {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+    },
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
         #[arg(value_name = "SANDBOX")]
@@ -147,6 +160,26 @@ impl ModeArgument {
             ModeArgument::Auto => None,
             ModeArgument::Sandbox => Some(Mode::Sandbox),
             ModeArgument::Driver => Some(Mode::Driver),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LevelArgument {
+    /// It stays on the GPU; the context goes.
+    Gpu,
+    /// Into this machine's memory.
+    Host,
+    /// Below the state directory.
+    Disk,
+}
+
+impl LevelArgument {
+    pub fn wanted(self) -> Level {
+        match self {
+            LevelArgument::Gpu => Level::Gpu,
+            LevelArgument::Host => Level::Host,
+            LevelArgument::Disk => Level::Disk,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Report, Request, Sandbox, State};
+use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
@@ -50,6 +50,10 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             warn(&report);
             printer.print(&answer, || show::report(&report));
         }
+        Command::Sleep { name, level } => {
+            slept(&places, &printer, &Request::Sleep { name, level: level.wanted() })?;
+        }
+        Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
         Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
         Command::Images => {
             let answer = simply_ask(&places, &Request::Images)?;
@@ -125,6 +129,13 @@ fn restore(
     printer.print_json(&answer);
     let ended = foreground::follow(places, &report.name, printer.output())?;
     Ok(code_of(&ended))
+}
+
+fn slept(places: &Places, printer: &Printer, request: &Request) -> Result<()> {
+    let answer = simply_ask(places, request)?;
+    let report: SleepReport = serde_json::from_value(answer.clone())?;
+    printer.print(&answer, || show::slept(&report));
+    Ok(())
 }
 
 fn warn(report: &Report) {

@@ -162,6 +162,8 @@ fn title(name: &str, trace: &Trace) -> String {
     match trace.operation {
         Operation::Checkpoint => format!("Checkpoint of {name:?} to image {:?}", trace.image),
         Operation::Restore => format!("Restore of image {:?} as {name:?}", trace.image),
+        Operation::Sleep => format!("{name:?} falls asleep at level {}", trace.image),
+        Operation::Wake => format!("{name:?} wakes from level {}", trace.image),
     }
 }
 
@@ -171,7 +173,7 @@ fn subtitle(trace: &Trace) -> String {
         Operation::Checkpoint => {
             format!(", the program stood still for {} ms", show::milliseconds(trace.stopped_us))
         }
-        Operation::Restore => String::new(),
+        Operation::Restore | Operation::Sleep | Operation::Wake => String::new(),
     };
     let problem = trace.problem.iter().map(|problem| format!(" — failed: {problem}")).collect::<String>();
     format!("{}: {all} ms in all{stopped}{problem}", trace.began)

@@ -2,7 +2,7 @@
 
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
-use rekindle_protocol::daemon::{Mode, Operation, Report, Sandbox, Trace};
+use rekindle_protocol::daemon::{Mode, Operation, Report, Sandbox, SleepReport, Trace};
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
@@ -111,10 +111,16 @@ pub fn report(report: &Report) -> String {
     phases(&report.phases, report.total_us, report.stopped_us) + note
 }
 
+pub fn slept(report: &SleepReport) -> String {
+    phases(&report.phases, report.total_us, report.total_us)
+}
+
 pub fn trace(trace: &Trace) -> String {
     let word = match trace.operation {
         Operation::Checkpoint => "checkpoint to",
         Operation::Restore => "restore of",
+        Operation::Sleep => "sleep at level",
+        Operation::Wake => "wake from level",
     };
     let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
     let table = phases(&trace.phases, trace.total_us, trace.stopped_us);

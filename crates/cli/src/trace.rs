@@ -53,6 +53,8 @@ fn chrome(traces: &[Trace]) -> Value {
         let word = match trace.operation {
             Operation::Checkpoint => "checkpoint to",
             Operation::Restore => "restore of",
+            Operation::Sleep => "sleep at level",
+            Operation::Wake => "wake from level",
         };
         let title = format!("{word} {} ({})", trace.image, trace.began);
         events.push(

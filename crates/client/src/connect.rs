@@ -97,6 +97,7 @@ fn ask(gate: &Path) -> std::result::Result<(UnixStream, Welcome), ConnectError> 
     match admission {
         Admission::Admitted => {}
         Admission::Refused(why) => return Err(ConnectError::Refused(why)),
+        Admission::Waking { .. } => return Err(ConnectError::NoSocket),
     }
     let control = UnixStream::from(descriptors.into_iter().next().ok_or(ConnectError::NoSocket)?);
     let (welcome, _) = frame::receive(&control).map_err(ConnectError::Welcome)?;

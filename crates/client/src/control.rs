@@ -65,6 +65,7 @@ fn serve(session: &'static Session) {
                 gate::close();
                 closing = Some(Instant::now() + Duration::from_millis(limit_ms));
             }
+            ToClient::Sleep => gate::sleep(),
             ToClient::Resume { restored, driver_attached } => {
                 closing = None;
                 if restored {

@@ -3,15 +3,21 @@
 //!
 //! Each thread says in its own [`Seat`] that it is inside, then looks whether the gate is closed; the control thread
 //! closes the gate, then looks at every seat. Both put a full fence between: one of them sees the other.
+//!
+//! While the GPU half sleeps the gate is closed too, and the first thread that comes to it knocks at the daemon.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::Result;
+use crate::knock::Knocker;
 use crate::seat::{self, Seat};
 use crate::thread::{self, Thread};
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// A thread sees to it that the GPU half is woken.
+static KNOCKING: AtomicBool = AtomicBool::new(false);
 static WAITING: Mutex<()> = Mutex::new(());
 static OPENED: Condvar = Condvar::new();
 
@@ -54,8 +60,35 @@ impl Drop for Inside {
 fn wait() {
     let mut held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
     while CLOSED.load(Ordering::Relaxed) {
+        if ASLEEP.load(Ordering::Relaxed) && !KNOCKING.swap(true, Ordering::Relaxed) {
+            held = wake(held);
+            KNOCKING.store(false, Ordering::Relaxed);
+            continue;
+        }
         held = OPENED.wait(held).unwrap_or_else(PoisonError::into_inner);
     }
+}
+
+/// Knocks until the GPU half is awake.
+fn wake(mut held: MutexGuard<'static, ()>) -> MutexGuard<'static, ()> {
+    let mut knocker = Knocker::default();
+    while CLOSED.load(Ordering::Relaxed) && ASLEEP.load(Ordering::Relaxed) {
+        drop(held);
+        let pause = knocker.knock();
+        held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+        if CLOSED.load(Ordering::Relaxed) {
+            held = OPENED.wait_timeout(held, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+    held
+}
+
+/// The GPU half sleeps: whoever waits or comes is to wake it.
+pub fn sleep() {
+    let held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    ASLEEP.store(true, Ordering::Relaxed);
+    drop(held);
+    OPENED.notify_all();
 }
 
 /// Lets nobody in from now on.
@@ -67,6 +100,7 @@ pub fn close() {
 pub fn open() {
     let held = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
     CLOSED.store(false, Ordering::Relaxed);
+    ASLEEP.store(false, Ordering::Relaxed);
     drop(held);
     OPENED.notify_all();
 }

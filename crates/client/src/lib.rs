@@ -35,6 +35,7 @@ mod genuine;
 mod graph;
 mod host_call;
 mod inherited;
+mod knock;
 mod lane;
 mod launch;
 mod memory;

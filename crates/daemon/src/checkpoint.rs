@@ -99,7 +99,7 @@ struct Attempt<'a> {
 
 pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, wish.to));
-    let operation = held.begin(State::Checkpointing, "checkpointed")?;
+    let operation = held.begin_settled(State::Checkpointing, "checkpointed")?;
     let record = held.record();
     let cpu = held.cpu("checkpointed")?;
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
@@ -192,7 +192,7 @@ pub fn checkpoint_pid(
 }
 
 /// The worker of the one process that uses the GPU, if one does.
-fn serving_worker(held: &Held) -> Result<Option<std::sync::Arc<Worker>>> {
+pub fn serving_worker(held: &Held) -> Result<Option<std::sync::Arc<Worker>>> {
     if let Some(lost) = held.lost_worker() {
         return Err(Error::WorkerDead { name: held.name(), how: lost.ended().unwrap_or_default() });
     }
@@ -387,7 +387,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn save(&self, worker: &Worker, staging: &Path) -> Result<Vec<Part>> {
-        let request = Request::Save { staging: staging.to_string_lossy().into_owned() };
+        let request = Request::Save { staging: staging.to_string_lossy().into_owned(), leave_memory: false };
         self.saved(worker, GPU, "save the GPU half", &request)
     }
 
@@ -510,7 +510,7 @@ fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Par
     }
 }
 
-fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
+pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
     serde_json::from_value(part).map_err(|error| Error::Worker {
         action,
         reason: format!("it described a part that is none: {error}"),

@@ -19,6 +19,7 @@ use crate::places::Places;
 use crate::record::Record;
 use crate::registry::Registry;
 use crate::worker_pool::{PoolSize, WorkerPool};
+use crate::{sleep, wake};
 
 pub struct Daemon {
     pub places: Places,
@@ -105,6 +106,10 @@ impl Daemon {
         }
         self.sandboxes.adopt(adopted);
         self.clear_strays(&known);
+        let sleeps = |id: &str| {
+            self.sandboxes.all().iter().any(|held| held.id == id && held.record().asleep.is_some())
+        };
+        sleep::clear_strays(&self.places, sleeps);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
             if !self.sandboxes.all().iter().any(|held| held.id == id && held.is_live()) {
@@ -133,6 +138,7 @@ impl Daemon {
                     held.tell(format!("no further process can use the GPU: {error}"));
                 }
                 held.reconnect_workers();
+                wake::settle(held);
                 if let Err(error) = held.runs(cpu).and_then(|()| held.is_up()) {
                     log::error!("{error}");
                 }

@@ -96,6 +96,23 @@ pub enum Error {
     #[error("the connection to the GPU worker failed while it was to {action}: {source}")]
     WorkerConnection { action: &'static str, source: FrameError },
 
+    #[error("the GPU half of {name:?} sleeps already; `rekindle wake` wakes it")]
+    AlreadyAsleep { name: String },
+
+    #[error("the GPU half of {name:?} is awake")]
+    NotAsleep { name: String },
+
+    #[error("no process of {name:?} uses a GPU through Rekindle, so that there is nothing to put to sleep")]
+    NothingToSleep { name: String },
+
+    #[error(
+        "{name:?} cannot sleep at level {level}: that takes {needed} MB and {free} MB are free; free some or choose another level"
+    )]
+    NoRoomToSleep { name: String, level: &'static str, needed: u64, free: u64 },
+
+    #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
+    CannotWake { name: String, reason: String },
+
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 

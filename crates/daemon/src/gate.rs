@@ -1,7 +1,7 @@
 //! The gate: the socket in a sandbox's run directory where a process of the sandbox asks for a GPU.
 //!
 //! Each process that asks gets a worker of its own: the one that was started with the sandbox if it is free, else a
-//! new one.
+//! new one. One that has a worker knocks because its GPU half sleeps.
 
 use std::fs;
 use std::io;
@@ -17,6 +17,7 @@ use rekindle_protocol::worker::Request;
 
 use crate::error::{Error, Result};
 use crate::held::Held;
+use crate::wake;
 use crate::worker::Worker;
 
 pub struct Gate {
@@ -63,7 +64,14 @@ fn keep(listener: &UnixListener, held: &Weak<Held>, closed: &AtomicBool) {
 }
 
 fn answer(held: &Arc<Held>, stream: &UnixStream) -> Result<()> {
-    match admit(held, stream) {
+    let peer = getsockopt(stream, PeerCredentials)
+        .map_err(|errno| Error::system("tell who knocks at the gate", errno))?
+        .pid();
+    if held.live_workers().iter().any(|worker| worker.client() == peer) {
+        let problem = wake::knocked(held);
+        return Ok(frame::send(stream, &Admission::Waking { problem }, &[])?);
+    }
+    match admit(held, peer) {
         Ok(client_end) => frame::send(stream, &Admission::Admitted, &[client_end.as_fd()])?,
         Err(error) => {
             log::warn!("sandbox {:?}: a process was refused: {error}", held.name());
@@ -73,9 +81,7 @@ fn answer(held: &Arc<Held>, stream: &UnixStream) -> Result<()> {
     Ok(())
 }
 
-fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
-    let peer = getsockopt(stream, PeerCredentials)
-        .map_err(|errno| Error::system("tell who knocks at the gate", errno))?;
+fn admit(held: &Arc<Held>, peer: i32) -> Result<UnixStream> {
     let (client_end, worker_end) =
         UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
     let serve = Request::Serve { run_directory: held.run_directory.to_string_lossy().into_owned() };
@@ -88,7 +94,7 @@ fn admit(held: &Arc<Held>, stream: &UnixStream) -> Result<UnixStream> {
         served = worker.command("serve", &serve, &[worker_end.as_fd()]);
     }
     served?;
-    worker.set_client(peer.pid());
+    worker.set_client(peer);
     held.note_workers();
     Ok(client_end)
 }

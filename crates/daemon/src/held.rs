@@ -4,6 +4,7 @@
 //! `record` locked, so that `ps` always answers.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,14 @@ use crate::gate::Gate;
 use crate::places::Places;
 use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
-use crate::traces;
 use crate::worker::{OnEnd, Place, Worker};
 use crate::worker_pool::{ImageKey, WorkerPool};
+use crate::{sleep, traces};
 
 /// How long after a worker's end its client may still be on its way out.
 const PARTING: Duration = Duration::from_millis(250);
+/// How long an operation waits for a GPU half that is falling asleep or waking.
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Held {
     pub id: String,
@@ -40,8 +43,11 @@ pub struct Held {
     cpu: OnceLock<Sandbox>,
     gate: OnceLock<Gate>,
     workers: Mutex<Vec<Arc<Worker>>>,
-    /// Held for as long as a checkpoint goes on.
+    /// Held for as long as a checkpoint, or falling asleep or waking, goes on.
     operation: Mutex<()>,
+    wake_problem: Mutex<Option<String>>,
+    /// The number of the last worker; changed with `workers` locked.
+    last_number: AtomicU32,
 }
 
 impl Held {
@@ -62,6 +68,8 @@ impl Held {
             gate: OnceLock::new(),
             workers: Mutex::default(),
             operation: Mutex::new(()),
+            wake_problem: Mutex::default(),
+            last_number: AtomicU32::new(0),
             id,
         })
     }
@@ -115,7 +123,7 @@ impl Held {
         let record = self.record();
         let (mut device, mut pinned) = (0, 0);
         let workers = self.live_workers();
-        if record.state == State::Running {
+        if matches!(record.state, State::Running | State::Asleep) {
             for status in workers.iter().filter_map(|worker| worker.glance()) {
                 device += status.device_bytes;
                 pinned += status.pinned_bytes;
@@ -177,7 +185,7 @@ impl Held {
     pub fn is_up(&self) -> Result<()> {
         self.update(|record| {
             if record.is_live() {
-                record.state = State::Running;
+                record.state = record.resting_state();
             }
         })
     }
@@ -192,6 +200,7 @@ impl Held {
         for worker in workers {
             worker.shut_down();
         }
+        sleep::end(self);
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");
@@ -207,6 +216,7 @@ impl Held {
             record.exit_code = exit.map(|exit| exit.shell_code());
             record.ended = Some(crate::clock::now());
             record.workers.clear();
+            record.asleep = None;
         });
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }
@@ -226,6 +236,20 @@ impl Held {
                 .map_or_else(|error| error.into_inner().0, |pair| pair.0);
         }
         Some(record.clone())
+    }
+
+    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking: programs do that by themselves.
+    pub fn begin_settled(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
+        let began = Instant::now();
+        loop {
+            let moves = matches!(self.lock().state, State::FallingAsleep | State::Waking);
+            match self.begin(state, wanted) {
+                Err(Error::Occupied { .. }) if moves && began.elapsed() < SETTLE_LIMIT => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Begins an operation that no other may run beside; the state goes back when it is dropped.
@@ -249,10 +273,30 @@ impl Held {
         self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
     }
 
+    /// Ends a worker that is not needed any more.
+    pub fn end_worker(&self, worker: &Worker) {
+        self.workers().retain(|held| held.number() != worker.number());
+        // It is nobody's loss.
+        worker.set_client(0);
+        worker.shut_down();
+    }
+
+    /// Why its GPU half could not be woken the last time.
+    pub fn wake_problem(&self) -> Option<String> {
+        self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_wake_problem(&self, problem: Option<String>) {
+        *self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
     /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet. [`Held::fill_pool`] is to follow.
     pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
-        let number = workers.iter().map(|worker| worker.number()).max().unwrap_or(0) + 1;
+        let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
+        // One that is ending still has its place.
+        let number = self.last_number.fetch_max(used, Ordering::Relaxed).max(used) + 1;
+        self.last_number.store(number, Ordering::Relaxed);
         let gpu = self.record().gpu;
         let place = self.worker_place(number);
         let worker = self.pool.worker(&gpu, image, place, &self.log, || self.on_worker_end())?;
@@ -329,7 +373,7 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         self.held.note(|record| {
             if record.is_live() {
-                record.state = State::Running;
+                record.state = record.resting_state();
             }
         });
     }

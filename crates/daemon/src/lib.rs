@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | places on disk, one daemon a state directory | `places`, `lock` |
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
-//! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `kill`, `logs`, `images`, `doctor` |
+//! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand | `cpu_pages` |
 //! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
@@ -44,8 +44,10 @@ mod resources;
 mod restore;
 mod run;
 mod server;
+mod sleep;
 mod timeline;
 mod traces;
+mod wake;
 mod worker;
 mod worker_pool;
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
+use rekindle_protocol::daemon::Level;
 
 use crate::error::{Error, Result};
 
@@ -98,6 +99,14 @@ impl Places {
     /// programs run from it. On the store's file system therefore.
     pub fn pages(&self) -> PathBuf {
         self.state.join("pages")
+    }
+
+    /// The store for GPU halves that sleep at this level. What is left on the GPU has a small rest.
+    pub fn asleep(&self, level: Level) -> PathBuf {
+        match level {
+            Level::Gpu | Level::Host => self.runs.join("asleep"),
+            Level::Disk => self.state.join("asleep"),
+        }
     }
 
     /// What CRIU has found out about the kernel. In memory: another kernel may be different.

@@ -8,6 +8,7 @@ use rekindle_protocol::daemon::{Mode, Sandbox, State};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::sleep::Asleep;
 
 /// The longest record read.
 const LONGEST: u64 = 16 << 20;
@@ -30,6 +31,9 @@ pub struct Record {
     pub image: Option<String>,
     pub problem: Option<String>,
     pub workers: Vec<WorkerRecord>,
+    /// Its GPU half, if that sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<Asleep>,
 }
 
 /// A worker that may still run.
@@ -43,6 +47,11 @@ pub struct WorkerRecord {
 impl Record {
     pub fn is_live(&self) -> bool {
         is_live(self.state)
+    }
+
+    /// The state of a live sandbox that nothing is being done to.
+    pub fn resting_state(&self) -> State {
+        if self.asleep.is_some() { State::Asleep } else { State::Running }
     }
 
     /// As the command line shows it.
@@ -105,7 +114,7 @@ impl Record {
 }
 
 pub fn is_live(state: State) -> bool {
-    matches!(state, State::Starting | State::Running | State::Checkpointing | State::Restoring)
+    !matches!(state, State::Exited | State::Killed | State::Stopped | State::Failed)
 }
 
 /// The word for a state, as everywhere.
@@ -115,6 +124,9 @@ pub fn state_word(state: State) -> &'static str {
         State::Running => "running",
         State::Checkpointing => "checkpointing",
         State::Restoring => "restoring",
+        State::FallingAsleep => "falling asleep",
+        State::Asleep => "asleep",
+        State::Waking => "waking",
         State::Exited => "exited",
         State::Killed => "killed",
         State::Stopped => "stopped",
@@ -159,6 +171,7 @@ mod tests {
             image: None,
             problem: None,
             workers: vec![WorkerRecord { number: 1, client: 8 }],
+            asleep: None,
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

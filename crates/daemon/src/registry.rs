@@ -125,6 +125,7 @@ mod tests {
             image: None,
             problem: None,
             workers: Vec::new(),
+            asleep: None,
         };
         let none = PoolSize { per_gpu: 0, most: 0, images: 0 };
         Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none), record)

@@ -135,6 +135,7 @@ fn hold(
             image: Some(image.manifest().name.clone()),
             problem: None,
             workers: Vec::new(),
+            asleep: None,
         };
         create(daemon, record)
     })

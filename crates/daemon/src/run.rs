@@ -52,6 +52,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
             image: None,
             problem: None,
             workers: Vec::new(),
+            asleep: None,
         };
         create(daemon, record)
     })?;

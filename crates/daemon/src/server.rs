@@ -17,7 +17,7 @@ use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, doctor, images, logs, restore, traces};
+use crate::{checkpoint, doctor, images, logs, restore, sleep, traces, wake};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -123,7 +123,9 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait };
-            json!(checkpoint::checkpoint(daemon, &*sandbox(&name)?, &wish, reply)?)
+            let held = sandbox(&name)?;
+            wake::wake_if_asleep(&held)?;
+            json!(checkpoint::checkpoint(daemon, &held, &wish, reply)?)
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
@@ -133,6 +135,8 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Restore { image, name, gpu, gpu_map } => {
             json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), &gpu_map, reply)?)
         }
+        Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
+        Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Trace { name } => {
             let held = sandbox(&name)?;
             json!({ "name": name, "traces": traces::read(&held.traces) })

@@ -6,7 +6,7 @@
 //! A spare worker waits in the [`pool`](crate::worker_pool): it ends with this daemon, until a sandbox takes it.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ impl Worker {
         let stream = connection.as_mut()?;
         let limit = Duration::from_millis(500);
         match exchange(stream, &Request::Status, &[], Some(limit)) {
-            Ok(Response::Status(status)) => Some(status),
+            Ok((Response::Status(status), _)) => Some(status),
             _ => {
                 // A late answer would be taken for the next request's.
                 *connection = None;
@@ -211,6 +211,28 @@ impl Worker {
         descriptors: &[BorrowedFd<'_>],
         limit: Option<Duration>,
     ) -> Result<Response> {
+        Ok(self.ask_whole(action, request, descriptors, limit)?.0)
+    }
+
+    /// Asks a keeper for what it keeps, from so many descriptors on.
+    pub fn hand_over(&self, from: usize) -> Result<(Vec<String>, Vec<OwnedFd>)> {
+        let action = "hand the sleeping program over";
+        match self.ask_whole(action, &Request::HandOver { from }, &[], Some(STATUS_LIMIT))? {
+            (Response::Kept { names }, descriptors) if names.len() == descriptors.len() => {
+                Ok((names, descriptors))
+            }
+            (other, _) => Err(unexpected(action, &other)),
+        }
+    }
+
+    /// As [`Worker::ask`], with the descriptors that came with the answer.
+    fn ask_whole(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> Result<(Response, Vec<OwnedFd>)> {
         let mut connection = self.lock();
         if connection.is_none() {
             *connection = Some(self.connect()?);
@@ -219,8 +241,8 @@ impl Worker {
             return Err(Error::WorkerConnection { action, source: FrameError::Closed });
         };
         match exchange(stream, request, descriptors, limit) {
-            Ok(Response::Failed(reason)) => Err(Error::Worker { action, reason }),
-            Ok(response) => Ok(response),
+            Ok((Response::Failed(reason), _)) => Err(Error::Worker { action, reason }),
+            Ok(answer) => Ok(answer),
             Err(source) => {
                 *connection = None;
                 Err(self.lost(action, source))
@@ -320,10 +342,10 @@ fn exchange(
     request: &Request,
     descriptors: &[BorrowedFd<'_>],
     limit: Option<Duration>,
-) -> std::result::Result<Response, FrameError> {
+) -> std::result::Result<(Response, Vec<OwnedFd>), FrameError> {
     stream.set_read_timeout(limit)?;
     frame::send(stream, request, descriptors)?;
-    Ok(frame::receive(stream)?.0)
+    frame::receive(stream)
 }
 
 fn unexpected(action: &'static str, response: &Response) -> Error {

@@ -23,6 +23,10 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Admission {
     Admitted,
+    /// The process has a worker that sleeps; it is being woken. `problem`: why that failed the last time, if it did.
+    Waking {
+        problem: Option<String>,
+    },
     /// Why this process gets no GPU: one sentence.
     Refused(String),
 }
@@ -64,7 +68,7 @@ pub enum ToWorker {
 }
 
 /// What a checkpoint must know of a quiesced client.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quiesced {
     /// The pid as the program sees it.
     pub process: u32,
@@ -84,6 +88,9 @@ pub enum ToClient {
     Call { token: u64 },
     /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit.
     Quiesce { limit_ms: u64 },
+    /// After `Quiesce`: the GPU half goes to sleep. The gate stays closed, and a thread that comes to it knocks at
+    /// [`GATE`] until `Resume`.
+    Sleep,
     /// Calls may run again. `restored`: in a new process with new (zeroed) board and ring files, already mapped;
     /// `driver_attached`: whether the driver half of the process is attached now.
     Resume { restored: bool, driver_attached: bool },

@@ -52,6 +52,14 @@ pub enum Request {
         /// `OLD=NEW` for GPUs by their UUIDs.
         gpu_map: Vec<String>,
     },
+    /// Gives a program's GPU back while it needs none.
+    Sleep {
+        name: String,
+        level: Level,
+    },
+    Wake {
+        name: String,
+    },
     /// The traces of a sandbox's checkpoints and of its restore.
     Trace {
         name: String,
@@ -126,6 +134,10 @@ pub enum State {
     Running,
     Checkpointing,
     Restoring,
+    FallingAsleep,
+    /// Its GPU half sleeps; the rest runs.
+    Asleep,
+    Waking,
     Exited,
     Killed,
     /// Checkpointed with `--stop`.
@@ -137,6 +149,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     pub operation: Operation,
+    /// The image, or the level of a sleep.
     pub image: String,
     /// When it began; RFC 3339.
     pub began: String,
@@ -153,6 +166,28 @@ pub struct Trace {
 pub enum Operation {
     Checkpoint,
     Restore,
+    Sleep,
+    Wake,
+}
+
+/// Where the GPU memory of a program is while its GPU half sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    Gpu,
+    Host,
+    Disk,
+}
+
+/// What `sleep` and `wake` report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SleepReport {
+    pub name: String,
+    pub level: Level,
+    /// GPU memory of the program.
+    pub bytes: u64,
+    pub total_us: u64,
+    pub phases: Vec<Phase>,
 }
 
 /// How a program's GPU half is taken.

@@ -12,6 +12,9 @@ pub fn socket_name(worker: u32) -> String {
     format!("worker-{worker}.sock")
 }
 
+/// How many descriptors go with one message.
+pub const MOST_DESCRIPTORS: usize = 16;
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Status,
@@ -41,6 +44,8 @@ pub enum Request {
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,
+        /// Leave the contents of buffers where they are: `Sleep` is to follow.
+        leave_memory: bool,
     },
     /// Write the pinned memory into the staged image. Only while the program is frozen.
     SavePinned {
@@ -55,6 +60,17 @@ pub enum Request {
     Adopt {
         pid: i32,
         driver_attached: bool,
+    },
+    /// Give the GPU back, after `Quiesce` and `Save`: the process goes on without it as a keeper of the client's socket
+    /// and of the memory that was left. Its connections end; those made then are answered by the keeper.
+    Sleep,
+    /// To a keeper: what it keeps, from so many descriptors on. Answered by `Kept`.
+    HandOver {
+        from: usize,
+    },
+    /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of.
+    Memory {
+        names: Vec<String>,
     },
     /// Let the client go on.
     Resume {
@@ -76,6 +92,11 @@ pub enum Response {
     },
     Restored {
         phases: Vec<Phase>,
+    },
+    /// With one descriptor for each name, at most [`MOST_DESCRIPTORS`]; none when there are no more. The one without a
+    /// name is the client's socket.
+    Kept {
+        names: Vec<String>,
     },
     /// One sentence: what was found, what was expected, what to do.
     Failed(String),
@@ -99,6 +120,12 @@ pub struct Phase {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// It is a keeper: the GPU half of its client sleeps.
+    #[serde(default)]
+    pub asleep: bool,
+    /// It was restored, and its client was not let go on yet.
+    #[serde(default)]
+    pub held_back: bool,
     pub pid: i32,
     /// The client's pid as the worker sees it, 0 without a client.
     pub client: i32,

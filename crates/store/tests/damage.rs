@@ -100,6 +100,11 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     assert!(!store.verify("job", &|_, _| {}).unwrap().is_sound());
     open().write_all_at(&byte, 200_000).unwrap();
     image.check_glance(part, 2).unwrap();
+    // In the block that the contents end in, and far behind it.
+    open().write_all_at(b"x", 400_100).unwrap();
+    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("beyond"));
+    open().write_all_at(&[0], 400_100).unwrap();
+    image.check_glance(part, 2).unwrap();
     open().write_all_at(b"x", 1 << 30).unwrap();
     assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("beyond"));
     assert!(store.verify("job", &|_, _| {}).unwrap().problems[0].contains("beyond"));

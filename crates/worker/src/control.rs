@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::{Request, Response, Status};
 
 use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
-use crate::image;
+use crate::image::{self, LeftMemory};
+use crate::keeper;
 use crate::link::{Answer, Link};
 
 /// A worker that nobody needs ends after this time.
@@ -36,11 +37,24 @@ pub(crate) struct Control {
     /// What a dead daemon leaves to undo.
     quiesced: bool,
     detached: Option<i32>,
+    /// The client is from before this worker, and waits for `Resume`.
+    held_back: bool,
+    /// Memory that is to outlive this worker, or has outlived the one before.
+    left: LeftMemory,
 }
 
 impl Control {
     pub(crate) fn new(listener: UnixListener, remote: Remote, link: Arc<Link>, spare: bool) -> Control {
-        Control { listener, remote, link, spare, quiesced: false, detached: None }
+        Control {
+            listener,
+            remote,
+            link,
+            spare,
+            quiesced: false,
+            detached: None,
+            held_back: false,
+            left: LeftMemory::new(),
+        }
     }
 
     pub(crate) fn run(mut self) {
@@ -70,6 +84,7 @@ impl Control {
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
             let end = matches!(request, Request::Shutdown);
+            let sleep = matches!(request, Request::Sleep);
             let response = self.obey(request, descriptors, stream).unwrap_or_else(Response::Failed);
             if let Response::Failed(problem) = &response {
                 log::warn!("a request of the daemon failed: {problem}");
@@ -82,6 +97,9 @@ impl Control {
             if let Err(error) = sent {
                 return log::warn!("the daemon's connection: {error}");
             }
+            if sleep && matches!(response, Response::Done) {
+                return log::error!("the worker stays awake: {}", self.sleep());
+            }
         }
     }
 
@@ -92,7 +110,7 @@ impl Control {
         stream: &UnixStream,
     ) -> Result<Response, String> {
         match request {
-            Request::Status => self.remote.ask(|desk| Response::Status(desk.engine.status())),
+            Request::Status => self.status().map(Response::Status),
             Request::Take => self.take(descriptors),
             Request::Prepare { image } => {
                 self.work(stream, move |desk, _| image::prepare(desk, image.as_ref()))?;
@@ -104,9 +122,13 @@ impl Control {
             }
             Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
             Request::Attach { pid } => self.attach(pid),
-            Request::Save { staging } => {
-                let (parts, phases) = self
-                    .work(stream, move |desk, stop| image::save(&mut desk.engine, staging.as_ref(), stop))?;
+            Request::Save { staging, leave_memory } => {
+                let ((parts, phases), left) = self.work(stream, move |desk, stop| {
+                    let mut left = LeftMemory::new();
+                    let leave = leave_memory.then_some(&mut left);
+                    Ok((image::save(&mut desk.engine, staging.as_ref(), leave, stop)?, left))
+                })?;
+                self.left = left;
                 Ok(Response::Saved { parts, phases })
             }
             Request::SavePinned { staging } => {
@@ -115,21 +137,46 @@ impl Control {
                 let (parts, phases) = self.work(stream, save)?;
                 Ok(Response::Saved { parts, phases })
             }
+            Request::Sleep if self.quiesced && self.link.is_connected() => Ok(Response::Done),
+            Request::Sleep => Err("only a program that stands still can be put to sleep".to_string()),
+            Request::HandOver { .. } => Err("this worker is awake and keeps nothing".to_string()),
+            Request::Memory { names } => {
+                self.left.extend(names.into_iter().zip(descriptors));
+                Ok(Response::Done)
+            }
             Request::Restore { image, run_directory } => {
-                let remote = self.remote.clone();
+                let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
                 let phases = self.work(stream, move |desk, stop| {
-                    let phases = image::restore(desk, image.as_ref(), run_directory.into(), stop)?;
+                    let phases = image::restore(desk, image.as_ref(), run_directory.into(), &left, stop)?;
                     if let Some(board) = desk.engine.board {
                         remote.use_board(board);
                     }
                     Ok(phases)
                 })?;
+                self.held_back = true;
                 Ok(Response::Restored { phases })
             }
             Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
         }
+    }
+
+    fn status(&self) -> Result<Status, String> {
+        let status = self.remote.ask(|desk| desk.engine.status())?;
+        Ok(Status { held_back: self.held_back, ..status })
+    }
+
+    /// Returns only if it does not work, with the reason; the client is then to go on.
+    fn sleep(&mut self) -> String {
+        let Some(client) = self.link.socket() else { return "the client has gone".to_string() };
+        let status = match self.status() {
+            Ok(status) => status,
+            Err(problem) => return problem,
+        };
+        self.link.send(&ToClient::Sleep);
+        let memory = std::mem::take(&mut self.left);
+        keeper::become_one(&self.listener, &client, memory, status)
     }
 
     /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
@@ -226,7 +273,9 @@ impl Control {
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
         self.quiesced = false;
+        self.held_back = false;
         self.detached = None;
+        self.left.clear();
         answered.map(|()| Response::Done).map_err(|unanswered| unanswered.to_string())
     }
 
@@ -241,6 +290,7 @@ impl Control {
             self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
         }
         self.detached = None;
+        self.left.clear();
     }
 
     /// Has the dispatch thread do something long, and tells it to stop when the daemon goes away meanwhile.

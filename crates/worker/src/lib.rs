@@ -21,6 +21,7 @@ mod engine;
 mod gpu;
 mod hashing;
 mod image;
+mod keeper;
 mod link;
 mod memory;
 mod printed;

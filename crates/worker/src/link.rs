@@ -60,6 +60,12 @@ impl Link {
         first
     }
 
+    /// The client's socket, while there is a client.
+    pub(crate) fn socket(&self) -> Option<Arc<UnixStream>> {
+        let state = self.state();
+        state.socket.clone().filter(|_| !state.gone)
+    }
+
     pub(crate) fn is_connected(&self) -> bool {
         let state = self.state();
         state.socket.is_some() && !state.gone

@@ -13,16 +13,24 @@ use crate::control::Control;
 use crate::dispatch::{Desk, Ended, remote};
 use crate::engine::Engine;
 use crate::gpu::Opened;
+use crate::keeper;
 use crate::link::Link;
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.collect();
+    if let [argument, number] = &arguments[..]
+        && argument == keeper::ARGUMENT
+    {
+        return keeper::main(number);
+    }
     fix_addresses();
+    allow_descriptors();
     let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
     // A second initialisation in one process would be refused, and the first one serves.
     let _ = env_logger::Builder::from_env(log).try_init();
     end_on_panic();
-    let arguments = match Arguments::parse(arguments) {
+    let arguments = match Arguments::parse(arguments.into_iter()) {
         Ok(arguments) => arguments,
         Err(error) => {
             log::error!("{error}");
@@ -110,6 +118,18 @@ fn fix_addresses() {
         let name = all.next().unwrap_or_default();
         let error = std::process::Command::new("/proc/self/exe").arg0(name).args(all).exec();
         log::warn!("cannot start again without address randomisation: {error}");
+    }
+}
+
+/// A handle of GPU memory that is passed on takes a descriptor.
+fn allow_descriptors() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads into and sets from one valid structure.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
     }
 }
 

@@ -41,7 +41,9 @@ fn save(program: &Program, store: &Store, name: &str) -> std::path::PathBuf {
     let draft = store.begin(name).unwrap();
     program.daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    draft.adopt(parts(program.daemon.ask(Request::Save { staging: staging.clone() }))).unwrap();
+    draft
+        .adopt(parts(program.daemon.ask(Request::Save { staging: staging.clone(), leave_memory: false })))
+        .unwrap();
     draft.adopt(parts(program.daemon.ask(Request::SavePinned { staging }))).unwrap();
     let image = draft.commit().unwrap();
     image.path().to_owned()
@@ -223,7 +225,7 @@ fn what_cannot_be_saved_is_said_and_the_program_goes_on() {
     program.client.seen.busy.store(false, Ordering::Release);
     program.daemon.quiesce();
     let nowhere = state.path().join("nowhere").to_str().unwrap().to_string();
-    let problem = program.daemon.fails(Request::Save { staging: nowhere });
+    let problem = program.daemon.fails(Request::Save { staging: nowhere, leave_memory: false });
     assert!(problem.contains("nowhere"), "{problem}");
     program.daemon.done(Request::Resume { restored: false, driver_attached: false });
     assert!(program.lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());

@@ -127,7 +127,7 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     let draft = store.begin("image").unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    match daemon.ask(Request::Save { staging }) {
+    match daemon.ask(Request::Save { staging, leave_memory: false }) {
         Response::Saved { parts, .. } => {
             draft
                 .adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect())
@@ -238,7 +238,8 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     let draft = store.begin("image").unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    rekindle_protocol::frame::send(&daemon.stream, &Request::Save { staging }, &[]).unwrap();
+    rekindle_protocol::frame::send(&daemon.stream, &Request::Save { staging, leave_memory: false }, &[])
+        .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     drop(daemon);
     drop(draft);

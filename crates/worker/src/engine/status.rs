@@ -26,6 +26,8 @@ impl Engine {
         let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
         let first = self.slots.first().map(|slot| &slot.info);
         Status {
+            asleep: false,
+            held_back: false,
             pid: std::process::id() as i32,
             client: if self.client != 0 { self.client } else { seen },
             gpu: first.map(|info| info.name.clone()).unwrap_or_default(),

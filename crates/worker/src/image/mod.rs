@@ -24,11 +24,17 @@ mod save_memory;
 mod state;
 mod timer;
 
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
 pub(crate) use error::Error;
 pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use restore::restore;
 pub(crate) use save::save;
+
+/// Memory that outlives the worker that made it, by the names of the parts that it is in place of.
+pub(crate) type LeftMemory = HashMap<String, OwnedFd>;
 
 /// The name of the one part of kind `worker-state`.
 const STATE_PART: &str = "worker-state";

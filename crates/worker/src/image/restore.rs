@@ -13,14 +13,16 @@ use super::error::{Error, Result, device};
 use super::replay::OwnStreams;
 use super::state::{MOST_BYTES, State};
 use super::timer::Timer;
-use super::{STATE_PART, contents, replay, restore_memory, save_memory};
+use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
 use crate::dispatch::Desk;
 use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark};
 
+/// Memory in `left` is mapped, not loaded.
 pub(crate) fn restore(
     desk: &mut Desk,
     image: &Path,
     directory: PathBuf,
+    left: &LeftMemory,
     stop: &AtomicBool,
 ) -> Result<Vec<Phase>> {
     let mut timer = Timer::start();
@@ -37,11 +39,11 @@ pub(crate) fn restore(
     timer.lap("worker state", 0);
     desk.engine.directory = directory;
     desk.engine.board_name = state.board.clone();
-    restore_memory::place(&mut desk.engine, &state)?;
+    restore_memory::place(&mut desk.engine, &state, left)?;
     restore_memory::pin(&mut desk.engine, &state)?;
     timer.lap("GPU addresses", 0);
     let windows = save_memory::map_physical(&mut desk.engine)?;
-    let work = restore_memory::work(&image, &state, &windows)?;
+    let work = restore_memory::work(&image, &state, &windows, left)?;
     let bytes = work.iter().map(|(place, _)| place.bytes).sum();
     let gpus = save_memory::gpus(&desk.engine);
     let engine = &mut desk.engine;

@@ -1,10 +1,12 @@
 //! Buffers and pinned memory at the addresses that they had.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 
 use rekindle_device::Access;
 use rekindle_store::{Image, Part, PartKind};
 
+use super::LeftMemory;
 use super::contents::Place;
 use super::error::{Error, Result, device};
 use super::save_memory::Window;
@@ -12,8 +14,8 @@ use super::state::{ContentState, State, buffer_part, physical_part};
 use crate::engine::Engine;
 use crate::memory::{Content, Physical, Reservation, Slab, map_pinned};
 
-/// Makes and maps every handle; contents come later.
-pub(super) fn place(engine: &mut Engine, state: &State) -> Result<()> {
+/// Makes every handle, or takes what was left of it, and maps it; contents come later.
+pub(super) fn place(engine: &mut Engine, state: &State, left: &LeftMemory) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         engine.bind(index).map_err(device("be used"))?;
@@ -32,7 +34,8 @@ pub(super) fn place(engine: &mut Engine, state: &State) -> Result<()> {
                 }
             };
             let action = format!("place {} bytes at {:#x}", buffer.bytes, buffer.address);
-            heap.place(buffer.address, buffer.bytes, content).map_err(device(action))?;
+            let from = left.get(&buffer_part(buffer.address)).map(AsFd::as_fd);
+            heap.place(buffer.address, buffer.bytes, content, from).map_err(device(action))?;
         }
     }
     for row in &state.reservations {
@@ -45,8 +48,11 @@ pub(super) fn place(engine: &mut Engine, state: &State) -> Result<()> {
     }
     for row in &state.physical {
         let gpu = engine.on(row.device).map_err(device("be used"))?;
-        let memory =
-            gpu.memory_create(row.bytes).map_err(device(format!("make {} bytes of memory", row.bytes)))?;
+        let made = match left.get(&physical_part(row.serial)) {
+            Some(memory) => gpu.memory_import(memory.as_fd(), row.bytes),
+            None => gpu.memory_create(row.bytes),
+        };
+        let memory = made.map_err(device(format!("make {} bytes of memory", row.bytes)))?;
         let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
         engine.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
     }
@@ -93,6 +99,7 @@ pub(super) fn work<'i>(
     image: &'i Image,
     state: &State,
     windows: &[Window],
+    left: &LeftMemory,
 ) -> Result<Vec<(Place, &'i Part)>> {
     let parts: HashMap<&str, &Part> =
         image.parts(PartKind::GpuBuffer).map(|part| (part.name.as_str(), part)).collect();
@@ -107,13 +114,19 @@ pub(super) fn work<'i>(
     let mut work = Vec::new();
     for (index, row) in state.devices.iter().enumerate() {
         for buffer in row.context.iter().flat_map(|context| &context.buffers) {
-            let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
-            work.push(find(buffer_part(buffer.address), place)?);
+            let name = buffer_part(buffer.address);
+            if !left.contains_key(&name) {
+                let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
+                work.push(find(name, place)?);
+            }
         }
     }
     for window in windows {
-        let Place { device, address, bytes } = window.place;
-        work.push(find(physical_part(window.serial), Place { device, address, bytes })?);
+        let name = physical_part(window.serial);
+        if !left.contains_key(&name) {
+            let Place { device, address, bytes } = window.place;
+            work.push(find(name, Place { device, address, bytes })?);
+        }
     }
     Ok(work)
 }

@@ -13,12 +13,14 @@ use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
 use super::timer::Timer;
-use super::{contents, save_code, save_memory};
+use super::{LeftMemory, contents, save_code, save_memory};
 use crate::engine::{Engine, StreamObject};
 
+/// With `left`, contents of buffers stay where they are, and descriptors of that memory go there.
 pub(crate) fn save(
     engine: &mut Engine,
     staging: &Path,
+    left: Option<&mut LeftMemory>,
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
@@ -35,7 +37,7 @@ pub(crate) fn save(
     streams_and_events(engine, &mut state)?;
     graphs(engine, &mut state);
     timer.lap("GPU objects", 0);
-    let plan = save_memory::plan(engine, &staging, &mut state)?;
+    let plan = save_memory::plan(engine, &staging, &mut state, left)?;
     timer.lap("GPU addresses", 0);
     let bytes = plan.work.iter().map(|(place, _)| place.bytes).sum();
     let (saved, parts) = std::thread::scope(|scope| {

@@ -1,9 +1,10 @@
 //! Buffers: where each lies, and its contents.
 
-use rekindle_device::Access;
+use rekindle_device::{Access, Device};
 use rekindle_store::{Part, PartKind, PartWriter, Staging};
 use serde_json::json;
 
+use super::LeftMemory;
 use super::block::Gpu;
 use super::contents::Place;
 use super::error::{Result, device};
@@ -20,8 +21,15 @@ pub(super) struct Plan {
     windows: Vec<Window>,
 }
 
-/// Describes all of GPU memory, and makes it readable.
-pub(super) fn plan(engine: &mut Engine, staging: &Staging, state: &mut State) -> Result<Plan> {
+/// Describes all of GPU memory, and makes it readable. With `left` nothing is to be saved: descriptors go there.
+pub(super) fn plan(
+    engine: &mut Engine,
+    staging: &Staging,
+    state: &mut State,
+    mut left: Option<&mut LeftMemory>,
+) -> Result<Plan> {
+    let export =
+        |gpu: &dyn Device, memory| gpu.memory_export(memory).map_err(device("leave a buffer behind"));
     engine.trim_all().map_err(device("free what the program has freed"))?;
     let mut work = Vec::new();
     for (index, slot) in engine.slots.iter().enumerate() {
@@ -35,12 +43,24 @@ pub(super) fn plan(engine: &mut Engine, staging: &Staging, state: &mut State) ->
             };
             let attributes = json!({ "device": index, "address": format!("{address:#x}"), "holds": kind });
             let name = buffer_part(address);
-            let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
-            work.push((Place { device: index, address, bytes: buffer.bytes }, writer));
+            match &mut left {
+                Some(left) => drop(left.insert(name, export(&*context.device, buffer.memory)?)),
+                None => {
+                    let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
+                    work.push((Place { device: index, address, bytes: buffer.bytes }, writer));
+                }
+            }
             rows.buffers.push(BufferState { address, bytes: buffer.bytes, content });
         }
     }
     describe_virtual(engine, state);
+    if let Some(left) = left {
+        for (&serial, physical) in &engine.virtual_memory.physical {
+            let context = engine.context(physical.device).map_err(device("be used"))?;
+            left.insert(physical_part(serial), export(&*context.device, physical.memory)?);
+        }
+        return Ok(Plan { work, windows: Vec::new() });
+    }
     let windows = map_physical(engine)?;
     for window in &windows {
         let attributes = json!({ "device": window.place.device, "holds": "memory that the program maps" });

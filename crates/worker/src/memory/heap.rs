@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
@@ -118,22 +119,28 @@ impl Heap {
         Ok(at + offset)
     }
 
-    /// Puts a buffer where an image has it.
-    pub(crate) fn place(&mut self, at: u64, bytes: u64, content: Content) -> Result<()> {
+    /// Puts a buffer where an image has it, on the memory that `from` is a descriptor of or on new memory.
+    pub(crate) fn place(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        content: Content,
+        from: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
         if !self.take_addresses_at(at, bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        self.fill(at, bytes, content)
+        self.fill(at, bytes, content, from)
     }
 
     fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
         let at = self.take_addresses(bytes, self.granularity, 0)?;
-        self.fill(at, bytes, content)?;
+        self.fill(at, bytes, content, None)?;
         Ok(at)
     }
 
-    fn fill(&mut self, at: u64, bytes: u64, content: Content) -> Result<()> {
-        match self.back(at, bytes) {
+    fn fill(&mut self, at: u64, bytes: u64, content: Content, from: Option<BorrowedFd<'_>>) -> Result<()> {
+        match self.back(at, bytes, from) {
             Ok(memory) => {
                 if matches!(content, Content::Slab(_)) {
                     self.slabs.push(at);
@@ -148,9 +155,12 @@ impl Heap {
         }
     }
 
-    /// Makes memory and maps it.
-    fn back(&self, at: u64, bytes: u64) -> Result<Memory> {
-        let memory = self.device.memory_create(bytes)?;
+    /// Makes memory, or takes what there is, and maps it.
+    fn back(&self, at: u64, bytes: u64, from: Option<BorrowedFd<'_>>) -> Result<Memory> {
+        let memory = match from {
+            Some(descriptor) => self.device.memory_import(descriptor, bytes)?,
+            None => self.device.memory_create(bytes)?,
+        };
         let mapped = self.device.map(at, bytes, memory).and_then(|()| {
             self.device.protect(at, bytes, Access::ReadWrite).inspect_err(|_| {
                 let _ = self.device.unmap(at, bytes);

@@ -221,7 +221,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                 seen.resumed.fetch_add(1, Ordering::AcqRel);
                 frame::send(socket, &ToWorker::Resumed, &[]).unwrap();
             }
-            ToClient::Attached { .. } => {}
+            ToClient::Sleep | ToClient::Attached { .. } => {}
         }
     }
 }

@@ -1,0 +1,41 @@
+"""A restore with the program's CPU pages mapped from the image against one that reads them, from images of one program."""
+
+import time
+
+from images import ask
+from programs import python_program, wait_for
+
+WAYS = ("read", "map")
+
+
+def measure(rekindle, name, work, rounds=5):
+    """The two ways in turn; the first restore of each is counted too: the image is in memory either way."""
+    trigger, label = work / f"{name}-pages-ask", f"pages-{name}"
+    rekindle.run(label, *python_program(name, "--serve", trigger))
+    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+    warm_s, expected = ask(trigger)
+    row = {"warm_answer_s": warm_s, "checkpoints": {}, "sizes": {}, "restores": {way: [] for way in WAYS}, "ok": True}
+    for way in WAYS:
+        # Another daemon takes the next image; the program does not notice.
+        rekindle("shutdown")
+        rekindle.environment["REKINDLE_CPU_PAGES"] = way
+        image = f"{name}-{way}"
+        row["checkpoints"][way] = rekindle.json("checkpoint", label, "--to", image, "--stop" if way == WAYS[-1] else "--leave-running")
+        row["sizes"][way] = rekindle.json("inspect", image)["sizes"]
+    rekindle("shutdown")
+    del rekindle.environment["REKINDLE_CPU_PAGES"]
+    for n in range(rounds):
+        for way in WAYS:
+            restored = f"{label}-{way}-{n}"
+            start = time.perf_counter()
+            report = rekindle.restore(f"{name}-{way}", restored)
+            running = time.perf_counter() - start
+            _, answer = ask(trigger)
+            first = time.perf_counter() - start
+            again, second = ask(trigger)
+            row["ok"] &= answer == expected and second != ""
+            times = {"running_s": running, "first_answer_s": first, "warm_answer_s": again}
+            row["restores"][way].append({**times, "report": report})
+            rekindle("kill", restored)
+    rekindle("rm", *(f"{name}-{way}" for way in WAYS))
+    return row

@@ -1,0 +1,28 @@
+"""A service that is put to sleep and woken by the next request: how long each takes, and the GPU memory that is free meanwhile."""
+
+from images import ask
+from programs import python_program, wait_for
+from scale import gpu_bytes
+
+LEVELS = ("gpu", "host")
+
+
+def measure(rekindle, name, work, rounds=3):
+    trigger, label = work / f"{name}-sleep-ask", f"sleep-{name}"
+    rekindle.run(label, *python_program(name, "--serve", trigger))
+    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+    warm_s, expected = ask(trigger)
+    row = {"warm_answer_s": warm_s, "levels": {level: [] for level in LEVELS}, "ok": True}
+    for _ in range(rounds):
+        for level in LEVELS:
+            awake = gpu_bytes()
+            slept = rekindle.json("sleep", label, "--level", level)
+            asleep = gpu_bytes()
+            woken_s, answer = ask(trigger)
+            row["ok"] &= answer == expected
+            wake = [trace for trace in rekindle.json("trace", label)["traces"] if trace["operation"] == "wake"][-1]
+            row["levels"][level].append(
+                {"slept": slept, "wake": wake, "woken_answer_s": woken_s, "awake_gpu_bytes": awake, "asleep_gpu_bytes": asleep}
+            )
+    rekindle("kill", label)
+    return row

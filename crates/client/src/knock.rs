@@ -1,0 +1,64 @@
+//! Waking the GPU half of this process, which sleeps: by knocking at the daemon's gate, again and again until it is
+//! awake. The gate of the calls opens when the new worker says so, not by an answer here.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rekindle_protocol::client::{Admission, GATE};
+use rekindle_protocol::frame;
+
+use crate::report::report;
+use crate::session;
+
+/// Between two knocks, at first and at most.
+const FIRST: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_secs(5);
+/// How long the daemon may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Knocks, ever less often, and says once why nobody wakes.
+pub struct Knocker {
+    pause: Duration,
+    said: Option<String>,
+}
+
+impl Default for Knocker {
+    fn default() -> Knocker {
+        Knocker { pause: FIRST, said: None }
+    }
+}
+
+impl Knocker {
+    /// Knocks once; how long to wait before the next time.
+    pub fn knock(&mut self) -> Duration {
+        let problem = match ask() {
+            Ok(Admission::Waking { problem }) => problem,
+            Ok(Admission::Refused(why)) => Some(why),
+            // The process is known to be awake: the word that opens the gate is on its way.
+            Ok(Admission::Admitted) => None,
+            Err(problem) => Some(problem),
+        };
+        if problem.is_some() && problem != self.said {
+            let why = problem.as_deref().unwrap_or_default();
+            report(format_args!(
+                "the GPU half of this program sleeps and is not woken yet: {why}; trying again"
+            ));
+            self.said = problem;
+        }
+        let pause = self.pause;
+        self.pause = (2 * pause).min(LAST);
+        pause
+    }
+}
+
+fn ask() -> Result<Admission, String> {
+    let session = session::get().map_err(|code| code.to_string())?;
+    let path = session.directory.join(GATE);
+    let stream = UnixStream::connect(&path).map_err(|error| {
+        format!("cannot reach the daemon at {}: {error}; is rekindled running?", path.display())
+    })?;
+    let _ = stream.set_read_timeout(Some(ANSWER_LIMIT));
+    let (admission, _) =
+        frame::receive(&stream).map_err(|error| format!("the daemon gave no answer: {error}"))?;
+    Ok(admission)
+}
