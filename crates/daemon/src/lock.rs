@@ -3,9 +3,13 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::places::Places;
+
+/// How long a daemon that was told to end may still hold it.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// Held for the life of the daemon.
 pub struct Lock {
@@ -24,7 +28,13 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        match file.try_lock() {
+        let began = Instant::now();
+        let mut locked = file.try_lock();
+        while matches!(locked, Err(TryLockError::WouldBlock)) && began.elapsed() < ENDING {
+            std::thread::sleep(Duration::from_millis(5));
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();

@@ -82,11 +82,14 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
             Event::Failed { message: error.to_string() }
         }
     };
-    let sent = reply.send(&event);
     if last {
         log::info!("asked to shut down; sandboxes go on");
-        daemon.pool.close();
+        // The next command is to find no daemon rather than one that ends.
         let _ = fs::remove_file(&daemon.places.socket);
+        daemon.pool.close();
+    }
+    let sent = reply.send(&event);
+    if last {
         std::process::exit(0);
     }
     match sent {
