@@ -75,7 +75,7 @@ def test_training_that_is_put_to_sleep_again_and_again_gives_the_same_losses(rek
         rekindle.wait_lines("training", step)
         rekindle("sleep", "training", "--level", level)
     assert rekindle.wait_end("training") == reference
-    woken = [trace["operation"] for trace in rekindle.json("trace", "training")["traces"]]
+    woken = [trace["operation"] for trace in rekindle.json("trace", "training", "--svg", rekindle.root / "picture.svg")["traces"]]
     assert woken == ["sleep", "wake"] * 4
     assert_nothing_sleeps(rekindle)
 

@@ -20,7 +20,7 @@ def measure(rekindle, name, work, rounds=3):
             asleep = gpu_bytes()
             woken_s, answer = ask(trigger)
             row["ok"] &= answer == expected
-            wake = [trace for trace in rekindle.json("trace", label)["traces"] if trace["operation"] == "wake"][-1]
+            wake = [trace for trace in rekindle.json("trace", label, "--svg", work / "wake.svg")["traces"] if trace["operation"] == "wake"][-1]
             row["levels"][level].append(
                 {"slept": slept, "wake": wake, "woken_answer_s": woken_s, "awake_gpu_bytes": awake, "asleep_gpu_bytes": asleep}
             )
