@@ -84,9 +84,11 @@ enum Gpu<'a> {
 /// One attempt.
 struct Attempt<'a> {
     daemon: &'a Daemon,
-    criu: &'a Criu,
+    criu: Criu,
     subject: Subject<'a>,
     gpu: Gpu<'a>,
+    /// The processes that use an AMD GPU, which CRIU's plugin takes.
+    amd: Vec<i32>,
     /// Whether a program that uses no GPU is refused.
     needs_gpu: bool,
     wish: &'a Wish<'a>,
@@ -117,11 +119,16 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
         mode: record.mode,
         cpu: Cpu::Sandbox(cpu),
     };
+    let (amd, criu) = match gpu {
+        Gpu::Driver => driver_half::amd(&subject.cpu, daemon.criu()?)?,
+        Gpu::None | Gpu::Worker { .. } => (Vec::new(), daemon.criu()?.clone()),
+    };
     let attempt = Attempt {
         daemon,
-        criu: daemon.criu()?,
+        criu,
         subject,
         gpu,
+        amd,
         needs_gpu: false,
         wish,
         timeline: &timeline,
@@ -175,11 +182,13 @@ pub fn checkpoint_pid(
         cpu: Cpu::Tree(&tree),
     };
     let needs_gpu = mode == Some(Mode::Driver);
+    let (amd, criu) = driver_half::amd(&subject.cpu, daemon.criu()?)?;
     let attempt = Attempt {
         daemon,
-        criu: daemon.criu()?,
+        criu,
         subject,
         gpu: Gpu::Driver,
+        amd,
         needs_gpu,
         wish,
         timeline: &timeline,
@@ -262,7 +271,7 @@ impl<'a> Attempt<'a> {
         let draft = Mutex::new(Some(draft));
         self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref(), hold.as_ref())?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
-        let gpu_processes = usize::from(quiet.is_some()) + driven;
+        let gpu_processes = usize::from(quiet.is_some()) + driven + self.amd.len();
         match hold {
             Some(hold) if self.wish.leave_running => driver_half::release(hold, self.timeline)?,
             Some(hold) => hold.forget(),
@@ -285,7 +294,7 @@ impl<'a> Attempt<'a> {
         self.reply.progress("gpu", 0, 0);
         let Subject { id, name, cpu, .. } = &self.subject;
         let hold = driver_half::hold(self.daemon, id, cpu, self.wish.gpu_wait, self.timeline)?;
-        if hold.is_none() && self.needs_gpu {
+        if hold.is_none() && self.amd.is_empty() && self.needs_gpu {
             return Err(Error::NoGpuProcess { name: name.clone() });
         }
         Ok(hold)
@@ -327,7 +336,7 @@ impl<'a> Attempt<'a> {
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
             let (server, criu_end) = server.unzip();
-            let mut spec = DumpSpec::new(self.criu, images, self.wish.leave_running);
+            let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
             spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
             spec.page_server = criu_end.as_ref().map(AsFd::as_fd);
             let pages = server.map(|server| scope.spawn(move || server.serve().map_err(fail)));
@@ -492,6 +501,7 @@ impl<'a> Attempt<'a> {
             inventory,
             client: quiet.map(|quiet| quiet.client.clone()),
             driver,
+            amd: self.amd.clone(),
             warnings: Vec::new(),
         };
         kept.write(&mut manifest)

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rekindle_sandbox::{Criu, MINIMUM_VERSION, capability};
+use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, capability};
 use serde::Serialize;
 
 use crate::places::Places;
@@ -33,6 +33,7 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
     let criu = Criu::find(&[]);
     vec![
         gpu(program),
+        amd_plugin(criu.as_ref().ok()),
         criu_version(&criu),
         criu_check(&criu),
         capabilities(),
@@ -76,6 +77,24 @@ fn gpu(program: &Path) -> Finding {
         required: "an NVIDIA GPU with driver 580 or newer, or the emulated one".into(),
         required_for_all: false,
         mend: "install NVIDIA's driver, or use `--gpu emulated`".into(),
+    }
+}
+
+/// Driver mode takes programs on AMD GPUs by CRIU's plugin.
+fn amd_plugin(criu: Option<&Criu>) -> Finding {
+    let plugin = criu.is_some_and(|criu| amd::with_plugin(criu).is_ok());
+    let (found, ok) = match (amd::is_here(), plugin) {
+        (false, _) => ("no AMD GPU", true),
+        (true, false) => ("an AMD GPU, and no plugin", false),
+        (true, true) => ("an AMD GPU and the plugin", true),
+    };
+    Finding {
+        need: "CRIU's plugin for AMD GPUs".into(),
+        found: found.into(),
+        required: format!("{}, where there is an AMD GPU", amd::PLUGIN),
+        ok,
+        required_for_all: false,
+        mend: format!("install it with CRIU, and name its directory in {}", amd::PLUGINS_VARIABLE),
     }
 }
 

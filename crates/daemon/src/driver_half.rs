@@ -5,7 +5,7 @@ use std::time::Duration;
 use rekindle_driver::{Gpu, Hold, UuidPair, candidates, is_here, plan};
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::pages::Wanted;
-use rekindle_sandbox::{Cpu, Sandbox};
+use rekindle_sandbox::{Cpu, Criu, Sandbox, amd};
 use rekindle_store::{GpuKind, Image, Mode, PartKind};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,24 @@ pub fn hold<'a>(
         return Ok(None);
     }
     Ok(Some(hold))
+}
+
+/// The processes that use an AMD GPU, as the program knows them, and a CRIU that can take those.
+pub fn amd(cpu: &Cpu<'_>, criu: &Criu) -> Result<(Vec<i32>, Criu)> {
+    let pids = cpu.pids();
+    let users = amd::users(pids.values().copied());
+    let Some(pid) = users.first() else { return Ok((Vec::new(), criu.clone())) };
+    let criu = amd_criu(criu, || format!("process {pid} uses an AMD GPU"))?;
+    let inside = pids.into_iter().filter(|(_, host)| users.contains(host));
+    Ok((inside.map(|(inside, _)| inside).collect(), criu))
+}
+
+/// The CRIU that brings a program of AMD GPUs back.
+pub fn amd_criu(criu: &Criu, what: impl FnOnce() -> String) -> Result<Criu> {
+    amd::with_plugin(criu).map_err(|tried| {
+        let places = tried.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", ");
+        Error::NoAmdPlugin { what: what(), places }
+    })
 }
 
 /// Where the driver has put what was on GPUs.
@@ -107,6 +125,14 @@ impl DriverHalf {
 pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> Result<Vec<UuidPair>> {
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
     let driver_mode = image.manifest().mode == Mode::Driver;
+    if !kept.amd.is_empty() {
+        if !amd::is_here() {
+            return Err(refused(
+                "it was taken on an AMD GPU and there is none; use such a machine".to_string(),
+            ));
+        }
+        amd_criu(daemon.criu()?, || format!("the image {:?} has an AMD GPU half", image.manifest().name))?;
+    }
     let Some(half) = &kept.driver else {
         if driver_mode && !image.manifest().gpus.is_empty() {
             return Err(refused("it says that it was taken on GPUs, and has nothing of them".to_string()));

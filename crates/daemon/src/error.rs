@@ -113,6 +113,13 @@ pub enum Error {
     #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
     CannotWake { name: String, reason: String },
 
+    #[error(
+        "{what}, and CRIU's plugin for that, {}, is not in {places}; install it, or name its directory in {}",
+        rekindle_sandbox::amd::PLUGIN,
+        rekindle_sandbox::amd::PLUGINS_VARIABLE
+    )]
+    NoAmdPlugin { what: String, places: String },
+
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 

@@ -22,6 +22,9 @@ pub struct Kept {
     /// What the driver itself has put into the processes' memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverHalf>,
+    /// The processes whose AMD GPU half CRIU's plugin has put beside CRIU's images, as the program knows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub amd: Vec<i32>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

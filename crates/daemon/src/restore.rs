@@ -98,7 +98,8 @@ pub fn restore(
         gpu_processes: kept
             .driver
             .as_ref()
-            .map_or(usize::from(kept.client.is_some()), |half| half.pids.len()),
+            .map_or(usize::from(kept.client.is_some()), |half| half.pids.len())
+            + kept.amd.len(),
         total_us,
         stopped_us: total_us,
         warnings: kept.warnings.clone(),
@@ -236,9 +237,15 @@ impl Attempt<'_> {
             .iter()
             .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
             .collect();
+        let criu = match self.kept.amd.is_empty() {
+            true => self.daemon.criu()?.clone(),
+            false => {
+                driver_half::amd_criu(self.daemon.criu()?, || "the image has an AMD GPU half".to_string())?
+            }
+        };
         let spec = RestoreSpec {
             sandbox: self.held.place(),
-            criu: self.daemon.criu()?,
+            criu: &criu,
             images_dir: &images,
             inventory: Some(&self.kept.inventory),
             sockets,

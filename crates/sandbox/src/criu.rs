@@ -83,6 +83,14 @@ impl Criu {
         Err(Error::CriuCheck { cause })
     }
 
+    /// The same CRIU with the plugins of a directory.
+    pub(crate) fn with_plugins(&self, directory: &Path) -> Self {
+        let mut variable = OsString::from("CRIU_LIBS_DIR=");
+        variable.push(directory);
+        let command = ["/usr/bin/env".into(), variable].into_iter().chain(self.command.iter().cloned());
+        Self { command: command.collect(), ..self.clone() }
+    }
+
     pub(crate) fn command(&self) -> &[OsString] {
         &self.command
     }

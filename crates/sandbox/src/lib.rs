@@ -15,6 +15,7 @@
 //!   several times at once.
 //! - CRIU is never killed while it dumps: it holds the program by ptrace and must let go of it itself.
 
+pub mod amd;
 pub mod capability;
 mod conversation;
 mod criu;

@@ -3,6 +3,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod amd;
 mod faults;
 mod gpu;
 mod pid;
