@@ -12,6 +12,7 @@ use rekindle_sandbox::pages::{self, PageServer, ServeError, Served, Wanted};
 use rekindle_store::{Draft, Image, PartKind};
 
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::places::private_directory;
 
 /// How much CRIU may send before it has to wait.
@@ -59,13 +60,10 @@ impl<'a> Pages<'a> {
     /// Also returns CRIU's end of the connection: the server ends when that is closed. What is `wanted` is mapped on a
     /// restore.
     pub fn begin(cpu: Cpu<'a>, images: &'a Path, wanted: Vec<Wanted>) -> Result<(Pages<'a>, UnixStream)> {
-        let made = UnixStream::pair().and_then(|pair| {
-            for end in [&pair.0, &pair.1] {
-                setsockopt(end, SndBufForce, &SOCKET_BYTES)?;
-            }
-            Ok(pair)
-        });
+        let made = UnixStream::pair();
         let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
+        // Where it is not allowed CRIU waits for us more often.
+        let _ = setsockopt(&theirs, SndBufForce, &SOCKET_BYTES);
         let out = images.join(pages::DIRECTORY);
         private_directory(&out, true)?;
         let wanted = if is_read_wanted() { Vec::new() } else { wanted };
@@ -75,9 +73,10 @@ impl<'a> Pages<'a> {
     /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
     pub fn serve(self) -> Result<Option<Served>> {
         let Pages { cpu, images, out, wanted, socket } = self;
+        fault::point("pages-begun")?;
         let server = PageServer { socket, images, out: &out, wanted: &wanted };
         match server.serve(&|pid| cpu.host_pid(pid)) {
-            Ok(served) => Ok(Some(served)),
+            Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
             Err(ServeError::Failed(what)) => Err(Error::Pages { what }),
         }

@@ -43,6 +43,21 @@ fn a_tree_comes_back_whole() {
 }
 
 #[test]
+fn memory_that_processes_share_comes_back_shared() {
+    let rekindle = Rekindle::new();
+    // The child counts in memory that has no name; a memfd holds what must not change.
+    let code = "import hashlib, mmap, os, time\nm = mmap.mmap(-1, 1 << 20)\nf = os.memfd_create('kept')\nos.write(f, os.urandom(3 << 20))\nos.ftruncate(f, 5 << 20)\nk = mmap.mmap(f, 5 << 20)\nd = hashlib.sha256(k).digest()\nm[:20] = b'%020d' % 0\nif os.fork() == 0:\n    n = 0\n    while True:\n        assert hashlib.sha256(k).digest() == d\n        n += 1\n        m[:20] = b'%020d' % n\n        while int(m[20:40].strip(b'\\0') or 0) < n:\n            time.sleep(0.005)\nn = 0\nwhile True:\n    while int(m[:20]) <= n:\n        time.sleep(0.005)\n    n = int(m[:20])\n    print(n, flush=True)\n    m[20:40] = b'%020d' % n";
+    let out = output(&rekindle);
+    let program = Program::start(Command::new("python3").args(["-c", code]), &out);
+    for image in ["one", "two"] {
+        let after = if image == "one" { "--leave-running" } else { "--stop" };
+        rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", image, after]);
+    }
+    rekindle.ok(&["restore", "two", "-d"]);
+    goes_on(&out);
+}
+
+#[test]
 fn what_went_to_a_pipe_goes_to_the_log_after_a_restore() {
     let rekindle = Rekindle::new();
     let mut command = Command::new(COUNTER[0]);
@@ -198,7 +213,7 @@ fn a_missing_capability_is_named() {
 
 #[test]
 fn a_checkpoint_that_fails_or_is_killed_anywhere_is_undone() {
-    for point in ["checkpoint-begun", "frozen", "before-commit"] {
+    for point in ["checkpoint-begun", "pages-begun", "pages-taken", "frozen", "before-commit"] {
         for action in ["fail", "kill"] {
             let mut rekindle = Rekindle::new();
             let program = Program::counter(&rekindle);
