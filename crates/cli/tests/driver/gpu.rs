@@ -111,6 +111,36 @@ fn the_gpus_must_be_the_same_kind_and_are_mapped_by_their_uuids() {
 }
 
 #[test]
+fn an_image_without_a_part_of_a_gpu_process_is_never_restored() {
+    let scene = Scene::new();
+    let rekindle = &scene.rekindle;
+    let program = scene.start();
+    assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+    let inspected = rekindle.json(&["inspect", "image"]);
+    let path = std::path::Path::new(inspected["path"].as_str().unwrap());
+    let mut hidden = 0;
+    for directory in ["cpu", "pages"] {
+        for entry in std::fs::read_dir(path.join(directory)).unwrap() {
+            let file = entry.unwrap().path();
+            let name = file.file_name().unwrap().to_str().unwrap().to_string();
+            if !["core-", "mm-", "pagemap-", "pages-", "anon-"].iter().any(|kind| name.starts_with(kind)) {
+                continue;
+            }
+            let aside = scene.rekindle.path("aside");
+            std::fs::rename(&file, &aside).unwrap();
+            let error = rekindle.refused(&["restore", "image", "-d", "--name", "x"]);
+            assert!(error.contains(&name), "{name}: {error}");
+            std::fs::rename(&aside, &file).unwrap();
+            hidden += 1;
+        }
+    }
+    assert!(hidden >= 10, "{hidden}");
+    scene.assert_tidy();
+    rekindle.ok(&["restore", "image", "-d"]);
+    scene.go_on(2);
+}
+
+#[test]
 fn what_the_host_or_the_gpu_cannot_hold_is_refused_first() {
     let scene = Scene::new();
     scene.write("used", "1125899906842624\n");
