@@ -294,8 +294,11 @@ impl Held {
     pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
-        // One that is ending still has its place.
-        let number = self.last_number.fetch_max(used, Ordering::Relaxed).max(used) + 1;
+        let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
+        // One that is ending, of an earlier daemon too, still has its place.
+        while self.worker_place(number).socket.exists() {
+            number += 1;
+        }
         self.last_number.store(number, Ordering::Relaxed);
         let gpu = self.record().gpu;
         let place = self.worker_place(number);
