@@ -1,0 +1,92 @@
+"""Many instances of one image: at once, and one after the other."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rekindle import Rekindle
+from test_features import FEATURES
+from test_training import PROGRAM, reference  # noqa: F401
+
+INSTANCES = 4
+RESTORES = 100
+
+
+def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference):  # noqa: F811
+    rekindle.run("training", *PROGRAM, "--pause", 0.05)
+    rekindle.wait_lines("training", 12)
+    rekindle("checkpoint", "training", "--to", "image", "--stop")
+    before = rekindle.lines("training")
+    names = [f"instance-{n}" for n in range(INSTANCES)]
+    with ThreadPoolExecutor(INSTANCES) as pool:
+        list(pool.map(lambda name: rekindle.restore("image", name), names))
+    # Each in namespaces of its own, and all from the same pages.
+    pids = [rekindle.sandbox(name)["pid"] for name in names]
+    assert len({os.readlink(f"/proc/{pid}/ns/pid") for pid in pids}) == INSTANCES
+    inodes = {line.split()[4] for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/pages/anon-" in line}
+    assert len(inodes) == 1
+    for name in names:
+        assert before + rekindle.wait_end(name) == reference
+
+
+def processes(rekindle):
+    """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(rekindle.root).encode() in (path / "environ").read_bytes():
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return found
+
+
+def daemon(rekindle):
+    return next(pid for pid, command in processes(rekindle).items() if "rekindled" in command.split()[0] and " worker" not in command)
+
+
+def held(rekindle):
+    """All that restores could leave behind."""
+    pid = daemon(rekindle)
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    files = [path for root in (rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps") for path in root.rglob("*")]
+    return {
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+        "processes": len(processes(rekindle)),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "files": len(files),
+        "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
+    }, int(status["RssAnon"].split()[0]) << 10
+
+
+def test_restores_and_kills_in_a_row_leave_nothing_behind():
+    with Rekindle() as rekindle:
+        rekindle.run("program", sys.executable, FEATURES / "pinned.py", rekindle.root / "go")
+        rekindle.wait_lines("program", 1)
+        rekindle("checkpoint", "program", "--to", "image", "--stop")
+
+        def once():
+            rekindle.restore("image", "again")
+            rekindle("kill", "again")
+
+        def settled(expected=None):
+            """When the last one's worker has gone and the next one waits."""
+            ready = lambda: all(spare["ready"] for spare in rekindle.json("ps")["pool"])
+            rekindle.wait(lambda: ready() and (expected is None or held(rekindle)[0] == expected), f"{expected}, not {held(rekindle)[0]}", 20)
+            return held(rekindle)
+
+        for _ in range(5):
+            once()
+        rekindle.wait(lambda: len(processes(rekindle)) <= 4, "the first ones to end")
+        before, memory = settled()
+        for _ in range(RESTORES):
+            once()
+        after, memory_after = settled(before)
+        assert after == before
+        # The last 100 records are kept.
+        assert memory_after - memory < 4 << 20
+        (rekindle.root / "go").touch()
+        rekindle.restore("image", "last")
+        assert rekindle.wait_end("last") == ["ok"]
