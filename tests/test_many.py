@@ -86,7 +86,7 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind():
         after, memory_after = settled(before)
         assert after == before
         # The last 100 records are kept.
-        assert memory_after - memory < 4 << 20
+        assert memory_after - memory < 2 << 20
         (rekindle.root / "go").touch()
         rekindle.restore("image", "last")
         assert rekindle.wait_end("last") == ["ok"]

@@ -18,6 +18,7 @@ use crate::lock::Lock;
 use crate::places::Places;
 use crate::record::Record;
 use crate::registry::Registry;
+use crate::resources::give_memory_back;
 use crate::worker_pool::{PoolSize, WorkerPool};
 use crate::{sleep, wake};
 
@@ -39,6 +40,7 @@ pub struct Daemon {
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
     pub fn open(places: Places, pool: PoolSize) -> Result<Arc<Daemon>> {
+        give_memory_back();
         places.prepare()?;
         let lock = Lock::take(&places)?;
         let program =

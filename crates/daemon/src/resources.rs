@@ -1,4 +1,4 @@
-//! How much of this machine is free.
+//! How much of this machine is free, and leaving it so.
 
 use std::path::Path;
 
@@ -15,6 +15,14 @@ pub fn free_space(path: &Path) -> u64 {
     path.ancestors()
         .find_map(|place| nix::sys::statvfs::statvfs(place).ok())
         .map_or(0, |stat| stat.blocks_available() * stat.fragment_size())
+}
+
+/// Has large buffers of this process given back when they are freed. By itself malloc keeps them, for each thread that
+/// ever had one.
+pub fn give_memory_back() {
+    const LARGE: i32 = 1 << 20;
+    // SAFETY: sets a parameter of malloc.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
 }
 
 #[cfg(test)]
