@@ -45,9 +45,9 @@ def answers(trigger: Path):
     return file.read_text().splitlines() if file.exists() else []
 
 
-def rates(report):
+def rates(phases):
     """The transfer of buffers alone, and the time of all that the GPU half needs."""
-    half = [row for row in report["phases"] if row["lane"] == "gpu half"]
+    half = [row for row in phases if row["lane"] == "gpu half"]
     memory = next(row for row in half if row["name"] == "GPU memory")
     begin, end = min(row["start_us"] for row in half), max(row["start_us"] + row["duration_us"] for row in half)
     seconds = memory["duration_us"] / 1e6
@@ -71,7 +71,7 @@ def measure(rekindle, name, work, checkpoints=5, restores=10):
         last = n == checkpoints - 1
         image = f"{name}-served-{n}"
         report = rekindle.json("checkpoint", label, "--to", image, "--stop" if last else "--leave-running")
-        row["checkpoints"].append({**rates(report), "report": report})
+        row["checkpoints"].append({**rates(report["phases"]), "report": report})
         if not last:
             rekindle("rm", image)
     row["checkpoint_gb_per_s"] = statistics.median(one["gb_per_s"] for one in row["checkpoints"])
@@ -89,7 +89,9 @@ def measure(rekindle, name, work, checkpoints=5, restores=10):
             again, _ = ask(trigger)
             same = same and answer == expected
             times = {"running_s": running, "first_answer_s": first, "warm_answer_s": again}
-            row["restores"].append({**rates(report), **times, "report": report})
+            # Buffers load while the program runs, so that the trace has more than the report.
+            report["phases"] = rekindle.json("trace", restored, "--svg", work / "trace.svg")["traces"][-1]["phases"]
+            row["restores"].append({**rates(report["phases"]), **times, "report": report})
             rekindle("kill", restored)
     except Exception as error:
         return {**row, "error": str(error)}

@@ -106,7 +106,8 @@ fn a_checkpoint_and_a_restore_leave_traces(program: &[&str]) {
         let within = |phase: &serde_json::Value| {
             phase["start_us"].as_u64().unwrap() + phase["duration_us"].as_u64().unwrap() <= end
         };
-        assert!(phases.iter().all(within), "{trace}");
+        // Buffers may load while the program runs.
+        assert!(phases.iter().filter(|phase| phase["name"] != "GPU memory").all(within), "{trace}");
         if program == GPU_COUNTER {
             assert!(phases.iter().any(|phase| phase["waited_for"][0] == waits), "{trace}");
             assert!(phases.iter().any(|phase| phase["lane"] == waits), "{trace}");

@@ -86,6 +86,23 @@ fn processes_one_after_the_other_and_side_by_side() {
 }
 
 #[test]
+fn a_worker_that_dies_while_it_loads_is_told_of_and_nothing_hangs() {
+    let rekindle = Rekindle::new();
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    for round in 0..4 {
+        let name = format!("again-{round}");
+        rekindle.ok(&["restore", "image", "-d", "--name", &name]);
+        kill(rekindle.workers()[0], 9);
+        wait("the program's end", || rekindle.sandbox(&name)["pid"] == 0);
+        let said = rekindle.lines(&name).iter().any(|line| line.contains("worker"));
+        assert!(said || !rekindle.sandbox(&name)["problem"].is_null());
+    }
+    rekindle.assert_tidy();
+}
+
+#[test]
 fn another_gpu_is_refused_before_anything_is_touched() {
     let rekindle = Rekindle::new();
     rekindle.start("counter", &GPU_COUNTER);

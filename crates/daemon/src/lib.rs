@@ -29,6 +29,7 @@ mod held;
 mod images;
 mod kept;
 mod kill;
+mod loading;
 mod lock;
 mod logs;
 mod machine;

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! checks ─▶ run directory, gate, files ─┬─ worker: GPU check, Restore ─┬─ Adopt ─▶ program runs ─ Resume
+//!                                       │           └─ buffers loading ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ Loaded
 //!                                       ├─ pinned files loaded ────────┤
 //!                                       └─ CPU files checked ─ CRIU ───┘
 //! ```
 //!
 //! The program is complete and not yet running when both halves meet, so that none of its threads can see memory that
-//! is not there yet. Whatever fails, all that was taken is given back.
+//! is not there yet; what is on the GPU it cannot see, so contents of buffers may come later ([`loading`]). Whatever
+//! fails, all that was taken is given back.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -30,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::held::Held;
 use crate::kept::Kept;
+use crate::loading::{self, Rest};
 use crate::record::Record;
 use crate::reply::Reply;
 use crate::run::{create, give_back, new_id};
@@ -82,13 +85,17 @@ pub fn restore(
     let attempt =
         Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline };
     reply.progress("restore", 0, 0);
-    let brought_back = attempt.bring_back().and_then(|()| held.is_up());
-    held.fill_pool();
-    if let Err(error) = brought_back {
-        give_back(daemon, &held);
-        return Err(error);
-    }
+    let brought_back = attempt.bring_back().and_then(|rest| held.is_up().map(|()| rest));
+    let rest = match brought_back {
+        Ok(rest) => rest,
+        Err(error) => {
+            held.fill_pool();
+            give_back(daemon, &held);
+            return Err(error);
+        }
+    };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
+    loading::follow(&held, &image.manifest().name, rest);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {
@@ -143,10 +150,11 @@ fn hold(
 }
 
 impl Attempt<'_> {
-    fn bring_back(&self) -> Result<()> {
+    /// Returns what is still to come of the GPU half.
+    fn bring_back(&self) -> Result<Option<Rest>> {
         fault::point("restore-created")?;
         if self.held.record().mode == Mode::Driver {
-            return self.bring_back_by_driver();
+            return self.bring_back_by_driver().map(|()| None);
         }
         Gate::open(self.held)?;
         let worker =
@@ -154,10 +162,10 @@ impl Attempt<'_> {
         let Some(client) = &self.kept.client else {
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
             self.held.runs(cpu)?;
-            return fault::point("restore-running").inspect_err(|_| self.end_program());
+            return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| None);
         };
         self.make_files(client)?;
-        let cpu = self.both_halves(client, &worker)?;
+        let (cpu, began_us) = self.both_halves(client, &worker)?;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
         worker.set_client(pid);
         self.held.runs(cpu)?;
@@ -166,7 +174,8 @@ impl Attempt<'_> {
         self.timeline
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
             .and_then(|()| fault::point("restore-running"))
-            .inspect_err(|_| self.end_program())
+            .inspect_err(|_| self.end_program())?;
+        Ok(Some(Rest { worker, began_us }))
     }
 
     fn bring_back_by_driver(&self) -> Result<()> {
@@ -185,17 +194,19 @@ impl Attempt<'_> {
         half.bring_back(self.daemon, &self.held.id, cpu, self.pairs, self.timeline)
     }
 
-    /// Restores the GPU half and the CPU half side by side, up to where the program could run.
-    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<Sandbox> {
+    /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also says when the GPU
+    /// half began.
+    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<(Sandbox, u64)> {
         let (client_end, worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
             let pinned = scope.spawn(|| self.timeline.lane(PINNED).time("load", || self.load_pinned(client)));
-            self.restore_cpu(&sockets, |restored| {
+            let mut began_us = 0;
+            let cpu = self.restore_cpu(&sockets, |restored| {
                 let cpu = self.timeline.lane(CPU);
-                cpu.wait("wait for the other half", &[GPU, PINNED], || {
+                began_us = cpu.wait("wait for the other half", &[GPU, PINNED], || {
                     join(pinned).and_then(|()| join(gpu))
                 })?;
                 fault::point("restore-complete")?;
@@ -204,12 +215,13 @@ impl Attempt<'_> {
                     pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
                 let adopt = Request::Adopt { pid, driver_attached: false };
                 worker.command("take the program over", &adopt, &[worker_end.as_fd()])
-            })
+            })?;
+            Ok((cpu, began_us))
         })
     }
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
-    fn restore_gpu(&self, worker: &Worker) -> Result<()> {
+    fn restore_gpu(&self, worker: &Worker) -> Result<u64> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
         preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
@@ -221,7 +233,7 @@ impl Attempt<'_> {
         match worker.ask(action, &request, &[], None)? {
             Response::Restored { phases } => {
                 self.timeline.lane(GPU).merge(start_us, phases);
-                Ok(())
+                Ok(start_us)
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }
@@ -347,7 +359,7 @@ impl Attempt<'_> {
     }
 }
 
-fn join(thread: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| {
         Err(Error::Worker { action: "restore the GPU half", reason: "the thread that asked panicked".into() })
     })

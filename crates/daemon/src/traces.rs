@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::daemon::{Operation, Trace};
+use rekindle_protocol::worker::Phase;
 
 use crate::clock;
 use crate::error::Result;
@@ -59,12 +60,27 @@ pub fn read(path: &Path) -> Vec<Trace> {
     })
 }
 
+/// Adds phases to the newest.
+pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
+    let mut traces = read(path);
+    let Some(newest) = traces.last_mut() else { return };
+    newest.phases.extend(phases);
+    newest.phases.sort_by_key(|phase| phase.start_us);
+    if let Err(error) = write(path, &traces) {
+        log::warn!("a trace in {} lacks its last phases: {error}", path.display());
+    }
+}
+
 fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
     let mut traces = read(path);
     traces.push(trace);
     traces.drain(..traces.len().saturating_sub(KEPT));
+    write(path, &traces)
+}
+
+fn write(path: &Path, traces: &[Trace]) -> std::io::Result<()> {
     let beside = path.with_extension("traces-partial");
-    fs::write(&beside, serde_json::to_vec(&traces)?)?;
+    fs::write(&beside, serde_json::to_vec(traces)?)?;
     fs::rename(beside, path)
 }
 

@@ -112,9 +112,12 @@ fn bring_up(
         image: asleep.image.to_string_lossy().into_owned(),
         run_directory: held.run_directory.to_string_lossy().into_owned(),
     };
-    match worker.ask(action, &request, &[], None)? {
-        Response::Restored { phases } => timeline.lane(GPU).merge(start_us, phases),
-        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+    // Contents too: the keeper is there until nothing more can go wrong.
+    for request in [request, Request::Loaded] {
+        match worker.ask(action, &request, &[], None)? {
+            Response::Restored { phases } => timeline.lane(GPU).merge(start_us, phases),
+            other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
     }
     fault::point("wake-restored")?;
     let driver_attached = asleep.client.driver_attached;

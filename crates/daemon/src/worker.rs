@@ -72,6 +72,8 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker. It opens its GPU while the caller goes on; the first request waits for it.
     pub fn start(start: &Start<'_>, on_end: OnEnd) -> Result<Arc<Worker>> {
+        // One that came from the pool knows its first place alone, and leaves the socket of its later one.
+        let _ = std::fs::remove_file(&start.place.socket);
         let mut command = Command::new(start.program);
         command.arg("worker").arg("--listen").arg(&start.place.socket).arg("--gpu").arg(start.gpu);
         if start.spare {

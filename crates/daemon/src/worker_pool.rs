@@ -173,16 +173,12 @@ impl WorkerPool {
         self.lock().spares.iter().map(shown).collect()
     }
 
-    /// Ends all that wait, and lets none wait any more.
+    /// Lets none wait any more. Those that do end with this process.
     pub fn close(&self) {
-        let spares = {
-            let mut state = self.lock();
-            state.closed = true;
-            std::mem::take(&mut state.spares)
-        };
-        for spare in &spares {
-            self.end(&spare.worker);
-        }
+        let mut state = self.lock();
+        state.closed = true;
+        state.spares.clear();
+        drop(state);
         self.clear();
     }
 

@@ -52,10 +52,15 @@ pub enum Request {
         staging: String,
     },
     /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
+    /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,
+    /// requests of the program wait.
     Restore {
         image: String,
         run_directory: String,
     },
+    /// Answered with the phases since `Restore` when the contents of buffers are there. The worker ends if they cannot
+    /// be loaded.
+    Loaded,
     /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
     Adopt {
         pid: i32,

@@ -215,6 +215,25 @@ impl Image {
         }
     }
 
+    /// Whether all files of a part are there and as long as they were: what can be said without reading them.
+    pub fn check_present(&self, part: &Part) -> Result<()> {
+        let stored = |number: &usize| part.chunks[*number].encoding != Encoding::Zero;
+        let numbers: Vec<usize> = match part.file {
+            Some(_) => vec![0],
+            None => (0..part.chunks.len()).filter(stored).collect(),
+        };
+        pool::map(
+            pool::threads(),
+            numbers.len(),
+            || (),
+            |(), at| match part.chunks.get(numbers[at]) {
+                Some(chunk) => self.open_stored(part, numbers[at], chunk).map(drop),
+                None => Ok(()),
+            },
+        )?;
+        Ok(())
+    }
+
     /// Reads a part for nothing but its check, on so many threads.
     pub fn check_part(&self, part: &Part, threads: usize) -> Result<()> {
         self.check_tail(part)?;

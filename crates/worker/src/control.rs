@@ -8,16 +8,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_protocol::worker::{Phase, Request, Response, Status};
 
 use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
-use crate::image::{self, LeftMemory};
+use crate::image::{self, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::{Answer, Link};
 
@@ -83,6 +83,7 @@ impl Control {
                 Err(FrameError::Closed) => return,
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
+            let loaded = matches!(request, Request::Loaded);
             let end = matches!(request, Request::Shutdown);
             let sleep = matches!(request, Request::Sleep);
             let response = self.obey(request, descriptors, stream).unwrap_or_else(Response::Failed);
@@ -93,6 +94,9 @@ impl Control {
             self.remote.heard();
             if end {
                 self.remote.end(Ended::Done);
+            }
+            if let (true, Response::Failed(problem)) = (loaded, &response) {
+                self.remote.end(Ended::Failed(problem.clone()));
             }
             if let Err(error) = sent {
                 return log::warn!("the daemon's connection: {error}");
@@ -146,8 +150,9 @@ impl Control {
             }
             Request::Restore { image, run_directory } => {
                 let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-                let phases = self.work(stream, move |desk, stop| {
-                    let phases = image::restore(desk, image.as_ref(), run_directory.into(), &left, stop)?;
+                let phases = self.work(stream, move |desk, _| {
+                    let directory = run_directory.into();
+                    let phases = image::restore(desk, image.as_ref(), directory, &left, remote.clone())?;
                     if let Some(board) = desk.engine.board {
                         remote.use_board(board);
                     }
@@ -156,6 +161,7 @@ impl Control {
                 self.held_back = true;
                 Ok(Response::Restored { phases })
             }
+            Request::Loaded => self.await_loaded().map(|phases| Response::Restored { phases }),
             Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
@@ -202,6 +208,13 @@ impl Control {
             return Err("the client closed its socket before it was welcomed".to_string());
         }
         Ok(Response::Done)
+    }
+
+    /// Waits until the contents of buffers are there.
+    fn await_loaded(&self) -> Result<Vec<Phase>, String> {
+        let (answer, outcome) = channel();
+        self.remote.run(move |desk| Loading::await_outcome(desk, answer));
+        outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
     }
 
     fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {

@@ -12,7 +12,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Up
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
-use crate::image::Prepared;
+use crate::image::{Loading, Outcome, Prepared};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -33,6 +33,10 @@ pub(crate) struct Desk {
     pub engine: Engine,
     /// What was done of a restore before it was asked for.
     pub prepared: Option<Prepared>,
+    /// Contents of buffers that are on their way; requests wait for them.
+    pub loading: Option<Loading>,
+    /// How that ended.
+    pub loaded: Option<Outcome>,
     merge: Merge<'static>,
     draining: Option<Drain>,
     ended: Option<Ended>,
@@ -158,6 +162,8 @@ impl Desk {
         Desk {
             engine,
             prepared: None,
+            loading: None,
+            loaded: None,
             merge: Merge::new(),
             draining: None,
             ended: None,
@@ -165,6 +171,11 @@ impl Desk {
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
             quiet_since: Instant::now(),
         }
+    }
+
+    /// Ends the thread, once it has done what it is doing.
+    pub(crate) fn end(&mut self, how: Ended) {
+        self.ended = Some(how);
     }
 
     /// Takes a ring in. Its place among the threads is its number in [`Origin`].
@@ -190,7 +201,7 @@ impl Desk {
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            let Some(board) = self.engine.board else {
+            let Some(board) = self.engine.board.filter(|_| self.loading.is_none()) else {
                 match inbox.commands.recv() {
                     Ok(command) => command(&mut self),
                     Err(_) => return Ended::Done,

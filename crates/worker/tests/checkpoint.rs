@@ -59,7 +59,7 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
         run_directory: directory.to_str().unwrap().to_string(),
     };
     match daemon.ask(request) {
-        Response::Restored { phases } => assert!(phases.iter().any(|phase| phase.name == "GPU memory")),
+        Response::Restored { phases } => assert!(phases.iter().any(|phase| phase.name == "modules")),
         other => panic!("{other:?}"),
     }
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -70,6 +70,10 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
     drop(theirs);
     let client = Client::restored(directory, ours);
     daemon.done(Request::Resume { restored: true, driver_attached: false });
+    match daemon.ask(Request::Loaded) {
+        Response::Restored { phases } => assert_eq!(phases[0].name, "GPU memory"),
+        other => panic!("{other:?}"),
+    }
     let lane = client.old_lane(0);
     Program { worker, daemon, client, lane }
 }

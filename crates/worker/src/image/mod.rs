@@ -12,6 +12,7 @@
 mod block;
 mod contents;
 mod error;
+mod loading;
 mod pinned;
 mod prepare;
 mod replay;
@@ -28,6 +29,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 pub(crate) use error::Error;
+pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use restore::restore;

@@ -1,7 +1,7 @@
 //! Building a worker's state from an image. The client's files lie in the run directory; the client comes later.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use rekindle_device::Stream;
 use rekindle_protocol::worker::Phase;
@@ -10,11 +10,12 @@ use rekindle_store::{Image, PartKind};
 
 use super::block::Preparing;
 use super::error::{Error, Result, device};
+use super::loading::{Loading, Work};
 use super::replay::OwnStreams;
 use super::state::{MOST_BYTES, State};
 use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
-use crate::dispatch::Desk;
+use crate::dispatch::{Desk, Remote};
 use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark};
 
 /// Memory in `left` is mapped, not loaded.
@@ -23,9 +24,9 @@ pub(crate) fn restore(
     image: &Path,
     directory: PathBuf,
     left: &LeftMemory,
-    stop: &AtomicBool,
+    remote: Remote,
 ) -> Result<Vec<Phase>> {
-    let mut timer = Timer::start();
+    let (since, mut timer) = (Instant::now(), Timer::start());
     if desk.engine.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
@@ -43,29 +44,25 @@ pub(crate) fn restore(
     restore_memory::pin(&mut desk.engine, &state)?;
     timer.lap("GPU addresses", 0);
     let windows = save_memory::map_physical(&mut desk.engine)?;
-    let work = restore_memory::work(&image, &state, &windows, left)?;
-    let bytes = work.iter().map(|(place, _)| place.bytes).sum();
     let gpus = save_memory::gpus(&desk.engine);
-    let engine = &mut desk.engine;
-    let (loaded, built) = std::thread::scope(|scope| {
-        let loading = scope.spawn(|| {
-            let loaded = contents::load(&gpus, begun.blocks, &image, &work, stop);
-            loaded.map(|()| timer.lap("GPU memory", bytes))
-        });
-        let built = match begun.own_streams {
-            Some(own_streams) => Ok(own_streams),
-            None => replay::replay(engine, &image, &state),
-        };
-        (loading.join(), built)
-    });
-    loaded.unwrap_or_else(|_| Err(Error::Refused("a thread that loaded buffers panicked".to_string())))?;
-    let own_streams = built?;
-    timer.lap("modules, beyond that", 0);
-    save_memory::unmap_windows(&mut desk.engine, windows)?;
-    restore_memory::protect(&mut desk.engine, &state)?;
+    // A second view of both, for the thread that loads.
+    let work = Work {
+        image: Image::open(image.path())?,
+        state: State::decode(&encoded)?,
+        windows,
+        gpus,
+        left: left.keys().cloned().collect(),
+    };
+    let loading = Loading::begin(work, begun.blocks, remote, since)?;
+    let own_streams = match begun.own_streams {
+        Some(own_streams) => own_streams,
+        None => replay::replay(&mut desk.engine, &image, &state)?,
+    };
+    timer.lap("modules", 0);
     events(&mut desk.engine, &state)?;
     graphs(&mut desk.engine, &state)?;
     join_files(desk, &state, own_streams)?;
+    desk.loading = Some(loading);
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
 }

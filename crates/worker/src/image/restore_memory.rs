@@ -1,6 +1,6 @@
 //! Buffers and pinned memory at the addresses that they had.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
 use rekindle_device::Access;
@@ -99,7 +99,7 @@ pub(super) fn work<'i>(
     image: &'i Image,
     state: &State,
     windows: &[Window],
-    left: &LeftMemory,
+    left: &HashSet<String>,
 ) -> Result<Vec<(Place, &'i Part)>> {
     let parts: HashMap<&str, &Part> =
         image.parts(PartKind::GpuBuffer).map(|part| (part.name.as_str(), part)).collect();
@@ -115,7 +115,7 @@ pub(super) fn work<'i>(
     for (index, row) in state.devices.iter().enumerate() {
         for buffer in row.context.iter().flat_map(|context| &context.buffers) {
             let name = buffer_part(buffer.address);
-            if !left.contains_key(&name) {
+            if !left.contains(&name) {
                 let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
                 work.push(find(name, place)?);
             }
@@ -123,7 +123,7 @@ pub(super) fn work<'i>(
     }
     for window in windows {
         let name = physical_part(window.serial);
-        if !left.contains_key(&name) {
+        if !left.contains(&name) {
             let Place { device, address, bytes } = window.place;
             work.push(find(name, Place { device, address, bytes })?);
         }

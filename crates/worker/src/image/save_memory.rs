@@ -68,7 +68,7 @@ pub(super) fn plan(
         let writer = match staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes) {
             Ok(writer) => writer,
             Err(error) => {
-                unmap_windows(engine, windows)?;
+                unmap_windows(engine, &windows)?;
                 return Err(error.into());
             }
         };
@@ -80,7 +80,7 @@ pub(super) fn plan(
 
 /// Undoes what [`plan`] has changed, and returns the parts if all were saved.
 pub(super) fn finish(engine: &mut Engine, plan: Plan, saved: Result<()>) -> Result<Vec<Part>> {
-    unmap_windows(engine, plan.windows)?;
+    unmap_windows(engine, &plan.windows)?;
     saved?;
     plan.work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
 }
@@ -145,7 +145,7 @@ pub(super) fn map_physical(engine: &mut Engine) -> Result<Vec<Window>> {
             Ok(address) => windows[at].place.address = address,
             Err(error) => {
                 windows.truncate(at);
-                unmap_windows(engine, windows)?;
+                unmap_windows(engine, &windows)?;
                 return Err(error);
             }
         }
@@ -167,8 +167,8 @@ fn open_window(engine: &mut Engine, window: &Window) -> Result<u64> {
     Ok(address)
 }
 
-pub(super) fn unmap_windows(engine: &mut Engine, windows: Vec<Window>) -> Result<()> {
-    for Window { place, .. } in windows.into_iter().filter(|window| window.temporary) {
+pub(super) fn unmap_windows(engine: &mut Engine, windows: &[Window]) -> Result<()> {
+    for Window { place, .. } in windows.iter().filter(|window| window.temporary) {
         let gpu = engine.on(place.device).map_err(device("be used"))?;
         gpu.unmap(place.address, place.bytes).map_err(device("unmap a buffer"))?;
         let heap = engine.heap(place.device).map_err(device("be used"))?;
