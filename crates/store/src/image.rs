@@ -129,10 +129,7 @@ impl Image {
             None => (0, chunk.stored),
         };
         let found = file.metadata().map_err(|error| Error::io("read", &path, 0, error))?.len();
-        if found != expected {
-            let reason = format!("it is {found} bytes long, its manifest says {expected}");
-            return Err(Error::Damaged { path, reason });
-        }
+        check_length(&path, found, expected)?;
         Ok((path, file, offset))
     }
 
@@ -217,20 +214,16 @@ impl Image {
 
     /// Whether all files of a part are there and as long as they were: what can be said without reading them.
     pub fn check_present(&self, part: &Part) -> Result<()> {
-        let stored = |number: &usize| part.chunks[*number].encoding != Encoding::Zero;
-        let numbers: Vec<usize> = match part.file {
-            Some(_) => vec![0],
-            None => (0..part.chunks.len()).filter(stored).collect(),
-        };
-        pool::map(
-            pool::threads(),
-            numbers.len(),
-            || (),
-            |(), at| match part.chunks.get(numbers[at]) {
-                Some(chunk) => self.open_stored(part, numbers[at], chunk).map(drop),
-                None => Ok(()),
-            },
-        )?;
+        let whole = self.file_path(part).map(|path| (path, part.file_length()));
+        let chunks = part.chunks.iter().filter(|_| part.file.is_none());
+        let chunks = chunks.filter_map(|chunk| Some((self.layout.chunk(chunk)?, chunk.stored)));
+        for (path, expected) in whole.into_iter().chain(chunks) {
+            let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Error::ChunkMissing { path: path.clone() },
+                _ => Error::io("look at", &path, 0, error),
+            })?;
+            check_length(&path, found.len(), expected)?;
+        }
         Ok(())
     }
 
@@ -314,6 +307,14 @@ impl Image {
 
 fn clock_ns() -> usize {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as usize)
+}
+
+fn check_length(path: &Path, found: u64, expected: u64) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let reason = format!("it is {found} bytes long, its manifest says {expected}");
+    Err(Error::Damaged { path: path.to_path_buf(), reason })
 }
 
 fn open_chunk(path: &Path) -> Result<File> {

@@ -46,13 +46,8 @@ impl Loading {
     /// began.
     pub(super) fn begin(work: Work, blocks: Preparing, remote: Remote, since: Instant) -> Result<Loading> {
         let work = Arc::new(work);
-        let bytes = {
-            let parts = restore_memory::work(&work.image, &work.state, &work.windows, &work.left)?;
-            for (_, part) in &parts {
-                work.image.check_present(part)?;
-            }
-            parts.iter().map(|(place, _)| place.bytes).sum()
-        };
+        let parts = restore_memory::work(&work.image, &work.state, &work.windows, &work.left)?;
+        let bytes = parts.iter().map(|(place, _)| place.bytes).sum();
         let stop = Arc::new(AtomicBool::new(false));
         let (loaded, told) = (work.clone(), stop.clone());
         let load = move || {
@@ -71,7 +66,10 @@ impl Loading {
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
             thread.map_err(|source| Error::Io { action: "start", path: "a thread".to_string(), source })?;
-        Ok(Loading { work, stop, thread: Some(thread), waiting: Vec::new() })
+        let loading = Loading { work: work.clone(), stop, thread: Some(thread), waiting: Vec::new() };
+        // What can be told without reading is told before the program runs.
+        parts.iter().try_for_each(|(_, part)| work.image.check_present(part))?;
+        Ok(loading)
     }
 
     /// The contents are there, or cannot be.
