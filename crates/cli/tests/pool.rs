@@ -111,6 +111,19 @@ fn a_waiting_worker_ends_with_the_daemon_and_a_taken_one_does_not() {
 }
 
 #[test]
+fn an_image_can_be_removed_while_a_worker_gets_ready_for_it() {
+    let rekindle = started();
+    for _ in 0..6 {
+        rekindle.start("counter", &GPU_COUNTER);
+        rekindle.goes_on("counter");
+        rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+        rekindle.ok(&["rm", "image"]);
+        rekindle.pool_for(&json!("image"), 0);
+    }
+    rekindle.assert_tidy();
+}
+
+#[test]
 fn as_many_wait_as_were_asked_for() {
     let mut rekindle = Rekindle::new();
     rekindle.set_environment("REKINDLE_POOL", "2");

@@ -1,10 +1,13 @@
 //! What the command line shows of images.
 
+use std::sync::Arc;
+
 use rekindle_store::{Encoding, Manifest, Store};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::reply::Reply;
+use crate::worker_pool::WorkerPool;
 
 pub fn list(store: &Store) -> Result<Value> {
     let images: Vec<Value> = store
@@ -81,12 +84,15 @@ pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
 }
 
 /// Removes images, all that can be, and then the chunks that no other image needs.
-pub fn remove(store: &Store, names: &[String]) -> Result<Value> {
+pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result<Value> {
     let mut freed = 0;
     let mut failures = Vec::new();
     for name in names {
         // What cannot be read can be removed all the same; then it is not known how much that frees.
-        let whole = store.image(name).map_or(0, |image| bytes_of_its_own(image.manifest()));
+        let whole = store.image(name).map_or(0, |image| {
+            pool.let_go(image.path());
+            bytes_of_its_own(image.manifest())
+        });
         match store.remove(name) {
             Ok(()) => freed += whole,
             Err(error) => failures.push(Error::from(error)),

@@ -147,7 +147,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Images => images::list(&daemon.store)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
         Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
-        Request::Remove { images } => images::remove(&daemon.store, &images)?,
+        Request::Remove { images } => images::remove(&daemon.store, &daemon.pool, &images)?,
         Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
         Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
         Request::Shutdown => json!({}),

@@ -26,6 +26,9 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long a worker may take over a question that needs no GPU work. It may still be opening the GPU.
 const STATUS_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a killed worker's end is waited for.
+const KILL_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long after its connection's end a worker's own end may be noticed.
 const END_NOTICE: Duration = Duration::from_millis(500);
 
@@ -291,6 +294,18 @@ impl Worker {
                 nix::unistd::Pid::from_raw(self.pid()),
                 nix::sys::signal::Signal::SIGKILL,
             );
+        }
+    }
+
+    /// Ends a worker that nobody needs at once, whatever it does. Returns when it has ended, or soon.
+    pub fn kill(&self) {
+        let began = Instant::now();
+        if self.ended().is_none() && self.pid() > 0 {
+            let pid = nix::unistd::Pid::from_raw(self.pid());
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        while self.ended().is_none() && began.elapsed() < KILL_LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -160,6 +160,21 @@ impl WorkerPool {
         }
     }
 
+    /// Has nobody wait for the image of this name any more, so that it can be removed: a worker that loads its modules
+    /// just now reads it.
+    pub fn let_go(self: &Arc<WorkerPool>, image: &Path) {
+        let waits = |want: &Want| want.image.as_ref().is_some_and(|key| key.path == image);
+        let gone: Vec<Spare> = {
+            let mut state = self.lock();
+            state.wants.retain(|want| !waits(want));
+            state.spares.extract_if(.., |spare| waits(&spare.want)).collect()
+        };
+        for spare in &gone {
+            spare.worker.kill();
+            self.forget(&spare.worker);
+        }
+    }
+
     pub fn shown(&self) -> Vec<Shown> {
         let name = |image: &ImageKey| {
             image.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
