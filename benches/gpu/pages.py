@@ -3,16 +3,25 @@
 import time
 
 from images import ask
-from programs import python_program, wait_for
+from programs import start_service, wait_for
 
 WAYS = ("read", "map")
 
 
+def place(name, work):
+    """The file that makes the service answer, and its sandbox."""
+    return work / f"{name}-pages-ask", f"pages-{name}"
+
+
+def workers_wait(rekindle):
+    pool = rekindle.json("ps")["pool"]
+    return pool and all(worker["ready"] for worker in pool)
+
+
 def measure(rekindle, name, work, rounds=5):
     """The two ways in turn; the first restore of each is counted too: the image is in memory either way."""
-    trigger, label = work / f"{name}-pages-ask", f"pages-{name}"
-    rekindle.run(label, *python_program(name, "--serve", trigger))
-    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+    trigger, label = place(name, work)
+    start_service(rekindle, label, name, trigger)
     warm_s, expected = ask(trigger)
     row = {"warm_answer_s": warm_s, "checkpoints": {}, "sizes": {}, "restores": {way: [] for way in WAYS}, "ok": True}
     for way in WAYS:
@@ -27,6 +36,7 @@ def measure(rekindle, name, work, rounds=5):
     for n in range(rounds):
         for way in WAYS:
             restored = f"{label}-{way}-{n}"
+            wait_for(lambda: workers_wait(rekindle), 30, "the workers of the pool")
             start = time.perf_counter()
             report = rekindle.restore(f"{name}-{way}", restored)
             running = time.perf_counter() - start

@@ -40,6 +40,13 @@ def steps_program(name, work, steps, pause):
     return [str(program), str(steps), str(pause)]
 
 
+def start_service(rekindle, label, name, trigger):
+    """Starts a service, unless it runs already, and waits until it is ready."""
+    if not any(row["name"] == label and row["pid"] for row in rekindle.sandboxes()):
+        rekindle.run(label, *python_program(name, "--serve", trigger))
+    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+
+
 def steps_of(lines):
     """`step I DIGEST` of each line."""
     return {int(words[1]): words[2] for words in (line.split() for line in lines) if len(words) == 3 and words[0] == "step"}

@@ -1,16 +1,20 @@
 """A service that is put to sleep and woken by the next request: how long each takes, and the GPU memory that is free meanwhile."""
 
 from images import ask
-from programs import python_program, wait_for
+from programs import start_service
 from scale import gpu_bytes
 
 LEVELS = ("gpu", "host")
 
 
-def measure(rekindle, name, work, rounds=3):
-    trigger, label = work / f"{name}-sleep-ask", f"sleep-{name}"
-    rekindle.run(label, *python_program(name, "--serve", trigger))
-    wait_for(lambda: "ready" in rekindle.lines(label) or not rekindle.sandbox(label)["pid"], 120, f"sandboxed {name}")
+def place(name, work):
+    """The file that makes the service answer, and its sandbox."""
+    return work / f"{name}-sleep-ask", f"sleep-{name}"
+
+
+def measure(rekindle, name, work, rounds=5):
+    trigger, label = place(name, work)
+    start_service(rekindle, label, name, trigger)
     warm_s, expected = ask(trigger)
     row = {"warm_answer_s": warm_s, "levels": {level: [] for level in LEVELS}, "ok": True}
     for _ in range(rounds):

@@ -31,10 +31,13 @@ use crate::resources::{available_memory, free_space};
 use crate::timeline::{GPU, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
+use crate::worker_pool::ImageKey;
 use crate::{checkpoint, fault, machine};
 
 /// How long a worker may take to become a keeper.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
+/// How long what slept may be in use after it is not needed any more.
+const IN_USE_LIMIT: Duration = Duration::from_secs(10);
 /// What must stay free beside what is saved.
 const SPARE: u64 = 64 << 20;
 /// A GPU half that sleeps, as the record has it.
@@ -70,9 +73,13 @@ pub fn sleep(daemon: &Daemon, held: &Held, level: Level, reply: &Reply<'_>) -> R
     drop(operation);
     let stopped_us = timeline.elapsed_us();
     let slept = tracing.end(held, &timeline, stopped_us, slept);
-    if let Err(error) = slept {
-        forget(&root, &held.id);
-        return Err(error);
+    match slept {
+        // What of waking can be done beforehand is.
+        Ok(image) => daemon.pool.prepare(&record.gpu, Some(&image)),
+        Err(error) => {
+            forget(&root, &held.id);
+            return Err(error);
+        }
     }
     log::info!("the GPU half of {:?} sleeps ({})", held.name(), word(level));
     Ok(report(held, level, status.device_bytes, &timeline))
@@ -85,7 +92,7 @@ fn fall_asleep(
     (level, root): (Level, &Path),
     timeline: &Timeline,
     reply: &Reply<'_>,
-) -> Result<()> {
+) -> Result<ImageKey> {
     let store = Store::open(root)?;
     forget(root, &held.id);
     let draft = store.begin(&held.id)?;
@@ -106,10 +113,12 @@ fn fall_asleep(
     let parts = parts.into_iter().map(|part| checkpoint::parse_part(action, part));
     draft.adopt(parts.collect::<Result<Vec<Part>>>()?)?;
     draft.manifest().gpus = machine::gpus(status);
-    let image = timeline.time("commit", || draft.commit())?.path().to_path_buf();
+    let image = timeline.time("commit", || draft.commit())?;
+    let key = ImageKey::of(&image);
     fault::point("sleep-saved")?;
     let (client, pid) = (quiet.client.clone(), worker.client());
     let store = store.root().to_path_buf();
+    let image = image.path().to_path_buf();
     let asleep = Asleep { level, store, image, client, pid, bytes: status.device_bytes };
     held.update(|record| record.asleep = Some(asleep))?;
     let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(worker)));
@@ -120,7 +129,7 @@ fn fall_asleep(
             return Err(error);
         }
     }
-    Ok(())
+    Ok(key)
 }
 
 /// Has the worker give the GPU back.
@@ -159,10 +168,18 @@ pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
 }
 
 pub fn forget(root: &Path, id: &str) {
-    let removed = Store::open(root).and_then(|store| match store.remove(id) {
-        Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
-        other => other.and_then(|()| store.collect().map(drop)),
-    });
+    let began = Instant::now();
+    let remove = |store: &Store| loop {
+        match store.remove(id) {
+            // A worker is made ready for it just now.
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < IN_USE_LIMIT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(rekindle_store::Error::NoImage { .. }) => return Ok(()),
+            other => return other.and_then(|()| store.collect().map(drop)),
+        }
+    };
+    let removed = Store::open(root).and_then(|store| remove(&store));
     if let Err(error) = removed {
         log::warn!("what slept in {} stays there: {error}", root.display());
     }

@@ -21,6 +21,7 @@ use crate::sleep::{Asleep, forget, report, word};
 use crate::timeline::{GPU, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
+use crate::worker_pool::ImageKey;
 use crate::{fault, preflight};
 
 /// The part of a ring or board file that says how far each side has come.
@@ -71,16 +72,19 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
         name: name.clone(),
         how: "what kept it while it slept has ended".to_string(),
     })?;
-    let worker = held.start_worker(None)?;
-    let woken = bring_up(held, &asleep, &keeper, &worker, &timeline);
-    held.fill_pool();
+    let image = Image::open(&asleep.image)?;
+    let worker = held.start_worker(Some(&ImageKey::of(&image)))?;
+    let woken = bring_up(held, &asleep, &image, &keeper, &worker, &timeline);
+    drop(image);
     match tracing.end(held, &timeline, timeline.elapsed_us(), woken) {
         Ok(()) => {
             held.set_wake_problem(None);
             is_awake(held, &asleep, &keeper, &worker);
+            held.fill_pool();
         }
         Err(error) => {
             held.end_worker(&worker);
+            held.fill_pool();
             let reason = match error {
                 Error::CannotRestore { reason, .. } => reason,
                 other => other.to_string(),
@@ -97,13 +101,13 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
 fn bring_up(
     held: &Held,
     asleep: &Asleep,
+    image: &Image,
     keeper: &Worker,
     worker: &Worker,
     timeline: &Timeline,
 ) -> Result<()> {
-    let image = Image::open(&asleep.image)?;
     let status = timeline.lane(GPU).time("worker start", || worker.status())?;
-    preflight::check_gpus(&image, &status)?;
+    preflight::check_gpus(image, &status)?;
     clear_rings(&held.run_directory, &asleep.client)?;
     let client = pass_on(keeper, worker)?;
     fault::point("wake-begun")?;
