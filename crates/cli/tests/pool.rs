@@ -124,6 +124,15 @@ fn an_image_can_be_removed_while_a_worker_gets_ready_for_it() {
 }
 
 #[test]
+fn one_whose_daemon_dies_before_it_has_connected_ends_too() {
+    for _ in 0..8 {
+        let rekindle = started();
+        rekindle.kill_daemon();
+        wait("its end", || rekindle.worker_processes().is_empty());
+    }
+}
+
+#[test]
 fn as_many_wait_as_were_asked_for() {
     let mut rekindle = Rekindle::new();
     rekindle.set_environment("REKINDLE_POOL", "2");

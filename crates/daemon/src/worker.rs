@@ -84,7 +84,7 @@ impl Worker {
         }
         let mut child = command
             .current_dir("/")
-            .stdin(Stdio::null())
+            .stdin(if start.spare { Stdio::piped() } else { Stdio::null() })
             .stdout(append(start.output)?)
             .stderr(append(&start.place.log)?)
             .process_group(0)
@@ -92,7 +92,10 @@ impl Worker {
             .map_err(|source| Error::io("start", start.program, source))?;
         let worker = Arc::new(Worker::new(start.place.clone(), child.id() as i32, None, on_end));
         let watched = worker.clone();
+        // Open for as long as this daemon lives, which tells a spare worker that it does.
+        let sign_of_life = child.stdin.take();
         std::thread::spawn(move || {
+            let _sign_of_life = sign_of_life;
             let how = match child.wait() {
                 Ok(status) => describe(status),
                 Err(error) => format!("it could not be waited for: {error}"),

@@ -70,6 +70,9 @@ impl Control {
                     return self.remote.end(Ended::Done);
                 }
                 lonely_since = Instant::now();
+            } else if self.spare && poll(libc::STDIN_FILENO, 0, 0) & (libc::POLLHUP | libc::POLLERR) != 0 {
+                // The daemon died before it connected.
+                return self.remote.end(Ended::Done);
             } else if !self.link.is_connected() && lonely_since.elapsed() > LONELY {
                 return self.remote.end(Ended::Failed("no daemon and no client has come".to_string()));
             }
