@@ -101,6 +101,8 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     upload(&mut lane, 0, memory, &bytes_of(&data));
     step_all(&mut lane, 0, memory, count);
     launch(&mut lane, 0, 2, &[]);
+    // The graph's streams do not wait for the legacy one.
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
     // A graph of two streams: fork by an event, join by another.
     for id in 2..4 {
         lane.post(StreamCreate { device: 0, id, flags: 1, priority: 0 });
