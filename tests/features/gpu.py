@@ -77,6 +77,8 @@ def pack(arguments):
 def upload(array):
     address = call("cuMemAlloc", array.nbytes)
     call("cuMemcpyHtoD", address, array.ctypes.data, array.nbytes)
+    # What came from pageable memory may still be on its way to the GPU; streams that don't wait for the legacy one would overtake it.
+    call("cuStreamSynchronize", 0)
     return address
 
 
