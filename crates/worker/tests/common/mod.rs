@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_cuda::CuResult;
+use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::client::{Quiesced, ToClient, ToWorker, Welcome};
 use rekindle_protocol::frame;
 use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
@@ -27,7 +28,19 @@ pub use fake::{FakePlatform, Knobs};
 /// Device addresses belong to the process: tests that use them run one after the other.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    let one = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // The last thread of the former worker may let go of its device a moment after the worker has ended.
+    let begun = Instant::now();
+    while device_addresses_are_taken() && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    one
+}
+
+fn device_addresses_are_taken() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begins = |line: &str| u64::from_str_radix(line.split('-').next()?, 16).ok();
+    maps.lines().filter_map(begins).any(|address| DEVICE_RANGE.contains(&address))
 }
 
 pub struct Worker {
