@@ -2,18 +2,19 @@
 //!
 //! Each thread takes the next piece, one chunk of a part, and has two blocks of pinned memory: while the GPU copies
 //! from or to one, the thread works on the other. The copies share the link; compression, checking and file access are
-//! spread over the threads. Chunks are hashed by the device where it can, else by the threads.
+//! spread over the threads. Chunks are hashed by the device where it can, else by the threads. Where a chunk's bytes
+//! come from when it is loaded is up to [`Sources`].
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rekindle_device::{Device, MemorySet, Stream};
-use rekindle_store::{Checked, ContentHash, Encoding, Image, Part, PartWriter};
+use rekindle_device::Device;
+use rekindle_store::{Image, Part, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::error::{Error, Result, device as device_error};
-use crate::hashing::Hasher;
+use super::source::{Chunk, Sources};
 
 /// More threads than this do not make it faster.
 const MOST_THREADS: usize = 16;
@@ -91,40 +92,25 @@ pub(super) fn load(
     stop: &AtomicBool,
 ) -> Result<()> {
     let sizes: Vec<_> = work.iter().map(|(place, part)| (place.bytes, part.chunk_bytes)).collect();
-    let pieces = Pieces::new(&sizes, stop);
+    let (pieces, sources) = (Pieces::new(&sizes, stop), Sources::of(image));
     pieces.on_threads(blocks, |turns| {
-        let put = |code| device_error("copy a buffer in")(code);
-        let mut open: [Option<Unproved>; TURNS] = [const { None }; TURNS];
+        let mut open = [const { None }; TURNS];
         let mut turn = 0;
-        while let Some(piece) = pieces.next()? {
-            let (place, part) = &work[piece.number];
-            let (gpu, address) = (gpu(gpus, place)?, place.address + piece.range.start);
-            if is_zero(part, &piece) {
-                zero(gpu, address, piece.range.end - piece.range.start).map_err(put)?;
+        while let Some(Piece { number, range }) = pieces.next()? {
+            let (place, part) = &work[number];
+            let (gpu, address) = (gpu(gpus, place)?, place.address + range.start);
+            let chunk = Chunk { part, range, address };
+            if sources.fill(gpu, &chunk)? {
                 continue;
             }
             let block = &mut turns[turn];
-            prove(image, work, block, &mut open[turn])?;
-            let bytes = block.bytes(piece.count()).map_err(put)?;
-            if gpu.hasher.is_some() && Hasher::takes(bytes.len() as u64) {
-                let checked = image.read_chunk_to_check(part, piece.range.start, bytes)?;
-                block.put(gpu, address, piece.count()).map_err(put)?;
-                if let Checked::ByCaller(expected) = checked {
-                    open[turn] = Some(Unproved { piece, expected });
-                }
-            } else {
-                image.read_part(part, piece.range.start, bytes)?;
-                block.put(gpu, address, piece.count()).map_err(put)?;
-            }
+            sources.settle(block, open[turn].take())?;
+            open[turn] = sources.bring(gpu, chunk, block)?;
             turn = (turn + 1) % TURNS;
         }
-        for (block, open) in turns.iter_mut().zip(&mut open) {
-            block.wait().map_err(put)?;
-            prove(image, work, block, open)?;
-        }
-        Ok(())
+        turns.iter_mut().zip(open).try_for_each(|(block, open)| sources.settle(block, open))
     })?;
-    // What was filled with zeros has nobody else who waits for it.
+    // What was filled in has nobody else who waits for it.
     gpus.iter()
         .flatten()
         .try_for_each(|gpu| {
@@ -133,42 +119,6 @@ pub(super) fn load(
                 .and_then(|()| gpu.streams.iter().try_for_each(|s| gpu.device.stream_synchronize(*s)))
         })
         .map_err(device_error("copy a buffer in"))
-}
-
-/// A piece on its way to the device, which is to hash to this.
-struct Unproved {
-    piece: Piece,
-    expected: ContentHash,
-}
-
-/// Compares what the device has found with what it was to find, once it has.
-fn prove(
-    image: &Image,
-    work: &[(Place, &Part)],
-    block: &mut Block<'_>,
-    open: &mut Option<Unproved>,
-) -> Result<()> {
-    let Some(Unproved { piece, expected }) = open.take() else { return Ok(()) };
-    match block.hash().map_err(device_error("copy a buffer in"))? {
-        Some(found) if found == expected => Ok(()),
-        found => {
-            let found = found.unwrap_or_else(|| ContentHash::of(&[]));
-            Err(image.damaged(work[piece.number].1, piece.range.start, found).into())
-        }
-    }
-}
-
-fn is_zero(part: &Part, piece: &Piece) -> bool {
-    let chunk = part.chunks.get((piece.range.start / part.chunk_bytes.max(1)) as usize);
-    part.file.is_none() && chunk.is_some_and(|chunk| chunk.encoding == Encoding::Zero)
-}
-
-/// Fills device memory in place of copying zeros to it.
-fn zero(gpu: &Gpu, address: u64, bytes: u64) -> rekindle_device::Result<()> {
-    gpu.device.bind()?;
-    let stream = gpu.streams.first().copied().unwrap_or(Stream::LEGACY);
-    let set = MemorySet { address, pitch: bytes, value: 0, element: 1, width: bytes, height: 1 };
-    gpu.device.set(&set, stream)
 }
 
 fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {

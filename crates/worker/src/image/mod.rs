@@ -22,6 +22,7 @@ mod restore_memory;
 mod save;
 mod save_code;
 mod save_memory;
+mod source;
 mod state;
 mod timer;
 
