@@ -145,11 +145,14 @@ pub fn uninterruptible(pid: i32) -> Option<i32> {
 
 /// Whether the session of the first of `pids` was begun by a process that is not among them.
 pub fn is_session_outside(pids: &[i32]) -> bool {
-    let Some(first) = pids.first() else { return false };
-    let stat = fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
-    let after = stat.rsplit_once(") ").map(|(_, after)| after).unwrap_or_default();
-    let session = after.split_whitespace().nth(3).and_then(|session| session.parse::<i32>().ok());
-    session.is_some_and(|session| !pids.contains(&session))
+    pids.first().and_then(|&first| session(first)).is_some_and(|session| !pids.contains(&session))
+}
+
+/// The leader of a process's session; 0 if it is in none of our pid namespaces.
+pub fn session(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after) = stat.rsplit_once(") ")?;
+    after.split_whitespace().nth(3)?.parse().ok()
 }
 
 pub fn name(pid: i32) -> String {

@@ -158,6 +158,12 @@ impl Tree {
                     "process {pid} lives in another pid namespace, such as a container's or a sandbox's; name that one"
                 )));
             }
+            if process::session(pid) == Some(0) {
+                return Err(refused(format!(
+                    "process {pid} is in no session of this pid namespace, as under `docker exec`, and CRIU cannot take it; \
+                     start the program with `setsid`"
+                )));
+            }
             if let Some(tracer) = process::tracer(pid) {
                 return Err(traced(pid, tracer));
             }

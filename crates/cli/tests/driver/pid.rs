@@ -62,7 +62,7 @@ fn what_went_to_a_pipe_goes_to_the_log_after_a_restore() {
     let rekindle = Rekindle::new();
     let mut command = Command::new(COUNTER[0]);
     command.args(&COUNTER[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut program = Program(command.spawn().unwrap());
+    let mut program = Program::spawn(&mut command);
     let mut pipe = program.stdout.take().unwrap();
     let mut first = [0];
     pipe.read_exact(&mut first).unwrap();
@@ -123,7 +123,10 @@ fn what_cannot_be_taken_is_refused_by_name() {
     assert!(refused(&gone.id().to_string(), &[]).contains("there is no process"));
     assert!(refused("0", &[]).contains("there is no process"));
     assert!(refused("1", &[]).contains("ancestor"));
-    assert!(refused("2", &[]).contains("thread of the kernel"));
+    // A container shows none.
+    if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
+        assert!(refused("2", &[]).contains("thread of the kernel"));
+    }
     let own = rekindle.daemon_pid().unwrap().to_string();
     assert!(refused(&own, &[]).contains("daemon itself"));
 
@@ -155,12 +158,34 @@ fn a_container_s_process_is_refused_by_its_namespace() {
 }
 
 #[test]
+fn a_session_from_outside_of_the_namespace_is_refused_with_the_way_out() {
+    let rekindle = Rekindle::new();
+    let plain = rekindle.command(&["checkpoint", "--to", "image", "--leave-running", "--pid"]);
+    let mut inside = Command::new("unshare");
+    inside.args([
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        r#"sleep 60 & exec "$@" $!"#,
+        "sh",
+    ]);
+    inside.arg(plain.get_program()).args(plain.get_args());
+    inside.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let error = inside.output().unwrap();
+    let error = String::from_utf8_lossy(&error.stderr);
+    assert!(error.contains("session") && error.contains("`setsid`"), "{error}");
+}
+
+#[test]
 fn uninterruptible_sleep_is_told_with_its_thread() {
     let rekindle = Rekindle::new();
     let binary = rekindle.path("disk_sleep");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/disk_sleep.c");
     assert!(Command::new("cc").arg("-o").arg(&binary).arg(source).status().unwrap().success());
-    let mut program = Program(Command::new(&binary).stdout(Stdio::piped()).spawn().unwrap());
+    let mut program = Program::spawn(Command::new(&binary).stdout(Stdio::piped()));
     let mut ready = [0; 5];
     program.stdout.take().unwrap().read_exact(&mut ready).unwrap();
     let error = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);

@@ -87,7 +87,7 @@ impl Scene {
             .args(&words[1..])
             .env("REKINDLE_LIBCUDA", library())
             .env("STANDIN_DIR", self.directory.path());
-        let program = Program(command.stdin(std::process::Stdio::null()).spawn().unwrap());
+        let program = Program::spawn(command.stdin(std::process::Stdio::null()));
         for number in 0..processes {
             wait("the program", || !numbers(&self.output(number)).is_empty());
         }

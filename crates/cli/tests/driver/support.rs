@@ -19,9 +19,17 @@ impl Program {
     pub fn start(command: &mut Command, output: &Path) -> Program {
         let out = File::options().append(true).create(true).open(output).unwrap();
         let errors = out.try_clone().unwrap();
-        let program = Program(command.stdin(Stdio::null()).stdout(out).stderr(errors).spawn().unwrap());
+        let program = Program::spawn(command.stdin(Stdio::null()).stdout(out).stderr(errors));
         wait("the program", || !numbers(output).is_empty());
         program
+    }
+
+    /// As a shell starts it: in the session of its parent, if that began where we can see it.
+    pub fn spawn(command: &mut Command) -> Program {
+        // SAFETY: neither has conditions.
+        let of_our_own = unsafe { libc::getsid(0) != 0 || libc::setsid() > 0 };
+        assert!(of_our_own, "a session");
+        Program(command.spawn().unwrap())
     }
 
     pub fn pid(&self) -> String {
