@@ -133,7 +133,7 @@ impl Control {
                 let ((parts, phases), left) = self.work(stream, move |desk, stop| {
                     let mut left = LeftMemory::new();
                     let leave = leave_memory.then_some(&mut left);
-                    Ok((image::save(&mut desk.engine, staging.as_ref(), leave, stop)?, left))
+                    Ok((image::save(desk, staging.as_ref(), leave, stop)?, left))
                 })?;
                 self.left = left;
                 Ok(Response::Saved { parts, phases })
@@ -245,6 +245,7 @@ impl Control {
     fn quiesce(&mut self, limit: Duration) -> Result<Quiesced, String> {
         let began = Instant::now();
         self.quiesced = true;
+        self.remote.run(image::expect_save);
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
@@ -288,6 +289,7 @@ impl Control {
         let message = ToClient::Resume { restored, driver_attached };
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
+        self.remote.run(image::forget_save);
         self.quiesced = false;
         self.held_back = false;
         self.detached = None;
@@ -303,6 +305,7 @@ impl Control {
             log::error!("{problem}");
         }
         if std::mem::take(&mut self.quiesced) {
+            self.remote.run(image::forget_save);
             self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
         }
         self.detached = None;

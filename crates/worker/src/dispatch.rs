@@ -12,7 +12,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Up
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
-use crate::image::{Loading, Outcome, Prepared};
+use crate::image::{Loading, Outcome, Prepared, Preparing};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -33,6 +33,8 @@ pub(crate) struct Desk {
     pub engine: Engine,
     /// What was done of a restore before it was asked for.
     pub prepared: Option<Prepared>,
+    /// What a save will copy through, made while the program comes to a stop.
+    pub blocks: Option<Preparing>,
     /// Contents of buffers that are on their way; requests wait for them.
     pub loading: Option<Loading>,
     /// How that ended.
@@ -162,6 +164,7 @@ impl Desk {
         Desk {
             engine,
             prepared: None,
+            blocks: None,
             loading: None,
             loaded: None,
             merge: Merge::new(),

@@ -98,7 +98,7 @@ impl Drop for Blocks {
 }
 
 /// Blocks that are being made.
-pub(super) struct Preparing(JoinHandle<Result<Blocks>>);
+pub(crate) struct Preparing(JoinHandle<Result<Blocks>>);
 
 impl Preparing {
     pub(super) fn wait(self) -> Result<Blocks> {

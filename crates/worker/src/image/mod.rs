@@ -29,12 +29,13 @@ mod timer;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
+pub(crate) use block::Preparing;
 pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use restore::restore;
-pub(crate) use save::save;
+pub(crate) use save::{expect_save, forget_save, save};
 
 /// Memory that outlives the worker that made it, by the names of the parts that it is in place of.
 pub(crate) type LeftMemory = HashMap<String, OwnedFd>;

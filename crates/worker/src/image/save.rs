@@ -14,18 +14,34 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{LeftMemory, contents, save_code, save_memory};
+use crate::dispatch::Desk;
 use crate::engine::{Engine, StreamObject};
+
+/// Begins to make what [`save`] will copy through.
+pub(crate) fn expect_save(desk: &mut Desk) {
+    desk.blocks = desk.engine.any_device().ok().map(contents::prepare);
+}
+
+/// No save follows.
+pub(crate) fn forget_save(desk: &mut Desk) {
+    desk.blocks = None;
+}
 
 /// With `left`, contents of buffers stay where they are, and descriptors of that memory go there.
 pub(crate) fn save(
-    engine: &mut Engine,
+    desk: &mut Desk,
     staging: &Path,
     left: Option<&mut LeftMemory>,
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
+    let expected = desk.blocks.take();
+    let engine = &mut desk.engine;
     let gpus = save_memory::gpus(engine);
-    let blocks = contents::prepare(engine.any_device().map_err(device("be used"))?);
+    let blocks = match expected {
+        Some(blocks) => blocks,
+        None => contents::prepare(engine.any_device().map_err(device("be used"))?),
+    };
     let staging = Staging::open(staging)?;
     let mut state = State {
         board: engine.board_name.clone(),
