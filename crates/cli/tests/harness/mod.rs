@@ -297,6 +297,7 @@ pub fn end_of(mut child: Child) -> Output {
 }
 
 pub fn kill(pid: i32, signal: i32) {
+    assert!(pid > 1, "{pid} is no single process");
     let signal = nix::sys::signal::Signal::try_from(signal).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }

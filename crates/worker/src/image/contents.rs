@@ -1,10 +1,11 @@
 //! Contents of buffers on their way between GPU and store, on several threads.
 //!
-//! Each thread takes the next piece, one chunk of a part, and has two blocks of pinned memory: while the GPU copies
-//! from or to one, the thread works on the other. The copies share the link; compression, checking and file access are
+//! Each thread takes the next piece, one chunk of a part, and has some blocks of pinned memory: while the GPU copies
+//! from or to the others, the thread works on one. The copies share the link; compression, checking and file access are
 //! spread over the threads. Chunks are hashed by the device where it can, else by the threads. Where a chunk's bytes
 //! come from when it is loaded is up to [`Sources`].
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,12 +17,12 @@ use super::block::{Block, Blocks, Gpu, Preparing};
 use super::error::{Error, Result, device as device_error};
 use super::source::{Chunk, Sources};
 
-/// More threads than this do not make it faster.
-const MOST_THREADS: usize = 16;
+/// More threads than this make it slower: they wait for each other in the driver.
+const MOST_THREADS: usize = 12;
 /// As large as the largest chunk, and as a huge page.
 const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.
-const TURNS: usize = 2;
+const TURNS: usize = 4;
 
 /// Where one part's contents lie.
 pub(super) struct Place {
@@ -33,8 +34,10 @@ pub(super) struct Place {
 /// The devices whose contexts are open, by the program's numbers.
 pub(super) type Gpus = [Option<Gpu>];
 
+/// Some cores are left to the CPU half, which goes on beside it.
 fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(MOST_THREADS)
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    (cores * 3 / 4).clamp(1, MOST_THREADS)
 }
 
 /// Begins to make the blocks that [`save`] or [`load`] will need, whichever devices they are for.
@@ -63,22 +66,21 @@ pub(super) fn save(
         Ok(())
     };
     pieces.on_threads(blocks, |turns| {
-        let mut last: Option<(Piece, usize)> = None;
+        let mut under_way: VecDeque<(Piece, usize)> = VecDeque::with_capacity(TURNS);
         let mut turn = 0;
         loop {
-            let next = pieces.next()?;
-            if let Some(piece) = &next {
+            while under_way.len() < TURNS
+                && let Some(piece) = pieces.next()?
+            {
                 let place = &work[piece.number].0;
                 turns[turn]
                     .fetch(gpu(gpus, place)?, place.address + piece.range.start, piece.count())
                     .map_err(device_error("copy a buffer out"))?;
+                under_way.push_back((piece, turn));
+                turn = (turn + 1) % TURNS;
             }
-            if let Some((piece, turn)) = last.take() {
-                write(&piece, &mut turns[turn])?;
-            }
-            let Some(piece) = next else { return Ok(()) };
-            last = Some((piece, turn));
-            turn = (turn + 1) % TURNS;
+            let Some((piece, turn)) = under_way.pop_front() else { return Ok(()) };
+            write(&piece, &mut turns[turn])?;
         }
     })
 }
