@@ -94,7 +94,7 @@ struct Attempt<'a> {
     wish: &'a Wish<'a>,
     timeline: &'a Timeline,
     warnings: Mutex<Vec<String>>,
-    /// The pages in mode driver, once CRIU has written the rest.
+    /// The pages, once CRIU has written the rest.
     served: Mutex<Option<Served>>,
     reply: &'a Reply<'a>,
 }
@@ -329,24 +329,18 @@ impl<'a> Attempt<'a> {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             sentence
         };
-        let server = match self.gpu {
-            Gpu::None | Gpu::Worker { .. } => None,
-            Gpu::Driver => Some(Pages::begin(self.subject.cpu, images, driver_half::areas(hold))?),
-        };
+        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold))?;
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
-            let (server, criu_end) = server.unzip();
             let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
             spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
-            spec.page_server = criu_end.as_ref().map(AsFd::as_fd);
-            let pages = server.map(|server| scope.spawn(move || server.serve().map_err(fail)));
+            spec.page_server = Some(criu_end.as_fd());
+            let pages = scope.spawn(move || server.serve().map_err(fail));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path)));
             self.subject.cpu.dump(&spec, |frozen| {
-                if let Some(pages) = pages {
-                    let lost = || "the program's pages were not taken".to_string();
-                    let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
-                    *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                }
+                let lost = || "the program's pages were not taken".to_string();
+                let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
+                *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
                 let gathered = self.gather(frozen, draft, save, quiet, status, hold);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.wish.leave_running {
@@ -447,13 +441,13 @@ impl<'a> Attempt<'a> {
         self.reply.progress("commit", 0, 0);
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
-            // In driver mode there is no client, by which alone it is safe to map all that can be.
-            if self.subject.mode == Mode::Sandbox {
-                self.timeline.time("cpu pages", || self.convert(draft, images))?;
-            }
-            if let Some(served) = &*self.served.lock().unwrap_or_else(PoisonError::into_inner) {
-                self.timeline.time("cpu pages", || cpu_pages::take(draft, images, served))?;
-            }
+            let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            self.timeline.time("cpu pages", || match (self.subject.mode, &*served) {
+                (Mode::Sandbox, _) => self.convert(draft, images),
+                // There is no client, by which alone it is safe to map all that can be.
+                (Mode::Driver, Some(served)) => cpu_pages::take(draft, images, served),
+                (Mode::Driver, None) => Ok(()),
+            })?;
             self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
         }
         fault::point("before-commit")?;

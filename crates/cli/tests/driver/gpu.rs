@@ -33,11 +33,11 @@ fn a_tree_goes_on_beside_its_image_and_the_image_continues_it() {
     // What the driver has put into each process is mapped from a page file, its zeros are not stored.
     let pages: Vec<_> =
         inspected["parts"].as_array().unwrap().iter().filter(|part| part["kind"] == "cpu-pages").collect();
-    assert_eq!(pages.len(), 2, "{inspected}");
-    for part in pages {
-        let (bytes, stored) = (part["bytes"].as_u64().unwrap(), part["stored"].as_u64().unwrap());
-        assert!(bytes >= 24 << 20 && stored <= 19 << 20, "{part}");
-    }
+    let sum = |what: &str| pages.iter().map(|part| part[what].as_u64().unwrap()).sum::<u64>();
+    assert!(sum("bytes") >= 80 << 20 && sum("stored") <= 61 << 20, "{inspected}");
+    // It is large enough for two files of a process, if there is somebody to write both.
+    let spread = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
+    assert_eq!(pages.len(), if spread { 4 } else { 2 }, "{inspected}");
 
     let last: Vec<_> = (0..2).map(|number| *numbers(&scene.output(number)).last().unwrap()).collect();
     assert_eq!(rekindle.json(&["restore", "two", "-d", "--name", "again"])["gpu_processes"], 2);

@@ -30,7 +30,7 @@
 enum { RUNNING, LOCKED, CHECKPOINTED, TAKING = 100, BRINGING };
 enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, ILLEGAL_STATE = 401, NOT_READY = 600, UNKNOWN = 999 };
 enum { MOST = 8 };
-enum { WORDS = 3 << 20, FILLED = WORDS / 4 * 3 };
+enum { WORDS = 5 << 20, FILLED = WORDS / 4 * 3 };
 
 struct gpu {
     unsigned number;

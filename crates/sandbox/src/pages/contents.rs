@@ -4,13 +4,11 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use nix::unistd::{Whence, lseek};
 
 use super::area::PAGE;
-
-/// How much is copied at once.
-const BLOCK: u64 = 1 << 20;
 
 /// Pages of the dump: so many bytes of memory from an address on, and where they lie in the pages' file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +29,7 @@ impl Run {
 /// The file behind an area.
 #[derive(Debug)]
 pub struct Base {
-    pub file: File,
+    pub file: Arc<File>,
     /// Where in it the area begins.
     pub offset: u64,
     pub length: u64,
@@ -93,24 +91,6 @@ fn from_base(
     Ok(())
 }
 
-/// Calls `take` with the parts of a stretch that are not all zero, as they come.
-pub fn each_filled(
-    file: &File,
-    at: u64,
-    length: u64,
-    mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut block = vec![0; BLOCK.min(length) as usize];
-    let mut done = 0;
-    while done < length {
-        let block = &mut block[..BLOCK.min(length - done) as usize];
-        read_zero_filled(file, block, at + done)?;
-        filled(block, PAGE, |at, bytes| take(done + at as u64, bytes))?;
-        done += block.len() as u64;
-    }
-    Ok(())
-}
-
 /// Calls `take` with the parts of a block, by their places in it, that are not all zero. Zeros between two parts are
 /// taken along if they are fewer than `least`.
 pub fn filled(
@@ -136,7 +116,7 @@ pub fn filled(
 }
 
 /// The last page of a file is zero beyond the file's end, as it is in memory.
-fn read_zero_filled(file: &File, mut block: &mut [u8], mut at: u64) -> io::Result<()> {
+pub fn read_zero_filled(file: &File, mut block: &mut [u8], mut at: u64) -> io::Result<()> {
     while !block.is_empty() {
         match file.read_at(block, at) {
             Ok(0) => {
@@ -168,7 +148,7 @@ mod tests {
         file.write_all_at(&[1; 3 * 4096], 8 * 4096).unwrap();
         file.write_all_at(b"x", 20 * 4096).unwrap();
         file.set_len(1 << 30).unwrap();
-        let base = Base { length: 20 * 4096 + 1, file, offset: 4 * 4096 };
+        let base = Base { length: 20 * 4096 + 1, file: Arc::new(file), offset: 4 * 4096 };
         let span = 0x10_0000..0x10_0000 + 32 * 4096;
         let page = |number: u64| span.start + number * 4096;
         let runs = [Run { memory: page(5)..page(6), at: 0 }, Run { memory: page(30)..page(32), at: 4096 }];
@@ -186,15 +166,19 @@ mod tests {
 
     #[test]
     fn only_what_is_not_zero_is_taken() {
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(&[7; 4096], 4096).unwrap();
-        file.write_all_at(&[8; 10], 3 * 4096).unwrap();
-        let mut taken = Vec::new();
-        each_filled(&file, 0, 6 * 4096, |at, bytes| {
-            taken.push((at, bytes.len(), bytes[0]));
-            Ok(())
-        })
-        .unwrap();
-        assert_eq!(taken, [(4096, 4096, 7), (3 * 4096, 4096, 8)]);
+        let mut block = vec![0; 6 * 4096];
+        block[4096..2 * 4096].fill(7);
+        block[3 * 4096..][..10].fill(8);
+        let taken = |least| {
+            let mut taken = Vec::new();
+            filled(&block, least, |at, bytes| {
+                taken.push((at, bytes.len(), bytes[0]));
+                Ok(())
+            })
+            .unwrap();
+            taken
+        };
+        assert_eq!(taken(PAGE), [(4096, 4096, 7), (3 * 4096, 4096, 8)]);
+        assert_eq!(taken(2 * PAGE), [(4096, 3 * 4096, 7)]);
     }
 }

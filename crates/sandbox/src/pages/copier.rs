@@ -1,4 +1,4 @@
-//! Copying the memory of programs that stand still into files, by many threads. Zero pages are left out.
+//! Copying memory of programs that stand still, and of files, into files, by many threads. Zero pages are left out.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -8,8 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::area::PAGE;
-use super::contents::filled;
-use super::server::Source;
+use super::contents::{filled, read_zero_filled};
 
 /// Small enough to stay in a core's cache between reading and writing; a large page of a file in memory, which the
 /// kernel need not clear if it is written whole.
@@ -18,10 +17,76 @@ const PIECE: u64 = 2 << 20;
 /// A hole costs a system call: as much time as copying so much.
 const LEAST_HOLE: u64 = 64 << 10;
 
-/// Memory that is to go to a place in a file.
+/// More than these share a machine's memory to no end.
+const MOST_THREADS: usize = 16;
+
+/// How many threads copy.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
+}
+
+/// A process that pages are read of.
+pub struct Source {
+    pub host_pid: i32,
+    /// For what the process itself may not read.
+    pub memory: File,
+}
+
+/// Where bytes are read.
+#[derive(Clone)]
+pub enum From {
+    /// From that address on.
+    Process(Arc<Source>, u64),
+    /// From that place on; what is beyond its end is zero.
+    File(Arc<File>, u64),
+}
+
+impl From {
+    fn after(&self, bytes: u64) -> From {
+        match self {
+            From::Process(source, address) => From::Process(source.clone(), address + bytes),
+            From::File(file, at) => From::File(file.clone(), at + bytes),
+        }
+    }
+
+    fn read(&self, block: &mut [u8]) -> io::Result<()> {
+        match self {
+            From::Process(source, address) => {
+                let got = read(source.host_pid, *address, block);
+                if got < block.len() {
+                    // What the process itself may not read.
+                    let got = got / PAGE as usize * PAGE as usize;
+                    source.memory.read_exact_at(&mut block[got..], address + got as u64)?;
+                }
+                Ok(())
+            }
+            From::File(file, at) => read_zero_filled(file, block, *at),
+        }
+    }
+
+    /// Calls `take` with the parts of `memory`, which begins here, that are not all zero, as they come.
+    pub fn each_filled(
+        &self,
+        memory: &Range<u64>,
+        mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let length = memory.end - memory.start;
+        let mut block = vec![0; PIECE.min(length) as usize];
+        let mut done = 0;
+        while done < length {
+            let block = &mut block[..PIECE.min(length - done) as usize];
+            self.after(done).read(block)?;
+            filled(block, PAGE, |at, bytes| take(memory.start + done + at as u64, bytes))?;
+            done += block.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// So many bytes that are to go to a place in a file.
 pub struct Job {
-    pub source: Arc<Source>,
-    pub memory: Range<u64>,
+    pub from: From,
+    pub bytes: u64,
     pub file: Arc<File>,
     pub offset: u64,
 }
@@ -35,23 +100,55 @@ pub struct Jobs {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Job>,
+    queues: Vec<Queue>,
     closed: bool,
     failure: Option<(io::ErrorKind, String)>,
 }
 
+/// What goes to one file: the kernel lets one thread at a time write to it, so others are looked to first.
+struct Queue {
+    file: Arc<File>,
+    waiting: VecDeque<Job>,
+    busy: usize,
+}
+
 impl Jobs {
+    /// Runs `feed`, which adds jobs, and returns once all are done. If it fails, those that still wait are dropped.
+    pub fn with_workers<T, E>(feed: impl FnOnce(&Jobs) -> Result<T, E>) -> (Result<T, E>, io::Result<()>) {
+        let jobs = Jobs::default();
+        let fed = std::thread::scope(|scope| {
+            for _ in 0..threads() {
+                scope.spawn(|| jobs.work());
+            }
+            let fed = feed(&jobs);
+            jobs.close(fed.is_err());
+            fed
+        });
+        let copied = jobs.failure();
+        (fed, copied)
+    }
+
     pub fn add(&self, job: Job) {
-        self.state().waiting.push_back(job);
+        let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
+        let known = state.queues.iter().position(|queue| Arc::ptr_eq(&queue.file, &job.file));
+        let at = known.unwrap_or_else(|| {
+            state.queues.push(Queue { file: job.file.clone(), waiting: VecDeque::new(), busy: 0 });
+            state.queues.len() - 1
+        });
+        state.queues[at].waiting.push_back(job);
+        drop(state);
         self.more.notify_all();
     }
 
-    /// No more jobs come; those that wait are dropped if the dump has failed.
-    pub fn close(&self, failed: bool) {
+    /// No more jobs come.
+    fn close(&self, failed: bool) {
         let mut state = self.state();
         state.closed = true;
         if failed {
-            state.waiting.clear();
+            state.drop_waiting();
         }
         self.more.notify_all();
     }
@@ -65,35 +162,25 @@ impl Jobs {
     }
 
     /// Copies until no more jobs come.
-    pub fn work(&self) {
+    fn work(&self) {
         let mut block = vec![0; PIECE as usize];
-        while let Some(job) = self.next() {
-            if let Err(error) = job.copy(&mut block) {
-                let mut state = self.state();
-                state.waiting.clear();
+        while let Some((queue, piece)) = self.next() {
+            let done = piece.copy(&mut block);
+            let mut state = self.state();
+            state.queues[queue].busy -= 1;
+            if let Err(error) = done {
+                state.drop_waiting();
                 state.failure.get_or_insert((error.kind(), error.to_string()));
             }
         }
     }
 
-    /// The next piece.
-    fn next(&self) -> Option<Job> {
+    /// The next piece, with the number of its queue.
+    fn next(&self) -> Option<(usize, Job)> {
         let mut state = self.state();
         loop {
-            if let Some(job) = state.waiting.front_mut() {
-                let end = job.memory.end.min(job.memory.start + PIECE - job.offset % PIECE);
-                let piece = Job {
-                    source: job.source.clone(),
-                    memory: job.memory.start..end,
-                    file: job.file.clone(),
-                    offset: job.offset,
-                };
-                job.offset += end - job.memory.start;
-                job.memory.start = end;
-                if job.memory.is_empty() {
-                    state.waiting.pop_front();
-                }
-                return Some(piece);
+            if let Some(found) = state.take() {
+                return Some(found);
             }
             if state.closed {
                 return None;
@@ -107,16 +194,36 @@ impl Jobs {
     }
 }
 
+impl State {
+    fn take(&mut self) -> Option<(usize, Job)> {
+        let queues = self.queues.iter_mut().enumerate();
+        let (number, queue) =
+            queues.filter(|(_, queue)| !queue.waiting.is_empty()).min_by_key(|(_, queue)| queue.busy)?;
+        let job = queue.waiting.front_mut()?;
+        let bytes = job.bytes.min(PIECE - job.offset % PIECE);
+        let piece = Job { from: job.from.clone(), bytes, file: job.file.clone(), offset: job.offset };
+        (job.from, job.offset, job.bytes) = (job.from.after(bytes), job.offset + bytes, job.bytes - bytes);
+        if job.bytes == 0 {
+            queue.waiting.pop_front();
+        }
+        queue.busy += 1;
+        Some((number, piece))
+    }
+
+    fn drop_waiting(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.waiting.clear());
+    }
+}
+
 impl Job {
     fn copy(&self, block: &mut [u8]) -> io::Result<()> {
-        let block = &mut block[..(self.memory.end - self.memory.start) as usize];
-        let got = read(self.source.host_pid, self.memory.start, block);
-        if got < block.len() {
-            // What the process itself may not read.
-            let got = got / PAGE as usize * PAGE as usize;
-            self.source.memory.read_exact_at(&mut block[got..], self.memory.start + got as u64)?;
-        }
-        filled(block, LEAST_HOLE, |at, bytes| self.file.write_all_at(bytes, self.offset + at as u64))
+        let block = &mut block[..self.bytes as usize];
+        self.from.read(block)?;
+        let least = match self.from {
+            From::Process(..) => LEAST_HOLE,
+            From::File(..) => PAGE,
+        };
+        filled(block, least, |at, bytes| self.file.write_all_at(bytes, self.offset + at as u64))
     }
 }
 
@@ -159,12 +266,13 @@ mod tests {
         let file = Arc::new(tempfile::tempfile().unwrap());
         let memory = File::open("/proc/self/mem").unwrap();
         let source = Arc::new(Source { host_pid: std::process::id() as i32, memory });
-        let jobs = Jobs::default();
-        let start = at as u64;
-        jobs.add(Job { source, memory: start..start + bytes as u64, file: file.clone(), offset: PAGE });
-        jobs.close(false);
-        std::thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(|| jobs.work()))));
-        jobs.failure().unwrap();
+        let (done, copied) = Jobs::with_workers(|jobs| {
+            let from = From::Process(source, at as u64);
+            jobs.add(Job { from, bytes: bytes as u64, file: file.clone(), offset: PAGE });
+            Ok::<(), ()>(())
+        });
+        done.unwrap();
+        copied.unwrap();
         let mut found = vec![0; bytes];
         let length = file.metadata().unwrap().len();
         file.read_exact_at(&mut found[..(length - PAGE) as usize], PAGE).unwrap();
@@ -179,11 +287,45 @@ mod tests {
     fn what_is_not_there_is_told() {
         let memory = File::open("/proc/self/mem").unwrap();
         let source = Arc::new(Source { host_pid: std::process::id() as i32, memory });
-        let jobs = Jobs::default();
         let file = Arc::new(tempfile::tempfile().unwrap());
-        jobs.add(Job { source, memory: PAGE..2 * PAGE, file, offset: 0 });
-        jobs.close(false);
-        jobs.work();
-        assert!(jobs.failure().is_err());
+        let (_, copied) = Jobs::with_workers(|jobs| {
+            jobs.add(Job { from: From::Process(source, PAGE), bytes: PAGE, file, offset: 0 });
+            Ok::<(), ()>(())
+        });
+        assert!(copied.is_err());
+    }
+
+    #[test]
+    fn files_are_copied_to_many_others_whatever_the_order() {
+        let bytes = 5 * PIECE + 3 * PAGE;
+        let contents: Vec<u8> = (0..bytes).map(|at| (at / PAGE % 251) as u8).collect();
+        let from = Arc::new(tempfile::tempfile().unwrap());
+        from.write_all_at(&contents, 0).unwrap();
+        let files: Vec<_> = (0..3).map(|_| Arc::new(tempfile::tempfile().unwrap())).collect();
+        let (_, copied) = Jobs::with_workers(|jobs| {
+            for number in 0..bytes / PAGE {
+                let (file, at) = (files[number as usize % 3].clone(), number * PAGE);
+                jobs.add(Job { from: From::File(from.clone(), at), bytes: PAGE, file, offset: at });
+            }
+            Ok::<(), ()>(())
+        });
+        copied.unwrap();
+        for (number, page) in contents.chunks(PAGE as usize).enumerate() {
+            let mut found = vec![0; page.len()];
+            read_zero_filled(&files[number % 3], &mut found, number as u64 * PAGE).unwrap();
+            assert_eq!(found, page);
+        }
+    }
+
+    #[test]
+    fn what_waits_is_dropped_when_its_cause_has_failed() {
+        let from = Arc::new(tempfile::tempfile().unwrap());
+        let (fed, copied) = Jobs::with_workers(|jobs| {
+            let file = Arc::new(tempfile::tempfile().unwrap());
+            jobs.add(Job { from: From::File(from, 0), bytes: 1 << 40, file, offset: 0 });
+            Err::<(), _>("no more")
+        });
+        assert_eq!(fed, Err("no more"));
+        copied.unwrap();
     }
 }

@@ -34,14 +34,17 @@
 mod area;
 mod contents;
 mod copier;
+mod drain;
 mod files;
 mod image;
 mod kept;
 mod mark;
+mod page_map;
 mod point;
 mod process;
 mod rewrite;
 mod server;
+mod word;
 mod writers;
 
 use std::path::{Path, PathBuf};

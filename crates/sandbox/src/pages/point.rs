@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-use super::ANONYMOUS;
 use super::area::Area;
 use super::files::Files;
 use super::process::Process;
@@ -20,7 +19,6 @@ pub fn point(images: &Path, served: &Served) -> Result<(), String> {
         served.files.iter().map(|file| (file.name.as_str(), files.add(&file.name))).collect();
     for mut process in Process::all(images)? {
         let pid = process.pid;
-        let Some(&file) = ids.get(format!("{ANONYMOUS}{pid}").as_str()) else { continue };
         for placed in served.placed.iter().filter(|placed| placed.pid == pid) {
             let holds = |area: &Area| {
                 area.span.start <= placed.span.start
@@ -33,7 +31,9 @@ pub fn point(images: &Path, served: &Served) -> Result<(), String> {
                     "CRIU describes the memory of process {pid} at {at:#x} otherwise than the kernel does"
                 )
             })?;
-            let parts = split(&process.areas[found], placed, file);
+            let file = ids.get(placed.file.as_str());
+            let file = file.ok_or_else(|| format!("the page file {} was not written", placed.file))?;
+            let parts = split(&process.areas[found], placed, *file);
             process.areas.splice(found..=found, parts);
         }
         process.write_areas().map_err(|error| format!("the images could not be written again: {error}"))?;

@@ -5,11 +5,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::area::Area;
-use super::contents::{Base, Run, Source, each_filled, stretches};
+use super::contents::{Base, Run, Source, stretches};
+use super::copier::{From, Job, Jobs};
 use super::files::Files;
 use super::image::Entries;
 use super::kept::{Kept, each_block, without};
@@ -37,11 +40,16 @@ pub fn rewrite(images: &Path, out: &Path, earlier: &Path, map: bool) -> Result<R
     dump.map = map;
     let mut rewritten = Rewritten::default();
     let mut changed = Vec::new();
-    for index in 0..dump.processes.len() {
-        if let Some(change) = dump.convert(index, out, &mut rewritten).map_err(refused)? {
-            changed.push((index, change));
+    let (converted, copied) = Jobs::with_workers(|jobs| {
+        for index in 0..dump.processes.len() {
+            if let Some(change) = dump.convert(index, out, jobs, &mut rewritten)? {
+                changed.push((index, change));
+            }
         }
-    }
+        Ok(())
+    });
+    converted.map_err(refused)?;
+    copied.map_err(|error| refused(unwritten(error)))?;
     dump.write(images, changed).map_err(|error| Refusal {
         what: format!("the images could not be written again: {error}"),
         harmless: false,
@@ -111,11 +119,12 @@ impl Dump {
         &mut self,
         index: usize,
         out: &Path,
+        jobs: &Jobs,
         rewritten: &mut Rewritten,
     ) -> Result<Option<Change>, String> {
         let pid = self.processes[index].pid;
-        let failed = |error: io::Error| format!("its page files could not be written: {error}");
-        let pages = File::open(&self.processes[index].pages).map_err(failed)?;
+        let failed = unwritten;
+        let pages = Arc::new(File::open(&self.processes[index].pages).map_err(failed)?);
         let mark = self.find_mark(index, &pages).map_err(failed)?;
         let distrust = self.distrust(index, mark.as_ref());
         let targets = self.targets(index, distrust.is_none())?;
@@ -133,23 +142,30 @@ impl Dump {
         let mut writers = Writers::new(out, pid);
         let kept_path = out.join(format!("read-{pid}"));
         let mut kept = Kept::create(&kept_path).map_err(failed)?;
-        let mut taken = Vec::new();
+        let (mut taken, mut ids) = (Vec::new(), HashMap::new());
         for (at, target) in targets.iter().enumerate() {
             let process = &mut self.processes[index];
             let span = process.areas[at].span.clone();
             match target {
                 Target::Stay => continue,
                 Target::Map(kind, base) => {
-                    let (writer, offset) = writers.place(kind, &mut self.files, &span).map_err(failed)?;
-                    copy(process, at, base.as_ref(), &pages, |memory, bytes| {
-                        writer.file.write_all_at(bytes, offset + (memory - span.start))
-                    })
-                    .map_err(failed)?;
-                    process.areas[at].map(writer.id, offset);
+                    let (writer, offset) = writers.place(kind, &span).map_err(failed)?;
+                    for (memory, from) in pieces(process, at, base.as_ref(), &pages).map_err(failed)? {
+                        jobs.add(Job {
+                            from,
+                            bytes: memory.end - memory.start,
+                            file: writer.file.clone(),
+                            offset: offset + (memory.start - span.start),
+                        });
+                    }
+                    let files = &mut self.files;
+                    let id = *ids.entry(writer.name.clone()).or_insert_with(|| files.add(&writer.name));
+                    process.areas[at].map(id, offset);
                 }
                 Target::Read(base) => {
-                    copy(process, at, base.as_ref(), &pages, |memory, bytes| kept.add(memory, bytes))
-                        .map_err(failed)?;
+                    for (memory, from) in pieces(process, at, base.as_ref(), &pages).map_err(failed)? {
+                        from.each_filled(&memory, |at, bytes| kept.add(at, bytes)).map_err(failed)?;
+                    }
                     process.areas[at].unmap();
                 }
             }
@@ -269,26 +285,27 @@ fn now_of(area: &Area) -> u64 {
 fn open_base(path: &Path, offset: u64) -> io::Result<Base> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
-    Ok(Base { file, offset, length })
+    Ok(Base { file: Arc::new(file), offset, length })
 }
 
-/// Calls `take` with all that an area holds, but for zeros, by its address in memory.
-fn copy(
+/// What an area holds, by its addresses in memory. What is in none of it is zero.
+fn pieces(
     process: &Process,
     at: usize,
     base: Option<&Base>,
-    pages: &File,
-    mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
-) -> io::Result<()> {
+    pages: &Arc<File>,
+) -> io::Result<Vec<(Range<u64>, From)>> {
     let area = &process.areas[at];
-    for (memory, source) in stretches(&area.span, &process.runs_of(area), base)? {
-        let (from, start) = match (source, base) {
-            (Source::Base(at), Some(base)) => (&base.file, at),
-            (Source::Base(at) | Source::Dump(at), _) => (pages, at),
-        };
-        each_filled(from, start, memory.end - memory.start, |at, bytes| take(memory.start + at, bytes))?;
-    }
-    Ok(())
+    let found = stretches(&area.span, &process.runs_of(area), base)?;
+    let read = |source| match (source, base) {
+        (Source::Base(at), Some(base)) => From::File(base.file.clone(), at),
+        (Source::Base(at) | Source::Dump(at), _) => From::File(pages.clone(), at),
+    };
+    Ok(found.into_iter().map(|(memory, source)| (memory, read(source))).collect())
+}
+
+fn unwritten(error: io::Error) -> String {
+    format!("its page files could not be written: {error}")
 }
 
 fn bytes_of(runs: &[Run]) -> u64 {

@@ -1,35 +1,53 @@
 //! Page files being written: where in them each area goes.
+//!
+//! A kernel lets one thread at a time write to a file, so what is large is spread over several.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::files::Files;
+use super::copier::threads;
 use super::{PageFile, TAIL};
 
 /// Areas lie at the same place within one of these in memory and in the file, as large pages want it.
 const ALIGNMENT: u64 = 2 << 20;
+/// A process has no second file of a kind before each of the others has so much.
+const SPREAD: u64 = 32 << 20;
+/// More do not make it faster.
+const MOST_FILES: usize = 8;
+/// How many stripes an area has at most: each is a mapping of its own on a restore.
+const MOST_STRIPES: u64 = 64;
 
-/// The first place from `next` on that an area may have.
-pub fn place_after(next: u64, span: &Range<u64>) -> u64 {
-    let offset = next / ALIGNMENT * ALIGNMENT + span.start % ALIGNMENT;
-    if offset < next { offset + ALIGNMENT } else { offset }
+/// The parts of an area that may lie in different files, for memory that may be mapped in parts.
+pub fn stripes(span: &Range<u64>) -> Vec<Range<u64>> {
+    let stripe = ((span.end - span.start) / MOST_STRIPES).max(SPREAD).next_multiple_of(ALIGNMENT);
+    let mut out = Vec::new();
+    let mut from = span.start;
+    while from < span.end {
+        let to = (from / ALIGNMENT * ALIGNMENT + stripe).min(span.end);
+        out.push(from..to);
+        from = to;
+    }
+    out
 }
 
 /// The page files of one process, each made when it is first needed.
 pub struct Writers {
     out: PathBuf,
     pid: u32,
+    most: usize,
     all: Vec<Writer>,
 }
 
 pub struct Writer {
     kind: &'static str,
-    name: String,
-    pub id: u64,
-    pub file: File,
+    pub name: String,
+    pub file: Arc<File>,
+    /// The bytes of its areas.
+    bytes: u64,
     /// Where its last area ends.
     end: u64,
     /// Where its next area may begin: beyond the last one's hole.
@@ -38,37 +56,37 @@ pub struct Writer {
 
 impl Writers {
     pub fn new(out: &Path, pid: u32) -> Writers {
-        Writers { out: out.to_path_buf(), pid, all: Vec::new() }
+        Writers { out: out.to_path_buf(), pid, most: threads().min(MOST_FILES), all: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The file of a kind and the place in it for an area.
-    pub fn place(
-        &mut self,
-        kind: &'static str,
-        files: &mut Files,
-        span: &Range<u64>,
-    ) -> io::Result<(&Writer, u64)> {
-        let known = self.all.iter().position(|writer| writer.kind == kind);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let name = format!("{kind}{}", self.pid);
-                let mut options = OpenOptions::new();
-                let file = options.write(true).create_new(true).mode(0o400).open(self.out.join(&name))?;
-                let id = files.add(&name);
-                self.all.push(Writer { kind, name, id, file, end: 0, next: 0 });
-                self.all.len() - 1
-            }
+    /// A file of that kind and the place in it for an area.
+    pub fn place(&mut self, kind: &'static str, span: &Range<u64>) -> io::Result<(&Writer, u64)> {
+        let known = || self.all.iter().enumerate().filter(|(_, writer)| writer.kind == kind);
+        let number = known().count();
+        let least = known().min_by_key(|(_, writer)| writer.bytes);
+        let index = match least {
+            Some((index, writer)) if writer.bytes < SPREAD || number >= self.most => index,
+            _ => self.create(kind, number)?,
         };
         let writer = &mut self.all[index];
         let offset = place_after(writer.next, span);
+        writer.bytes += span.end - span.start;
         writer.end = offset + (span.end - span.start);
         writer.next = writer.end + (span.end - span.start);
         Ok((writer, offset))
+    }
+
+    fn create(&mut self, kind: &'static str, number: usize) -> io::Result<usize> {
+        let pid = self.pid;
+        let name = if number == 0 { format!("{kind}{pid}") } else { format!("{kind}{pid}.{number}") };
+        let mut options = OpenOptions::new();
+        let file = Arc::new(options.write(true).create_new(true).mode(0o400).open(self.out.join(&name))?);
+        self.all.push(Writer { kind, name, file, bytes: 0, end: 0, next: 0 });
+        Ok(self.all.len() - 1)
     }
 
     pub fn finish(self) -> io::Result<Vec<PageFile>> {
@@ -82,6 +100,12 @@ impl Writers {
     }
 }
 
+/// The first place from `next` on that an area may have.
+fn place_after(next: u64, span: &Range<u64>) -> u64 {
+    let offset = next / ALIGNMENT * ALIGNMENT + span.start % ALIGNMENT;
+    if offset < next { offset + ALIGNMENT } else { offset }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -92,16 +116,11 @@ mod tests {
     #[test]
     fn areas_keep_their_place_within_large_pages_and_a_hole_after_them() {
         let directory = tempfile::tempdir().unwrap();
-        let mut files_image = b"headhead".to_vec();
-        files_image.extend([4, 0, 0, 0, 8, 1, 16, 5]);
-        fs::write(directory.path().join("files.img"), files_image).unwrap();
-        let mut files = Files::read(&directory.path().join("files.img")).unwrap();
         let mut writers = Writers::new(directory.path(), 7);
         let spans = [0x7f00_0001_0000..0x7f00_0101_0000, 0x7f80_0000_3000..0x7f80_0001_3000];
         let mut last: u64 = 0;
         for span in &spans {
-            let (writer, offset) = writers.place(ANONYMOUS, &mut files, span).unwrap();
-            assert_eq!(writer.id, 6);
+            let (_, offset) = writers.place(ANONYMOUS, span).unwrap();
             assert_eq!(offset % ALIGNMENT, span.start % ALIGNMENT);
             assert!(offset >= last);
             last = offset + 2 * (span.end - span.start);
@@ -109,6 +128,25 @@ mod tests {
         let made = writers.finish().unwrap();
         assert_eq!((made.len(), made[0].name.as_str()), (1, "anon-7"));
         assert_eq!(fs::metadata(&made[0].path).unwrap().len(), made[0].bytes + TAIL);
-        assert_eq!(files.path(6), Some(Path::new("/run/rekindle/pages/anon-7")));
+    }
+
+    #[test]
+    fn what_is_large_is_spread() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writers = Writers { most: 3, ..Writers::new(directory.path(), 7) };
+        let whole = 0x7f00_0012_3000..0x7f10_0000_0000;
+        let parts = stripes(&whole);
+        assert!(parts.len() as u64 <= MOST_STRIPES + 1 && parts.len() > 32);
+        assert_eq!((parts[0].start, parts.last().unwrap().end), (whole.start, whole.end));
+        assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+        for part in &parts {
+            let (writer, offset) = writers.place(ANONYMOUS, part).unwrap();
+            assert!(offset + part.end - part.start == writer.end);
+        }
+        let made = writers.finish().unwrap();
+        let names: Vec<_> = made.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["anon-7", "anon-7.1", "anon-7.2"]);
+        let small = stripes(&(0x1000..0x5000));
+        assert_eq!((small.len(), &small[0]), (1, &(0x1000..0x5000)));
     }
 }
