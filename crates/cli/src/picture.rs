@@ -247,8 +247,8 @@ mod tests {
             name: name.into(),
             start_us,
             duration_us,
-            bytes: 0,
             waited_for: waited_for.iter().map(|lane| lane.to_string()).collect(),
+            ..Phase::default()
         }
     }
 

@@ -40,8 +40,9 @@ fn mode(mode: Mode) -> String {
 }
 
 pub fn images(images: &Value) -> String {
-    let mut table =
-        table(&["IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "OWN", "SHARED", "COMMAND", "PROBLEM"]);
+    let mut table = table(&[
+        "IMAGE", "CREATED", "MODE", "CPU", "GPU", "PINNED", "OWN", "SHARED", "CACHED", "COMMAND", "PROBLEM",
+    ]);
     for image in images.as_array().into_iter().flatten() {
         let size = |field: &str| image["sizes"][field].as_u64().map(bytes).unwrap_or_default();
         let shared = image["shared_bytes"].as_u64().unwrap_or_default();
@@ -54,11 +55,21 @@ pub fn images(images: &Value) -> String {
             size("pinned"),
             image["sizes"]["stored"].as_u64().map(|stored| bytes(stored - shared)).unwrap_or_default(),
             bytes(shared),
+            cached(&image["cached_bytes"]),
             shorten(&words(&image["command"]), 40),
             text(&image["problem"]),
         ]);
     }
     table.trim_fmt()
+}
+
+/// What of an image lies in caches, those that have nothing of it left out.
+fn cached(caches: &Value) -> String {
+    let host = ("host", caches["host"].as_u64());
+    let gpus = caches["gpus"].as_object().into_iter().flatten();
+    let all = gpus.map(|(gpu, count)| (gpu.as_str(), count.as_u64())).chain([host]);
+    let held = all.filter_map(|(place, count)| Some((place, count.filter(|count| *count > 0)?)));
+    held.map(|(place, count)| format!("{place} {}", bytes(count))).collect::<Vec<_>>().join(", ")
 }
 
 pub fn image(image: &Value) -> String {
@@ -128,15 +139,18 @@ pub fn trace(trace: &Trace) -> String {
 }
 
 fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {
-    let mut table = table(&["LANE", "PHASE", "FROM ms", "TOOK ms", "SIZE", "WAITED FOR"]);
+    let mut table = table(&["LANE", "PHASE", "FROM ms", "TOOK ms", "SIZE", "FROM", "WAITED FOR"]);
     for phase in phases {
         let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
+        let from: Vec<_> =
+            phase.from.iter().map(|(place, count)| format!("{place} {}", bytes(*count))).collect();
         table.add_row([
             phase.lane.clone(),
             phase.name.clone(),
             milliseconds(phase.start_us),
             milliseconds(phase.duration_us),
             size,
+            from.join(", "),
             phase.waited_for.join(", "),
         ]);
     }

@@ -24,6 +24,7 @@ use rekindle_sandbox::process::tree as process_tree;
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree};
 use rekindle_store::{Draft, Part, PartKind};
 
+use crate::caches::Priority;
 use crate::cpu_pages::{self, Pages};
 use crate::daemon::Daemon;
 use crate::driver_half::DriverHalf;
@@ -147,6 +148,8 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
             && let Ok(image) = daemon.store.image(wish.to)
         {
             daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
+            let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
+            std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
         }
     }
     let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);

@@ -9,6 +9,7 @@ use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Criu, Sandbox};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
+use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
@@ -39,7 +40,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
-    pub fn open(places: Places, pool: PoolSize) -> Result<Arc<Daemon>> {
+    pub fn open(places: Places, pool: PoolSize, caches: CacheLimits) -> Result<Arc<Daemon>> {
         give_memory_back();
         places.prepare()?;
         let lock = Lock::take(&places)?;
@@ -57,7 +58,8 @@ impl Daemon {
         };
         let log = places.logs().join("driver-helper.log");
         let driver = Helper::new(&program, places.driver(), log);
-        let pool = WorkerPool::open(&places, program.clone(), pool);
+        let caches = Caches::new(caches, store.root().to_path_buf());
+        let pool = WorkerPool::open(&places, program.clone(), pool, caches);
         let daemon = Arc::new(Daemon {
             places,
             driver,

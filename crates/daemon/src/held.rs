@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::daemon::{Sandbox as Shown, State};
 use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox, Spec};
 
+use crate::caches::Caches;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::places::Places;
@@ -341,6 +342,10 @@ impl Held {
     }
 
     /// Has the next worker made ready; not to be done beside what is urgent.
+    pub fn caches(&self) -> &Arc<Caches> {
+        &self.pool.caches
+    }
+
     pub fn fill_pool(&self) {
         self.pool.refill();
     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use rekindle_store::{Encoding, Manifest, Store};
 use serde_json::{Value, json};
 
+use crate::caches::Caches;
 use crate::error::{Error, Result};
 use crate::reply::Reply;
 use crate::worker_pool::WorkerPool;
 
-pub fn list(store: &Store) -> Result<Value> {
+pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
         .images()?
         .into_iter()
@@ -22,6 +23,7 @@ pub fn list(store: &Store) -> Result<Value> {
                 "command": outline.argv,
                 "sizes": outline.sizes,
                 "shared_bytes": outline.shared,
+                "cached_bytes": caches.shown_of(&summary.path),
                 "problem": null,
             }),
             Err(problem) => json!({
@@ -32,11 +34,12 @@ pub fn list(store: &Store) -> Result<Value> {
                 "command": [],
                 "sizes": null,
                 "shared_bytes": null,
+                "cached_bytes": null,
                 "problem": problem,
             }),
         })
         .collect();
-    Ok(json!({ "images": images }))
+    Ok(json!({ "images": images, "caches": caches.shown() }))
 }
 
 /// The manifest, with what its chunks come to in place of the chunks.
@@ -89,12 +92,18 @@ pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result
     let mut failures = Vec::new();
     for name in names {
         // What cannot be read can be removed all the same; then it is not known how much that frees.
-        let whole = store.image(name).map_or(0, |image| {
+        let known = store.image(name).map(|image| {
             pool.let_go(image.path());
-            bytes_of_its_own(image.manifest())
+            (bytes_of_its_own(image.manifest()), image.path().to_path_buf())
         });
+        // Nor does anybody fill a cache from it.
+        let _still = pool.caches.hold_still();
         match store.remove(name) {
-            Ok(()) => freed += whole,
+            Ok(()) => {
+                let (bytes, path) = known.unwrap_or_default();
+                freed += bytes;
+                pool.caches.forget(&path);
+            }
             Err(error) => failures.push(Error::from(error)),
         }
     }

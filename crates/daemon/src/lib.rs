@@ -11,8 +11,10 @@
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand | `cpu_pages` |
+//! | contents of images in memory | `caches` |
 //! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
 
+mod caches;
 mod checkpoint;
 mod claims;
 mod client_library;
@@ -52,6 +54,7 @@ mod wake;
 mod worker;
 mod worker_pool;
 
+pub use caches::{CacheLimits, parse_bytes};
 pub use daemon::Daemon;
 pub use doctor::{Finding, examine};
 pub use error::{Error, Result};

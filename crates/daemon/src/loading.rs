@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_store::Image;
 
+use crate::caches::{Loan, Priority};
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::timeline::GPU;
@@ -18,15 +20,19 @@ pub struct Rest {
     pub worker: Arc<Worker>,
     /// When its restore began, on the restore's clock.
     pub began_us: u64,
+    /// What it may read from caches until it has loaded all.
+    pub loan: Loan,
 }
 
 /// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
 /// worker of the pool.
-pub fn follow(held: &Arc<Held>, image: &str, rest: Option<Rest>) {
-    let Some(Rest { worker, began_us }) = rest else { return held.fill_pool() };
-    let (held, image) = (held.clone(), image.to_string());
+pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>) {
+    let Some(Rest { worker, began_us, loan }) = rest else { return held.fill_pool() };
+    let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
     std::thread::spawn(move || {
-        match wait(&worker) {
+        let waited = wait(&worker);
+        drop(loan);
+        match waited {
             Ok(phases) => {
                 let phases = phases.into_iter().map(|phase| Phase {
                     lane: GPU.to_string(),
@@ -40,6 +46,7 @@ pub fn follow(held: &Arc<Held>, image: &str, rest: Option<Rest>) {
             Err(error) => end(&held, &image, &error),
         }
         held.fill_pool();
+        held.caches().fill_host(&path, Priority::Restored);
     });
 }
 

@@ -105,6 +105,7 @@ mod tests {
     use rekindle_protocol::daemon::State;
 
     use super::*;
+    use crate::caches::{CacheLimits, Caches};
     use crate::places::Places;
     use crate::record::Record;
     use crate::worker_pool::{PoolSize, WorkerPool};
@@ -127,8 +128,9 @@ mod tests {
             workers: Vec::new(),
             asleep: None,
         };
+        let caches = Caches::new(CacheLimits::default(), places.store());
         let none = PoolSize { per_gpu: 0, most: 0, images: 0 };
-        Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none), record)
+        Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none, caches), record)
     }
 
     fn places(root: &Path) -> Places {

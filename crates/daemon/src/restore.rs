@@ -27,6 +27,7 @@ use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox};
 use rekindle_store::{Image, PartKind};
 
+use crate::caches::Loan;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
@@ -95,7 +96,7 @@ pub fn restore(
         }
     };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
-    loading::follow(&held, &image.manifest().name, rest);
+    loading::follow(&held, &image, rest);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {
@@ -165,7 +166,7 @@ impl Attempt<'_> {
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| None);
         };
         self.make_files(client)?;
-        let (cpu, began_us) = self.both_halves(client, &worker)?;
+        let (cpu, (began_us, loan)) = self.both_halves(client, &worker)?;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
         worker.set_client(pid);
         self.held.runs(cpu)?;
@@ -175,7 +176,7 @@ impl Attempt<'_> {
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
             .and_then(|()| fault::point("restore-running"))
             .inspect_err(|_| self.end_program())?;
-        Ok(Some(Rest { worker, began_us }))
+        Ok(Some(Rest { worker, began_us, loan }))
     }
 
     fn bring_back_by_driver(&self) -> Result<()> {
@@ -195,20 +196,20 @@ impl Attempt<'_> {
     }
 
     /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also says when the GPU
-    /// half began.
-    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<(Sandbox, u64)> {
+    /// half began, and what it reads from caches.
+    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<(Sandbox, (u64, Loan))> {
         let (client_end, worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
             let pinned = scope.spawn(|| self.timeline.lane(PINNED).time("load", || self.load_pinned(client)));
-            let mut began_us = 0;
+            let mut began = None;
             let cpu = self.restore_cpu(&sockets, |restored| {
                 let cpu = self.timeline.lane(CPU);
-                began_us = cpu.wait("wait for the other half", &[GPU, PINNED], || {
+                began = Some(cpu.wait("wait for the other half", &[GPU, PINNED], || {
                     join(pinned).and_then(|()| join(gpu))
-                })?;
+                })?);
                 fault::point("restore-complete")?;
                 let pid = restored.pids().get(&(client.process as i32)).copied();
                 let pid =
@@ -216,24 +217,30 @@ impl Attempt<'_> {
                 let adopt = Request::Adopt { pid, driver_attached: false };
                 worker.command("take the program over", &adopt, &[worker_end.as_fd()])
             })?;
-            Ok((cpu, began_us))
+            let began = began.ok_or_else(|| self.refused("CRIU brought it back and did not say so"))?;
+            Ok((cpu, began))
         })
     }
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
-    fn restore_gpu(&self, worker: &Worker) -> Result<u64> {
+    fn restore_gpu(&self, worker: &Worker) -> Result<(u64, Loan)> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
+        let (caches, gpu) = (self.held.caches(), self.held.record().gpu);
+        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status)?;
         preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
+        let loan = caches.lend(self.image, &gpu);
+        let cached = loan.hand_to(worker, false)?;
         let action = "restore the GPU half";
         let request = Request::Restore {
             image: self.image.path().to_string_lossy().into_owned(),
             run_directory: self.held.run_directory.to_string_lossy().into_owned(),
+            cached,
         };
         match worker.ask(action, &request, &[], None)? {
             Response::Restored { phases } => {
                 self.timeline.lane(GPU).merge(start_us, phases);
-                Ok(start_us)
+                Ok((start_us, loan))
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }

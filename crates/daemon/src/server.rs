@@ -144,7 +144,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let held = sandbox(&name)?;
             json!({ "name": name, "traces": traces::read(&held.traces) })
         }
-        Request::Images => images::list(&daemon.store)?,
+        Request::Images => images::list(&daemon.store, &daemon.pool.caches)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
         Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
         Request::Remove { images } => images::remove(&daemon.store, &daemon.pool, &images)?,

@@ -115,6 +115,7 @@ fn bring_up(
     let request = Request::Restore {
         image: asleep.image.to_string_lossy().into_owned(),
         run_directory: held.run_directory.to_string_lossy().into_owned(),
+        cached: Vec::new(),
     };
     // Contents too: the keeper is there until nothing more can go wrong.
     for request in [request, Request::Loaded] {

@@ -234,7 +234,7 @@ impl Worker {
     }
 
     /// As [`Worker::ask`], with the descriptors that came with the answer.
-    fn ask_whole(
+    pub fn ask_whole(
         &self,
         action: &'static str,
         request: &Request,

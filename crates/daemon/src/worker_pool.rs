@@ -16,6 +16,7 @@ use rekindle_protocol::daemon::Spare as Shown;
 use rekindle_protocol::worker::Request;
 use rekindle_store::Image;
 
+use crate::caches::Caches;
 use crate::error::{Error, Result};
 use crate::places::Places;
 use crate::run::new_id;
@@ -61,6 +62,7 @@ pub struct WorkerPool {
     directory: PathBuf,
     logs: PathBuf,
     size: PoolSize,
+    pub caches: Arc<Caches>,
     state: Mutex<State>,
 }
 
@@ -80,12 +82,13 @@ struct Spare {
 
 impl WorkerPool {
     /// An empty pool. Clears away what a daemon that was killed has left.
-    pub fn open(places: &Places, program: PathBuf, size: PoolSize) -> Arc<WorkerPool> {
+    pub fn open(places: &Places, program: PathBuf, size: PoolSize, caches: Arc<Caches>) -> Arc<WorkerPool> {
         let pool = WorkerPool {
             program,
             directory: places.pool(),
             logs: places.logs(),
             size,
+            caches,
             state: Mutex::default(),
         };
         pool.clear();
@@ -254,13 +257,27 @@ impl WorkerPool {
         }
         let found = state.spares.iter_mut().find(|spare| Arc::ptr_eq(&spare.worker, worker));
         match (ready, found) {
-            (Ok(()), Some(spare)) => spare.ready = true,
+            (Ok(()), Some(spare)) => {
+                spare.ready = true;
+                drop(state);
+                self.prepare_caches(worker, want);
+            }
             (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),
             (Err(error), Some(_)) => {
                 log::warn!("a worker that was to wait did not get ready: {error}");
                 drop(state);
                 worker.shut_down();
             }
+            _ => {}
+        }
+    }
+
+    /// Has the worker know, and fill, what caches may have of its image, for as long as it waits.
+    fn prepare_caches(&self, worker: &Arc<Worker>, want: &Want) {
+        let Some(image) = &want.image else { return };
+        let waits = || self.lock().spares.iter().any(|spare| Arc::ptr_eq(&spare.worker, worker));
+        match self.caches.prepare(worker, &image.path, &want.gpu, waits) {
+            Err(error) if waits() => log::warn!("an image is not cached whole: {error}"),
             _ => {}
         }
     }

@@ -238,6 +238,10 @@ impl Device for EmulatedDevice {
         self.space.register(address, bytes, self.info.index)
     }
 
+    fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
+        self.host_register(address, bytes)
+    }
+
     fn host_unregister(&self, address: u64) -> Result<()> {
         self.check()?;
         self.space.unregister(address, self.info.index)

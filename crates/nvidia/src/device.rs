@@ -26,6 +26,8 @@ use crate::{graph, sys, tensor};
 /// `CUlimit` values of CUDA 13.0's header.
 const LIMITS: std::ops::Range<u32> = 0..10;
 const REGISTER_PORTABLE_AND_MAPPED: u32 = 3;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`.
+const REGISTER_READ_ONLY: u32 = 8;
 
 thread_local! {
     /// The context that `bind` made current on this thread.
@@ -113,6 +115,21 @@ macro_rules! ask {
         // ones of this context by the crate's contract; the GPU checks its addresses, the driver host addresses.
         unsafe { call!($device.driver, $function($($argument),*)) }
     };
+}
+
+impl NvidiaDevice {
+    /// Registers host memory, which the GPU is to see at its own address.
+    fn register(&self, address: u64, bytes: u64, flags: u32) -> Result<()> {
+        let mut seen = 0;
+        ask!(self, cuMemHostRegister_v2(address, bytes as usize, flags))?;
+        let found = ask!(self, cuMemHostGetDevicePointer_v2(&mut seen, address, 0));
+        if found.is_ok() && seen == address {
+            return Ok(());
+        }
+        log::warn!("host memory at {address:#x} would be at {seen:#x} on the GPU");
+        ask!(self, cuMemHostUnregister(address))?;
+        Err(found.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
+    }
 }
 
 impl Device for NvidiaDevice {
@@ -215,15 +232,11 @@ impl Device for NvidiaDevice {
     }
 
     fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
-        let mut seen = 0;
-        ask!(self, cuMemHostRegister_v2(address, bytes as usize, REGISTER_PORTABLE_AND_MAPPED))?;
-        let found = ask!(self, cuMemHostGetDevicePointer_v2(&mut seen, address, 0));
-        if found.is_ok() && seen == address {
-            return Ok(());
-        }
-        log::warn!("host memory at {address:#x} would be at {seen:#x} on the GPU");
-        ask!(self, cuMemHostUnregister(address))?;
-        Err(found.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
+        self.register(address, bytes, REGISTER_PORTABLE_AND_MAPPED)
+    }
+
+    fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
+        self.register(address, bytes, REGISTER_PORTABLE_AND_MAPPED | REGISTER_READ_ONLY)
     }
 
     fn host_unregister(&self, address: u64) -> Result<()> {

@@ -2,6 +2,8 @@
 //! again; one request is answered before the next is read. The daemon's end closing in the middle of a checkpoint
 //! undoes it: the client resumes.
 
+use std::collections::BTreeMap;
+
 use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +59,29 @@ pub enum Request {
     Restore {
         image: String,
         run_directory: String,
+        /// What of the image lies in memories that came with [`Request::Cache`]; the rest is read from the store.
+        #[serde(default)]
+        cached: Vec<Cached>,
+    },
+    /// With a descriptor for each: memories that caches are kept in. Those of the host are mapped, and with `register`
+    /// made known to the GPU, for the life of the worker; those of a GPU are used for the next `Restore` alone.
+    Cache {
+        memories: Vec<CacheMemory>,
+        register: bool,
+    },
+    /// Make memory on this device for a cache. Answered by `Made`.
+    MakeCacheMemory {
+        device: usize,
+        bytes: u64,
+    },
+    /// With a descriptor: memory from `MakeCacheMemory`, of this number. Load chunks of the image, checked, to where they
+    /// are to lie in it.
+    FillCache {
+        image: String,
+        memory: CacheMemory,
+        into: Vec<Cached>,
+        /// Where the chunks may be found already.
+        cached: Vec<Cached>,
     },
     /// Answered with the phases since `Restore` when the contents of buffers are there. The worker ends if they cannot
     /// be loaded.
@@ -103,8 +128,35 @@ pub enum Response {
     Kept {
         names: Vec<String>,
     },
+    /// With a descriptor of new memory.
+    Made,
     /// One sentence: what was found, what was expected, what to do.
     Failed(String),
+}
+
+/// A memory that a cache is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheMemory {
+    /// The daemon gives each number once.
+    pub number: u32,
+    pub bytes: u64,
+    /// The program's number of the GPU that it lies on; none for memory of the host.
+    pub device: Option<usize>,
+}
+
+/// Bytes of each chunk that is cached, but for a part's last one, and of the room that it takes.
+pub const CACHE_SLOT: u64 = 2 << 20;
+
+/// Consecutive chunks of a part that lie one after the other in a cache's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cached {
+    pub part: String,
+    /// The number of the first chunk within its part.
+    pub first: u64,
+    pub count: u64,
+    pub memory: u32,
+    /// Of the first chunk in the memory, bytes.
+    pub offset: u64,
 }
 
 /// A step of a checkpoint or restore.
@@ -118,6 +170,9 @@ pub struct Phase {
     pub start_us: u64,
     pub duration_us: u64,
     pub bytes: u64,
+    /// How many of the bytes came from where, if that was a choice.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub from: BTreeMap<String, u64>,
     /// The lanes that this step did nothing but wait for.
     #[serde(default)]
     pub waited_for: Vec<String>,

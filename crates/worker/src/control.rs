@@ -3,7 +3,7 @@
 //! One connection is served at a time. If it closes between `Quiesce` and `Resume`, the daemon has died or given the
 //! checkpoint up, and the worker undoes it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Phase, Request, Response, Status};
+use rekindle_protocol::worker::{CacheMemory, Phase, Request, Response, Status};
 
 use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
@@ -41,6 +41,8 @@ pub(crate) struct Control {
     held_back: bool,
     /// Memory that is to outlive this worker, or has outlived the one before.
     left: LeftMemory,
+    /// What goes with the next answer.
+    along: Vec<OwnedFd>,
 }
 
 impl Control {
@@ -54,6 +56,7 @@ impl Control {
             detached: None,
             held_back: false,
             left: LeftMemory::new(),
+            along: Vec::new(),
         }
     }
 
@@ -93,7 +96,9 @@ impl Control {
             if let Response::Failed(problem) = &response {
                 log::warn!("a request of the daemon failed: {problem}");
             }
-            let sent = frame::send(stream, &response, &[]);
+            let along: Vec<OwnedFd> = std::mem::take(&mut self.along);
+            let along: Vec<_> = along.iter().map(AsFd::as_fd).collect();
+            let sent = frame::send(stream, &response, &along);
             self.remote.heard();
             if end {
                 self.remote.end(Ended::Done);
@@ -151,11 +156,25 @@ impl Control {
                 self.left.extend(names.into_iter().zip(descriptors));
                 Ok(Response::Done)
             }
-            Request::Restore { image, run_directory } => {
+            Request::Cache { memories, register } => self.take_cache(memories, descriptors, register),
+            Request::MakeCacheMemory { device, bytes } => {
+                let made = self.work(stream, move |desk, _| image::make_cache_memory(desk, device, bytes))?;
+                self.along.push(made);
+                Ok(Response::Made)
+            }
+            Request::FillCache { image, memory, into, cached } => {
+                let descriptor = descriptors.into_iter().next().ok_or("no memory came along")?;
+                self.work(stream, move |desk, stop| {
+                    image::fill_cache(desk, image.as_ref(), (memory, descriptor), &into, cached, stop)
+                })?;
+                Ok(Response::Done)
+            }
+            Request::Restore { image, run_directory, cached } => {
                 let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
                 let phases = self.work(stream, move |desk, _| {
                     let directory = run_directory.into();
-                    let phases = image::restore(desk, image.as_ref(), directory, &left, remote.clone())?;
+                    let phases =
+                        image::restore(desk, image.as_ref(), directory, &left, cached, remote.clone())?;
                     if let Some(board) = desk.engine.board {
                         remote.use_board(board);
                     }
@@ -169,6 +188,27 @@ impl Control {
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
         }
+    }
+
+    fn take_cache(
+        &self,
+        memories: Vec<CacheMemory>,
+        descriptors: Vec<OwnedFd>,
+        register: bool,
+    ) -> Result<Response, String> {
+        if memories.len() != descriptors.len() {
+            return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
+        }
+        self.remote.ask(move |desk| {
+            let device = if register { desk.engine.any_device().ok() } else { None };
+            for (memory, descriptor) in memories.into_iter().zip(descriptors) {
+                // What cannot be taken is loaded from elsewhere.
+                if let Err(code) = desk.cache.take(memory, descriptor, device.as_ref()) {
+                    log::warn!("a cache cannot be used: {code}");
+                }
+            }
+        })?;
+        Ok(Response::Done)
     }
 
     fn status(&self) -> Result<Status, String> {

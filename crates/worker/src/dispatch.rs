@@ -12,7 +12,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Up
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
-use crate::image::{Loading, Outcome, Prepared, Preparing};
+use crate::image::{CacheMemories, Loading, Outcome, Prepared, Preparing};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -35,6 +35,7 @@ pub(crate) struct Desk {
     pub prepared: Option<Prepared>,
     /// What a save will copy through, made while the program comes to a stop.
     pub blocks: Option<Preparing>,
+    pub cache: CacheMemories,
     /// Contents of buffers that are on their way; requests wait for them.
     pub loading: Option<Loading>,
     /// How that ended.
@@ -165,6 +166,7 @@ impl Desk {
             engine,
             prepared: None,
             blocks: None,
+            cache: CacheMemories::default(),
             loading: None,
             loaded: None,
             merge: Merge::new(),

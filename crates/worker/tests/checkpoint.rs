@@ -57,6 +57,7 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
     let request = Request::Restore {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
+        cached: Vec::new(),
     };
     match daemon.ask(request) {
         Response::Restored { phases } => assert!(phases.iter().any(|phase| phase.name == "modules")),
@@ -244,6 +245,7 @@ fn restore_fails(directory: &Path, image: &Path, knobs: Arc<Knobs>) -> String {
     let problem = daemon.fails(Request::Restore {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
+        cached: Vec::new(),
     });
     daemon.done(Request::Shutdown);
     assert_eq!(worker.end(), Ended::Done);

@@ -148,7 +148,11 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     let second = worker(&directory);
     let daemon = second.daemon();
     let image = image.path().to_str().unwrap().to_string();
-    match daemon.ask(Request::Restore { image, run_directory: directory.to_str().unwrap().to_string() }) {
+    match daemon.ask(Request::Restore {
+        image,
+        run_directory: directory.to_str().unwrap().to_string(),
+        cached: Vec::new(),
+    }) {
         Response::Restored { .. } => {}
         other => panic!("{other:?}"),
     }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
-use rekindle_daemon::{Daemon, Places, PoolSize};
+use rekindle_daemon::{CacheLimits, Daemon, Places, PoolSize, parse_bytes};
 use rekindle_device::Platform;
 use rekindle_nvidia::{NvidiaPlatform, placement};
 
@@ -32,6 +32,13 @@ struct Arguments {
     /// How many images, restored last, have workers wait for them alone, with their modules loaded.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL_IMAGES", default_value_t = 1)]
     pool_images: usize,
+    /// The most bytes of pinned host memory that hold contents of images, ready for GPUs to copy; K, M, G or T may
+    /// follow. 0: none.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_HOST_CACHE", default_value = "0", value_parser = parse_bytes)]
+    host_cache: u64,
+    /// The most bytes of each GPU's memory that hold contents of images.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_GPU_CACHE", default_value = "0", value_parser = parse_bytes)]
+    gpu_cache: u64,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -108,7 +115,8 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     } else {
         env_logger::Builder::from_env(log).init();
     }
-    let daemon = Daemon::open(places, pool)?;
+    let caches = CacheLimits { host: arguments.host_cache, gpu: arguments.gpu_cache };
+    let daemon = Daemon::open(places, pool, caches)?;
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {

@@ -1,10 +1,15 @@
-"""Has 6 MB on the GPU that do not compress and prints a number for each time that they are still the same."""
+"""Has 6 MB on the GPU that do not compress and prints a number for each time that they are still the same.
+
+weights.py [SEED [MEGABYTES]]
+"""
 
 import ctypes
 import random
+import sys
 import time
 
-BYTES = 6 << 20
+SEED, MEGABYTES = [int(word) for word in sys.argv[1:]] + [7, 6][len(sys.argv) - 1 :]
+BYTES = MEGABYTES << 20
 
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -21,7 +26,7 @@ call("cuDeviceGet", ctypes.byref(device), 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", ctypes.byref(weights), BYTES)
-expected = random.Random(7).randbytes(BYTES)
+expected = random.Random(SEED).randbytes(BYTES)
 call("cuMemcpyHtoD_v2", weights, expected, BYTES)
 seen = ctypes.create_string_buffer(BYTES)
 step = 0

@@ -152,28 +152,35 @@ impl<'b> Block<'b> {
     /// Begins a copy from the device to the start of the block, hashed on the way if the device can.
     pub(super) fn fetch(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_mut_ptr() as u64;
-        self.copy(gpu, base, address, count, address)
+        self.copy(gpu, base, address, count.min(self.bytes.len()) as u64, Some(address))
     }
 
     /// Begins a copy from the start of the block to the device, as [`Block::fetch`] does.
     pub(super) fn put(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_ptr() as u64;
-        self.copy(gpu, address, base, count, address)
+        self.copy(gpu, address, base, count.min(self.bytes.len()) as u64, Some(address))
     }
 
-    fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: usize, on_device: u64) -> Result<()> {
+    /// Begins a copy to the device from elsewhere, memory that the device knows and that stays as it is until the
+    /// block has waited. It is not hashed.
+    pub(super) fn put_from(&mut self, gpu: &Gpu, address: u64, from: u64, count: u64) -> Result<()> {
+        self.copy(gpu, address, from, count, None)
+    }
+
+    /// What lies at `on_device` afterwards is hashed.
+    fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: u64, on_device: Option<u64>) -> Result<()> {
         self.wait()?;
         let Gpu { device, streams, hasher } = gpu;
-        let hasher = hasher.as_ref().filter(|_| Hasher::takes(count as u64));
-        self.hashed = hasher.map_or(0, |_| values_of(count));
+        let hashed = hasher.as_ref().zip(on_device).filter(|_| Hasher::takes(count));
+        self.hashed = hashed.as_ref().map_or(0, |_| values_of(count as usize));
         let values = self.values.as_mut_ptr() as u64;
         device.bind()?;
         let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
         let event = device.event_create(DISABLE_TIMING)?;
         let begun = device
-            .copy(to, from, count.min(self.bytes.len()) as u64, stream)
-            .and_then(|()| match hasher {
-                Some(hasher) => hasher.enqueue(on_device, count as u64, values, stream),
+            .copy(to, from, count, stream)
+            .and_then(|()| match hashed {
+                Some((hasher, address)) => hasher.enqueue(address, count, values, stream),
                 None => Ok(()),
             })
             .and_then(|()| device.event_record(event, stream, 0));

@@ -1,7 +1,7 @@
 //! Contents of buffers on their way between GPU and store, on several threads.
 //!
-//! Each thread takes the next piece, one chunk of a part, and has some blocks of pinned memory: while the GPU copies
-//! from or to the others, the thread works on one. The copies share the link; compression, checking and file access are
+//! Each thread takes the next piece of a part, and has some blocks of pinned memory: while the GPU copies from or to the
+//! others, the thread works on one. The copies share the link; compression, checking and file access are
 //! spread over the threads. Chunks are hashed by the device where it can, else by the threads. Where a chunk's bytes
 //! come from when it is loaded is up to [`Sources`].
 
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rekindle_device::Device;
-use rekindle_store::{Image, Part, PartWriter};
+use rekindle_store::{Part, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::error::{Error, Result, device as device_error};
-use super::source::{Chunk, Sources};
+use super::source::{Extent, Sources};
 
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
@@ -52,8 +52,9 @@ pub(super) fn save(
     work: &[(Place, PartWriter)],
     stop: &AtomicBool,
 ) -> Result<()> {
-    let sizes: Vec<_> = work.iter().map(|(place, writer)| (place.bytes, writer.chunk_bytes())).collect();
-    let pieces = Pieces::new(&sizes, stop);
+    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
+    let chunk = |number: usize| work[number].1.chunk_bytes().clamp(1, BLOCK as u64);
+    let pieces = Pieces::new(&sizes, |number, at| at + chunk(number), stop);
     let write = |piece: &Piece, block: &mut Block<'_>| -> Result<()> {
         let failed = |code| device_error("copy a buffer out")(code);
         let hash = block.hash().map_err(failed)?;
@@ -89,30 +90,30 @@ pub(super) fn save(
 pub(super) fn load(
     gpus: &Gpus,
     blocks: Preparing,
-    image: &Image,
+    sources: &Sources<'_>,
     work: &[(Place, &Part)],
     stop: &AtomicBool,
 ) -> Result<()> {
-    let sizes: Vec<_> = work.iter().map(|(place, part)| (place.bytes, part.chunk_bytes)).collect();
-    let (pieces, sources) = (Pieces::new(&sizes, stop), Sources::of(image));
+    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
+    let pieces = Pieces::new(&sizes, |number, at| sources.cut(work[number].1, at), stop);
     pieces.on_threads(blocks, |turns| {
         let mut open = [const { None }; TURNS];
         let mut turn = 0;
         while let Some(Piece { number, range }) = pieces.next()? {
             let (place, part) = &work[number];
             let (gpu, address) = (gpu(gpus, place)?, place.address + range.start);
-            let chunk = Chunk { part, range, address };
-            if sources.fill(gpu, &chunk)? {
+            let extent = Extent { part, range, address };
+            if sources.fill(gpu, &extent)? {
                 continue;
             }
             let block = &mut turns[turn];
             sources.settle(block, open[turn].take())?;
-            open[turn] = sources.bring(gpu, chunk, block)?;
+            open[turn] = sources.bring(gpu, extent, block)?;
             turn = (turn + 1) % TURNS;
         }
         turns.iter_mut().zip(open).try_for_each(|(block, open)| sources.settle(block, open))
     })?;
-    // What was filled in has nobody else who waits for it.
+    // What devices did by themselves has nobody else who waits for it.
     gpus.iter()
         .flatten()
         .try_for_each(|gpu| {
@@ -129,7 +130,7 @@ fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
         .ok_or_else(|| Error::State(format!("a buffer is on device {}, which has no context", place.device)))
 }
 
-/// A chunk of the part of this number.
+/// Bytes of the part of this number.
 struct Piece {
     number: usize,
     range: Range<u64>,
@@ -150,13 +151,17 @@ struct Pieces<'s> {
 }
 
 impl<'s> Pieces<'s> {
-    /// Of parts of so many bytes in chunks of so many.
-    fn new(sizes: &[(u64, u64)], stop: &'s AtomicBool) -> Pieces<'s> {
-        let chunks = |(number, (bytes, chunk)): (usize, &(u64, u64))| {
-            let (bytes, chunk) = (*bytes, (*chunk).clamp(1, BLOCK as u64));
-            (0..bytes.div_ceil(chunk)).map(move |at| (number, at * chunk..((at + 1) * chunk).min(bytes)))
-        };
-        let all = sizes.iter().enumerate().flat_map(chunks).collect();
+    /// Of parts of so many bytes; `cut` tells where the piece ends that begins at a place of a part.
+    fn new(sizes: &[u64], cut: impl Fn(usize, u64) -> u64, stop: &'s AtomicBool) -> Pieces<'s> {
+        let mut all = Vec::new();
+        for (number, bytes) in sizes.iter().copied().enumerate() {
+            let mut at = 0;
+            while at < bytes {
+                let end = cut(number, at).clamp(at + 1, bytes);
+                all.push((number, at..end));
+                at = end;
+            }
+        }
         Pieces { all, next: AtomicUsize::new(0), failed: AtomicBool::new(false), stop }
     }
 

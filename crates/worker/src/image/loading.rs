@@ -5,9 +5,9 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -15,8 +15,10 @@ use rekindle_protocol::worker::Phase;
 use rekindle_store::Image;
 
 use super::block::{Gpu, Preparing};
+use super::cache::Views;
 use super::error::{Error, Result};
 use super::save_memory::{Window, unmap_windows};
+use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
 use crate::dispatch::{Desk, Ended, Remote};
@@ -32,6 +34,8 @@ pub(super) struct Work {
     pub gpus: Vec<Option<Gpu>>,
     /// Names of parts whose memory was taken over with its contents.
     pub left: HashSet<String>,
+    /// What of the image lies in caches; the thread that loads takes it.
+    pub views: Mutex<Views>,
 }
 
 pub(crate) struct Loading {
@@ -52,14 +56,20 @@ impl Loading {
         let (loaded, told) = (work.clone(), stop.clone());
         let load = move || {
             let began = Instant::now();
+            let views = std::mem::take(&mut *loaded.views.lock().unwrap_or_else(PoisonError::into_inner));
+            let sources = Sources::of(&loaded.image, &views);
             let result = restore_memory::work(&loaded.image, &loaded.state, &loaded.windows, &loaded.left)
-                .and_then(|parts| contents::load(&loaded.gpus, blocks, &loaded.image, &parts, &told));
+                .and_then(|parts| contents::load(&loaded.gpus, blocks, &sources, &parts, &told));
             remote.run(Loading::end);
+            let from = sources.tally();
+            // Letting go of memory takes longer than the program should wait.
+            std::thread::spawn(move || drop(views));
             result.map(|()| Phase {
                 name: "GPU memory".to_string(),
                 start_us: (began - since).as_micros() as u64,
                 duration_us: began.elapsed().as_micros() as u64,
                 bytes,
+                from,
                 ..Phase::default()
             })
         };

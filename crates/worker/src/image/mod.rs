@@ -10,6 +10,8 @@
 //! | `pinned`, named as the file | pinned host memory |
 
 mod block;
+mod cache;
+mod cache_fill;
 mod contents;
 mod error;
 mod loading;
@@ -30,6 +32,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 pub(crate) use block::Preparing;
+pub(crate) use cache::CacheMemories;
+pub(crate) use cache_fill::{fill_cache, make_cache_memory};
 pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;

@@ -1,10 +1,11 @@
 //! Building a worker's state from an image. The client's files lie in the run directory; the client comes later.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use rekindle_device::Stream;
-use rekindle_protocol::worker::Phase;
+use rekindle_protocol::worker::{Cached, Phase};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
@@ -18,12 +19,13 @@ use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memor
 use crate::dispatch::{Desk, Remote};
 use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark};
 
-/// Memory in `left` is mapped, not loaded.
+/// Memory in `left` is mapped, not loaded. What is `cached` lies in memories that the desk was given.
 pub(crate) fn restore(
     desk: &mut Desk,
     image: &Path,
     directory: PathBuf,
     left: &LeftMemory,
+    cached: Vec<Cached>,
     remote: Remote,
 ) -> Result<Vec<Phase>> {
     let (since, mut timer) = (Instant::now(), Timer::start());
@@ -45,6 +47,8 @@ pub(crate) fn restore(
     timer.lap("GPU addresses", 0);
     let windows = save_memory::map_physical(&mut desk.engine)?;
     let gpus = save_memory::gpus(&desk.engine);
+    let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
+    let views = desk.cache.open(cached, on);
     // A second view of both, for the thread that loads.
     let work = Work {
         image: Image::open(image.path())?,
@@ -52,6 +56,7 @@ pub(crate) fn restore(
         windows,
         gpus,
         left: left.keys().cloned().collect(),
+        views: Mutex::new(views),
     };
     let loading = Loading::begin(work, begun.blocks, remote, since)?;
     let own_streams = match begun.own_streams {

@@ -1,77 +1,140 @@
-//! Where the contents of a chunk come from when a buffer is loaded.
+//! Where the contents of a part come from when it is loaded: caches, or the store.
 //!
-//! A chunk is brought in three steps, which whoever orders the chunks need not tell apart: what the device can make by
-//! itself is [filled in](Sources::fill); all else is [brought](Sources::bring) by a [`Block`], whose copy is then under
-//! way; and a chunk is there once that was [settled](Sources::settle), its hash compared.
+//! A part is cut into [extents](Extent), each of which comes from one place ([`Sources::cut`]). An extent is brought in
+//! three steps, which whoever orders them need not tell apart: what the device can do by itself is
+//! [enqueued](Sources::fill); all else is [brought](Sources::bring) by a [`Block`], whose copy is then under way; and it is
+//! there once that was [settled](Sources::settle), its hash compared.
+//!
+//! What caches hold was checked when it was put there; what the store holds is checked now.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_device::{MemorySet, Stream};
+use rekindle_protocol::worker::CACHE_SLOT;
 use rekindle_store::{Checked, ContentHash, Encoding, Image, Part};
 
 use super::block::{Block, Gpu};
+use super::cache::{At, Views};
 use super::error::{Result, device as device_error};
 use crate::hashing::Hasher;
 
-/// One chunk of a part, and where it is to go.
-pub(super) struct Chunk<'i> {
+/// The most that is copied at once from host memory that the device knows. More at a time is no faster.
+const COPY: u64 = 16 << 20;
+/// The most that a device is asked for at once of what it does alone: whoever needs it waits for all of it.
+const STRIDE: u64 = 256 << 20;
+
+/// Consecutive bytes of a part that come from one place, and where they are to go.
+pub(super) struct Extent<'i> {
     pub part: &'i Part,
-    /// Within the part.
+    /// Within the part, from the start of a chunk.
     pub range: Range<u64>,
-    /// Of the chunk's first byte, on the device.
+    /// Of the first byte, on the device.
     pub address: u64,
 }
 
-impl Chunk<'_> {
-    fn count(&self) -> usize {
-        (self.range.end - self.range.start) as usize
-    }
-
-    fn is_zero(&self) -> bool {
-        let number = (self.range.start / self.part.chunk_bytes.max(1)) as usize;
-        let chunk = self.part.chunks.get(number);
-        self.part.file.is_none() && chunk.is_some_and(|chunk| chunk.encoding == Encoding::Zero)
+impl Extent<'_> {
+    fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
     }
 }
 
-/// A chunk on its way to the device, which is to hash to this.
+/// An extent on its way to the device, which is to hash to this.
 #[must_use]
 pub(super) struct Unproved<'i> {
-    chunk: Chunk<'i>,
+    extent: Extent<'i>,
     expected: ContentHash,
 }
 
-/// All places that the chunks of one image may come from.
+/// All places that the contents of one image may come from.
 pub(super) struct Sources<'i> {
     image: &'i Image,
+    views: &'i Views,
+    zeros: AtomicU64,
+    gpu_cache: AtomicU64,
+    host_cache: AtomicU64,
+    store: AtomicU64,
+}
+
+/// What a cache has of an extent, in memory that the views keep.
+enum Hit {
+    Device { address: u64 },
+    Host { address: u64, registered: bool },
 }
 
 impl<'i> Sources<'i> {
-    pub(super) fn of(image: &'i Image) -> Sources<'i> {
-        Sources { image }
+    pub(super) fn of(image: &'i Image, views: &'i Views) -> Sources<'i> {
+        let none = || AtomicU64::new(0);
+        Sources { image, views, zeros: none(), gpu_cache: none(), host_cache: none(), store: none() }
     }
 
-    /// Enqueues what the device makes by itself; false if the chunk has to be brought.
-    pub(super) fn fill(&self, gpu: &Gpu, chunk: &Chunk<'i>) -> Result<bool> {
-        if !chunk.is_zero() {
+    /// Where the extent of a part ends that begins at `at`.
+    pub(super) fn cut(&self, part: &Part, at: u64) -> u64 {
+        let size = part.chunk_bytes.clamp(1, CACHE_SLOT);
+        if size != part.chunk_bytes {
+            return (at + size).min(part.bytes);
+        }
+        let number = at / size;
+        let most = |bytes: u64| (number + (bytes / size).max(1)) * size;
+        let end = if is_zero(part, number) {
+            let zeros = (number..).take_while(|number| is_zero(part, *number)).count() as u64;
+            ((number + zeros) * size).min(most(STRIDE))
+        } else {
+            match self.views.find(&part.name, number).filter(|_| size == CACHE_SLOT) {
+                Some(run) => {
+                    let end = (number + run.left(number)) * size;
+                    match run.at() {
+                        At::Device(_) => end.min(most(STRIDE)),
+                        At::Host(memory) if memory.is_registered() => end.min(most(COPY)),
+                        At::Host(_) => most(0),
+                    }
+                }
+                None => most(0),
+            }
+        };
+        end.min(part.bytes)
+    }
+
+    /// Enqueues what the device does by itself; false if the extent has to be brought.
+    pub(super) fn fill(&self, gpu: &Gpu, extent: &Extent<'i>) -> Result<bool> {
+        let stream = gpu.streams.first().copied().unwrap_or(Stream::LEGACY);
+        let (address, bytes) = (extent.address, extent.bytes());
+        if is_zero(extent.part, extent.range.start / extent.part.chunk_bytes.max(1)) {
+            let set = MemorySet { address, pitch: bytes, value: 0, element: 1, width: bytes, height: 1 };
+            gpu.device.bind().and_then(|()| gpu.device.set(&set, stream)).map_err(failed)?;
+            self.zeros.fetch_add(bytes, Ordering::Relaxed);
+        } else if let Some(Hit::Device { address: from }) = self.hit(extent, gpu) {
+            let copied = gpu.device.bind().and_then(|()| gpu.device.copy(address, from, bytes, stream));
+            copied.map_err(failed)?;
+            self.gpu_cache.fetch_add(bytes, Ordering::Relaxed);
+        } else {
             return Ok(false);
         }
-        gpu.device.bind().map_err(failed)?;
-        let (address, bytes) = (chunk.address, chunk.count() as u64);
-        let stream = gpu.streams.first().copied().unwrap_or(Stream::LEGACY);
-        let set = MemorySet { address, pitch: bytes, value: 0, element: 1, width: bytes, height: 1 };
-        gpu.device.set(&set, stream).map_err(failed)?;
         Ok(true)
     }
 
-    /// Begins the chunk's copy to the device, once the block's former one is done. That one is to be settled already.
+    /// Begins the extent's copy to the device, once the block's former one is done. That one is to be settled already.
     pub(super) fn bring(
         &self,
         gpu: &Gpu,
-        chunk: Chunk<'i>,
+        extent: Extent<'i>,
         block: &mut Block<'_>,
     ) -> Result<Option<Unproved<'i>>> {
-        let (part, offset, count) = (chunk.part, chunk.range.start, chunk.count());
+        let (part, offset, count) = (extent.part, extent.range.start, extent.bytes() as usize);
+        if let Some(Hit::Host { address, registered }) = self.hit(&extent, gpu) {
+            if registered {
+                block.put_from(gpu, extent.address, address, count as u64).map_err(failed)?;
+            } else {
+                let bytes = block.bytes(count).map_err(failed)?;
+                // SAFETY: the run lies within its mapping, which the views keep; the block is elsewhere.
+                unsafe { std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), count) };
+                block.put(gpu, extent.address, count).map_err(failed)?;
+            }
+            self.host_cache.fetch_add(count as u64, Ordering::Relaxed);
+            return Ok(None);
+        }
         let bytes = block.bytes(count).map_err(failed)?;
         let checked = if gpu.hasher.is_some() && Hasher::takes(count as u64) {
             self.image.read_chunk_to_check(part, offset, bytes)?
@@ -79,10 +142,11 @@ impl<'i> Sources<'i> {
             self.image.read_part(part, offset, bytes)?;
             Checked::Here
         };
-        block.put(gpu, chunk.address, count).map_err(failed)?;
+        block.put(gpu, extent.address, count).map_err(failed)?;
+        self.store.fetch_add(count as u64, Ordering::Relaxed);
         Ok(match checked {
             Checked::Here => None,
-            Checked::ByCaller(expected) => Some(Unproved { chunk, expected }),
+            Checked::ByCaller(expected) => Some(Unproved { extent, expected }),
         })
     }
 
@@ -90,13 +154,45 @@ impl<'i> Sources<'i> {
     pub(super) fn settle(&self, block: &mut Block<'_>, open: Option<Unproved<'i>>) -> Result<()> {
         let found = block.hash().map_err(failed)?;
         match open {
-            Some(Unproved { chunk, expected }) if found != Some(expected) => {
+            Some(Unproved { extent, expected }) if found != Some(expected) => {
                 let found = found.unwrap_or_else(|| ContentHash::of(&[]));
-                Err(self.image.damaged(chunk.part, chunk.range.start, found).into())
+                Err(self.image.damaged(extent.part, extent.range.start, found).into())
             }
             _ => Ok(()),
         }
     }
+
+    /// Bytes so far, by where they came from.
+    pub(super) fn tally(&self) -> BTreeMap<String, u64> {
+        let counts = [
+            ("zeros", &self.zeros),
+            ("GPU cache", &self.gpu_cache),
+            ("host cache", &self.host_cache),
+            ("store", &self.store),
+        ];
+        let counts = counts.map(|(name, count)| (name.to_string(), count.load(Ordering::Relaxed)));
+        counts.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    fn hit(&self, extent: &Extent<'_>, gpu: &Gpu) -> Option<Hit> {
+        if extent.part.chunk_bytes != CACHE_SLOT {
+            return None;
+        }
+        let number = extent.range.start / CACHE_SLOT;
+        let run = self.views.find(&extent.part.name, number)?;
+        match run.at() {
+            At::Device(memory) => Arc::ptr_eq(memory.device(), &gpu.device)
+                .then(|| Hit::Device { address: run.address(number) }),
+            At::Host(memory) => {
+                Some(Hit::Host { address: run.address(number), registered: memory.is_registered() })
+            }
+        }
+    }
+}
+
+fn is_zero(part: &Part, number: u64) -> bool {
+    let chunk = part.chunks.get(number as usize);
+    part.file.is_none() && chunk.is_some_and(|chunk| chunk.encoding == Encoding::Zero)
 }
 
 fn failed(code: rekindle_cuda::CuResult) -> super::Error {

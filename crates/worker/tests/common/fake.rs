@@ -279,6 +279,9 @@ impl Device for FakeDevice {
     fn host_register(&self, _: u64, _: u64) -> Result<()> {
         Ok(())
     }
+    fn host_register_read_only(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
     fn host_unregister(&self, _: u64) -> Result<()> {
         Ok(())
     }

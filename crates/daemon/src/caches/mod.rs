@@ -1,0 +1,206 @@
+//! Contents of images kept where a restore finds them at once: in pinned memory of the host, and in memory of GPUs.
+//!
+//! ```text
+//!   store ──read, checked──▶ host cache: memfds of the daemon ──DMA──▶ buffers of a restored program
+//!     └───────────┴─────────▶ GPU cache: descriptors of GPU memory ──copy on the GPU──▶ ┘
+//! ```
+//!
+//! Both hold chunks by the hashes of their contents, equal ones once, up to a limit in bytes ([`index`]). They are filled
+//! beside the programs: with the image that was stopped or restored last, the GPU's by the worker that waits for it, which
+//! also makes host memory known to the GPU ahead. What is put in is checked against its hash; from then on only this
+//! process, or a worker that fills a slot, can write there. What a restore uses is [lent](Caches::lend) to it until its
+//! worker has loaded all, and stays as it is for so long. A daemon that dies takes the caches with it; workers that read
+//! from them have them mapped, and read on.
+
+mod cache;
+mod chunks;
+mod fill;
+mod index;
+mod limits;
+mod memory;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rekindle_protocol::worker::{CACHE_SLOT, Cached, MOST_DESCRIPTORS, Request, Status};
+use rekindle_store::{ContentHash, Image};
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::worker::Worker;
+
+use cache::Cache;
+use memory::Memory;
+
+pub use index::Priority;
+pub use limits::{CacheLimits, parse_bytes};
+
+pub struct Caches {
+    limits: CacheLimits,
+    /// Images of this store alone are cached.
+    store: PathBuf,
+    host: Mutex<Cache>,
+    /// By the GPU's name, as `--gpu` gives it.
+    gpus: Mutex<BTreeMap<String, Cache>>,
+    /// The chunks of images that were filled in or lent, by the images' paths.
+    images: Mutex<HashMap<PathBuf, Vec<ContentHash>>>,
+    numbers: AtomicU32,
+    /// Held by the one that fills.
+    filling: Mutex<()>,
+    /// How many wait for that one to stop.
+    waiting: AtomicUsize,
+}
+
+impl Caches {
+    pub fn new(limits: CacheLimits, store: PathBuf) -> Arc<Caches> {
+        Arc::new(Caches {
+            limits,
+            store,
+            host: Mutex::new(Cache::new(limits.host)),
+            gpus: Mutex::default(),
+            images: Mutex::default(),
+            numbers: AtomicU32::new(0),
+            filling: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+        })
+    }
+
+    fn is_off(&self) -> bool {
+        self.limits.host < CACHE_SLOT && self.limits.gpu < CACHE_SLOT
+    }
+
+    /// Lends what there is of an image, for a restore on this GPU.
+    pub fn lend(self: &Arc<Caches>, image: &Image, gpu: &str) -> Loan {
+        self.lend_from(image, Some(gpu), Priority::Restored)
+    }
+
+    fn lend_from(self: &Arc<Caches>, image: &Image, gpu: Option<&str>, priority: Priority) -> Loan {
+        let mut loan = Loan::nothing(self);
+        if self.is_off() || !image.path().starts_with(&self.store) {
+            return loan;
+        }
+        let chunks = chunks::of(image);
+        self.know(image, &chunks);
+        let mut found = HashMap::new();
+        let mut memories = BTreeMap::new();
+        if let Some(gpu) = gpu
+            && let Some(cache) = lock(&self.gpus).get_mut(gpu)
+        {
+            let hashes = chunks.iter().map(|chunk| chunk.hash);
+            loan.gpu = Some((gpu.to_string(), cache.borrow(hashes, priority, &mut found, &mut memories)));
+        }
+        let rest: Vec<_> =
+            chunks.iter().map(|chunk| chunk.hash).filter(|hash| !found.contains_key(hash)).collect();
+        loan.host = lock(&self.host).borrow(rest.into_iter(), priority, &mut found, &mut memories);
+        loan.rows = chunks::rows(chunks.iter(), &found);
+        loan.memories = memories.into_values().collect();
+        loan
+    }
+
+    /// Has caches on the GPU give memory back until a restore that needs so much has it, or they have no more.
+    pub fn make_room(&self, worker: &Worker, gpu: &str, needed: u64, status: Status) -> Result<Status> {
+        let free = status.free_bytes.first().copied().unwrap_or(u64::MAX);
+        let mut gained = 0;
+        if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
+            while free.saturating_add(gained) < needed {
+                let made: Vec<u32> = cache.memories.keys().copied().collect();
+                let Some(memory) = cache.index.drop_memory(made.into_iter()) else { break };
+                cache.memories.remove(&memory);
+                gained += cache.memory_bytes;
+            }
+        }
+        if gained == 0 { Ok(status) } else { worker.status() }
+    }
+
+    /// Nobody fills in anything of images that are about to be removed, as long as this is held.
+    pub fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let held = lock(&self.filling);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        held
+    }
+
+    fn is_to_stop(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// The image is no more: what it alone needed goes first.
+    pub fn forget(&self, image: &Path) {
+        let Some(chunks) = lock(&self.images).remove(image) else { return };
+        lock(&self.host).index.demote(chunks.iter().copied());
+        for cache in lock(&self.gpus).values_mut() {
+            cache.index.demote(chunks.iter().copied());
+        }
+    }
+
+    /// Limits and what is held, as `rekindle images --json` prints it.
+    pub fn shown(&self) -> Value {
+        let gpus: serde_json::Map<_, _> =
+            lock(&self.gpus).iter().map(|(gpu, cache)| (gpu.clone(), cache.shown())).collect();
+        json!({ "host": lock(&self.host).shown(), "gpu_limit_bytes": self.limits.gpu, "gpus": gpus })
+    }
+
+    /// How much of an image lies in which cache, bytes.
+    pub fn shown_of(&self, image: &Path) -> Value {
+        let images = lock(&self.images);
+        let chunks = images.get(image).map_or(&[][..], Vec::as_slice);
+        let bytes = |cache: &Cache| cache.index.count(chunks.iter().copied()) * CACHE_SLOT;
+        let gpus: serde_json::Map<_, _> =
+            lock(&self.gpus).iter().map(|(gpu, cache)| (gpu.clone(), json!(bytes(cache)))).collect();
+        json!({ "host": bytes(&lock(&self.host)), "gpus": gpus })
+    }
+
+    fn know(&self, image: &Image, chunks: &[chunks::Chunk<'_>]) {
+        let distinct: HashSet<ContentHash> = chunks.iter().map(|chunk| chunk.hash).collect();
+        lock(&self.images).insert(image.path().to_path_buf(), distinct.into_iter().collect());
+    }
+
+    fn next_number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// What a restore may read from caches until this is dropped.
+pub struct Loan {
+    caches: Arc<Caches>,
+    host: Vec<ContentHash>,
+    gpu: Option<(String, Vec<ContentHash>)>,
+    memories: Vec<Arc<Memory>>,
+    rows: Vec<Cached>,
+}
+
+impl Loan {
+    fn nothing(caches: &Arc<Caches>) -> Loan {
+        Loan { caches: caches.clone(), host: Vec::new(), gpu: None, memories: Vec::new(), rows: Vec::new() }
+    }
+
+    /// Gives the worker the memories that the chunks lie in; where each lies is returned. With `register` host memory
+    /// is made known to its GPU, which takes time.
+    pub fn hand_to(&self, worker: &Worker, register: bool) -> Result<Vec<Cached>> {
+        // Registering a few at a time lets the worker do something else in between.
+        let at_once = if register { 1 } else { MOST_DESCRIPTORS };
+        for memories in self.memories.chunks(at_once) {
+            let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor()).collect();
+            let memories = memories.iter().map(|memory| memory.described).collect();
+            worker.command("read from caches", &Request::Cache { memories, register }, &descriptors)?;
+        }
+        Ok(self.rows.clone())
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        lock(&self.caches.host).index.give_back(self.host.iter());
+        if let Some((gpu, chunks)) = &self.gpu
+            && let Some(cache) = lock(&self.caches.gpus).get_mut(gpu)
+        {
+            cache.index.give_back(chunks.iter());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,90 @@
+//! Filling a cache in GPU memory, by a worker that has nobody to serve yet.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rekindle_device::{Access, CACHE_RANGE};
+use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached};
+use rekindle_store::{Image, PartKind};
+
+use super::block::Blocks;
+use super::cache::DeviceMemory;
+use super::error::{Error, Result, device};
+use super::save_memory;
+use super::source::{Extent, Sources};
+use crate::dispatch::Desk;
+
+/// Blocks that chunks go through which no cache holds yet.
+const BLOCKS: usize = 4;
+
+/// Makes memory on the device; nobody but who has the descriptor holds it.
+pub(crate) fn make_cache_memory(desk: &mut Desk, index: usize, bytes: u64) -> Result<OwnedFd> {
+    let gpu = desk.engine.on(index).map_err(device("be used"))?;
+    let memory = gpu.memory_create(bytes).map_err(device(format!("make {bytes} bytes of memory")))?;
+    let exported = gpu.memory_export(memory);
+    let released = gpu.memory_release(memory);
+    exported.and_then(|descriptor| released.map(|()| descriptor)).map_err(device("leave memory behind"))
+}
+
+/// Loads chunks of the image, checked, into memory of a cache.
+pub(crate) fn fill_cache(
+    desk: &mut Desk,
+    image: &Path,
+    (memory, descriptor): (CacheMemory, OwnedFd),
+    into: &[Cached],
+    cached: Vec<Cached>,
+    stop: &AtomicBool,
+) -> Result<()> {
+    if desk.engine.board.is_some() {
+        return Err(Error::Refused(
+            "this worker has a program; another one is to fill the cache".to_string(),
+        ));
+    }
+    let image = Image::open(image)?;
+    let gpus = save_memory::gpus(&desk.engine);
+    let index = memory.device.unwrap_or_default();
+    let gpu = gpus.get(index).and_then(Option::as_ref);
+    let gpu =
+        gpu.ok_or_else(|| Error::State(format!("a cache is on device {index}, which has no context")))?;
+    let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
+    let views = desk.cache.open(cached, on);
+    let sources = Sources::of(&image, &views);
+    let top = CACHE_RANGE.end - memory.bytes.next_multiple_of(gpu.device.granularity());
+    let mapped = DeviceMemory::import(gpu.device.clone(), &memory, &descriptor, top, Access::ReadWrite);
+    let mapped = mapped.map_err(device("map memory of a cache"))?;
+    let blocks = Blocks::new(gpu.device.clone(), CACHE_SLOT as usize, BLOCKS);
+    let mut blocks = blocks.map_err(device("pin host memory to copy through"))?;
+    let mut blocks = blocks.split();
+    let mut open = [const { None }; BLOCKS];
+    let mut turn = 0;
+    for row in into {
+        let part = image.part(PartKind::GpuBuffer, &row.part);
+        let part = part.ok_or_else(|| Error::State(format!("the image has no part {}", row.part)))?;
+        let end = ((row.first + row.count) * CACHE_SLOT).min(part.bytes);
+        let fits = row.offset.checked_add(row.count * CACHE_SLOT).is_some_and(|end| end <= memory.bytes);
+        if part.chunk_bytes != CACHE_SLOT || !fits {
+            return Err(Error::State(format!("chunks of part {} do not fit into the cache", row.part)));
+        }
+        let mut at = row.first * CACHE_SLOT;
+        while at < end {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            let next = sources.cut(part, at).min(end);
+            let address = mapped.address() + row.offset + (at - row.first * CACHE_SLOT);
+            let extent = Extent { part, range: at..next, address };
+            at = next;
+            if sources.fill(gpu, &extent)? {
+                continue;
+            }
+            let block = &mut blocks[turn];
+            sources.settle(block, open[turn].take())?;
+            open[turn] = sources.bring(gpu, extent, block)?;
+            turn = (turn + 1) % BLOCKS;
+        }
+    }
+    blocks.iter_mut().zip(open).try_for_each(|(block, open)| sources.settle(block, open))?;
+    let finish = |()| gpu.streams.iter().try_for_each(|stream| gpu.device.stream_synchronize(*stream));
+    gpu.device.bind().and_then(finish).map_err(device("copy into a cache"))
+}
