@@ -2,6 +2,9 @@
 
 mod harness;
 
+use std::fs;
+use std::path::Path;
+
 use harness::{COUNTER, GPU_COUNTER, Rekindle, wait};
 
 /// Where a checkpoint can be made to fail, in its order.
@@ -307,6 +310,27 @@ fn what_criu_refuses_is_explained_and_the_program_goes_on() {
     rekindle.goes_on("connected");
     assert!(rekindle.images().is_empty());
     rekindle.assert_tidy();
+}
+
+#[test]
+fn a_restored_program_has_every_processor_that_it_had() {
+    let rekindle = Rekindle::new();
+    let threads = "import threading\nfor _ in range(20): threading.Thread(target=threading.Event().wait, daemon=True).start()\n";
+    rekindle.start("wide", &["python3", "-u", "-c", &(threads.to_string() + COUNTER[3])]);
+    rekindle.goes_on("wide");
+    rekindle.ok(&["checkpoint", "wide", "--to", "wide", "--stop"]);
+    rekindle.ok(&["restore", "wide", "-d", "--name", "again"]);
+    let pid = &rekindle.sandbox("again")["pid"];
+    let allowed = |status: &Path| {
+        let text = fs::read_to_string(status).unwrap();
+        text.lines().find(|line| line.starts_with("Cpus_allowed:")).unwrap().to_string()
+    };
+    let tasks: Vec<_> = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().collect();
+    assert_eq!(tasks.len(), 21);
+    for task in tasks {
+        assert_eq!(allowed(&task.path().join("status")), allowed(Path::new("/proc/self/status")));
+    }
+    rekindle.goes_on("again");
 }
 
 #[test]

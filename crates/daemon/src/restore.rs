@@ -311,11 +311,10 @@ impl Attempt<'_> {
     /// CRIU reads its files in place: they are checked whole before it does.
     fn check_cpu_files(&self) -> Result<PathBuf> {
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let mut directory = None;
-        for part in self.image.parts(PartKind::CpuFile) {
-            self.image.check_part(part, threads)?;
-            directory = self.image.file_path(part).and_then(|path| path.parent().map(Path::to_path_buf));
-        }
+        let parts: Vec<_> = self.image.parts(PartKind::CpuFile).collect();
+        self.image.check_parts(&parts, threads)?;
+        let file = parts.last().and_then(|part| self.image.file_path(part));
+        let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
         cpu_pages::link(self.image, &self.held.pages, threads)?;
         directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
     }

@@ -70,12 +70,17 @@ fn private_span(line: &str) -> Option<Range<u64>> {
     plain.then_some(span)
 }
 
+/// The threads of `pid`; none of a process that is gone.
+pub fn threads(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// The children of `pid`, of all its threads.
 fn children(pid: i32) -> Vec<i32> {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    tasks
-        .flatten()
-        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
+    threads(pid)
+        .into_iter()
+        .filter_map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).ok())
         .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
         .collect()
 }
@@ -117,9 +122,9 @@ pub fn parent(pid: i32) -> Option<i32> {
 
 /// Who traces a thread of `pid`, as we see it.
 pub fn tracer(pid: i32) -> Option<i32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let tasks = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
-    tasks.filter_map(|task| status_field(task, "TracerPid")?.parse().ok()).find(|&tracer| tracer != 0)
+    let mut tracers =
+        threads(pid).into_iter().filter_map(|thread| status_field(thread, "TracerPid")?.parse().ok());
+    tracers.find(|&tracer| tracer != 0)
 }
 
 pub fn is_zombie(pid: i32) -> bool {
@@ -138,9 +143,9 @@ pub fn namespace(pid: i32, kind: &str) -> Option<std::path::PathBuf> {
 
 /// A thread of `pid` that waits uninterruptibly.
 pub fn uninterruptible(pid: i32) -> Option<i32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let mut tasks = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
-    tasks.find(|&task| status_field(task, "State").is_some_and(|state| state.starts_with('D')))
+    let is_waiting =
+        |thread: &i32| status_field(*thread, "State").is_some_and(|state| state.starts_with('D'));
+    threads(pid).into_iter().find(is_waiting)
 }
 
 /// Whether the session of the first of `pids` was begun by a process that is not among them.

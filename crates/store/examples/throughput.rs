@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         image.read_part_parallel(part, &mut data, threads)?;
         measure(&format!("read and check, threads: {threads}"), begun);
         let begun = Instant::now();
-        image.check_part(part, threads)?;
+        image.check_parts(&[part], threads)?;
         measure(&format!("check only, threads: {threads}"), begun);
         threads *= 2;
     }

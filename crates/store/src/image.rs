@@ -37,6 +37,8 @@ pub enum Checked {
 const STRIDE: usize = 256 << 10;
 /// How many chunks a glance looks at.
 const GLANCES: usize = 4;
+/// What is checked in about the time that a thread takes to begin, some times over.
+const BYTES_OF_A_THREAD: u64 = 512 << 10;
 
 impl Image {
     /// Opens the image whose directory is `path`; see [`Image::path`].
@@ -72,7 +74,7 @@ impl Image {
     }
 
     /// Where a part lies as a file of its own, to be read or mapped in place: only those that
-    /// `take_file` brought in. What is read there is not checked; [`Image::check_part`] does.
+    /// `take_file` brought in. What is read there is not checked; [`Image::check_parts`] does.
     pub fn file_path(&self, part: &Part) -> Option<PathBuf> {
         part.file.as_ref().map(|file| self.path.join(file))
     }
@@ -227,10 +229,16 @@ impl Image {
         Ok(())
     }
 
-    /// Reads a part for nothing but its check, on so many threads.
-    pub fn check_part(&self, part: &Part, threads: usize) -> Result<()> {
-        self.check_tail(part)?;
-        pool::map(threads, part.chunks.len(), Vec::new, |scratch, number| {
+    /// Reads parts for nothing but their check, on up to so many threads: a thread takes longer to begin than a few
+    /// chunks to check.
+    pub fn check_parts(&self, parts: &[&Part], threads: usize) -> Result<()> {
+        parts.iter().try_for_each(|part| self.check_tail(part))?;
+        let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
+        let threads = threads.min((bytes / BYTES_OF_A_THREAD) as usize + 1);
+        let chunks: Vec<_> =
+            parts.iter().flat_map(|part| (0..part.chunks.len()).map(move |number| (*part, number))).collect();
+        pool::map(threads, chunks.len(), Vec::new, |scratch, at| {
+            let (part, number) = chunks[at];
             self.check_chunk(part, number, scratch)
         })?;
         Ok(())
@@ -240,14 +248,14 @@ impl Image {
     /// file since it was made, and a few of its chunks match their hashes. Where somebody has, all of it is read.
     pub fn check_glance(&self, part: &Part, threads: usize) -> Result<()> {
         let (Some(path), Some(modified_ns)) = (self.file_path(part), part.modified_ns) else {
-            return self.check_part(part, threads);
+            return self.check_parts(&[part], threads);
         };
         let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::ChunkMissing { path: path.clone() },
             _ => Error::io("look at", &path, 0, error),
         })?;
         if disk::modified_ns(&found) != modified_ns {
-            return self.check_part(part, threads);
+            return self.check_parts(&[part], threads);
         }
         self.check_tail(part)?;
         let filled = |number: &usize| part.chunks[*number].encoding != Encoding::Zero;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
+use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::conversation::{Course, Failed, Service};
@@ -143,12 +144,19 @@ pub fn restore(
     // Pids that the program had elsewhere may be any.
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
+    let one_processor = OneProcessor::take(&dir);
     let mut criu = Service::spawn(&restore.criu, &passed)?;
-    let pid = criu.converse(&rpc::restore_request(&options), &course, &mut |steps| {
+    let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |steps| {
         raise_pids().and_then(|()| ask(channel, whole, steps))
-    })?;
+    });
+    let program = restored.as_ref().ok().copied().flatten().map(Pid::from_raw);
+    if let Some(one_processor) = one_processor {
+        one_processor.give_back(program);
+    }
+    restored?;
     criu.wait();
-    pid.map(|pid| (Pid::from_raw(pid), ours))
+    program
+        .map(|program| (program, ours))
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Both are single-threaded from their first instruction, so forking without exec is sound in them.
 
+mod affinity;
 mod commands;
 mod findings;
 mod freeze;

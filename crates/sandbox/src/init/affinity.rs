@@ -1,0 +1,56 @@
+//! One processor for CRIU and the program that it restores, until that runs.
+//!
+//! CRIU leads every thread of the program through its last system calls by ptrace: some switches between two processes
+//! for each, and none of them does anything beside the other. On one processor such a switch needs nobody to be woken on
+//! another, which takes longer than all that is done in between. Several processes are restored beside each other, and
+//! are left to all processors.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::process;
+
+const SELF: Pid = Pid::from_raw(0);
+
+/// This process and its children to be have one processor.
+pub struct OneProcessor {
+    before: CpuSet,
+}
+
+impl OneProcessor {
+    /// For the restore of one process; where it cannot be had, all goes on as it is.
+    pub fn take(images: &Path) -> Option<OneProcessor> {
+        let memories = fs::read_dir(images).ok()?.flatten();
+        let memories = memories.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"mm-"));
+        if memories.count() != 1 {
+            return None;
+        }
+        let before = sched_getaffinity(SELF).ok()?;
+        let mut one = CpuSet::new();
+        one.set(sched_getcpu().ok()?).ok()?;
+        sched_setaffinity(SELF, &one).ok()?;
+        Some(OneProcessor { before })
+    }
+
+    /// Gives this process and all threads of the program the processors that they had, those too that begin meanwhile.
+    pub fn give_back(self, program: Option<Pid>) {
+        let _ = sched_setaffinity(SELF, &self.before);
+        let mut done = HashSet::new();
+        loop {
+            let pids = program.map(|program| process::tree(program.as_raw())).unwrap_or_default();
+            let threads: Vec<_> = pids.into_iter().flat_map(process::threads).collect();
+            let new: Vec<_> = threads.into_iter().filter(|thread| done.insert(*thread)).collect();
+            if new.is_empty() {
+                return;
+            }
+            for thread in new {
+                // One that has ended needs none.
+                let _ = sched_setaffinity(Pid::from_raw(thread), &self.before);
+            }
+        }
+    }
+}
