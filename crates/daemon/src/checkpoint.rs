@@ -332,7 +332,8 @@ impl<'a> Attempt<'a> {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             sentence
         };
-        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold))?;
+        let beside = self.worker().is_some();
+        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), beside)?;
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
             let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);

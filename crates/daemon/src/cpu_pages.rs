@@ -53,13 +53,20 @@ pub struct Pages<'a> {
     images: &'a Path,
     out: PathBuf,
     wanted: Vec<Wanted>,
+    /// Whether a worker saves its half meanwhile.
+    beside: bool,
     socket: UnixStream,
 }
 
 impl<'a> Pages<'a> {
     /// Also returns CRIU's end of the connection: the server ends when that is closed. What is `wanted` is mapped on a
-    /// restore.
-    pub fn begin(cpu: Cpu<'a>, images: &'a Path, wanted: Vec<Wanted>) -> Result<(Pages<'a>, UnixStream)> {
+    /// restore. `beside` says whether a worker saves its half meanwhile.
+    pub fn begin(
+        cpu: Cpu<'a>,
+        images: &'a Path,
+        wanted: Vec<Wanted>,
+        beside: bool,
+    ) -> Result<(Pages<'a>, UnixStream)> {
         let made = UnixStream::pair();
         let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
         // Where it is not allowed CRIU waits for us more often.
@@ -67,14 +74,14 @@ impl<'a> Pages<'a> {
         let out = images.join(pages::DIRECTORY);
         private_directory(&out, true)?;
         let wanted = if is_read_wanted() { Vec::new() } else { wanted };
-        Ok((Pages { cpu, images, out, wanted, socket }, theirs))
+        Ok((Pages { cpu, images, out, wanted, beside, socket }, theirs))
     }
 
     /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
     pub fn serve(self) -> Result<Option<Served>> {
-        let Pages { cpu, images, out, wanted, socket } = self;
+        let Pages { cpu, images, out, wanted, beside, socket } = self;
         fault::point("pages-begun")?;
-        let server = PageServer { socket, images, out: &out, wanted: &wanted };
+        let server = PageServer { socket, images, out: &out, wanted: &wanted, beside };
         match server.serve(&|pid| cpu.host_pid(pid)) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
@@ -95,8 +102,9 @@ pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
 /// Checks an image's page files and links them into a directory for the program to map, which is not made where there
 /// are none.
 pub fn link(image: &Image, directory: &Path, threads: usize) -> Result<()> {
-    for part in image.parts(PartKind::CpuPages) {
-        image.check_glance(part, threads)?;
+    let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
+    image.check_glance(&parts, threads)?;
+    for part in parts {
         private_directory(directory, true)?;
         let to = directory.join(&part.name);
         let from = image.file_path(part).ok_or_else(|| Error::CannotRestore {

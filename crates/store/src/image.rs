@@ -244,30 +244,42 @@ impl Image {
         Ok(())
     }
 
-    /// Checks a part that is mapped in place as far as that takes no time worth speaking of: nobody has written to its
-    /// file since it was made, and a few of its chunks match their hashes. Where somebody has, all of it is read.
-    pub fn check_glance(&self, part: &Part, threads: usize) -> Result<()> {
+    /// Checks parts that are mapped in place as far as that takes no time worth speaking of: nobody has written to their
+    /// files since they were made, and a few of their chunks match their hashes. Where somebody has, all of it is read.
+    pub fn check_glance(&self, parts: &[&Part], threads: usize) -> Result<()> {
+        let mut filled = Vec::new();
+        for &part in parts {
+            match self.is_as_made(part)? {
+                false => self.check_parts(&[part], threads)?,
+                true => {
+                    self.check_tail(part)?;
+                    let numbers = 0..part.chunks.len();
+                    let numbers = numbers.filter(|number| part.chunks[*number].encoding != Encoding::Zero);
+                    filled.extend(numbers.map(|number| (part, number)));
+                }
+            }
+        }
+        let step = filled.len().div_ceil(GLANCES).max(1);
+        // Other ones each time, so that damage anywhere is found in the end.
+        let first = std::process::id() as usize ^ clock_ns();
+        let chosen: Vec<_> = filled.into_iter().skip(first % step).step_by(step).collect();
+        pool::map(threads, chosen.len(), Vec::new, |scratch, at| {
+            let (part, number) = chosen[at];
+            self.check_chunk(part, number, scratch)
+        })?;
+        Ok(())
+    }
+
+    /// Whether it lies in a file of its own that nobody has written to since.
+    fn is_as_made(&self, part: &Part) -> Result<bool> {
         let (Some(path), Some(modified_ns)) = (self.file_path(part), part.modified_ns) else {
-            return self.check_parts(&[part], threads);
+            return Ok(false);
         };
         let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::ChunkMissing { path: path.clone() },
             _ => Error::io("look at", &path, 0, error),
         })?;
-        if disk::modified_ns(&found) != modified_ns {
-            return self.check_parts(&[part], threads);
-        }
-        self.check_tail(part)?;
-        let filled = |number: &usize| part.chunks[*number].encoding != Encoding::Zero;
-        let filled: Vec<usize> = (0..part.chunks.len()).filter(filled).collect();
-        let step = filled.len().div_ceil(GLANCES).max(1);
-        // Other ones each time, so that damage anywhere is found in the end.
-        let first = std::process::id() as usize ^ found.atime_nsec() as usize ^ clock_ns();
-        let chosen: Vec<usize> = filled.iter().skip(first % step).step_by(step).copied().collect();
-        pool::map(threads, chosen.len(), Vec::new, |scratch, at| {
-            self.check_chunk(part, chosen[at], scratch)
-        })?;
-        Ok(())
+        Ok(disk::modified_ns(&found) == modified_ns)
     }
 
     /// Whether what is beyond a part in its file is a hole, as long as it was made.

@@ -88,7 +88,7 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
     assert_eq!((part.bytes, part.tail), (400_000, 1 << 40));
     let place = image.file_path(part).unwrap();
-    image.check_glance(part, 2).unwrap();
+    image.check_glance(&[part], 2).unwrap();
     assert!(store.verify("job", &|_, _| {}).unwrap().is_sound());
 
     let open = || fs::File::options().write(true).open(&place).unwrap();
@@ -96,21 +96,21 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     let mut byte = [0];
     fs::File::open(&place).unwrap().read_exact_at(&mut byte, 200_000).unwrap();
     open().write_all_at(&[byte[0] ^ 1], 200_000).unwrap();
-    assert!(matches!(image.check_glance(part, 2), Err(Error::Damaged { .. })));
+    assert!(matches!(image.check_glance(&[part], 2), Err(Error::Damaged { .. })));
     assert!(!store.verify("job", &|_, _| {}).unwrap().is_sound());
     open().write_all_at(&byte, 200_000).unwrap();
-    image.check_glance(part, 2).unwrap();
+    image.check_glance(&[part], 2).unwrap();
     // In the block that the contents end in, and far behind it.
     open().write_all_at(b"x", 400_100).unwrap();
-    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("beyond"));
+    assert!(image.check_glance(&[part], 2).unwrap_err().to_string().contains("beyond"));
     open().write_all_at(&[0], 400_100).unwrap();
-    image.check_glance(part, 2).unwrap();
+    image.check_glance(&[part], 2).unwrap();
     open().write_all_at(b"x", 1 << 30).unwrap();
-    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("beyond"));
+    assert!(image.check_glance(&[part], 2).unwrap_err().to_string().contains("beyond"));
     assert!(store.verify("job", &|_, _| {}).unwrap().problems[0].contains("beyond"));
     open().set_len(400_000).unwrap();
     open().set_modified(time).unwrap();
-    assert!(image.check_glance(part, 2).unwrap_err().to_string().contains("bytes long"));
+    assert!(image.check_glance(&[part], 2).unwrap_err().to_string().contains("bytes long"));
 }
 
 #[test]

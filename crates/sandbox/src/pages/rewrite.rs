@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::area::Area;
 use super::contents::{Base, Run, Source, stretches};
-use super::copier::{From, Job, Jobs};
+use super::copier::{From, Job, Jobs, threads};
 use super::files::Files;
 use super::image::Entries;
 use super::kept::{Kept, each_block, without};
@@ -40,7 +40,7 @@ pub fn rewrite(images: &Path, out: &Path, earlier: &Path, map: bool) -> Result<R
     dump.map = map;
     let mut rewritten = Rewritten::default();
     let mut changed = Vec::new();
-    let (converted, copied) = Jobs::with_workers(|jobs| {
+    let (converted, copied) = Jobs::with_workers(threads(), |jobs| {
         for index in 0..dump.processes.len() {
             if let Some(change) = dump.convert(index, out, jobs, &mut rewritten)? {
                 changed.push((index, change));
