@@ -108,10 +108,11 @@ pub fn image(image: &Value) -> String {
 }
 
 fn parts(parts: &Value) -> String {
-    let mut table = table(&["PART", "NAME", "SIZE", "STORED"]);
+    let mut table = table(&["PART", "NAME", "SIZE", "STORED", "FROM IMAGE"]);
     for part in parts.as_array().into_iter().flatten() {
         let size = |field: &str| part[field].as_u64().map(bytes).unwrap_or_default();
-        table.add_row([text(&part["kind"]), text(&part["name"]), size("bytes"), size("stored")]);
+        let from = text(&part["from"]);
+        table.add_row([text(&part["kind"]), text(&part["name"]), size("bytes"), size("stored"), from]);
     }
     table.trim_fmt()
 }

@@ -12,8 +12,8 @@ use rekindle_sandbox::pages::{self, PageServer, ServeError, Served, Wanted};
 use rekindle_store::{Draft, Image, PartKind};
 
 use crate::error::{Error, Result};
-use crate::fault;
 use crate::places::private_directory;
+use crate::{fault, shared_pages};
 
 /// How much CRIU may send before it has to wait.
 const SOCKET_BYTES: usize = 4 << 20;
@@ -34,7 +34,9 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     }
     let out = images.join(pages::DIRECTORY);
     private_directory(&out, true)?;
-    let rewritten = match pages::rewrite(images, &out, earlier, map) {
+    let known = shared_pages::read(earlier);
+    let wish = pages::Wish { earlier, map, share: known.is_some() };
+    let rewritten = match pages::rewrite(images, &out, &wish) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
             return Ok(vec![format!("the program's memory is read whole on a restore: {refusal}")]);
@@ -44,6 +46,7 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     for file in &rewritten.files {
         draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes)?;
     }
+    shared_pages::take(draft, earlier, &rewritten.shared, &known.unwrap_or_default())?;
     Ok(rewritten.warnings)
 }
 
@@ -103,8 +106,8 @@ pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
 /// are none.
 pub fn link(image: &Image, directory: &Path, threads: usize) -> Result<()> {
     let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
-    image.check_glance(&parts, threads)?;
-    for part in parts {
+    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))?;
+    for &part in &parts {
         private_directory(directory, true)?;
         let to = directory.join(&part.name);
         let from = image.file_path(part).ok_or_else(|| Error::CannotRestore {
@@ -113,5 +116,5 @@ pub fn link(image: &Image, directory: &Path, threads: usize) -> Result<()> {
         })?;
         fs::hard_link(&from, &to).map_err(|source| Error::io("link", &to, source))?;
     }
-    Ok(())
+    shared_pages::note(image, directory, &parts)
 }

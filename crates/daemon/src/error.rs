@@ -128,6 +128,11 @@ pub enum Error {
     )]
     Pages { what: String },
 
+    #[error(
+        "{source}; it is also that of the image {image:?}, so that all images made from that one are damaged: take it anew"
+    )]
+    SharedPages { image: String, source: rekindle_store::Error },
+
     #[error("the image in the making is gone; try again")]
     NoDraft,
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rekindle_store::{Encoding, Manifest, Store};
+use rekindle_store::Store;
 use serde_json::{Value, json};
 
 use crate::caches::Caches;
@@ -50,13 +50,13 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         .parts
         .iter()
         .map(|part| {
-            let kept = part.chunks.iter().filter(|chunk| chunk.encoding != Encoding::Zero);
             json!({
                 "kind": part.kind,
                 "name": part.name,
                 "bytes": part.bytes,
                 "chunks": part.chunks.len(),
-                "stored": kept.map(|chunk| chunk.stored).sum::<u64>(),
+                "stored": part.stored(),
+                "from": part.origin().map(|origin| origin.image),
             })
         })
         .collect();
@@ -94,7 +94,7 @@ pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result
         // What cannot be read can be removed all the same; then it is not known how much that frees.
         let known = store.image(name).map(|image| {
             pool.let_go(image.path());
-            (bytes_of_its_own(image.manifest()), image.path().to_path_buf())
+            (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
         });
         // Nor does anybody fill a cache from it.
         let _still = pool.caches.hold_still();
@@ -113,10 +113,4 @@ pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result
         1 => Err(failures.remove(0)),
         _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
     }
-}
-
-/// What lies in the image's directory and not among the shared chunks.
-fn bytes_of_its_own(manifest: &Manifest) -> u64 {
-    let whole = manifest.parts.iter().filter(|part| part.file.is_some());
-    whole.flat_map(|part| &part.chunks).map(|chunk| chunk.stored).sum()
 }

@@ -10,7 +10,7 @@
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
-//! | the CPU half's pages on demand | `cpu_pages` |
+//! | the CPU half's pages on demand, and what images share of them | `cpu_pages`, `shared_pages` |
 //! | contents of images in memory | `caches` |
 //! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
 
@@ -47,6 +47,7 @@ mod resources;
 mod restore;
 mod run;
 mod server;
+mod shared_pages;
 mod sleep;
 mod timeline;
 mod traces;

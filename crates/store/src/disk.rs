@@ -20,8 +20,8 @@ pub(crate) struct Disk {
 /// What a new file or directory is reckoned to take beside its contents.
 const BLOCK: u64 = 4096;
 
-/// When a file was last written.
-pub(crate) fn modified_ns(found: &fs::Metadata) -> i64 {
+/// When a file was last written, nanoseconds since 1970.
+pub fn modified_ns(found: &fs::Metadata) -> i64 {
     found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec())
 }
 

@@ -108,6 +108,12 @@ impl Draft {
         Ok(())
     }
 
+    /// Takes in what another image has too; see [`Staging::share_pages`].
+    pub fn share_pages(&self, part: Part, path: &Path) -> Result<()> {
+        self.enter(self.staging.share_pages(part, path)?);
+        Ok(())
+    }
+
     /// Where a program may write files of this kind itself; see [`Staging::directory`].
     pub fn directory(&self, kind: &PartKind) -> Result<PathBuf> {
         self.staging.directory(kind)

@@ -49,14 +49,15 @@ mod verify;
 
 pub use chunk::{chunk_bytes_for, decode as decode_chunk};
 pub use collect::Collected;
+pub use disk::modified_ns;
 pub use draft::Draft;
 pub use error::{Error, Result};
 pub use faults::{DISK_BYTES_VARIABLE, Faults};
 pub use hash::ContentHash;
 pub use image::{Checked, Image};
 pub use manifest::{
-    ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Part, PartKind, Program,
-    Sizes,
+    ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Origin, Part, PartKind,
+    Program, Sizes,
 };
 pub use names::LONGEST_NAME;
 pub use part_writer::PartWriter;

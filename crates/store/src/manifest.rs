@@ -15,7 +15,7 @@ use serde_json::Value;
 
 pub use chunk_ref::{ChunkRef, Encoding};
 pub(crate) use format::LONGEST_MANIFEST;
-pub use part::{Part, PartKind};
+pub use part::{Origin, Part, PartKind};
 
 /// The image format that this version writes, and the newest that it reads.
 pub const FORMAT: u32 = 2;
@@ -127,6 +127,11 @@ impl Manifest {
     pub(crate) fn shelved(&self) -> impl Iterator<Item = (String, u64)> {
         let shared = self.parts.iter().filter(|part| part.file.is_none());
         shared.flat_map(|part| &part.chunks).filter_map(|chunk| Some((chunk.file_name()?, chunk.stored)))
+    }
+
+    /// Where this image's page files came from, for another image that is to have them too.
+    pub fn origin(&self) -> Origin {
+        Origin { image: self.name.clone(), id: self.id.clone() }
     }
 
     /// Sums up the parts.

@@ -122,6 +122,26 @@ impl Staging {
         Ok(part)
     }
 
+    /// Gives the image a name of its own for a file that is mapped in place and that another image took in as `part`. It
+    /// must be as it was then.
+    pub fn share_pages(&self, part: Part, path: &Path) -> Result<Part> {
+        part.check().map_err(|reason| Error::BadPart { part: part.name.clone(), reason })?;
+        let found = fs::metadata(path).map_err(|error| Error::io("look at", path, 0, error))?;
+        if found.len() != part.file_length() || part.modified_ns != Some(disk::modified_ns(&found)) {
+            let reason = "it was written to since it was made".to_string();
+            return Err(Error::Damaged { path: path.to_path_buf(), reason });
+        }
+        self.directory(&part.kind)?;
+        let to = self.path().join(part.kept_as());
+        match self.inner.disk.link(path, &to)? {
+            Linked::Made => Ok(Part { file: Some(part.kept_as()), ..part }),
+            Linked::NoSource | Linked::Exists => {
+                let reason = format!("{} cannot be given another name", path.display());
+                Err(Error::BadPart { part: part.name, reason })
+            }
+        }
+    }
+
     fn take(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
         let disk = &self.inner.disk;
         self.directory(&kind)?;

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::faults::Faults;
 use crate::image::{Image, peek};
 use crate::layout::{Layout, MANIFEST};
 use crate::lease::Lease;
-use crate::manifest::{Manifest, Mode, Sizes};
+use crate::manifest::{Manifest, Mode, Part, PartKind, Sizes};
 use crate::names;
 
 /// What the file `format` of a store says.
@@ -50,17 +51,33 @@ pub struct Outline {
 }
 
 impl Outline {
-    fn new(manifest: &Manifest, images_with: &HashMap<String, u32>) -> Outline {
-        let chunks: HashMap<_, _> = manifest.shelved().collect();
+    fn new(manifest: &Manifest, held: &HashMap<String, u64>, images_with: &HashMap<String, u32>) -> Outline {
         Outline {
             id: manifest.id.clone(),
             created: manifest.created.clone(),
             mode: manifest.mode,
             argv: manifest.program.argv.clone(),
             sizes: manifest.sizes,
-            shared: chunks.iter().filter(|(name, _)| images_with[*name] > 1).map(|(_, stored)| stored).sum(),
+            shared: held.iter().filter(|(name, _)| images_with[*name] > 1).map(|(_, stored)| stored).sum(),
         }
     }
+}
+
+/// What the image at `path` has that others may have too: chunks of the store by their names, page files by what the file
+/// system knows them by; and what each takes.
+fn shareable(manifest: &Manifest, path: &Path) -> HashMap<String, u64> {
+    let mut held: HashMap<String, u64> = manifest.shelved().collect();
+    for part in manifest.parts.iter().filter(|part| part.kind == PartKind::CpuPages) {
+        if let Some((device, inode)) = part.file.as_ref().and_then(|file| identity(&path.join(file))) {
+            held.insert(format!("file {device}:{inode}"), part.stored());
+        }
+    }
+    held
+}
+
+/// What the file system knows a file by, whatever its names.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Store {
@@ -119,19 +136,19 @@ impl Store {
             {
                 continue;
             }
-            if let Ok(manifest) = &read {
-                let chunks: HashSet<_> = manifest.shelved().map(|(name, _)| name).collect();
-                chunks.into_iter().for_each(|name| *images_with.entry(name).or_default() += 1);
+            let held = read.as_ref().map(|manifest| shareable(manifest, &path)).unwrap_or_default();
+            for name in held.keys() {
+                *images_with.entry(name.clone()).or_default() += 1;
             }
-            found.push((path, read));
+            found.push((path, held, read));
         }
-        let summary = |(path, read): (PathBuf, Result<Manifest>)| {
+        let summary = |(path, held, read): (PathBuf, HashMap<String, u64>, Result<Manifest>)| {
             let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let name = match &read {
                 Ok(manifest) => manifest.name.clone(),
                 Err(_) => names::decode(&file_name).unwrap_or(file_name),
             };
-            let outline = read.map(|manifest| Outline::new(&manifest, &images_with));
+            let outline = read.map(|manifest| Outline::new(&manifest, &held, &images_with));
             Summary { name, path, state: outline.map_err(|error| error.to_string()) }
         };
         let mut images: Vec<_> = found.into_iter().map(summary).collect();
@@ -175,6 +192,21 @@ impl Store {
         let removed = bury(&self.layout, &self.disk, &path);
         drop(lease);
         removed.and_then(|()| self.disk.sync_dir(&self.layout.images()))
+    }
+
+    /// What an image keeps in its directory that no other image has: removing it frees that much, beside chunks, once no
+    /// program maps it any more.
+    pub fn bytes_of_its_own(&self, image: &Image) -> Result<u64> {
+        let mut others = HashSet::new();
+        for path in list(&self.layout.images())?.iter().filter(|path| *path != image.path()) {
+            let pages = list(&path.join(PartKind::CpuPages.directory())).unwrap_or_default();
+            others.extend(pages.iter().filter_map(|path| identity(path)));
+        }
+        let alone = |part: &&Part| {
+            let place = image.file_path(part);
+            place.is_some_and(|place| identity(&place).is_none_or(|found| !others.contains(&found)))
+        };
+        Ok(image.manifest().parts.iter().filter(alone).map(Part::stored).sum())
     }
 
     fn no_image(&self, name: &str) -> Error {

@@ -71,11 +71,11 @@ impl Store {
         for (part, number, error) in problems {
             self.set_aside(part, &error);
             let offset = number as u64 * part.chunk_bytes;
-            report.problems.push(format!("{} {:?} at {offset}: {error}", part.kind, part.name));
+            report.problems.push(format!("{} at {offset}: {error}", named(part)));
         }
         for part in &image.manifest().parts {
             if let Err(error) = image.check_tail(part) {
-                report.problems.push(format!("{} {:?} at its end: {error}", part.kind, part.name));
+                report.problems.push(format!("{} at its end: {error}", named(part)));
             }
         }
         report.problems.extend(strangers(&image)?);
@@ -91,6 +91,15 @@ impl Store {
             // Where this fails, the report still tells; nothing else depends on it.
             let _ = self.disk.rename(path, Path::new(&aside));
         }
+    }
+}
+
+/// A part as the user is told of it.
+fn named(part: &Part) -> String {
+    let Part { kind, name, .. } = part;
+    match part.origin() {
+        Some(origin) => format!("{kind} {name:?}, which is also that of image {:?},", origin.image),
+        None => format!("{kind} {name:?}"),
     }
 }
 

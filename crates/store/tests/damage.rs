@@ -113,6 +113,46 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     assert!(image.check_glance(&[part], 2).unwrap_err().to_string().contains("bytes long"));
 }
 
+/// Two images with one page file: each is whole without the other, and what is wrong with it is wrong with both.
+#[test]
+fn a_page_file_that_two_images_have_is_told_of_by_its_origin() {
+    let (root, store) = support::store();
+    let file = root.path().join("pages");
+    fs::write(&file, noise(5, 400_000)).unwrap();
+    let draft = store.begin("base").unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &file, 400_000).unwrap();
+    let base = draft.commit().unwrap();
+    let part = base.part(PartKind::CpuPages, "anon-1").unwrap().clone();
+    let place = base.file_path(&part).unwrap();
+    for name in ["one", "two"] {
+        let draft = store.begin(name).unwrap();
+        draft.share_pages(part.clone().passed_on(&base.manifest().origin()), &place).unwrap();
+        draft.commit().unwrap();
+    }
+    drop(base);
+    let shared =
+        || store.images().unwrap().into_iter().map(|image| image.state.unwrap().shared).collect::<Vec<_>>();
+    assert_eq!(shared(), [400_000; 3]);
+    store.remove("base").unwrap();
+    assert_eq!(shared(), [400_000; 2]);
+    let freed = |name: &str| store.bytes_of_its_own(&store.image(name).unwrap()).unwrap();
+    assert_eq!(freed("two"), 0);
+    store.remove("two").unwrap();
+    assert_eq!(shared(), [0]);
+    assert_eq!(freed("one"), 400_000);
+    assert!(store.verify("one", &|_, _| {}).unwrap().is_sound());
+
+    let image = store.image("one").unwrap();
+    let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
+    assert_eq!(part.origin().unwrap().image, "base");
+    let place = image.file_path(part).unwrap();
+    fs::File::options().write(true).open(&place).unwrap().write_all_at(b"?", 7).unwrap();
+    let problems = store.verify("one", &|_, _| {}).unwrap().problems;
+    assert!(problems[0].contains("\"base\""), "{problems:?}");
+    let refused = store.begin("three").unwrap().share_pages(part.clone(), &place).unwrap_err();
+    assert!(matches!(refused, Error::Damaged { .. }), "{refused}");
+}
+
 #[test]
 fn a_flipped_byte_anywhere_is_noticed() {
     let (root, store) = sample();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::direct::{call, finish};
 use super::mark;
-use super::vma::{Area, Areas};
+use super::vma::Areas;
 
 const PAGE: usize = 4096;
 /// `MADV_DONTNEED_LOCKED`, which the libc crate does not know.
@@ -92,8 +92,31 @@ pub unsafe fn replace(piece: &Range<usize>, protection: i32) -> isize {
     result.min(0)
 }
 
-/// The area that a program's range begins in, if that was converted.
-pub fn converted_at(address: usize) -> Option<Area> {
-    let area = Areas::open()?.at_or_after(address).ok()??;
-    (area.is_converted && area.span.contains(&address)).then_some(area)
+/// What lies at a range of the program's, which may be several areas where it was one before: parts of it may map other
+/// page files, or were given back.
+pub struct Stretch {
+    pub protection: i32,
+    /// Whether any of it maps a page file.
+    pub is_converted: bool,
+    pub is_one: bool,
+}
+
+/// `None` where a part is not mapped, or is protected otherwise than the first: then it never was one area.
+pub fn stretch_at(span: &Range<usize>) -> Option<Stretch> {
+    let mut areas = Areas::open()?;
+    let first = areas.at_or_after(span.start).ok()??;
+    let mut stretch = Stretch { protection: first.protection, is_converted: false, is_one: true };
+    let (mut area, mut at) = (first, span.start);
+    loop {
+        if area.span.start > at || area.protection != stretch.protection {
+            return None;
+        }
+        stretch.is_converted |= area.is_converted;
+        at = area.span.end;
+        if at >= span.end {
+            return Some(stretch);
+        }
+        stretch.is_one = false;
+        area = areas.at_or_after(at).ok()??;
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::advise::{converted_at, replace};
+use super::advise::{replace, stretch_at};
 use super::direct::{call, finish};
 use super::mark;
 
@@ -21,32 +21,46 @@ pub unsafe extern "C" fn mremap(
     // SAFETY: passed on as the caller gave it.
     let plainly = || unsafe { call(libc::SYS_mremap, arguments) };
     let grows = old_length > 0 && new_length > old_length || flags & libc::MREMAP_DONTUNMAP != 0;
-    let result = match grows && mark::is_converted() && converted_at(address as usize).is_some() {
-        // SAFETY: the range is the program's to move.
-        true => unsafe { copy(arguments) },
+    let moves = old_length > 0 && flags & libc::MREMAP_FIXED != 0;
+    let result = match (grows || moves) && mark::is_converted() {
+        true => match affected(address as usize, old_length, grows) {
+            // SAFETY: the range is the program's to move.
+            Some(protection) => unsafe { copy(arguments, protection) },
+            None => plainly(),
+        },
         false => plainly(),
     };
     finish(result) as *mut c_void
 }
 
+/// The protection of a range that the kernel would not move or grow as it would have the area that it was.
+fn affected(address: usize, length: usize, grows: bool) -> Option<c_int> {
+    let end = address.checked_add(length.max(1))?;
+    let stretch = stretch_at(&(address..end))?;
+    let affected = stretch.is_converted && (grows || !stretch.is_one);
+    // What cannot be read cannot be copied; the kernel's answer is the best there is.
+    (affected && stretch.protection & libc::PROT_READ != 0).then_some(stretch.protection)
+}
+
 /// Moves a range into anonymous memory of the new length, at the place that `mremap` would choose.
-unsafe fn copy(arguments: [usize; 6]) -> isize {
+unsafe fn copy(arguments: [usize; 6], protection: c_int) -> isize {
     let [old, old_length, new_length, flags, wanted, _] = arguments;
     let flags = flags as c_int;
-    let Some(area) = converted_at(old).filter(|area| area.protection & libc::PROT_READ != 0) else {
-        // SAFETY: what cannot be read cannot be copied; the kernel's answer is the best there is.
-        return unsafe { call(libc::SYS_mremap, arguments) };
-    };
     let fixed = flags & libc::MREMAP_FIXED != 0;
     if flags & libc::MREMAP_MAYMOVE == 0 {
         // In its place it cannot become one area with what would be behind it.
         return -(libc::ENOMEM as isize);
     }
+    let overlaps = wanted < old.saturating_add(old_length) && old < wanted.saturating_add(new_length);
+    if fixed && overlaps {
+        // The kernel's answer.
+        return -(libc::EINVAL as isize);
+    }
     let mut how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     if fixed {
         how |= libc::MAP_FIXED;
     }
-    let writable = area.protection | libc::PROT_WRITE;
+    let writable = protection | libc::PROT_WRITE;
     let place = if fixed { wanted } else { 0 };
     // SAFETY: a new mapping, in a place that nobody uses or that the program gives up.
     let new =
@@ -58,11 +72,11 @@ unsafe fn copy(arguments: [usize; 6]) -> isize {
     // SAFETY: both ranges are mapped, the old one readable as far as it goes, and the new one is no part of it.
     unsafe {
         std::ptr::copy_nonoverlapping(old as *const u8, new as *mut u8, old_length.min(new_length));
-        if area.protection != writable {
-            call(libc::SYS_mprotect, [new, new_length, area.protection as usize, 0, 0, 0]);
+        if protection != writable {
+            call(libc::SYS_mprotect, [new, new_length, protection as usize, 0, 0, 0]);
         }
         if flags & libc::MREMAP_DONTUNMAP != 0 {
-            replace(&(old..old + old_length), area.protection);
+            replace(&(old..old + old_length), protection);
         } else {
             call(libc::SYS_munmap, [old, old_length, 0, 0, 0, 0]);
         }

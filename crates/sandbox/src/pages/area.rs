@@ -91,7 +91,17 @@ impl Area {
         self.message.number(PROTECTION).unwrap_or(0) & PROT_EXEC != 0
     }
 
-    /// A part of it; of anonymous memory, which counts no offsets.
+    /// Whether nothing but its place in memory and in a file tells it from another.
+    pub fn is_like(&self, other: &Area) -> bool {
+        let anywhere = |area: &Area| {
+            let mut message = area.message.clone();
+            message.set(START, 0).set(END, 0).set(OFFSET, 0).set(FILE, 0);
+            message
+        };
+        anywhere(self) == anywhere(other)
+    }
+
+    /// A part of it, which is to be mapped: its place in a file is still that of the whole.
     pub fn part(&self, span: Range<u64>) -> Area {
         let mut part = self.clone();
         part.message.set(START, span.start).set(END, span.end);
@@ -153,6 +163,18 @@ mod tests {
         let part = Area::read(&whole.part(0x2000..0x3000).message.write()).unwrap();
         assert!(part.is_anonymous());
         assert_eq!(part.span, 0x2000..0x3000);
+    }
+
+    #[test]
+    fn areas_that_differ_in_their_place_alone_are_alike() {
+        let whole = area(MAP_PRIVATE, REGULAR | FILE_PRIVATE);
+        let mut part = whole.part(0x2000..0x3000);
+        part.map(9, 0x7000);
+        let mut first = whole.part(0x1000..0x2000);
+        first.map(8, 0);
+        assert!(part.is_like(&first));
+        first.message.set(PROTECTION, 1);
+        assert!(!part.is_like(&first));
     }
 
     #[test]

@@ -27,12 +27,19 @@ impl Run {
 }
 
 /// The file behind an area.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Base {
     pub file: Arc<File>,
     /// Where in it the area begins.
     pub offset: u64,
     pub length: u64,
+}
+
+impl Base {
+    /// What is behind the memory so many bytes further on.
+    pub fn after(&self, bytes: u64) -> Base {
+        Base { offset: self.offset + bytes, ..self.clone() }
+    }
 }
 
 /// Where a stretch of memory comes from.
@@ -73,12 +80,12 @@ fn from_base(
     let mut at = in_file(gap.start);
     let end = in_file(gap.end).min(base.length);
     while at < end {
-        let start = match lseek(&base.file, at as i64, Whence::SeekData) {
+        let start = match lseek(&*base.file, at as i64, Whence::SeekData) {
             Ok(start) => start as u64 / PAGE * PAGE,
             Err(nix::Error::ENXIO) => break,
             Err(errno) => return Err(errno.into()),
         };
-        let stop = (lseek(&base.file, start as i64, Whence::SeekHole)? as u64).min(end);
+        let stop = (lseek(&*base.file, start as i64, Whence::SeekHole)? as u64).min(end);
         if start >= end {
             break;
         }

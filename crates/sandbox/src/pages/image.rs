@@ -10,7 +10,7 @@ const HEAD: usize = 8;
 /// The largest file of entries that is read: a process has at most some 100,000 areas.
 const LARGEST: u64 = 256 << 20;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Entries {
     head: Vec<u8>,
     pub entries: Vec<Message>,

@@ -28,13 +28,16 @@
 //! needs no client. There CRIU's pages are not rewritten but taken by many threads while it dumps ([`PageServer`]), and
 //! those areas go to their page file at once.
 //!
-//! A restored program is dumped with its written pages only. Rewriting such a dump puts them over the old page file's
-//! into a new one, so that every image stands for itself.
+//! A restored program is dumped with its written pages only. Its next image maps what has not changed from the page
+//! files that the program was restored from, which it has links of its own to, so that every image stands for itself
+//! ([`shared`]).
 
 mod area;
 mod contents;
+mod convert;
 mod copier;
 mod drain;
+mod dump;
 mod files;
 mod image;
 mod kept;
@@ -44,6 +47,7 @@ mod point;
 mod process;
 mod rewrite;
 mod server;
+mod shared;
 mod word;
 mod writers;
 
@@ -51,7 +55,7 @@ use std::path::{Path, PathBuf};
 
 pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use point::point;
-pub use rewrite::rewrite;
+pub use rewrite::{Wish, rewrite};
 pub use server::{PageServer, ServeError, Served, Wanted};
 
 use crate::init::RUN_PATH;
@@ -69,6 +73,8 @@ pub const TAIL: u64 = 1 << 40;
 #[derive(Debug, Default)]
 pub struct Rewritten {
     pub files: Vec<PageFile>,
+    /// The names of the earlier image's page files that are mapped as well.
+    pub shared: Vec<String>,
     /// Bytes that CRIU still reads.
     pub read_bytes: u64,
     /// Processes whose pages are read, and why: a sentence each.

@@ -1,6 +1,7 @@
 //! One process of a dump: its areas and the pages that CRIU has written of them.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::area::{Area, PAGE};
@@ -72,11 +73,27 @@ impl Process {
         Ok(Process { pid, areas, runs, pages, mm_path, mm, map_path, map, template })
     }
 
+    /// One that no dump has.
+    #[cfg(test)]
+    pub fn made(areas: Vec<Area>, runs: Vec<Run>) -> Process {
+        let nowhere = PathBuf::new();
+        let none = Entries::default();
+        Process {
+            pid: 1,
+            areas,
+            runs,
+            pages: nowhere.clone(),
+            mm_path: nowhere.clone(),
+            mm: none.clone(),
+            map_path: nowhere,
+            map: none,
+            template: Message::default(),
+        }
+    }
+
     /// The runs within an area.
     pub fn runs_of(&self, area: &Area) -> Vec<Run> {
-        let first = self.runs.partition_point(|run| run.memory.end <= area.span.start);
-        let runs = self.runs[first..].iter().take_while(|run| run.memory.start < area.span.end);
-        runs.filter_map(|run| run.within(&area.span)).collect()
+        within(&self.runs, &area.span)
     }
 
     /// Whether a guard lies within the area.
@@ -119,6 +136,13 @@ impl Process {
         self.map.write(&self.map_path)?;
         fs::rename(pages, &self.pages)
     }
+}
+
+/// The parts of ordered runs that lie within `span`.
+pub fn within(runs: &[Run], span: &Range<u64>) -> Vec<Run> {
+    let first = runs.partition_point(|run| run.memory.end <= span.start);
+    let met = runs[first..].iter().take_while(|run| run.memory.start < span.end);
+    met.filter_map(|run| run.within(span)).collect()
 }
 
 /// The runs of a page map, and the bytes that they take in all.

@@ -2,6 +2,7 @@
 //!
 //! A kernel lets one thread at a time write to a file, so what is large is spread over several.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -34,10 +35,16 @@ pub fn stripes(span: &Range<u64>) -> Vec<Range<u64>> {
     out
 }
 
+/// What the files of a kind that were made together are called: a file's name without its number among them.
+pub fn set_of(name: &str) -> &str {
+    name.split_once('.').map_or(name, |(set, _)| set)
+}
+
 /// The page files of one process, each made when it is first needed.
 pub struct Writers {
     out: PathBuf,
     pid: u32,
+    taken: Arc<HashSet<String>>,
     most: usize,
     all: Vec<Writer>,
 }
@@ -55,8 +62,14 @@ pub struct Writer {
 }
 
 impl Writers {
+    /// `taken` are names of page files that the program maps already.
+    pub fn beside(taken: &Arc<HashSet<String>>, out: &Path, pid: u32) -> Writers {
+        Writers { taken: taken.clone(), ..Writers::new(out, pid) }
+    }
+
     pub fn new(out: &Path, pid: u32) -> Writers {
-        Writers { out: out.to_path_buf(), pid, most: threads().min(MOST_FILES), all: Vec::new() }
+        let taken = Arc::default();
+        Writers { out: out.to_path_buf(), pid, taken, most: threads().min(MOST_FILES), all: Vec::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -65,28 +78,60 @@ impl Writers {
 
     /// A file of that kind and the place in it for an area.
     pub fn place(&mut self, kind: &'static str, span: &Range<u64>) -> io::Result<(&Writer, u64)> {
-        let known = || self.all.iter().enumerate().filter(|(_, writer)| writer.kind == kind);
-        let number = known().count();
-        let least = known().min_by_key(|(_, writer)| writer.bytes);
-        let index = match least {
-            Some((index, writer)) if writer.bytes < SPREAD || number >= self.most => index,
-            _ => self.create(kind, number)?,
-        };
+        let index = self.choose(kind)?;
         let writer = &mut self.all[index];
+        let length = span.end - span.start;
         let offset = place_after(writer.next, span);
-        writer.bytes += span.end - span.start;
-        writer.end = offset + (span.end - span.start);
-        writer.next = writer.end + (span.end - span.start);
+        writer.bytes += length;
+        writer.end = offset + length;
+        writer.next = writer.end + length;
         Ok((writer, offset))
     }
 
+    /// As [`Writers::place`] for a piece of an area. One that no large page fits in lies right behind the one before it,
+    /// and none but the area's last can grow.
+    pub fn place_piece(
+        &mut self,
+        kind: &'static str,
+        span: &Range<u64>,
+        is_last: bool,
+    ) -> io::Result<(&Writer, u64)> {
+        let index = self.choose(kind)?;
+        let writer = &mut self.all[index];
+        let length = span.end - span.start;
+        let offset = if length < ALIGNMENT { writer.next } else { place_after(writer.next, span) };
+        writer.bytes += length;
+        writer.end = offset + length;
+        writer.next = writer.end + if is_last { length } else { 0 };
+        Ok((writer, offset))
+    }
+
+    /// The file of a kind that is to have the next area.
+    fn choose(&mut self, kind: &'static str) -> io::Result<usize> {
+        let known = || self.all.iter().enumerate().filter(|(_, writer)| writer.kind == kind);
+        let number = known().count();
+        let least = known().min_by_key(|(_, writer)| writer.bytes);
+        match least {
+            Some((index, writer)) if writer.bytes < SPREAD || number >= self.most => Ok(index),
+            _ => self.create(kind, number),
+        }
+    }
+
     fn create(&mut self, kind: &'static str, number: usize) -> io::Result<usize> {
-        let pid = self.pid;
-        let name = if number == 0 { format!("{kind}{pid}") } else { format!("{kind}{pid}.{number}") };
+        let set = self.unused(kind);
+        let name = if number == 0 { set } else { format!("{set}.{number}") };
         let mut options = OpenOptions::new();
         let file = Arc::new(options.write(true).create_new(true).mode(0o400).open(self.out.join(&name))?);
         self.all.push(Writer { kind, name, file, bytes: 0, end: 0, next: 0 });
         Ok(self.all.len() - 1)
+    }
+
+    /// `KIND-PID`, or that with a number behind it.
+    fn unused(&self, kind: &str) -> String {
+        let plain = format!("{kind}{}", self.pid);
+        let numbered = (2u32..).map(|number| format!("{plain}-{number}"));
+        let mut sets = std::iter::once(plain.clone()).chain(numbered);
+        sets.find(|set| !self.taken.iter().any(|name| set_of(name) == set)).unwrap_or(plain)
     }
 
     pub fn finish(self) -> io::Result<Vec<PageFile>> {
@@ -114,6 +159,20 @@ mod tests {
     use crate::pages::ANONYMOUS;
 
     #[test]
+    fn pieces_lie_close_under_a_name_that_is_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let taken = Arc::new(["anon-7", "anon-7-2"].map(String::from).into());
+        let mut writers = Writers::beside(&taken, directory.path(), 7);
+        let mut place = |span: Range<u64>, is_last| writers.place_piece(ANONYMOUS, &span, is_last).unwrap().1;
+        assert_eq!(place(0x7f00_0001_0000..0x7f00_0002_0000, false), 0);
+        assert_eq!(place(0x7f00_0005_0000..0x7f00_0006_0000, true), 0x1_0000);
+        // Behind the hole; and where large pages fit, at its place in memory within one.
+        assert_eq!(place(0x7f00_0009_0000..0x7f00_000a_0000, false), 0x3_0000);
+        assert_eq!(place(0x7f00_0101_0000..0x7f00_0201_0000, false), 0x21_0000);
+        assert_eq!(writers.finish().unwrap()[0].name, "anon-7-3");
+    }
+
+    #[test]
     fn areas_keep_their_place_within_large_pages_and_a_hole_after_them() {
         let directory = tempfile::tempdir().unwrap();
         let mut writers = Writers::new(directory.path(), 7);
@@ -133,7 +192,8 @@ mod tests {
     #[test]
     fn what_is_large_is_spread() {
         let directory = tempfile::tempdir().unwrap();
-        let mut writers = Writers { most: 3, ..Writers::new(directory.path(), 7) };
+        let taken = Arc::new(["anon-7.1".to_string()].into());
+        let mut writers = Writers { most: 3, ..Writers::beside(&taken, directory.path(), 7) };
         let whole = 0x7f00_0012_3000..0x7f10_0000_0000;
         let parts = stripes(&whole);
         assert!(parts.len() as u64 <= MOST_STRIPES + 1 && parts.len() > 32);
@@ -145,7 +205,7 @@ mod tests {
         }
         let made = writers.finish().unwrap();
         let names: Vec<_> = made.iter().map(|file| file.name.as_str()).collect();
-        assert_eq!(names, ["anon-7", "anon-7.1", "anon-7.2"]);
+        assert_eq!(names, ["anon-7-2", "anon-7-2.1", "anon-7-2.2"]);
         let small = stripes(&(0x1000..0x5000));
         assert_eq!((small.len(), &small[0]), (1, &(0x1000..0x5000)));
     }

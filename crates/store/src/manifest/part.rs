@@ -12,6 +12,16 @@ fn is_zero(tail: &u64) -> bool {
     *tail == 0
 }
 
+/// The attribute that says where a page file came from.
+const ORIGIN: &str = "from";
+
+/// The image that a page file was made for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    pub image: String,
+    pub id: String,
+}
+
 /// What a part is. Kinds that this version does not know are kept by their name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
@@ -144,6 +154,24 @@ impl Part {
         }
     }
 
+    /// The image whose file this part is as well, if it came from one.
+    pub fn origin(&self) -> Option<Origin> {
+        Origin::deserialize(self.attributes.get(ORIGIN)?).ok()
+    }
+
+    /// As a part of an image that has it from another. What has come further already keeps where it came from first.
+    pub fn passed_on(mut self, from: &Origin) -> Part {
+        if self.origin().is_none() {
+            self.attributes = serde_json::json!({ ORIGIN: from });
+        }
+        self
+    }
+
+    /// What its chunks take, each place of it for itself.
+    pub fn stored(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| chunk.encoding != Encoding::Zero).map(|chunk| chunk.stored).sum()
+    }
+
     /// How long the file is in which the part is kept whole.
     pub(crate) fn file_length(&self) -> u64 {
         self.bytes + self.tail
@@ -164,6 +192,26 @@ mod tests {
         for kind in PartKind::KNOWN.into_iter().chain([PartKind::Other("kernel-graph".into())]) {
             assert_eq!(PartKind::from(String::from(kind.clone())), kind);
         }
+    }
+
+    #[test]
+    fn a_part_that_is_passed_on_keeps_its_origin() {
+        let part = Part {
+            kind: PartKind::CpuPages,
+            name: "anon-1".into(),
+            bytes: 0,
+            attributes: Value::Null,
+            file: None,
+            tail: 0,
+            modified_ns: None,
+            chunk_bytes: 4096,
+            chunks: Vec::new(),
+        };
+        assert_eq!(part.origin(), None);
+        let origin = |image: &str| Origin { image: image.into(), id: format!("id of {image}") };
+        let once = part.passed_on(&origin("first"));
+        assert_eq!(once.clone().passed_on(&origin("second")), once);
+        assert_eq!(once.origin(), Some(origin("first")));
     }
 
     #[test]

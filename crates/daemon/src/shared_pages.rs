@@ -1,0 +1,75 @@
+//! Page files that an image has in common with the one that its program was restored from.
+//!
+//! A restored program's page files are links of its own, beside a list of what the image said of them. From these the
+//! program's next image takes the files that it goes on to map, whether the first image still exists or not: in each
+//! image the file has a name, its hashes, and the name of the image that it was made for.
+
+use std::fs;
+use std::path::Path;
+
+use rekindle_store::{Draft, Image, Origin, Part, PartKind};
+
+use crate::error::{Error, Result};
+
+/// Beside the page files of a program.
+const LIST: &str = "parts.json";
+
+/// Writes down what the image says of the page files that were linked into a directory.
+pub fn note(image: &Image, directory: &Path, parts: &[&Part]) -> Result<()> {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let origin = image.manifest().origin();
+    let place = directory.join(LIST);
+    let failed = |source| Error::io("write", &place, source);
+    let mut passed = Vec::with_capacity(parts.len());
+    for &part in parts {
+        // One that says otherwise was read whole before it was linked.
+        let found = fs::metadata(directory.join(&part.name)).map_err(failed)?;
+        let modified_ns = Some(rekindle_store::modified_ns(&found));
+        passed.push(Part { modified_ns, ..part.clone().passed_on(&origin) });
+    }
+    let text = serde_json::to_vec(&passed).map_err(|error| failed(error.into()))?;
+    fs::write(&place, text).map_err(failed)
+}
+
+/// What is known of the page files in a directory; `None` where nothing is, and nothing can be shared.
+pub fn read(directory: &Path) -> Option<Vec<Part>> {
+    let text = fs::read(directory.join(LIST)).ok()?;
+    serde_json::from_slice(&text).map_err(|error| log::warn!("{}: {error}", directory.display())).ok()
+}
+
+/// Takes those of these names into the draft.
+pub fn take(draft: &Draft, directory: &Path, names: &[String], known: &[Part]) -> Result<()> {
+    for name in names {
+        let part = known.iter().find(|part| part.name == *name).ok_or_else(|| Error::Pages {
+            what: format!("the program maps the page file {name:?}, which its image did not list"),
+        })?;
+        draft
+            .share_pages(part.clone(), &directory.join(name))
+            .map_err(|error| with_origin(part.origin(), error))?;
+    }
+    Ok(())
+}
+
+/// The error with the name of the image that the damaged file came from, if it is one of this image's page files.
+pub fn explained(image: &Image, error: rekindle_store::Error) -> Error {
+    let origin = match &error {
+        rekindle_store::Error::Damaged { path, .. } | rekindle_store::Error::ChunkMissing { path } => {
+            let mut parts = image.parts(PartKind::CpuPages);
+            parts.find(|part| image.file_path(part).as_ref() == Some(path)).and_then(Part::origin)
+        }
+        _ => None,
+    };
+    with_origin(origin, error)
+}
+
+fn with_origin(origin: Option<Origin>, error: rekindle_store::Error) -> Error {
+    match (origin, error) {
+        (Some(origin), source @ rekindle_store::Error::Damaged { .. })
+        | (Some(origin), source @ rekindle_store::Error::ChunkMissing { .. }) => {
+            Error::SharedPages { image: origin.image, source }
+        }
+        (_, error) => error.into(),
+    }
+}
