@@ -44,6 +44,9 @@ pub enum Command {
         /// How its GPU half will be taken: through Rekindle's own libcuda (sandbox), or by the driver's own checkpoint.
         #[arg(long, default_value = "auto")]
         mode: ModeArgument,
+        /// The framework image to start from, whose program becomes this one.
+        #[arg(long, value_name = "IMAGE", conflicts_with = "mode")]
+        from: Option<String>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -125,6 +128,9 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         chrome: Option<PathBuf>,
     },
+    /// Make images for others to start from.
+    #[command(subcommand)]
+    Image(ImageCommand),
     /// List images.
     Images,
     /// Show what is inside an image.
@@ -144,6 +150,35 @@ pub enum Command {
     Completions { shell: clap_complete::Shell },
     /// Write the man pages into a directory.
     Man { directory: PathBuf },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Take an image of a program that is ready for any app: `run --from` starts apps from it.
+    ///
+    /// Without COMMAND the program is Python with torch and numpy imported, if they are there, and GPU operators run once.
+    Framework {
+        /// Name of the new image.
+        image: String,
+        /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
+        #[arg(long, value_name = "GPU")]
+        gpu: Option<String>,
+        /// The interpreter; python3 if none is given.
+        #[arg(long, value_name = "PYTHON", conflicts_with = "command")]
+        python: Option<String>,
+        /// A module to import, in place of torch and numpy; may be given again.
+        #[arg(long = "import", value_name = "MODULE", conflicts_with = "command")]
+        imports: Vec<String>,
+        /// A script to run after the imports, which uses what apps will use.
+        #[arg(long, value_name = "FILE", conflicts_with = "command")]
+        warm: Option<PathBuf>,
+        /// How long the program may take to be ready, in seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 300.0, value_parser = seconds)]
+        limit: f64,
+        /// A program of your own that says when it is ready and waits for its app.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -222,6 +257,21 @@ mod tests {
         let Command::Run { sandbox, command, .. } = parsed.command else { panic!("not run") };
         assert!(sandbox.detach);
         assert_eq!(command, ["python3", "-d", "--json"]);
+    }
+
+    #[test]
+    fn a_framework_image_is_of_python_or_of_a_command() {
+        let parse = |rest: &[&str]| {
+            Arguments::try_parse_from(["rekindle", "image", "framework", "f"].iter().chain(rest)).is_ok()
+        };
+        assert!(parse(&[]) && parse(&["--import", "a", "--import", "b", "--warm", "w.py", "--python", "p"]));
+        assert!(parse(&["--gpu", "emulated", "--", "./program", "--import"]));
+        assert!(!parse(&["--import", "a", "--", "./program"]));
+        let run = |mode: &[&str]| {
+            let words = ["rekindle", "run", "--from", "f"].iter().chain(mode).chain(&["--", "a.py"]);
+            Arguments::try_parse_from(words).is_ok()
+        };
+        assert!(run(&[]) && !run(&["--mode", "driver"]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, ModeArgument, SandboxArguments};
+use crate::arguments::{Arguments, Command, ImageCommand, ModeArgument, SandboxArguments};
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -19,7 +19,9 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     let printer = Printer { json: arguments.json };
     match arguments.command {
-        Command::Run { sandbox, mode, command } => return run(&places, &printer, sandbox, mode, command),
+        Command::Run { sandbox, mode, from, command } => {
+            return run(&places, &printer, sandbox, mode, from, command);
+        }
         Command::Restore { image, sandbox, gpu_map } => {
             return restore(&places, &printer, image, sandbox, gpu_map);
         }
@@ -55,6 +57,24 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
         Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
+        Command::Image(ImageCommand::Framework { image, gpu, python, imports, warm, limit, command }) => {
+            let (directory, environment) = surroundings()?;
+            let request = Request::Framework {
+                image,
+                gpu,
+                command,
+                interpreter: python,
+                imports,
+                warm: warm.map(|path| path.to_string_lossy().into_owned()),
+                directory,
+                environment,
+                limit_ms: (limit * 1000.0).ceil() as u64,
+            };
+            let answer = simply_ask(&places, &request)?;
+            let report: Report = serde_json::from_value(answer.clone())?;
+            warn(&report);
+            printer.print(&answer, || show::report(&report));
+        }
         Command::Images => {
             let answer = simply_ask(&places, &Request::Images)?;
             printer.print(&answer, || show::images(&answer["images"]));
@@ -79,20 +99,18 @@ fn run(
     printer: &Printer,
     wanted: SandboxArguments,
     mode: ModeArgument,
+    from: Option<String>,
     command: Vec<String>,
 ) -> Result<ExitCode> {
-    let here =
-        std::env::current_dir().map_err(|source| Error::system("find the current directory", source))?;
-    let environment = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
+    let (directory, environment) = surroundings()?;
     let request = Request::Run {
         name: wanted.name,
         gpu: wanted.gpu,
         mode: mode.wanted(),
         command,
-        directory: here.to_string_lossy().into_owned(),
+        directory,
         environment,
+        from,
     };
     if !wanted.detach {
         foreground::hold_signals()?;
@@ -106,6 +124,15 @@ fn run(
     let ended = foreground::follow(places, &sandbox.name, printer.output())?;
     printer.print_json(&json!(ended));
     Ok(code_of(&ended))
+}
+
+/// The current directory, and the variables of the environment that are text.
+fn surroundings() -> Result<(String, Vec<(String, String)>)> {
+    let here =
+        std::env::current_dir().map_err(|source| Error::system("find the current directory", source))?;
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    Ok((here.to_string_lossy().into_owned(), environment.collect()))
 }
 
 fn restore(

@@ -53,6 +53,8 @@ pub struct Wish<'a> {
     pub leave_running: bool,
     /// How long the driver may wait for the GPU's work to end.
     pub gpu_wait: Duration,
+    /// Whether the program waits for an app.
+    pub framework: bool,
 }
 
 /// How it went.
@@ -500,6 +502,7 @@ impl<'a> Attempt<'a> {
             client: quiet.map(|quiet| quiet.client.clone()),
             driver,
             amd: self.amd.clone(),
+            framework: self.wish.framework,
             warnings: Vec::new(),
         };
         kept.write(&mut manifest)

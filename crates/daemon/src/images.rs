@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::caches::Caches;
 use crate::error::{Error, Result};
+use crate::kept::Kept;
 use crate::reply::Reply;
 use crate::worker_pool::WorkerPool;
 
@@ -65,6 +66,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         "id": manifest.id,
         "created": manifest.created,
         "mode": manifest.mode,
+        "framework": Kept::read(&image).is_ok_and(|kept| kept.framework),
         "path": image.path(),
         "program": manifest.program,
         "machine": manifest.machine,

@@ -25,6 +25,9 @@ pub struct Kept {
     /// The processes whose AMD GPU half CRIU's plugin has put beside CRIU's images, as the program knows them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub amd: Vec<i32>,
+    /// Whether its program waits for an app.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub framework: bool,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -12,6 +12,7 @@
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand, and what images share of them | `cpu_pages`, `shared_pages` |
 //! | contents of images in memory | `caches` |
+//! | images that apps start from | `framework` |
 //! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
 
 mod caches;
@@ -25,6 +26,7 @@ mod doctor;
 mod driver_half;
 mod error;
 mod fault;
+mod framework;
 mod gate;
 mod gpu;
 mod held;

@@ -30,6 +30,7 @@ use rekindle_store::{Image, PartKind};
 use crate::caches::Loan;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::framework::App;
 use crate::gate::Gate;
 use crate::held::Held;
 use crate::kept::Kept;
@@ -41,12 +42,22 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{clock, cpu_pages, driver_half, fault, gpu, machine, names, preflight};
+use crate::{clock, cpu_pages, driver_half, fault, framework, gpu, machine, names, preflight};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
 /// Pinned memory is loaded in pieces of this size.
 const PIECE: u64 = 8 << 20;
+
+/// What the user asks for.
+pub struct Wish<'a> {
+    pub image: &'a str,
+    pub name: Option<&'a str>,
+    pub gpu: Option<&'a str>,
+    pub gpu_map: &'a [String],
+    /// What the image's program is to become, which waits for that.
+    pub app: Option<&'a App>,
+}
 
 struct Attempt<'a> {
     daemon: &'a Daemon,
@@ -59,34 +70,33 @@ struct Attempt<'a> {
 }
 
 /// Returns when the program runs.
-pub fn restore(
-    daemon: &Daemon,
-    image: &str,
-    name: Option<&str>,
-    gpu: Option<&str>,
-    gpu_map: &[String],
-    reply: &Reply<'_>,
-) -> Result<Report> {
-    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, image));
+pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, wish.image));
     reply.progress("check", 0, 0);
-    let image = daemon.store.image(image)?;
+    let image = daemon.store.image(wish.image)?;
     let kept = Kept::read(&image)?;
+    if wish.app.is_some() && !kept.framework {
+        return Err(Error::NoFramework { image: wish.image.to_string() });
+    }
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
-        Mode::Sandbox => gpu::choose(Some(gpu.unwrap_or(&kept.gpu)))?,
+        Mode::Sandbox => gpu::choose(Some(wish.gpu.unwrap_or(&kept.gpu)))?,
         Mode::Driver => kept.gpu.clone(),
     };
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
         preflight::check_machine(&daemon.places, &image, &kept)?;
-        driver_half::check(daemon, &image, &kept, gpu_map)
+        driver_half::check(daemon, &image, &kept, wish.gpu_map)
     })?;
     fault::point("restore-checked")?;
-    let held = timeline.time("places", || hold(daemon, &image, &kept, name, gpu, mode))?;
+    let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu, mode))?;
     let attempt =
         Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline };
     reply.progress("restore", 0, 0);
-    let brought_back = attempt.bring_back().and_then(|rest| held.is_up().map(|()| rest));
+    let brought_back = attempt
+        .bring_back()
+        .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
+        .and_then(|rest| held.is_up().map(|()| rest));
     let rest = match brought_back {
         Ok(rest) => rest,
         Err(error) => {
@@ -120,7 +130,7 @@ fn hold(
     daemon: &Daemon,
     image: &Image,
     kept: &Kept,
-    name: Option<&str>,
+    wish: &Wish<'_>,
     gpu: String,
     mode: Mode,
 ) -> Result<Arc<Held>> {
@@ -128,15 +138,22 @@ fn hold(
         || matches!(daemon.sandboxes.get(&kept.name), Err(Error::UnknownSandbox { .. }));
     let old = Some(kept.name.as_str()).filter(|name| old_is_free && names::check(name).is_ok());
     let program = &image.manifest().program;
-    daemon.sandboxes.add(name.or(old), &kept.name, |name| {
+    let (name, stem, command, directory) = match wish.app {
+        Some(app) => (wish.name, names::stem(&app.argv), app.argv.clone(), app.directory.clone()),
+        None => {
+            let directory = program.cwd.to_string_lossy().into_owned();
+            (wish.name.or(old), kept.name.clone(), program.argv.clone(), directory)
+        }
+    };
+    daemon.sandboxes.add(name, &stem, |name| {
         let record = Record {
             id: new_id()?,
             name,
             mode,
             state: State::Restoring,
             pid: 0,
-            command: program.argv.clone(),
-            directory: program.cwd.to_string_lossy().into_owned(),
+            command,
+            directory,
             gpu,
             started: clock::now(),
             ended: None,
@@ -154,6 +171,9 @@ impl Attempt<'_> {
     /// Returns what is still to come of the GPU half.
     fn bring_back(&self) -> Result<Option<Rest>> {
         fault::point("restore-created")?;
+        if self.kept.framework {
+            framework::open(&self.held.run_directory)?;
+        }
         if self.held.record().mode == Mode::Driver {
             return self.bring_back_by_driver().map(|()| None);
         }
@@ -177,6 +197,12 @@ impl Attempt<'_> {
             .and_then(|()| fault::point("restore-running"))
             .inspect_err(|_| self.end_program())?;
         Ok(Some(Rest { worker, began_us, loan }))
+    }
+
+    fn hand_over(&self, app: &App) -> Result<()> {
+        self.timeline
+            .time("hand over", || framework::hand_over(self.held, app))
+            .inspect_err(|_| self.end_program())
     }
 
     fn bring_back_by_driver(&self) -> Result<()> {

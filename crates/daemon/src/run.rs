@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::held::{Held, remove_directory};
 use crate::record::Record;
-use crate::{client_library, clock, fault, gpu, names};
+use crate::{client_library, clock, fault, framework, gpu, names};
 
 /// What the user asks for.
 pub struct Wish {
@@ -24,6 +24,8 @@ pub struct Wish {
     pub command: Vec<String>,
     pub directory: String,
     pub environment: Vec<(String, String)>,
+    /// Whether the program is to wait for an app.
+    pub framework: bool,
 }
 
 /// Starts the program; it runs when this returns.
@@ -59,7 +61,8 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     if wish.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
     }
-    let started = start(&held, &wish.command, &wish.directory, environment);
+    let door = if wish.framework { framework::furnish(&held.run_directory) } else { Ok(()) };
+    let started = door.and_then(|()| start(&held, &wish.command, &wish.directory, environment));
     held.fill_pool();
     match started {
         Ok(()) => Ok(held),

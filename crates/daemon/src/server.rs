@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::framework::App;
 use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, doctor, images, logs, restore, sleep, traces, wake};
+use crate::{checkpoint, doctor, framework, images, logs, restore, sleep, traces, wake};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -103,14 +104,33 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
 fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
-        Request::Run { name, gpu, mode, command, directory, environment } => {
-            json!(
-                run::run(
-                    daemon,
-                    Wish { name, gpu, mode: mode.unwrap_or_default(), command, directory, environment }
-                )?
-                .shown()
-            )
+        Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
+            let app = App::new(command, directory, environment)?;
+            let (name, gpu) = (name.as_deref(), gpu.as_deref());
+            let wish = restore::Wish { image: &image, name, gpu, gpu_map: &[], app: Some(&app) };
+            json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
+        }
+        Request::Run { from: None, name, gpu, mode, command, directory, environment } => {
+            let mode = mode.unwrap_or_default();
+            let framework = false;
+            let wish = Wish { name, gpu, mode, command, directory, environment, framework };
+            json!(run::run(daemon, wish)?.shown())
+        }
+        Request::Framework {
+            image,
+            gpu,
+            command,
+            interpreter,
+            imports,
+            warm,
+            directory,
+            environment,
+            limit_ms,
+        } => {
+            let limit = Duration::from_millis(limit_ms);
+            let python = framework::Python { interpreter, imports, warm };
+            let wish = framework::Wish { image, gpu, command, python, directory, environment, limit };
+            json!(framework::make(daemon, wish, reply)?)
         }
         Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
         Request::List => {
@@ -125,18 +145,20 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait };
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             let held = sandbox(&name)?;
             wake::wake_if_asleep(&held)?;
             json!(checkpoint::checkpoint(daemon, &held, &wish, reply)?)
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait };
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
         }
         Request::Restore { image, name, gpu, gpu_map } => {
-            json!(restore::restore(daemon, &image, name.as_deref(), gpu.as_deref(), &gpu_map, reply)?)
+            let (name, gpu) = (name.as_deref(), gpu.as_deref());
+            let wish = restore::Wish { image: &image, name, gpu, gpu_map: &gpu_map, app: None };
+            json!(restore::restore(daemon, &wish, reply)?)
         }
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),

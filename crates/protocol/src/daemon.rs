@@ -16,6 +16,22 @@ pub enum Request {
         command: Vec<String>,
         directory: String,
         environment: Vec<(String, String)>,
+        /// The framework image whose program is to become the command.
+        #[serde(default)]
+        from: Option<String>,
+    },
+    /// Makes a framework image: runs a program until it is ready for an app.
+    Framework {
+        image: String,
+        gpu: Option<String>,
+        /// Empty: Python's.
+        command: Vec<String>,
+        interpreter: Option<String>,
+        imports: Vec<String>,
+        warm: Option<String>,
+        directory: String,
+        environment: Vec<(String, String)>,
+        limit_ms: u64,
     },
     /// Answers `Exited` when the sandbox ends.
     Wait {

@@ -30,13 +30,13 @@ use super::writers::set_of;
 /// Stretches of changed pages that are shorter than this are read.
 const LEAST: u64 = 64 << 10;
 /// How close stretches are that are taken as one, to begin with.
-const CLOSE: u64 = 64 << 10;
+const CLOSE: u64 = 16 << 10;
 /// How far apart they may be at most; then there are as many mappings as it takes.
 const FAR: u64 = 1 << 40;
 /// How many mappings the shared memory of a process may be cut into.
 const MOST_PIECES: usize = 1000;
 /// How much of the shared memory of a process CRIU may have to read.
-const MOST_READ: u64 = 16 << 20;
+const MOST_READ: u64 = 8 << 20;
 /// How many earlier images' page files of a kind a process may map.
 const MOST_SETS: usize = 3;
 /// How much is compared at once.
