@@ -66,14 +66,16 @@ def test_an_app_from_a_framework_image_is_the_app(rekindle, app):
     assert shown["command"][1:] == [str(app), str(turns), "--option"] and shown["image"] == "numpy"
     start(rekindle, "b", "numpy", app, turns, "--option")
     (turns / "1").touch()
-    expected = rekindle.wait_lines("plain", 2)
+    expected, own = rekindle.wait_lines("plain", 2), {}
     assert "now" in expected[0] and "'--option'" in expected[0] and "__main__ app.py 5" in expected[0]
     for name in "ab":
         assert rekindle.wait_lines(name, 2) == expected
         rekindle("checkpoint", name, "--to", f"app {name}", "--stop")
-        own, whole = own_bytes(rekindle, f"app {name}")
-        assert own < whole / 10, f"{own} of {whole}"
+        own[name], _ = own_bytes(rekindle, f"app {name}")
         assert not rekindle.json("inspect", f"app {name}")["framework"]
+    rekindle("checkpoint", "plain", "--to", "app alone", "--leave-running")
+    alone, _ = own_bytes(rekindle, "app alone")
+    assert max(own.values()) < alone / 2, (own, alone)
     with pytest.raises(CommandError, match="app a.*image framework"):
         start(rekindle, "c", "app a", app)
     # Each image stands for itself.
@@ -143,6 +145,7 @@ print(x.copy_to_host().sum(), flush=True)
         "@cuda.jit\ndef warm(x):\n    x[cuda.grid(1)] = 1\n"
         "x = cuda.to_device(numpy.zeros(256, dtype=numpy.float32))\nwarm[1, 256](x)\nassert x.copy_to_host().sum() == 256\n"
     )
+    rekindle.environment["PYTHONWARNINGS"] = "ignore"
     make(rekindle, "cuda", "--python", sys.executable, "--import", "numba.cuda", "--warm", warm)
     start(rekindle, "app", "cuda", "-c", program)
     rekindle.run("plain", sys.executable, "-c", program)
