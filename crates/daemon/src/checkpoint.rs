@@ -12,7 +12,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -334,15 +334,16 @@ impl<'a> Attempt<'a> {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             sentence
         };
-        let beside = self.worker().is_some();
-        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), beside)?;
+        let saved = OnceLock::new();
+        let first = self.worker().map(|_| &saved);
+        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), first)?;
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
             let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
             spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
             spec.page_server = Some(criu_end.as_fd());
             let pages = scope.spawn(move || server.serve().map_err(fail));
-            let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path)));
+            let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
             self.subject.cpu.dump(&spec, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
                 let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
@@ -395,7 +396,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn save(&self, worker: &Worker, staging: &Path) -> Result<Vec<Part>> {
+    /// The pages of the CPU half wait until that is done, however it ends.
+    fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
         let request = Request::Save { staging: staging.to_string_lossy().into_owned(), leave_memory: false };
         self.saved(worker, GPU, "save the GPU half", &request)
     }
@@ -539,6 +541,15 @@ fn take_cpu_files(draft: &Draft, images: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Says when it goes that something is done.
+struct Done<'a>(&'a OnceLock<()>);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.set(());
+    }
 }
 
 /// A directory for the time of a dump.

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
@@ -56,19 +57,18 @@ pub struct Pages<'a> {
     images: &'a Path,
     out: PathBuf,
     wanted: Vec<Wanted>,
-    /// Whether a worker saves its half meanwhile.
-    beside: bool,
+    first: Option<&'a OnceLock<()>>,
     socket: UnixStream,
 }
 
 impl<'a> Pages<'a> {
     /// Also returns CRIU's end of the connection: the server ends when that is closed. What is `wanted` is mapped on a
-    /// restore. `beside` says whether a worker saves its half meanwhile.
+    /// restore. `first` is set when what goes first is done: a worker's half.
     pub fn begin(
         cpu: Cpu<'a>,
         images: &'a Path,
         wanted: Vec<Wanted>,
-        beside: bool,
+        first: Option<&'a OnceLock<()>>,
     ) -> Result<(Pages<'a>, UnixStream)> {
         let made = UnixStream::pair();
         let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
@@ -77,14 +77,14 @@ impl<'a> Pages<'a> {
         let out = images.join(pages::DIRECTORY);
         private_directory(&out, true)?;
         let wanted = if is_read_wanted() { Vec::new() } else { wanted };
-        Ok((Pages { cpu, images, out, wanted, beside, socket }, theirs))
+        Ok((Pages { cpu, images, out, wanted, first, socket }, theirs))
     }
 
     /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
     pub fn serve(self) -> Result<Option<Served>> {
-        let Pages { cpu, images, out, wanted, beside, socket } = self;
+        let Pages { cpu, images, out, wanted, first, socket } = self;
         fault::point("pages-begun")?;
-        let server = PageServer { socket, images, out: &out, wanted: &wanted, beside };
+        let server = PageServer { socket, images, out: &out, wanted: &wanted, first };
         match server.serve(&|pid| cpu.host_pid(pid)) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),

@@ -277,7 +277,9 @@ impl Attempt<'_> {
         sockets: &[ExternalSocket<'_>],
         before_resume: impl FnOnce(&Restored) -> Result<()>,
     ) -> Result<Sandbox> {
-        let images = self.timeline.lane(CPU).time("check files", || self.check_cpu_files())?;
+        let cpu = self.timeline.lane(CPU);
+        let images = cpu.time("check files", || self.check_cpu_files())?;
+        cpu.time("link pages", || cpu_pages::link(self.image, &self.held.pages, available_threads()))?;
         let sockets = sockets
             .iter()
             .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
@@ -336,12 +338,10 @@ impl Attempt<'_> {
 
     /// CRIU reads its files in place: they are checked whole before it does.
     fn check_cpu_files(&self) -> Result<PathBuf> {
-        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         let parts: Vec<_> = self.image.parts(PartKind::CpuFile).collect();
-        self.image.check_parts(&parts, threads)?;
+        self.image.check_parts(&parts, available_threads())?;
         let file = parts.last().and_then(|part| self.image.file_path(part));
         let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
-        cpu_pages::link(self.image, &self.held.pages, threads)?;
         directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
     }
 
@@ -395,4 +395,8 @@ fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| {
         Err(Error::Worker { action: "restore the GPU half", reason: "the thread that asked panicked".into() })
     })
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get())
 }

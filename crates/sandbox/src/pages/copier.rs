@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::area::PAGE;
 use super::contents::{filled, read_zero_filled};
@@ -20,14 +20,9 @@ const LEAST_HOLE: u64 = 64 << 10;
 /// More than these share a machine's memory to no end.
 const MOST_THREADS: usize = 16;
 
-/// How many threads copy where nothing else is done.
+/// How many threads copy.
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
-}
-
-/// How many threads copy beside a worker that saves its half, which has more to copy.
-pub fn threads_beside() -> usize {
-    (threads() / 4).max(1)
 }
 
 /// A process that pages are read of.
@@ -118,15 +113,22 @@ struct Queue {
 }
 
 impl Jobs {
-    /// Runs `feed`, which adds jobs for so many threads, and returns once all are done. If it fails, those that still wait are dropped.
+    /// Runs `feed`, which adds jobs, and returns once all are done. If it fails, those that still wait are dropped. With
+    /// `first`, one thread copies until that is set, and all that there are from then on.
     pub fn with_workers<T, E>(
-        workers: usize,
+        first: Option<&OnceLock<()>>,
         feed: impl FnOnce(&Jobs) -> Result<T, E>,
     ) -> (Result<T, E>, io::Result<()>) {
         let jobs = Jobs::default();
         let fed = std::thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| jobs.work());
+            for number in 0..threads() {
+                let jobs = &jobs;
+                scope.spawn(move || {
+                    if let (Some(first), 1..) = (first, number) {
+                        first.wait();
+                    }
+                    jobs.work();
+                });
             }
             let fed = feed(&jobs);
             jobs.close(fed.is_err());
@@ -274,7 +276,7 @@ mod tests {
         let file = Arc::new(tempfile::tempfile().unwrap());
         let memory = File::open("/proc/self/mem").unwrap();
         let source = Arc::new(Source { host_pid: std::process::id() as i32, memory });
-        let (done, copied) = Jobs::with_workers(3, |jobs| {
+        let (done, copied) = Jobs::with_workers(None, |jobs| {
             let from = From::Process(source, at as u64);
             jobs.add(Job { from, bytes: bytes as u64, file: file.clone(), offset: PAGE });
             Ok::<(), ()>(())
@@ -296,7 +298,7 @@ mod tests {
         let memory = File::open("/proc/self/mem").unwrap();
         let source = Arc::new(Source { host_pid: std::process::id() as i32, memory });
         let file = Arc::new(tempfile::tempfile().unwrap());
-        let (_, copied) = Jobs::with_workers(3, |jobs| {
+        let (_, copied) = Jobs::with_workers(None, |jobs| {
             jobs.add(Job { from: From::Process(source, PAGE), bytes: PAGE, file, offset: 0 });
             Ok::<(), ()>(())
         });
@@ -310,7 +312,7 @@ mod tests {
         let from = Arc::new(tempfile::tempfile().unwrap());
         from.write_all_at(&contents, 0).unwrap();
         let files: Vec<_> = (0..3).map(|_| Arc::new(tempfile::tempfile().unwrap())).collect();
-        let (_, copied) = Jobs::with_workers(3, |jobs| {
+        let (_, copied) = Jobs::with_workers(None, |jobs| {
             for number in 0..bytes / PAGE {
                 let (file, at) = (files[number as usize % 3].clone(), number * PAGE);
                 jobs.add(Job { from: From::File(from.clone(), at), bytes: PAGE, file, offset: at });
@@ -328,7 +330,7 @@ mod tests {
     #[test]
     fn what_waits_is_dropped_when_its_cause_has_failed() {
         let from = Arc::new(tempfile::tempfile().unwrap());
-        let (fed, copied) = Jobs::with_workers(3, |jobs| {
+        let (fed, copied) = Jobs::with_workers(None, |jobs| {
             let file = Arc::new(tempfile::tempfile().unwrap());
             jobs.add(Job { from: From::File(from, 0), bytes: 1 << 40, file, offset: 0 });
             Err::<(), _>("no more")

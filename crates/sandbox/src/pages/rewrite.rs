@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::area::Area;
 use super::contents::{Base, Run};
 use super::convert::{Conversion, Converted};
-use super::copier::{Jobs, threads};
+use super::copier::Jobs;
 use super::dump::Dump;
 use super::shared::{self, Dumped, Group, Inherited};
 use super::{ANONYMOUS, PRIVATE, Refusal, Rewritten, page_file_name};
@@ -47,7 +47,7 @@ pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, 
         intents.iter().enumerate().map(|(index, intent)| dump.dumped(index, intent)).collect();
     let plan = shared::plan(&dumped).map_err(|error| refused(unwritten(error)))?;
     let mut changed = Vec::new();
-    let (converted, copied) = Jobs::with_workers(threads(), |jobs| {
+    let (converted, copied) = Jobs::with_workers(None, |jobs| {
         for (index, (intent, groups)) in intents.iter().zip(&plan).enumerate() {
             match dump.convert(index, intent, groups, out, jobs)? {
                 Some(mut converted) => {

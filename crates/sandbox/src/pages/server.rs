@@ -16,10 +16,10 @@ use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::area::PAGE;
-use super::copier::{Jobs, Source, threads, threads_beside};
+use super::copier::{Jobs, Source};
 use super::drain::{Drain, take};
 use super::page_map::Map;
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
@@ -83,15 +83,14 @@ pub struct PageServer<'a> {
     /// Where page files go.
     pub out: &'a Path,
     pub wanted: &'a [Wanted],
-    /// Whether a worker saves its half meanwhile.
-    pub beside: bool,
+    /// Set when what goes first is done: a worker's half, which has more to copy.
+    pub first: Option<&'a OnceLock<()>>,
 }
 
 impl PageServer<'_> {
     /// Serves one dump. `host_pid` tells our pid of a process that CRIU names.
     pub fn serve(self, host_pid: &dyn Fn(i32) -> Option<i32>) -> Result<Served, ServeError> {
-        let workers = if self.beside { threads_beside() } else { threads() };
-        let (maps, copied) = Jobs::with_workers(workers, |jobs| self.listen(host_pid, jobs));
+        let (maps, copied) = Jobs::with_workers(self.first, |jobs| self.listen(host_pid, jobs));
         let maps = maps?;
         copied.map_err(|error| ServeError::Failed(format!("its pages could not be copied: {error}")))?;
         let mut served = Served::default();
