@@ -54,10 +54,11 @@ def rates(phases):
     return {"bytes": memory["bytes"], "seconds": seconds, "gb_per_s": memory["bytes"] / 1e9 / seconds, "gpu_half_ms": (end - begin) / 1e3}
 
 
-def wait_for_worker(rekindle, image):
-    """Restores are measured as they are after a pause: a worker waits for the image."""
+def wait_for_worker(rekindle, image, count=1):
+    """Restores are measured as they are after a pause: workers wait for the image."""
+    ready = lambda: sum(one["ready"] and one["image"] == image for one in rekindle.json("ps")["pool"])
     with contextlib.suppress(TimeoutError):
-        wait_for(lambda: any(one["ready"] and one["image"] == image for one in rekindle.json("ps")["pool"]), 10, "a worker")
+        wait_for(lambda: ready() >= count, 10 + 2 * count, "workers")
 
 
 def measure(rekindle, name, work, checkpoints=5, restores=10):

@@ -4,10 +4,12 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from images import answers, ask
+from images import answers, ask, wait_for_worker
 from programs import python_program, resident, wait_for
 
 COUNTS = (1, 2, 4, 8)
+# Of a daemon that is set up for it: as many workers wait for the image as instances are begun at once.
+ENVIRONMENT = {"REKINDLE_POOL": str(max(COUNTS)), "REKINDLE_POOL_LIMIT": str(2 * max(COUNTS))}
 
 
 def gpu_bytes():
@@ -21,6 +23,7 @@ def together(rekindle, image, count, trigger, expected, rounds):
     row = {"running_s": [], "answered_s": [], "resident_bytes": [], "gpu_bytes": [], "ok": True}
     for n in range(rounds):
         names = [f"{image}-{count}-{n}-{i}" for i in range(count)]
+        wait_for_worker(rekindle, image, count)
         before, start = gpu_bytes(), time.perf_counter()
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda name: rekindle.restore(image, name), names))
