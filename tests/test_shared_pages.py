@@ -26,6 +26,43 @@ for turn in range(1, 100):
 """
 
 
+MOVER = """
+import ctypes, mmap, os, sys, time
+c = ctypes.CDLL(None, use_errno=True)
+c.mmap.restype = c.mremap.restype = ctypes.c_void_p
+c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+c.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+size, page = 8 << 20, 4096
+expected = bytearray(b"".join(n.to_bytes(2, "little") * 2048 for n in range(size // page)))
+def area():
+    at = c.mmap(None, size, 3, 0x22, -1, 0)
+    ctypes.memmove(at, bytes(expected), size)
+    return at
+areas = [area() for _ in range(3)]
+def wait(turn):
+    print(turn, flush=True)
+    while not os.path.exists(f"{sys.argv[1]}/{turn}"):
+        time.sleep(0.005)
+wait(1)
+for first in range(0, 2048, 256):
+    changed = bytes([first // 256 + 1]) * (40 * page)
+    expected[first * page : (first + 40) * page] = changed
+    for at in areas:
+        ctypes.memmove(at + first * page, changed, len(changed))
+wait(2)
+pieces = sum("/run/rekindle/pages" in line for line in open("/proc/self/maps"))
+print("pieces", pieces, flush=True)
+grown = c.mremap(areas[0], size, 2 * size, 1, None)
+assert ctypes.string_at(grown, 2 * size) == bytes(expected) + bytes(size)
+place = c.mmap(None, size, 0, 0x22, -1, 0)
+moved = c.mremap(areas[1], size, size, 3, place)
+assert moved == place and ctypes.string_at(moved, size) == bytes(expected)
+shrunk = c.mremap(areas[2], size, size // 2, 1, None)
+assert shrunk == areas[2] and ctypes.string_at(shrunk, size // 2) == bytes(expected[: size // 2])
+print("ok", flush=True)
+"""
+
+
 @pytest.fixture
 def turns(rekindle):
     """Starts the program, waits for its answers, and knows those of an uninterrupted run."""
@@ -124,3 +161,20 @@ def test_a_damaged_base_is_named(rekindle, turns):
     # What could not be taken goes on.
     assert turns.take("a", 1)
     assert "next" not in [row["name"] for row in rekindle.json("images")["images"]]
+
+
+def test_an_area_that_lies_in_pieces_is_moved_as_one(rekindle):
+    """The kernel moves and grows one mapping at a time."""
+    turns = rekindle.root / "turns"
+    turns.mkdir()
+    rekindle.run("first", sys.executable, "-c", MOVER, turns)
+    rekindle.wait_lines("first", 1)
+    rekindle("checkpoint", "first", "--to", "one", "--stop")
+    rekindle.restore("one", "second")
+    (turns / "1").touch()
+    assert rekindle.wait_lines("second", 1) == ["2"]
+    rekindle("checkpoint", "second", "--to", "two", "--stop")
+    rekindle.restore("two", "third")
+    (turns / "2").touch()
+    pieces, end = rekindle.wait_end("third")
+    assert end == "ok" and int(pieces.split()[1]) > 40
