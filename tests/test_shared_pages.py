@@ -178,3 +178,25 @@ def test_an_area_that_lies_in_pieces_is_moved_as_one(rekindle):
     (turns / "2").touch()
     pieces, end = rekindle.wait_end("third")
     assert end == "ok" and int(pieces.split()[1]) > 40
+
+
+@pytest.mark.parametrize("fault", ["before-commit:kill", "before-commit:fail", "in-image:kill"])
+def test_an_image_that_is_cut_short_takes_nothing_from_its_base(rekindle, turns, fault):
+    turns.start()
+    rekindle("checkpoint", "first", "--to", "base", "--stop")
+    rekindle.restore("base", "a")
+    rekindle("shutdown")
+    rekindle.environment["REKINDLE_FAULT"] = fault
+    rekindle("checkpoint", "a", "--to", "app", "--leave-running", check=False)
+    rekindle("shutdown", check=False)
+    del rekindle.environment["REKINDLE_FAULT"]
+    made = fault.startswith("in-image")
+    assert ("app" in [row["name"] for row in rekindle.json("images")["images"]]) == made
+    assert not list((rekindle.state / "store/staging").iterdir())
+    for image in ["base", *(["app"] if made else [])]:
+        assert rekindle.json("verify", image)["sound"]
+    assert turns.take("a", 1)
+    rekindle("checkpoint", "a", "--to", "next", "--stop")
+    rekindle("rm", "base")
+    rekindle.restore("next", "b")
+    assert turns.take("b", 2)

@@ -9,6 +9,7 @@ Weights are random but seeded; what is measured does not depend on them.
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import os
 import statistics
@@ -257,12 +258,18 @@ def digest(result):
     return hashlib.sha256(to_bytes(result)).hexdigest()[:24]
 
 
-def requests(step, trigger, empty_cache=False):
+def give_back():
+    """What torch and the C library keep of memory that nothing is in."""
+    sys.modules["torch"].cuda.empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def requests(step, trigger, trim=False):
     """Warms up, then yields whenever the file has appeared."""
     for i in range(8):
         to_bytes(step(i))
-    if empty_cache:
-        sys.modules["torch"].cuda.empty_cache()
+    if trim:
+        give_back()
     print("ready", flush=True)
     while True:
         while not os.path.exists(trigger):
@@ -273,8 +280,8 @@ def requests(step, trigger, empty_cache=False):
             yield
 
 
-def serve(step, trigger, empty_cache):
-    for _ in requests(step, trigger, empty_cache):
+def serve(step, trigger, trim):
+    for _ in requests(step, trigger, trim):
         answer = digest(step(0))
         print(f"answer {answer}", flush=True)
         with open(f"{trigger}.answers", "a") as file:
@@ -298,7 +305,7 @@ def main():
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--batches")
     parser.add_argument("--serve")
-    parser.add_argument("--empty-cache", action="store_true", help="torch gives GPU memory that it does not use back before it serves")
+    parser.add_argument("--trim", action="store_true", help="give memory back that nothing is in before it serves")
     options = parser.parse_args()
     build, environment = WORKLOADS[options.name]
     os.environ.update(environment)
@@ -306,7 +313,7 @@ def main():
     if options.batches:
         run_batches(step, options.batches)
     if options.serve:
-        serve(step, options.serve, options.empty_cache)
+        serve(step, options.serve, options.trim)
     for i in range(options.steps):
         print(f"step {i} {digest(step(i))}", flush=True)
         time.sleep(options.pause)
