@@ -31,6 +31,28 @@ def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference)
         assert before + rekindle.wait_end(name) == reference
 
 
+NAMED_SOCKET = """
+import os, socket, sys, time
+driver = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+driver.bind(b"\\0cuda-uvmfd-%d-%d" % (os.stat("/proc/self/ns/pid").st_ino, os.getpid()))
+driver.listen()
+n = 0
+while True:
+    print(n, flush=True)
+    n += 1
+    time.sleep(0.02)
+"""
+
+
+def test_what_the_driver_names_after_a_process_does_not_hinder_a_second_restore(rekindle):
+    rekindle.run("first", sys.executable, "-c", NAMED_SOCKET)
+    rekindle.wait_lines("first", 3)
+    rekindle("checkpoint", "first", "--to", "image", "--leave-running")
+    for name in ("second", "third"):
+        rekindle.restore("image", name)
+        assert len(rekindle.wait_lines(name, 3)) >= 3
+
+
 def processes(rekindle):
     """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
     found = {}

@@ -1,6 +1,6 @@
 """A service that is put to sleep and woken by the next request: how long each takes, and the GPU memory that is free meanwhile."""
 
-from images import ask
+from images import ask, wait_for_worker
 from programs import start_service
 from scale import gpu_bytes
 
@@ -21,6 +21,7 @@ def measure(rekindle, name, work, rounds=5):
         for level in LEVELS:
             awake = gpu_bytes()
             slept = rekindle.json("sleep", label, "--level", level)
+            wait_for_worker(rekindle, rekindle.sandbox(label)["id"])
             asleep = gpu_bytes()
             woken_s, answer = ask(trigger)
             row["ok"] &= answer == expected

@@ -21,7 +21,7 @@ use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response, Status};
 use rekindle_sandbox::pages::Served;
 use rekindle_sandbox::process::tree as process_tree;
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Tree, driver_socket};
 use rekindle_store::{Draft, Part, PartKind};
 
 use crate::caches::Priority;
@@ -456,6 +456,9 @@ impl<'a> Attempt<'a> {
                 (Mode::Driver, Some(served)) => cpu_pages::take(draft, images, served),
                 (Mode::Driver, None) => Ok(()),
             })?;
+            if self.subject.mode == Mode::Sandbox {
+                driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+            }
             self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
         }
         fault::point("before-commit")?;

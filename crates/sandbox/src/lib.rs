@@ -20,6 +20,7 @@ pub mod capability;
 mod conversation;
 mod criu;
 mod devshm;
+pub mod driver_socket;
 mod dump;
 mod elf;
 mod error;

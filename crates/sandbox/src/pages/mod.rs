@@ -39,7 +39,7 @@ mod copier;
 mod drain;
 mod dump;
 mod files;
-mod image;
+pub(crate) mod image;
 mod kept;
 mod mark;
 mod page_map;
