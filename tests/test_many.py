@@ -6,12 +6,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from rekindle import Rekindle
 from test_features import FEATURES
 from test_training import PROGRAM, reference  # noqa: F401
 
 INSTANCES = 4
 RESTORES = 100
+# Less than the image has, so that some comes from each cache and some from the store.
+CACHES = {"REKINDLE_HOST_CACHE": "48M", "REKINDLE_GPU_CACHE": "16M"}
 
 
 def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference):  # noqa: F811
@@ -69,6 +72,11 @@ def daemon(rekindle):
     return next(pid for pid, command in processes(rekindle).items() if "rekindled" in command.split()[0] and " worker" not in command)
 
 
+def used(caches):
+    """The host's cache, and those of GPUs that have any."""
+    return [caches["host"], *caches["gpus"].values()]
+
+
 def held(rekindle):
     """All that restores could leave behind."""
     pid = daemon(rekindle)
@@ -84,9 +92,14 @@ def held(rekindle):
     }, int(status["RssAnon"].split()[0]) << 10
 
 
-def test_restores_and_kills_in_a_row_leave_nothing_behind():
-    with Rekindle() as rekindle:
-        rekindle.run("program", sys.executable, FEATURES / "pinned.py", rekindle.root / "go")
+@pytest.mark.parametrize(
+    "program, caches, restores",
+    [("pinned", {}, RESTORES), ("buffers", CACHES, RESTORES // 3)],
+    ids=["from the store", "from caches"],
+)
+def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, restores):
+    with Rekindle(**caches) as rekindle:
+        rekindle.run("program", sys.executable, FEATURES / f"{program}.py", rekindle.root / "go")
         rekindle.wait_lines("program", 1)
         rekindle("checkpoint", "program", "--to", "image", "--stop")
 
@@ -100,6 +113,7 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind():
             while time.monotonic() < end:
                 ready = all(spare["ready"] for spare in rekindle.json("ps")["pool"])
                 now = held(rekindle)
+                now[0]["cached"] = rekindle.json("images")["caches"]
                 if ready and last and now[0] == last[0]:
                     return now
                 last = now
@@ -109,10 +123,11 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind():
         for _ in range(5):
             once()
         before, memory = settled()
-        for _ in range(RESTORES):
+        for _ in range(restores):
             once()
         after, memory_after = settled()
         assert after == before
+        assert all((cache["used_bytes"] > 0) == bool(caches) for cache in used(after["cached"]))
         assert memory_after - memory < 2 << 20
         (rekindle.root / "go").touch()
         rekindle.restore("image", "last")

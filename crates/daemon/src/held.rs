@@ -346,6 +346,11 @@ impl Held {
         &self.pool.caches
     }
 
+    /// Ends the workers that wait for images. [`Held::fill_pool`] is to follow.
+    pub fn end_prepared(&self) {
+        self.pool.end_prepared();
+    }
+
     pub fn fill_pool(&self) {
         self.pool.refill();
     }

@@ -252,7 +252,8 @@ impl Attempt<'_> {
     fn restore_gpu(&self, worker: &Worker) -> Result<(u64, Loan)> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
         let (caches, gpu) = (self.held.caches(), self.held.record().gpu);
-        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status)?;
+        let let_go = || self.held.end_prepared();
+        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status, let_go)?;
         preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
         let loan = caches.lend(self.image, &gpu);

@@ -167,11 +167,17 @@ impl WorkerPool {
     /// just now reads it.
     pub fn let_go(self: &Arc<WorkerPool>, image: &Path) {
         let waits = |want: &Want| want.image.as_ref().is_some_and(|key| key.path == image);
-        let gone: Vec<Spare> = {
-            let mut state = self.lock();
-            state.wants.retain(|want| !waits(want));
-            state.spares.extract_if(.., |spare| waits(&spare.want)).collect()
-        };
+        self.lock().wants.retain(|want| !waits(want));
+        self.end_those(waits);
+    }
+
+    /// Ends those that wait for images, and the GPU memory that they hold.
+    pub fn end_prepared(&self) {
+        self.end_those(|want| want.image.is_some());
+    }
+
+    fn end_those(&self, chosen: impl Fn(&Want) -> bool) {
+        let gone: Vec<Spare> = self.lock().spares.extract_if(.., |spare| chosen(&spare.want)).collect();
         for spare in &gone {
             spare.worker.kill();
             self.forget(&spare.worker);

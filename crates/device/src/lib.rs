@@ -28,9 +28,6 @@ pub type Result<T> = std::result::Result<T, CuResult>;
 /// Device memory of a program lies in this range, at addresses that the worker chooses (16 TiB).
 pub const DEVICE_RANGE: std::ops::Range<u64> = 0x6000_0000_0000..0x7000_0000_0000;
 
-/// A part of [`DEVICE_RANGE`] where no memory of a program lies: caches are mapped there while they are read (1 TiB).
-pub const CACHE_RANGE: std::ops::Range<u64> = 0x6e00_0000_0000..0x6f00_0000_0000;
-
 /// Pinned host memory lies in this range, at one address in program and worker (16 TiB).
 pub const PINNED_RANGE: std::ops::Range<u64> = 0x5000_0000_0000..0x5400_0000_0000;
 

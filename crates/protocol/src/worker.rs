@@ -69,13 +69,13 @@ pub enum Request {
         memories: Vec<CacheMemory>,
         register: bool,
     },
-    /// Make memory on this device for a cache. Answered by `Made`.
+    /// Make memory for a cache. Answered by `Made`. The worker has it mapped until it has loaded an image.
     MakeCacheMemory {
-        device: usize,
-        bytes: u64,
+        memory: CacheMemory,
     },
-    /// With a descriptor: memory from `MakeCacheMemory`, of this number. Load chunks of the image, checked, to where they
-    /// are to lie in it.
+    /// Let go of all GPU memory of caches.
+    LeaveCaches,
+    /// With a descriptor: memory from `MakeCacheMemory`. Load chunks of the image, checked, to where they are to lie in it.
     FillCache {
         image: String,
         memory: CacheMemory,

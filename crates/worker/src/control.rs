@@ -157,8 +157,15 @@ impl Control {
                 Ok(Response::Done)
             }
             Request::Cache { memories, register } => self.take_cache(memories, descriptors, register),
-            Request::MakeCacheMemory { device, bytes } => {
-                let made = self.work(stream, move |desk, _| image::make_cache_memory(desk, device, bytes))?;
+            Request::LeaveCaches => {
+                self.remote.ask(|desk| {
+                    desk.cache.leave();
+                    desk.engine.bind_anew();
+                })?;
+                Ok(Response::Done)
+            }
+            Request::MakeCacheMemory { memory } => {
+                let made = self.work(stream, move |desk, _| image::make_cache_memory(desk, memory))?;
                 self.along.push(made);
                 Ok(Response::Made)
             }
@@ -207,6 +214,7 @@ impl Control {
                     log::warn!("a cache cannot be used: {code}");
                 }
             }
+            desk.engine.bind_anew();
         })?;
         Ok(Response::Done)
     }

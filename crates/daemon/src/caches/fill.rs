@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rekindle_protocol::worker::{CACHE_SLOT, Request, Response};
+use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Request, Response};
 use rekindle_store::{ContentHash, Image, PartKind};
 
 use super::cache::Cache;
@@ -117,6 +117,9 @@ impl Caches {
         let Ok(image) = Image::open(path) else { return Ok(()) };
         let loan = self.lend_from(&image, None, Priority::Made);
         let cached = loan.hand_to(worker, true)?;
+        if self.limits.gpu < CACHE_SLOT {
+            return Ok(());
+        }
         let chunks = chunks::of(&image);
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.hash).collect();
         let claimed = {
@@ -173,14 +176,14 @@ impl Caches {
             let reason = format!("{} MB are free on its GPU, which programs need", free >> 20);
             return Err(Error::Worker { action, reason });
         }
-        let descriptor =
-            match worker.ask_whole(action, &Request::MakeCacheMemory { device: 0, bytes }, &[], None)? {
-                (Response::Made, descriptors) => descriptors.into_iter().next(),
-                _ => None,
-            };
+        let memory = CacheMemory { number: self.next_number(), bytes, device: Some(0) };
+        let descriptor = match worker.ask_whole(action, &Request::MakeCacheMemory { memory }, &[], None)? {
+            (Response::Made, descriptors) => descriptors.into_iter().next(),
+            _ => None,
+        };
         let reason = || "it sent no descriptor".to_string();
         let descriptor = descriptor.ok_or_else(|| Error::Worker { action, reason: reason() })?;
-        let memory = Arc::new(Memory::of_gpu(self.next_number(), bytes, descriptor));
+        let memory = Arc::new(Memory::of_gpu(memory, descriptor));
         if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
             cache.memories.insert(place, memory.clone());
         }

@@ -63,9 +63,9 @@ impl Memory {
         Ok(Memory { described: CacheMemory { number, bytes, device: None }, descriptor, base })
     }
 
-    /// Of the program's first GPU, as a worker has made it.
-    pub fn of_gpu(number: u32, bytes: u64, descriptor: OwnedFd) -> Memory {
-        Memory { described: CacheMemory { number, bytes, device: Some(0) }, descriptor, base: None }
+    /// Of a GPU, as a worker has made it.
+    pub fn of_gpu(described: CacheMemory, descriptor: OwnedFd) -> Memory {
+        Memory { described, descriptor, base: None }
     }
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {

@@ -100,7 +100,15 @@ impl Caches {
     }
 
     /// Has caches on the GPU give memory back until a restore that needs so much has it, or they have no more.
-    pub fn make_room(&self, worker: &Worker, gpu: &str, needed: u64, status: Status) -> Result<Status> {
+    /// `let_go` has other workers let go of it.
+    pub fn make_room(
+        &self,
+        worker: &Worker,
+        gpu: &str,
+        needed: u64,
+        status: Status,
+        let_go: impl FnOnce(),
+    ) -> Result<Status> {
         let free = status.free_bytes.first().copied().unwrap_or(u64::MAX);
         let mut gained = 0;
         if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
@@ -111,7 +119,12 @@ impl Caches {
                 gained += cache.memory_bytes;
             }
         }
-        if gained == 0 { Ok(status) } else { worker.status() }
+        if gained == 0 {
+            return Ok(status);
+        }
+        let_go();
+        worker.command("let go of caches", &Request::LeaveCaches, &[])?;
+        worker.status()
     }
 
     /// Nobody fills in anything of images that are about to be removed, as long as this is held.

@@ -174,6 +174,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Another context may be current on this thread by now.
+    pub(crate) fn bind_anew(&mut self) {
+        self.bound = usize::MAX;
+    }
+
     /// A device with a context. The first has one from the start.
     pub(crate) fn any_device(&self) -> Result<Arc<dyn Device>> {
         let context = self.slots.iter().find_map(|slot| slot.context.as_ref());

@@ -7,18 +7,25 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Access, CACHE_RANGE, Device, Memory, Result};
+use rekindle_device::{Access, Device, Memory, Result};
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached};
+
+use crate::memory::Heap;
 
 /// All memories that this worker was given.
 #[derive(Default)]
 pub(crate) struct CacheMemories {
     host: HashMap<u32, Arc<HostMemory>>,
     device: HashMap<u32, (CacheMemory, OwnedFd)>,
+    /// What this worker itself has made.
+    made: HashMap<u32, Arc<DeviceMemory>>,
+    /// Addresses that are left for memory of GPUs.
+    room: Option<Range<u64>>,
 }
 
 impl CacheMemories {
@@ -37,42 +44,112 @@ impl CacheMemories {
         Ok(())
     }
 
+    /// Whether there is memory of GPUs to be mapped.
+    pub(super) fn needs_room(&self) -> bool {
+        !self.device.is_empty()
+    }
+
+    /// Sees to addresses for memory of GPUs, apart from those of a program.
+    pub(super) fn make_room(&mut self, heap: &mut Heap) -> Result<()> {
+        if self.room.is_none() {
+            self.room = Some(heap.reserve_apart()?);
+        }
+        Ok(())
+    }
+
+    /// Makes memory of a GPU. The descriptor holds it, whatever becomes of this worker.
+    pub(super) fn make(&mut self, owner: Arc<dyn Device>, memory: &CacheMemory) -> Result<OwnedFd> {
+        owner.bind()?;
+        let address = take_room(&mut self.room, memory.bytes)?;
+        let made = owner.memory_create(memory.bytes)?;
+        let exported = owner.memory_export(made);
+        let mapped = DeviceMemory::map(owner, made, memory.bytes, address, Access::ReadWrite)?;
+        self.made.insert(memory.number, Arc::new(mapped));
+        exported
+    }
+
+    /// The memory of this number, to be written to.
+    pub(super) fn writable(
+        &mut self,
+        owner: Arc<dyn Device>,
+        memory: &CacheMemory,
+        descriptor: &OwnedFd,
+    ) -> Result<Arc<DeviceMemory>> {
+        match self.made.get(&memory.number) {
+            Some(made) => Ok(made.clone()),
+            None => {
+                let address = take_room(&mut self.room, memory.bytes)?;
+                DeviceMemory::import(owner, memory, descriptor, address, Access::ReadWrite).map(Arc::new)
+            }
+        }
+    }
+
+    /// Lets go of all memory of GPUs.
+    pub(crate) fn leave(&mut self) {
+        self.device.clear();
+        self.made.clear();
+    }
+
     /// Opens what a load needs of them. Memory of a GPU is the load's from now on.
     pub(super) fn open(
         &mut self,
         rows: Vec<Cached>,
         device: impl Fn(usize) -> Option<Arc<dyn Device>>,
     ) -> Views {
-        let mut views = Views::default();
-        let mut room = CACHE_RANGE.start;
-        let mut mapped: HashMap<u32, Option<Arc<DeviceMemory>>> = HashMap::new();
         let mut waiting = std::mem::take(&mut self.device);
+        let made = std::mem::take(&mut self.made);
+        let mut room = self.room.take();
+        let views = self.views(rows, |number| {
+            let (memory, descriptor) = waiting.remove(&number)?;
+            let opened = match made.get(&number) {
+                Some(made) => made.protect(Access::Read).map(|()| made.clone()),
+                None => {
+                    let owner = device(memory.device?)?;
+                    take_room(&mut room, memory.bytes)
+                        .and_then(|at| DeviceMemory::import(owner, &memory, &descriptor, at, Access::Read))
+                        .map(Arc::new)
+                }
+            };
+            opened.inspect_err(|code| log::warn!("a cache in GPU memory cannot be read: {code}")).ok()
+        });
+        self.room = room;
+        views
+    }
+
+    /// As [`CacheMemories::open`], of memory of the host alone.
+    pub(super) fn open_host(&self, rows: Vec<Cached>) -> Views {
+        self.views(rows, |_| None)
+    }
+
+    fn views(&self, rows: Vec<Cached>, mut open: impl FnMut(u32) -> Option<Arc<DeviceMemory>>) -> Views {
+        let mut views = Views::default();
+        let mut opened: HashMap<u32, Option<Arc<DeviceMemory>>> = HashMap::new();
         for row in rows {
-            let mut open = |number| {
-                let (memory, descriptor) = waiting.remove(&number)?;
-                let owner = device(memory.device?)?;
-                let step = memory.bytes.next_multiple_of(owner.granularity());
-                let opened = DeviceMemory::import(owner, &memory, &descriptor, room, Access::Read);
-                room += step;
-                opened
-                    .inspect_err(|code| log::warn!("a cache in GPU memory cannot be read: {code}"))
-                    .ok()
-                    .map(Arc::new)
-            };
-            let bytes = row.count * CACHE_SLOT;
+            let bytes = row.count.saturating_mul(CACHE_SLOT);
+            let fits = |whole: u64| row.offset.checked_add(bytes).is_some_and(|end| end <= whole);
             let at = match self.host.get(&row.memory) {
-                Some(memory) if memory.holds(row.offset, bytes) => At::Host(memory.clone()),
-                Some(_) => continue,
-                None => match mapped.entry(row.memory).or_insert_with(|| open(row.memory)) {
-                    Some(memory) if row.offset + bytes <= memory.bytes => At::Device(memory.clone()),
-                    _ => continue,
-                },
+                Some(memory) => Some(At::Host(memory.clone())).filter(|_| fits(memory.bytes)),
+                None => {
+                    let memory = opened.entry(row.memory).or_insert_with(|| open(row.memory));
+                    memory.clone().filter(|memory| fits(memory.bytes)).map(At::Device)
+                }
             };
-            let run = Run { first: row.first, count: row.count, at, offset: row.offset };
-            views.parts.entry(row.part).or_default().push(run);
+            if let Some(at) = at {
+                let run = Run { first: row.first, count: row.count, at, offset: row.offset };
+                views.parts.entry(row.part).or_default().push(run);
+            }
         }
         views
     }
+}
+
+/// The next addresses of the room.
+fn take_room(room: &mut Option<Range<u64>>, bytes: u64) -> Result<u64> {
+    let left = room.as_mut().filter(|room| room.end - room.start >= bytes);
+    let left = left.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let at = left.start;
+    left.start += bytes;
+    Ok(at)
 }
 
 /// Which chunks of an image lie where.
@@ -156,10 +233,6 @@ impl HostMemory {
         Ok(memory)
     }
 
-    fn holds(&self, offset: u64, bytes: u64) -> bool {
-        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
-    }
-
     /// Whether devices can copy from it by themselves.
     pub(super) fn is_registered(&self) -> bool {
         self.registered.is_some()
@@ -193,25 +266,34 @@ impl DeviceMemory {
         access: Access,
     ) -> Result<DeviceMemory> {
         let bytes = memory.bytes;
-        if !bytes.is_multiple_of(device.granularity()) || address + bytes > CACHE_RANGE.end {
+        if !bytes.is_multiple_of(device.granularity()) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         device.bind()?;
         let memory = device.memory_import(descriptor.as_fd(), bytes)?;
-        let reserved = device.reserve(address, bytes);
-        let mapped = reserved.and_then(|()| {
-            let mapped = device.map(address, bytes, memory);
-            mapped.inspect_err(|_| {
-                let _ = device.unreserve(address, bytes);
-            })
-        });
-        if let Err(code) = mapped {
+        DeviceMemory::map(device, memory, bytes, address, access)
+    }
+
+    /// Takes the memory over, and maps it where addresses are reserved.
+    fn map(
+        device: Arc<dyn Device>,
+        memory: Memory,
+        bytes: u64,
+        address: u64,
+        access: Access,
+    ) -> Result<DeviceMemory> {
+        if let Err(code) = device.map(address, bytes, memory) {
             let _ = device.memory_release(memory);
             return Err(code);
         }
         let whole = DeviceMemory { device, memory, address, bytes };
-        whole.device.protect(address, bytes, access)?;
+        whole.protect(access)?;
         Ok(whole)
+    }
+
+    fn protect(&self, access: Access) -> Result<()> {
+        self.device.bind()?;
+        self.device.protect(self.address, self.bytes, access)
     }
 
     pub(super) fn device(&self) -> &Arc<dyn Device> {
@@ -229,7 +311,6 @@ impl Drop for DeviceMemory {
         let undone = device
             .bind()
             .and_then(|()| device.unmap(*address, *bytes))
-            .and_then(|()| device.unreserve(*address, *bytes))
             .and_then(|()| device.memory_release(*memory));
         if let Err(code) = undone {
             log::warn!("a cache in GPU memory stays mapped in this worker: {code}");

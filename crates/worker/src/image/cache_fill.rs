@@ -4,12 +4,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rekindle_device::{Access, CACHE_RANGE};
 use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached};
 use rekindle_store::{Image, PartKind};
 
 use super::block::Blocks;
-use super::cache::DeviceMemory;
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::source::{Extent, Sources};
@@ -18,13 +16,15 @@ use crate::dispatch::Desk;
 /// Blocks that chunks go through which no cache holds yet.
 const BLOCKS: usize = 4;
 
-/// Makes memory on the device; nobody but who has the descriptor holds it.
-pub(crate) fn make_cache_memory(desk: &mut Desk, index: usize, bytes: u64) -> Result<OwnedFd> {
-    let gpu = desk.engine.on(index).map_err(device("be used"))?;
-    let memory = gpu.memory_create(bytes).map_err(device(format!("make {bytes} bytes of memory")))?;
-    let exported = gpu.memory_export(memory);
-    let released = gpu.memory_release(memory);
-    exported.and_then(|descriptor| released.map(|()| descriptor)).map_err(device("leave memory behind"))
+/// Makes memory for a cache.
+pub(crate) fn make_cache_memory(desk: &mut Desk, memory: CacheMemory) -> Result<OwnedFd> {
+    let index = memory.device.unwrap_or_default();
+    desk.engine.bind(index).map_err(device("be used"))?;
+    let heap = desk.engine.heap(index).map_err(device("be used"))?;
+    desk.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
+    let context = desk.engine.context(index).map_err(device("be used"))?;
+    let made = desk.cache.make(context.device.clone(), &memory);
+    made.map_err(device(format!("make {} bytes of memory", memory.bytes)))
 }
 
 /// Loads chunks of the image, checked, into memory of a cache.
@@ -47,11 +47,12 @@ pub(crate) fn fill_cache(
     let gpu = gpus.get(index).and_then(Option::as_ref);
     let gpu =
         gpu.ok_or_else(|| Error::State(format!("a cache is on device {index}, which has no context")))?;
-    let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
-    let views = desk.cache.open(cached, on);
+    let views = desk.cache.open_host(cached);
     let sources = Sources::of(&image, &views);
-    let top = CACHE_RANGE.end - memory.bytes.next_multiple_of(gpu.device.granularity());
-    let mapped = DeviceMemory::import(gpu.device.clone(), &memory, &descriptor, top, Access::ReadWrite);
+    desk.engine.bind(index).map_err(device("be used"))?;
+    let heap = desk.engine.heap(index).map_err(device("be used"))?;
+    desk.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
+    let mapped = desk.cache.writable(gpu.device.clone(), &memory, &descriptor);
     let mapped = mapped.map_err(device("map memory of a cache"))?;
     let blocks = Blocks::new(gpu.device.clone(), CACHE_SLOT as usize, BLOCKS);
     let mut blocks = blocks.map_err(device("pin host memory to copy through"))?;

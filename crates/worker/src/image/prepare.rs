@@ -9,9 +9,9 @@ use std::path::Path;
 use rekindle_store::Image;
 
 use super::error::{Error, Result};
-use super::replay;
 use super::restore::{Begun, begin, read_state};
 use super::state::State;
+use super::{replay, restore_memory};
 use crate::dispatch::Desk;
 
 pub(crate) struct Prepared {
@@ -29,6 +29,7 @@ pub(crate) fn prepare(desk: &mut Desk, image: &Path) -> Result<()> {
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
     let mut begun = begin(&mut desk.engine, &state)?;
+    restore_memory::leave_free(&mut desk.engine, &state)?;
     begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state)?);
     desk.prepared = Some(Prepared { state: encoded, begun });
     Ok(())

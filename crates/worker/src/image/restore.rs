@@ -48,7 +48,14 @@ pub(crate) fn restore(
     let windows = save_memory::map_physical(&mut desk.engine)?;
     let gpus = save_memory::gpus(&desk.engine);
     let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
+    if desk.cache.needs_room()
+        && let Err(code) =
+            desk.engine.bind(0).and_then(|()| desk.engine.heap(0)).and_then(|heap| desk.cache.make_room(heap))
+    {
+        log::warn!("caches in GPU memory are not used, for there are no addresses for them: {code}");
+    }
     let views = desk.cache.open(cached, on);
+    desk.engine.bind_anew();
     // A second view of both, for the thread that loads.
     let work = Work {
         image: Image::open(image.path())?,

@@ -14,6 +14,18 @@ use super::state::{ContentState, State, buffer_part, physical_part};
 use crate::engine::Engine;
 use crate::memory::{Content, Physical, Reservation, Slab, map_pinned};
 
+/// Keeps the addresses of its memory free of all else, before any is placed.
+pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
+    for (index, row) in state.devices.iter().enumerate() {
+        let Some(context) = &row.context else { continue };
+        let heap = engine.heap(index).map_err(device("be used"))?;
+        for (start, bytes) in &context.regions {
+            heap.leave_free(&(*start..start.saturating_add(*bytes)));
+        }
+    }
+    Ok(())
+}
+
 /// Makes every handle, or takes what was left of it, and maps it; contents come later.
 pub(super) fn place(engine: &mut Engine, state: &State, left: &LeftMemory) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {

@@ -90,6 +90,18 @@ impl Heap {
         Ok(())
     }
 
+    /// Reserves a region that no memory of the program will lie in.
+    pub(crate) fn reserve_apart(&mut self) -> Result<Range<u64>> {
+        let region = self.regions.take(1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.device.reserve(region.start, region.end - region.start)?;
+        Ok(region)
+    }
+
+    /// Notes a region that a program to come has its memory in.
+    pub(crate) fn leave_free(&self, region: &Range<u64>) {
+        self.regions.skip(region);
+    }
+
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64> {
         if bytes == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
