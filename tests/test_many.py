@@ -72,9 +72,13 @@ def daemon(rekindle):
     return next(pid for pid, command in processes(rekindle).items() if "rekindled" in command.split()[0] and " worker" not in command)
 
 
-def used(caches):
-    """The host's cache, and those of GPUs that have any."""
-    return [caches["host"], *caches["gpus"].values()]
+def cached(rekindle):
+    """Bytes of the one image in the host's cache and in the GPU's, and whether both are full."""
+    shown = rekindle.json("images")
+    caches, held = shown["caches"], shown["images"][0]["cached_bytes"]
+    gpu = rekindle.gpu
+    held = held["host"], held["gpus"].get(gpu, 0)
+    return held, held == (caches["host"]["limit_bytes"], caches["gpu_limit_bytes"])
 
 
 def held(rekindle):
@@ -113,8 +117,8 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
             while time.monotonic() < end:
                 ready = all(spare["ready"] for spare in rekindle.json("ps")["pool"])
                 now = held(rekindle)
-                now[0]["cached"] = rekindle.json("images")["caches"]
-                if ready and last and now[0] == last[0]:
+                now[0]["cached"], full = cached(rekindle)
+                if ready and full and last and now[0] == last[0]:
                     return now
                 last = now
                 time.sleep(1)
@@ -127,7 +131,7 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
             once()
         after, memory_after = settled()
         assert after == before
-        assert all((cache["used_bytes"] > 0) == bool(caches) for cache in used(after["cached"]))
+        assert all(after["cached"]) == bool(caches)
         assert memory_after - memory < 2 << 20
         (rekindle.root / "go").touch()
         rekindle.restore("image", "last")
