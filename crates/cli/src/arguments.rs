@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use rekindle_protocol::daemon::{Level, Mode};
+use rekindle_protocol::daemon::{Level, LoadOrder, Mode};
 
 /// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
 #[derive(Debug, Parser)]
@@ -103,6 +103,23 @@ pub enum Command {
         /// For an image of mode driver: put what was on the GPU with UUID OLD on the one with UUID NEW.
         #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
         gpu_map: Vec<String>,
+        /// In which order GPU buffers are loaded; with `none`, GPU calls wait for all of them.
+        #[arg(long)]
+        order: Option<OrderArgument>,
+    },
+    /// Learn in which order a program uses its GPU buffers, so that later restores of the image load them so.
+    ///
+    /// Restores the image in a sandbox of its own, runs the command (on this side, not in the sandbox) that has the
+    /// program do what it is for, keeps the order with the image, and ends the sandbox. The command finds the sandbox's
+    /// name in REKINDLE_SANDBOX.
+    Profile {
+        image: String,
+        /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
+        #[arg(long, value_name = "GPU")]
+        gpu: Option<String>,
+        /// What sends the request, and its arguments; it ends when the request is answered.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "REQUEST")]
+        request: Vec<String>,
     },
     /// Give a program's GPU back while it needs none. It wakes by itself at its next GPU call.
     Sleep {
@@ -195,6 +212,29 @@ impl ModeArgument {
             ModeArgument::Auto => None,
             ModeArgument::Sandbox => Some(Mode::Sandbox),
             ModeArgument::Driver => Some(Mode::Driver),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OrderArgument {
+    /// GPU calls wait until all is loaded.
+    None,
+    /// As the image has them. GPU calls wait for what they name.
+    Default,
+    /// As recorded by `rekindle profile`, else as the image has them.
+    Profile,
+    /// What is needed first comes last; to measure what an order is worth.
+    Worst,
+}
+
+impl OrderArgument {
+    pub fn wanted(self) -> LoadOrder {
+        match self {
+            OrderArgument::None => LoadOrder::None,
+            OrderArgument::Default => LoadOrder::Default,
+            OrderArgument::Profile => LoadOrder::Profile,
+            OrderArgument::Worst => LoadOrder::Worst,
         }
     }
 }

@@ -4,15 +4,15 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
+use rekindle_protocol::daemon::{LoadOrder, Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, ImageCommand, ModeArgument, SandboxArguments};
+use crate::arguments::{Arguments, Command, ImageCommand, ModeArgument, OrderArgument, SandboxArguments};
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
-use crate::{pages, show, trace};
+use crate::{pages, profile, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -22,8 +22,12 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Run { sandbox, mode, from, command } => {
             return run(&places, &printer, sandbox, mode, from, command);
         }
-        Command::Restore { image, sandbox, gpu_map } => {
-            return restore(&places, &printer, image, sandbox, gpu_map);
+        Command::Restore { image, sandbox, gpu_map, order } => {
+            let order = order.map(OrderArgument::wanted);
+            return restore(&places, &printer, image, sandbox, gpu_map, order);
+        }
+        Command::Profile { image, gpu, request } => {
+            profile::perform(&places, &printer, image, gpu, &request)?
         }
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
@@ -141,12 +145,13 @@ fn restore(
     image: String,
     wanted: SandboxArguments,
     gpu_map: Vec<String>,
+    order: Option<LoadOrder>,
 ) -> Result<ExitCode> {
     if !wanted.detach {
         foreground::hold_signals()?;
     }
-    let answer =
-        simply_ask(places, &Request::Restore { image, name: wanted.name, gpu: wanted.gpu, gpu_map })?;
+    let SandboxArguments { name, gpu, .. } = wanted;
+    let answer = simply_ask(places, &Request::Restore { image, name, gpu, gpu_map, order, record: false })?;
     let report: Report = serde_json::from_value(answer.clone())?;
     warn(&report);
     if wanted.detach {

@@ -20,6 +20,8 @@ pub enum Error {
         "the sandbox {name:?} was neither checkpointed nor restored, so there is no trace of it; checkpoint it first"
     )]
     NoTrace { name: String },
+    #[error("the request {command:?} failed ({how}), so that nothing was learned; the image is as it was")]
+    Request { command: String, how: String },
     #[error("the daemon could not be started: {0}")]
     NoDaemon(String),
     #[error("the connection to the daemon was lost ({0}); sandboxes go on without it")]

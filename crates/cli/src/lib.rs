@@ -10,6 +10,7 @@ mod error;
 mod foreground;
 mod pages;
 mod picture;
+mod profile;
 mod progress;
 mod show;
 mod trace;

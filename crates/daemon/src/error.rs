@@ -40,6 +40,9 @@ pub enum Error {
     #[error("the sandbox {name:?} is not running ({state}); only a running one can be {wanted}")]
     NotRunning { name: String, state: String, wanted: &'static str },
 
+    #[error("no load order is known of the sandbox {name:?}: {reason}; use `rekindle profile`")]
+    NoLoadOrder { name: String, reason: String },
+
     #[error("the sandbox {name:?} is {state} just now; try again when that is done")]
     Occupied { name: String, state: String },
 

@@ -33,6 +33,7 @@ mod held;
 mod images;
 mod kept;
 mod kill;
+mod load_order;
 mod loading;
 mod lock;
 mod logs;

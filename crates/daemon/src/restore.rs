@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::{Mode, Operation, Report, State};
+use rekindle_protocol::daemon::{LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox};
 use rekindle_store::{Image, PartKind};
@@ -42,7 +42,7 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{clock, cpu_pages, driver_half, fault, framework, gpu, machine, names, preflight};
+use crate::{clock, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -57,6 +57,9 @@ pub struct Wish<'a> {
     pub gpu_map: &'a [String],
     /// What the image's program is to become, which waits for that.
     pub app: Option<&'a App>,
+    pub order: LoadOrder,
+    /// Note which buffers requests name first.
+    pub record: bool,
 }
 
 struct Attempt<'a> {
@@ -67,6 +70,7 @@ struct Attempt<'a> {
     /// Onto which GPUs the driver brings its half back.
     pairs: &'a [UuidPair],
     timeline: &'a Timeline,
+    wish: &'a Wish<'a>,
 }
 
 /// Returns when the program runs.
@@ -91,7 +95,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     fault::point("restore-checked")?;
     let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu, mode))?;
     let attempt =
-        Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline };
+        Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline, wish };
     reply.progress("restore", 0, 0);
     let brought_back = attempt
         .bring_back()
@@ -256,6 +260,7 @@ impl Attempt<'_> {
         let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status, let_go)?;
         preflight::check_gpus(self.image, &status)?;
         let start_us = self.timeline.elapsed_us();
+        load_order::tell(worker, self.image, self.wish.order, self.wish.record)?;
         let loan = caches.lend(self.image, &gpu);
         let cached = loan.hand_to(worker, false)?;
         let action = "restore the GPU half";

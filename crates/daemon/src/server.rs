@@ -18,7 +18,7 @@ use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, doctor, framework, images, logs, restore, sleep, traces, wake};
+use crate::{checkpoint, doctor, framework, images, load_order, logs, restore, sleep, traces, wake};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -107,7 +107,15 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
             let app = App::new(command, directory, environment)?;
             let (name, gpu) = (name.as_deref(), gpu.as_deref());
-            let wish = restore::Wish { image: &image, name, gpu, gpu_map: &[], app: Some(&app) };
+            let wish = restore::Wish {
+                image: &image,
+                name,
+                gpu,
+                gpu_map: &[],
+                app: Some(&app),
+                order: load_order::usual(),
+                record: false,
+            };
             json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
         }
         Request::Run { from: None, name, gpu, mode, command, directory, environment } => {
@@ -155,11 +163,19 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
         }
-        Request::Restore { image, name, gpu, gpu_map } => {
-            let (name, gpu) = (name.as_deref(), gpu.as_deref());
-            let wish = restore::Wish { image: &image, name, gpu, gpu_map: &gpu_map, app: None };
+        Request::Restore { image, name, gpu, gpu_map, order, record } => {
+            let wish = restore::Wish {
+                image: &image,
+                name: name.as_deref(),
+                gpu: gpu.as_deref(),
+                gpu_map: &gpu_map,
+                app: None,
+                order: order.unwrap_or_else(load_order::usual),
+                record,
+            };
             json!(restore::restore(daemon, &wish, reply)?)
         }
+        Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Trace { name } => {

@@ -67,6 +67,14 @@ pub enum Request {
         gpu: Option<String>,
         /// `OLD=NEW` for GPUs by their UUIDs.
         gpu_map: Vec<String>,
+        /// None: what the daemon usually does.
+        order: Option<LoadOrder>,
+        /// Note which buffers requests name first, for `KeepOrder`.
+        record: bool,
+    },
+    /// Keeps what a restore with `record` has noted with its image.
+    KeepOrder {
+        name: String,
     },
     /// Gives a program's GPU back while it needs none.
     Sleep {
@@ -204,6 +212,21 @@ pub struct SleepReport {
     pub bytes: u64,
     pub total_us: u64,
     pub phases: Vec<Phase>,
+}
+
+/// In which order a restore loads GPU buffers, and what of the program's requests waits for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadOrder {
+    /// All requests wait until all is loaded.
+    None,
+    /// As the image has them; requests wait for what they name.
+    Default,
+    /// As recorded with the image, or else as the image has them; requests wait for what they name.
+    #[default]
+    Profile,
+    /// The other way round.
+    Worst,
 }
 
 /// How a program's GPU half is taken.

@@ -53,6 +53,16 @@ pub enum Request {
     SavePinned {
         staging: String,
     },
+    /// How the next `Restore` loads contents of buffers. `order`: names of parts, those first that are loaded first.
+    /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`: note
+    /// in which order requests name them.
+    OnDemand {
+        run_ahead: bool,
+        order: Vec<String>,
+        record: bool,
+    },
+    /// The record, answered by `Uses`.
+    Uses,
     /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
     /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,
     /// requests of the program wait.
@@ -130,6 +140,10 @@ pub enum Response {
     },
     /// With a descriptor of new memory.
     Made,
+    /// Names of parts, the one named first first.
+    Uses {
+        names: Vec<String>,
+    },
     /// One sentence: what was found, what was expected, what to do.
     Failed(String),
 }

@@ -22,6 +22,16 @@ impl<'m> Merge<'m> {
         self.rings.len() - 1
     }
 
+    /// The ticket of the request that comes next.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Requests with lower tickets were taken by a consumer before this one.
+    pub fn set_next(&mut self, ticket: u64) {
+        self.next = ticket;
+    }
+
     pub fn len(&self) -> usize {
         self.rings.len()
     }

@@ -38,6 +38,7 @@ mod id;
 mod image;
 mod layout;
 mod lease;
+mod load_order;
 mod manifest;
 mod names;
 mod part_writer;

@@ -11,17 +11,21 @@ use rekindle_ring::{BoardMapping, Liveness, Ring};
 
 use crate::dispatch::{Ended, Remote};
 use crate::link::{Answer, Link};
+use crate::ondemand::{Conversations, wait_readable};
 
 pub(crate) struct ClientThread {
     pub socket: Arc<UnixStream>,
     pub directory: PathBuf,
     pub remote: Remote,
     pub link: Arc<Link>,
+    pub conversations: Arc<Conversations>,
 }
 
 impl ClientThread {
     pub(crate) fn run(self) {
         loop {
+            wait_readable(&self.socket);
+            let _turn = self.conversations.client();
             match frame::receive::<ToWorker>(&self.socket) {
                 Ok((message, descriptors)) => self.take(message, descriptors),
                 Err(FrameError::Closed) => break,

@@ -17,9 +17,10 @@ use rekindle_protocol::worker::{CacheMemory, Phase, Request, Response, Status};
 
 use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
-use crate::image::{self, LeftMemory, Loading};
+use crate::image::{self, LeftMemory, Loading, Wish};
 use crate::keeper;
 use crate::link::{Answer, Link};
+use crate::ondemand::{Conversations, Daemon, wait_for_parting, wait_readable};
 
 /// A worker that nobody needs ends after this time.
 const LONELY: Duration = Duration::from_secs(60);
@@ -43,10 +44,26 @@ pub(crate) struct Control {
     left: LeftMemory,
     /// What goes with the next answer.
     along: Vec<OwnedFd>,
+    conversations: Arc<Conversations>,
+    /// How the next restore loads.
+    demand: Option<Demand>,
+}
+
+/// See [`Request::OnDemand`].
+struct Demand {
+    run_ahead: bool,
+    order: Vec<String>,
+    record: bool,
 }
 
 impl Control {
-    pub(crate) fn new(listener: UnixListener, remote: Remote, link: Arc<Link>, spare: bool) -> Control {
+    pub(crate) fn new(
+        listener: UnixListener,
+        remote: Remote,
+        link: Arc<Link>,
+        spare: bool,
+        conversations: Arc<Conversations>,
+    ) -> Control {
         Control {
             listener,
             remote,
@@ -57,17 +74,31 @@ impl Control {
             held_back: false,
             left: LeftMemory::new(),
             along: Vec::new(),
+            conversations,
+            demand: None,
         }
+    }
+
+    /// Goes on with a daemon that waits for its answer to [`Request::Loaded`].
+    pub(crate) fn go_on(mut self, stream: &UnixStream, waits: bool) {
+        *self.conversations.daemon() = Daemon { stream: Some(stream.as_raw_fd()), waits };
+        let goes_on = !waits || self.answer_loaded(stream);
+        if goes_on {
+            self.serve(stream);
+        }
+        *self.conversations.daemon() = Daemon::default();
+        self.run();
     }
 
     pub(crate) fn run(mut self) {
         let mut lonely_since = Instant::now();
         loop {
-            if wait_readable(&self.listener, Duration::from_secs(1)) {
-                match self.listener.accept() {
-                    Ok((stream, _)) => self.serve(&stream),
+            if is_waiting(&self.listener, Duration::from_secs(1)) {
+                match self.accept() {
+                    Ok(stream) => self.serve(&stream),
                     Err(error) => log::warn!("cannot take a connection: {error}"),
                 }
+                *self.conversations.daemon() = Daemon::default();
                 self.undo();
                 if self.spare {
                     return self.remote.end(Ended::Done);
@@ -82,14 +113,48 @@ impl Control {
         }
     }
 
+    fn accept(&self) -> std::io::Result<UnixStream> {
+        let mut daemon = self.conversations.daemon();
+        let (stream, _) = self.listener.accept()?;
+        daemon.stream = Some(stream.as_raw_fd());
+        Ok(stream)
+    }
+
+    /// False if the connection is no more.
+    fn answer_loaded(&self, stream: &UnixStream) -> bool {
+        let loaded = self.await_loaded();
+        let mut daemon = self.conversations.daemon();
+        daemon.waits = false;
+        let response = loaded.clone().map_or_else(Response::Failed, |phases| Response::Restored { phases });
+        let sent = frame::send(stream, &response, &[]);
+        self.remote.heard();
+        if let Err(problem) = loaded {
+            if let Some(client) = self.link.socket().filter(|_| sent.is_ok()) {
+                wait_for_parting(&client);
+            }
+            self.remote.end(Ended::Failed(problem));
+        }
+        sent.is_ok()
+    }
+
     fn serve(&mut self, stream: &UnixStream) {
+        let conversations = self.conversations.clone();
         loop {
+            wait_readable(stream);
+            let mut turn = conversations.daemon();
             let (request, descriptors) = match frame::receive::<Request>(stream) {
                 Ok(received) => received,
                 Err(FrameError::Closed) => return,
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
-            let loaded = matches!(request, Request::Loaded);
+            if matches!(request, Request::Loaded) {
+                turn.waits = true;
+                drop(turn);
+                if !self.answer_loaded(stream) {
+                    return;
+                }
+                continue;
+            }
             let end = matches!(request, Request::Shutdown);
             let sleep = matches!(request, Request::Sleep);
             let response = self.obey(request, descriptors, stream).unwrap_or_else(Response::Failed);
@@ -102,9 +167,6 @@ impl Control {
             self.remote.heard();
             if end {
                 self.remote.end(Ended::Done);
-            }
-            if let (true, Response::Failed(problem)) = (loaded, &response) {
-                self.remote.end(Ended::Failed(problem.clone()));
             }
             if let Err(error) = sent {
                 return log::warn!("the daemon's connection: {error}");
@@ -176,12 +238,27 @@ impl Control {
                 })?;
                 Ok(Response::Done)
             }
+            Request::OnDemand { run_ahead, order, record } => {
+                self.demand = Some(Demand { run_ahead, order, record });
+                Ok(Response::Done)
+            }
+            Request::Uses => {
+                let names = self.remote.ask(|desk| desk.uses.as_ref().map(|uses| uses.names()))?;
+                let names = names.ok_or("this worker was not asked to record what is used first")?;
+                Ok(Response::Uses { names })
+            }
             Request::Restore { image, run_directory, cached } => {
                 let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
+                let Demand { run_ahead, order, record } = self.demand.take().unwrap_or(Demand {
+                    run_ahead: false,
+                    order: Vec::new(),
+                    record: false,
+                });
                 let phases = self.work(stream, move |desk, _| {
                     let directory = run_directory.into();
-                    let phases =
-                        image::restore(desk, image.as_ref(), directory, &left, cached, remote.clone())?;
+                    let wish =
+                        Wish { directory, left, cached, on_demand: run_ahead, order, record, again: false };
+                    let phases = image::restore(desk, image.as_ref(), wish, remote.clone())?;
                     if let Some(board) = desk.engine.board {
                         remote.use_board(board);
                     }
@@ -190,7 +267,7 @@ impl Control {
                 self.held_back = true;
                 Ok(Response::Restored { phases })
             }
-            Request::Loaded => self.await_loaded().map(|phases| Response::Restored { phases }),
+            Request::Loaded => Err("what is loaded is told beside other requests only".to_string()),
             Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
@@ -285,7 +362,8 @@ impl Control {
             return Err("this worker has a client already".to_string());
         }
         let (remote, link) = (self.remote.clone(), self.link.clone());
-        let thread = ClientThread { socket, directory, remote, link };
+        let conversations = self.conversations.clone();
+        let thread = ClientThread { socket, directory, remote, link, conversations };
         let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
         spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
     }
@@ -380,7 +458,7 @@ impl Control {
     }
 }
 
-fn wait_readable(socket: &impl AsRawFd, limit: Duration) -> bool {
+fn is_waiting(socket: &impl AsRawFd, limit: Duration) -> bool {
     poll(socket.as_raw_fd(), libc::POLLIN, limit.as_millis() as i32) != 0
 }
 

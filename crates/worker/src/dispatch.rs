@@ -13,9 +13,12 @@ use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Outcome, Prepared, Preparing};
+use crate::ondemand::Uses;
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
+/// How often work that runs ahead of loading is looked at.
+const LOADING_NAP: Duration = Duration::from_micros(200);
 
 /// Why the dispatch thread ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,10 @@ pub(crate) struct Desk {
     pub loading: Option<Loading>,
     /// How that ended.
     pub loaded: Option<Outcome>,
+    /// Requests of the program are not done any more.
+    pub is_closed: bool,
+    /// Which parts of the image's memory requests have named.
+    pub uses: Option<Uses>,
     merge: Merge<'static>,
     draining: Option<Drain>,
     ended: Option<Ended>,
@@ -88,10 +95,15 @@ pub(crate) fn remote() -> (Remote, Inbox) {
 impl Remote {
     pub(crate) fn run(&self, command: impl FnOnce(&mut Desk) + Send + 'static) {
         if self.commands.send(Box::new(command)).is_ok() {
-            self.shared.attention.store(true, Ordering::Release);
-            if let Some(board) = self.shared.board.get() {
-                board.ring();
-            }
+            self.wake();
+        }
+    }
+
+    /// Has the dispatch thread look at everything.
+    pub(crate) fn wake(&self) {
+        self.shared.attention.store(true, Ordering::Release);
+        if let Some(board) = self.shared.board.get() {
+            board.ring();
         }
     }
 
@@ -153,6 +165,18 @@ impl Remote {
 }
 
 impl Inbox {
+    /// Does what was asked for so far.
+    pub(crate) fn obey(&self, desk: &mut Desk) {
+        while let Ok(command) = self.commands.try_recv() {
+            command(desk);
+        }
+    }
+
+    /// Waits for something that is asked for, and does it; false when nobody can ask any more.
+    pub(crate) fn obey_next(&self, desk: &mut Desk) -> bool {
+        self.commands.recv().map(|command| command(desk)).is_ok()
+    }
+
     /// Runs no command, now or later: all who ask get this sentence.
     pub(crate) fn refuse(self, problem: String) {
         let _ = self.shared.problem.set(problem);
@@ -169,6 +193,8 @@ impl Desk {
             cache: CacheMemories::default(),
             loading: None,
             loaded: None,
+            is_closed: false,
+            uses: None,
             merge: Merge::new(),
             draining: None,
             ended: None,
@@ -183,6 +209,28 @@ impl Desk {
         self.ended = Some(how);
     }
 
+    /// The number of the request that comes next.
+    pub(crate) fn next_request(&self) -> u64 {
+        self.merge.next()
+    }
+
+    /// Requests before this one were taken by a worker before this.
+    pub(crate) fn go_on_with(&mut self, next: u64) {
+        self.merge.set_next(next);
+    }
+
+    /// Whoever waits for the end of all work is told why that is not waited for.
+    pub(crate) fn refuse_drain(&mut self, problem: &str) {
+        if let Some(drain) = self.draining.take() {
+            let _ = drain.answer.send(Err(problem.to_string()));
+        }
+    }
+
+    /// How the thread is to end, if it is.
+    pub(crate) fn ended(&mut self) -> Option<Ended> {
+        self.ended.take()
+    }
+
     /// Takes a ring in. Its place among the threads is its number in [`Origin`].
     pub(crate) fn add_ring(&mut self, index: u32, name: String, ring: rekindle_ring::Ring) {
         if self.engine.threads.iter().any(|thread| thread.name == name) {
@@ -193,23 +241,25 @@ impl Desk {
         self.engine.threads.push(Thread { index, name, ring, lane: Lane::default(), streams: Vec::new() });
     }
 
-    pub(crate) fn run(mut self, inbox: &Inbox) -> Ended {
+    /// `again` is called when a fault of work that ran ahead of loading is to be mended.
+    pub(crate) fn run(mut self, inbox: &Inbox, again: impl FnOnce(&mut Desk, &Inbox) -> Ended) -> Ended {
         // The kernel may otherwise lengthen short sleeps by 50 µs.
         // SAFETY: sets a property of this thread only.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
         loop {
             if inbox.shared.attention.swap(false, Ordering::Acquire) {
-                while let Ok(command) = inbox.commands.try_recv() {
-                    command(&mut self);
-                }
+                inbox.obey(&mut self);
             }
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            let Some(board) = self.engine.board.filter(|_| self.loading.is_none()) else {
-                match inbox.commands.recv() {
-                    Ok(command) => command(&mut self),
-                    Err(_) => return Ended::Done,
+            if self.engine.broken.is_some() {
+                return again(&mut self, inbox);
+            }
+            let ready = !self.is_closed && self.loading.as_ref().is_none_or(Loading::is_on_demand);
+            let Some(board) = self.engine.board.filter(|_| ready) else {
+                if !inbox.obey_next(&mut self) {
+                    return Ended::Done;
                 }
                 continue;
             };
@@ -221,6 +271,13 @@ impl Desk {
                 self.engine.close_batches();
             }
             let progress = !self.engine.waiting.is_empty() && self.engine.poll();
+            if self.loading.is_some() && worked < ROUND {
+                Loading::settle(&mut self);
+                if self.loading.is_some() {
+                    self.rest_while_loading(board, inbox);
+                }
+                continue;
+            }
             if worked != 0 || progress {
                 self.quiet_since = Instant::now();
                 self.look_at_drain(worked);
@@ -237,34 +294,67 @@ impl Desk {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
             };
+            if let Some(loading) = &mut self.loading
+                && !loading.admits(&self.engine, ring, &record)
+            {
+                return Ok(done);
+            }
+            if let Some(uses) = &mut self.uses {
+                uses.note(&self.engine, record.opcode, record.body, record.trailer);
+            }
             if self.engine.waiting.transfers != 0
                 && record.opcode != Upload::OPCODE
                 && record.opcode != Download::OPCODE
             {
                 self.engine.close_batches();
             }
-            let failed =
-                |engine: &mut Engine, name: &'static str, code| engine.asynchronous_failure(name, code);
+            let mut has_failed = false;
+            let failed = |engine: &mut Engine, name: &'static str, code| {
+                has_failed = true;
+                engine.asynchronous_failure(name, code);
+            };
             let origin = Origin { ring };
             let answer =
                 dispatch(&mut self.engine, origin, record.opcode, record.body, record.trailer, failed);
+            let answer = answer.map_err(|error| error.to_string())?;
+            if let Some(reply) = &answer {
+                has_failed |= self.note_failure(reply);
+            }
+            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand) {
+                if self.engine.broken.is_some() {
+                    on_demand.put_back();
+                    return Ok(done);
+                }
+                if has_failed {
+                    on_demand.failed();
+                }
+            }
             self.merge.release(ring, record);
             self.engine.operations += 1;
-            if let Some(reply) = answer.map_err(|error| error.to_string())? {
-                self.note_failure(&reply);
+            if let Some(reply) = answer {
                 self.engine.reply(ring, &reply);
             }
         }
         Ok(ROUND)
     }
 
-    fn note_failure(&mut self, reply: &[u8]) {
-        if let Some(Ok(head)) = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from) {
-            let status = ReplyHead::decode(head).status;
-            if status != 0 {
-                self.engine.note_fault(self.engine.bound(), rekindle_cuda::CuResult(status));
-            }
+    /// Whether a reply is of a failure.
+    fn note_failure(&mut self, reply: &[u8]) -> bool {
+        let head = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from);
+        let status = head.and_then(|head| head.ok()).map_or(0, |head| ReplyHead::decode(head).status);
+        if status != 0 {
+            self.engine.note_fault(self.engine.bound(), rekindle_cuda::CuResult(status));
         }
+        status != 0
+    }
+
+    /// Requests wait for memory, or for the end of what ran ahead, or there are none.
+    fn rest_while_loading(&mut self, board: &Board, inbox: &Inbox) {
+        let attention = || inbox.shared.attention.load(Ordering::Acquire);
+        let merge = &mut self.merge;
+        let idle = matches!(merge.peek(), Ok(None));
+        let ready = || attention() || idle && !matches!(merge.peek(), Ok(None));
+        board.wait(self.spin, LOADING_NAP, ready);
     }
 
     /// Nothing to do right now: polls on, or sleeps.

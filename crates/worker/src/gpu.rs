@@ -25,6 +25,16 @@ pub struct Opened {
     pub output: ProgramOutput,
 }
 
+impl std::fmt::Display for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Gpu::Emulated { config: None } => write!(f, "emulated"),
+            Gpu::Emulated { config: Some(config) } => write!(f, "emulated:{config}"),
+            Gpu::Nvidia { index } => write!(f, "nvidia:{index}"),
+        }
+    }
+}
+
 impl Gpu {
     pub fn parse(text: &str) -> Option<Gpu> {
         let (kind, detail) = text.split_once(':').map_or((text, None), |(kind, detail)| (kind, Some(detail)));

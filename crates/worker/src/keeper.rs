@@ -6,22 +6,20 @@
 //!                      memory              descriptors of what was left on the GPU
 //! ```
 //!
-//! A process that has used a GPU gives all of it back only when it ends, so the worker starts its own program again and
-//! passes on nothing but descriptors. As a worker does, a keeper outlives the daemon and ends with its client.
+//! The worker starts its own program again ([`successor`]) and passes on nothing but descriptors. As a worker does, a
+//! keeper outlives the daemon and ends with its client.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::{MOST_DESCRIPTORS, Request, Response, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::image::LeftMemory;
+use crate::successor;
 
 /// The argument before the number of the descriptor that [`Belongings`] are read from.
 pub(crate) const ARGUMENT: &str = "--keep";
@@ -52,32 +50,10 @@ pub(crate) fn become_one(
             ..status
         },
     };
-    let text = match write_down(&belongings) {
-        Ok(text) => text,
-        Err(error) => return format!("what it is to keep cannot be passed on: {error}"),
-    };
-    let passed = belongings.memory.iter().map(|(_, number)| *number);
-    for number in passed.chain([belongings.listener, belongings.client, text.as_raw_fd()]) {
-        // SAFETY: sets a flag of an open descriptor of ours.
-        unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
-    }
-    let name = std::env::args_os().next().unwrap_or_default();
-    let number = text.as_raw_fd().to_string();
-    let error = Command::new("/proc/self/exe").arg0(name).args(["worker", ARGUMENT, &number]).exec();
+    let mut passed: Vec<RawFd> = belongings.memory.iter().map(|(_, number)| *number).collect();
+    passed.extend([belongings.listener, belongings.client]);
+    let error = successor::start_again(ARGUMENT, &belongings, &passed);
     format!("it cannot start again without a GPU: {error}")
-}
-
-fn write_down(belongings: &Belongings) -> std::io::Result<File> {
-    // SAFETY: the name ends with a zero byte.
-    let number = unsafe { libc::memfd_create(c"rekindle-keeper".as_ptr(), libc::MFD_CLOEXEC) };
-    if number < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    let mut file = unsafe { File::from_raw_fd(number) };
-    file.write_all(&serde_json::to_vec(belongings)?)?;
-    std::io::Seek::rewind(&mut file)?;
-    Ok(file)
 }
 
 /// Runs a keeper, whose belongings are to be read from the descriptor of this number.
@@ -95,15 +71,8 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
 }
 
 fn open(number: &OsStr) -> Result<Keeper, String> {
-    let number: RawFd =
-        number.to_str().and_then(|text| text.parse().ok()).ok_or("the descriptor's number is none")?;
-    let mut text = Vec::new();
-    // SAFETY: the program that this process ran before has left this descriptor open for nothing else.
-    let mut file = unsafe { File::from_raw_fd(number) };
-    file.read_to_end(&mut text).map_err(|error| error.to_string())?;
-    let belongings: Belongings = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    drop(file);
-    // SAFETY: as above, each for one owner here.
+    let belongings: Belongings = successor::known(number)?;
+    // SAFETY: the program that this process ran before has left them open, each for one owner here.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     let keeper = Keeper {
         listener: own(belongings.listener).into(),
@@ -126,17 +95,10 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// A descriptor of the driver's that came along would hold the GPU.
     fn close_others(&self) {
         let mut kept = vec![self.listener.as_raw_fd(), self.client.as_raw_fd()];
         kept.extend(self.memory.iter().map(|(_, memory)| memory.as_raw_fd()));
-        let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-        let numbers: Vec<RawFd> =
-            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        for number in numbers.into_iter().filter(|number| *number > 2 && !kept.contains(number)) {
-            // SAFETY: nothing in this process knows the descriptor; that of the directory is closed already.
-            unsafe { libc::close(number) };
-        }
+        successor::close_others(&kept);
     }
 
     fn run(mut self) {

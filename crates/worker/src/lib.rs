@@ -24,8 +24,10 @@ mod image;
 mod keeper;
 mod link;
 mod memory;
+mod ondemand;
 mod printed;
 mod start;
+mod successor;
 
 pub use arguments::{Arguments, ArgumentsError};
 pub use dispatch::Ended;

@@ -4,20 +4,67 @@
 //! descriptor 1 for each write. So redirections hold as they would for a driver inside the process: those of a child
 //! whose output its parent reads, those made later, and those of a restored program. Without such a descriptor, or
 //! where the kernel forbids it, the worker's own standard output takes the text, which is the sandbox's log.
+//!
+//! Text of kernels that might have to run once more is kept back, also what a driver writes to the worker's standard
+//! output by itself.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The standard output of a worker's program.
 #[derive(Clone, Default)]
-pub struct ProgramOutput(Arc<Mutex<Option<OwnedFd>>>);
+pub struct ProgramOutput(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    process: Option<OwnedFd>,
+    kept: Option<Kept>,
+}
+
+/// What is kept back.
+struct Kept {
+    text: Vec<u8>,
+    /// In place of the worker's standard output, and that.
+    file: File,
+    stdout: OwnedFd,
+}
+
+impl Kept {
+    fn new() -> io::Result<Kept> {
+        // SAFETY: the name ends with a zero byte.
+        let number = unsafe { libc::memfd_create(c"rekindle-output".as_ptr(), libc::MFD_CLOEXEC) };
+        if number < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        let file = unsafe { File::from_raw_fd(number) };
+        // SAFETY: as above.
+        let stdout = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 3) };
+        if stdout < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as above.
+        let stdout = unsafe { OwnedFd::from_raw_fd(stdout) };
+        put_in_place(&file)?;
+        Ok(Kept { text: Vec::new(), file, stdout })
+    }
+}
+
+/// Makes a file the worker's standard output.
+fn put_in_place(file: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: both are open descriptors of this process, and standard output is nobody's to keep.
+    match unsafe { libc::dup2(file.as_raw_fd(), libc::STDOUT_FILENO) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
 
 impl ProgramOutput {
     /// Says which process the program is.
     pub(crate) fn of(&self, process: OwnedFd) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
+        self.state().process = Some(process);
     }
 
     /// As [`of`](Self::of), by the pid as this worker sees it.
@@ -30,9 +77,54 @@ impl ProgramOutput {
         }
     }
 
+    /// Keeps all text back from now on; false if that cannot be done.
+    pub(crate) fn keep_back(&self) -> bool {
+        match Kept::new() {
+            Ok(kept) => {
+                self.state().kept = Some(kept);
+                true
+            }
+            Err(error) => {
+                log::warn!("what kernels print cannot be kept back: {error}");
+                false
+            }
+        }
+    }
+
+    /// Passes on what was kept back.
+    pub(crate) fn let_go(&mut self) {
+        let Some(mut kept) = self.take_kept() else { return };
+        let mut printed = Vec::new();
+        let read = kept.file.rewind().and_then(|()| kept.file.read_to_end(&mut printed));
+        let written = read.and_then(|_| self.write_all(&kept.text)).and_then(|()| {
+            let mut stdout = File::from(kept.stdout);
+            stdout.write_all(&printed)
+        });
+        if let Err(error) = written {
+            log::error!("text that kernels printed is lost: {error}");
+        }
+    }
+
+    /// Forgets what was kept back: it will be printed once more.
+    pub(crate) fn forget(&self) {
+        self.take_kept();
+    }
+
+    fn take_kept(&self) -> Option<Kept> {
+        let kept = self.state().kept.take()?;
+        if let Err(error) = put_in_place(&kept.stdout) {
+            log::error!("the worker's standard output cannot be put in its place again: {error}");
+        }
+        Some(kept)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn borrow(&self) -> Option<File> {
-        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = held.as_ref()?.as_raw_fd();
+        let state = self.state();
+        let process = state.process.as_ref()?.as_raw_fd();
         // SAFETY: pidfd_getfd takes three integers and touches no memory of ours.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, libc::STDOUT_FILENO, 0) };
         // SAFETY: the descriptor is new and nobody else's.
@@ -42,6 +134,9 @@ impl ProgramOutput {
 
 impl Write for ProgramOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(kept) = &mut self.state().kept {
+            return kept.text.write(bytes);
+        }
         let Some(mut output) = self.borrow() else {
             return io::stdout().write(bytes);
         };

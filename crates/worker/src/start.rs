@@ -2,19 +2,22 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use crate::arguments::Arguments;
 use crate::control::Control;
 use crate::dispatch::{Desk, Ended, remote};
 use crate::engine::Engine;
 use crate::gpu::Opened;
-use crate::keeper;
 use crate::link::Link;
+use crate::ondemand::Conversations;
+use crate::{keeper, ondemand};
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -24,12 +27,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     {
         return keeper::main(number);
     }
+    if let [argument, number] = &arguments[..]
+        && argument == ondemand::ARGUMENT
+    {
+        return ondemand::main(number);
+    }
     fix_addresses();
-    allow_descriptors();
-    let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
-    // A second initialisation in one process would be refused, and the first one serves.
-    let _ = env_logger::Builder::from_env(log).try_init();
-    end_on_panic();
+    prepare_process();
     let arguments = match Arguments::parse(arguments.into_iter()) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -55,6 +59,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
+pub(crate) fn prepare_process() {
+    allow_descriptors();
+    let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
+    // A second initialisation in one process would be refused, and the first one serves.
+    let _ = env_logger::Builder::from_env(log).try_init();
+    end_on_panic();
+}
+
 /// Serves one client, as the daemon says that connects to `listener`. `open` opens the driver; the first device's
 /// context is made at once, so that it is there when the client comes.
 ///
@@ -66,7 +78,8 @@ pub fn serve(listener: UnixListener, open: impl FnOnce() -> Result<Opened, Strin
 fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<Opened, String>) -> Ended {
     let (remote, inbox) = remote();
     let link = Link::new();
-    let control = Control::new(listener, remote.clone(), link.clone(), spare);
+    let (conversations, listens) = (Arc::new(Conversations::default()), listener.as_raw_fd());
+    let control = Control::new(listener, remote.clone(), link.clone(), spare, conversations.clone());
     let control_thread = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
     if let Err(error) = control_thread {
         return Ended::Failed(format!("cannot start a thread: {error}"));
@@ -77,7 +90,8 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
     });
     match desk {
         Ok(engine) => {
-            let ended = Desk::new(engine).run(&inbox);
+            let again = |desk: &mut Desk, inbox: &_| ondemand::do_again(desk, inbox, listens, &conversations);
+            let ended = Desk::new(engine).run(&inbox, again);
             inbox.refuse(match &ended {
                 Ended::Done => "the worker is ending".to_string(),
                 Ended::Failed(problem) => problem.clone(),

@@ -50,8 +50,10 @@ pub(crate) struct Freed {
 impl Context {
     /// The device's context is current on this thread.
     pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Result<Context> {
+        // What is hashed behind copies is not to wait for the program's kernels.
+        let (_, greatest) = device.info().stream_priorities;
         let copies =
-            (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, 0)).collect::<Result<_>>()?;
+            (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, greatest)).collect::<Result<_>>()?;
         let hasher = Hasher::open(device.clone());
         Ok(Context {
             hasher,

@@ -93,6 +93,12 @@ pub(crate) struct Engine {
     pub execs: Table<ExecObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
+    /// Pinned memory that is to be mapped when all buffers are loaded.
+    pub pinned_later: Vec<std::ops::Range<u64>>,
+    /// Work runs ahead of loading: a fault is to be mended, and the program is not to see it.
+    pub ahead: bool,
+    /// The fault that it met.
+    pub broken: Option<CuResult>,
     pub recordings: HashMap<u64, Recording>,
     pub code: CodeCache,
     pub waiting: Waiting,
@@ -138,6 +144,9 @@ impl Engine {
             execs: Table::default(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
+            pinned_later: Vec::new(),
+            ahead: false,
+            broken: None,
             recordings: HashMap::new(),
             code: CodeCache::default(),
             waiting: Waiting::default(),
@@ -257,6 +266,9 @@ impl Engine {
 
     /// An operation failed and nobody waits for its answer: the device's next synchronising call reports it.
     pub(crate) fn asynchronous_failure(&mut self, operation: &str, code: CuResult) {
+        if self.is_to_be_mended(code) {
+            return;
+        }
         let device = self.bound();
         log::warn!("{operation} on device {device} failed: {code}");
         if let Some(board) = self.board {
@@ -267,7 +279,7 @@ impl Engine {
 
     /// Writes down, once, what the device knows about a fault that ended its context.
     pub(crate) fn note_fault(&mut self, device: usize, code: CuResult) {
-        if !code.is_sticky() || self.fault_noted {
+        if !code.is_sticky() || self.fault_noted || self.is_to_be_mended(code) {
             return;
         }
         self.fault_noted = true;
@@ -277,6 +289,31 @@ impl Engine {
         if let Some(board) = self.board {
             board.set_error(device, code.0);
         }
+    }
+
+    /// Whether this is a fault of work that ran ahead of loading.
+    pub(crate) fn is_to_be_mended(&mut self, code: CuResult) -> bool {
+        if self.ahead && code.is_sticky() {
+            self.broken.get_or_insert(code);
+        }
+        self.ahead && code.is_sticky()
+    }
+
+    /// True when no work is under way on any device; looks for faults on the way.
+    pub(crate) fn is_at_rest(&mut self) -> bool {
+        let mut rest = true;
+        for device in 0..self.slots.len() {
+            if self.slots[device].context.is_some() {
+                match self.is_idle(device) {
+                    Ok(idle) => rest &= idle,
+                    Err(code) => {
+                        self.note_fault(device, code);
+                        rest = false;
+                    }
+                }
+            }
+        }
+        rest
     }
 
     pub(crate) fn next_history(&mut self) -> u64 {

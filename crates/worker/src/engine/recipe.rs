@@ -13,6 +13,21 @@ pub(crate) struct Recipe {
     pub steps: Vec<GraphStep>,
 }
 
+impl Recipe {
+    /// Whether it has copies, fills or other work that a device checks the addresses of when it is added.
+    pub(crate) fn copies(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
+                Step::Launch { .. } | Step::Record { .. } | Step::Wait { .. } => false,
+                Step::Graph { recipe, .. } => recipe.copies(),
+                _ => true,
+            }),
+            GraphStep::Kernel { .. } | GraphStep::Empty { .. } => false,
+            GraphStep::Copy { .. } | GraphStep::Set { .. } => true,
+        })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum GraphStep {
     Captured(Recording),

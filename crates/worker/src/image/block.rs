@@ -28,6 +28,14 @@ pub(super) struct Gpu {
     pub hasher: Option<Arc<Hasher>>,
 }
 
+impl Gpu {
+    /// Waits for all that was enqueued on its streams.
+    pub(super) fn wait(&self) -> Result<()> {
+        self.device.bind()?;
+        self.streams.iter().try_for_each(|stream| self.device.stream_synchronize(*stream))
+    }
+}
+
 /// Registered memory.
 pub(super) struct Blocks {
     device: Arc<dyn Device>,

@@ -6,15 +6,15 @@
 //! come from when it is loaded is up to [`Sources`].
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rekindle_device::Device;
 use rekindle_store::{Part, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::error::{Error, Result, device as device_error};
+use super::progress::{Piece, Progress};
 use super::source::{Extent, Sources};
 
 /// More threads than this make it slower: they wait for each other in the driver.
@@ -54,7 +54,8 @@ pub(super) fn save(
 ) -> Result<()> {
     let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
     let chunk = |number: usize| work[number].1.chunk_bytes().clamp(1, BLOCK as u64);
-    let pieces = Pieces::new(&sizes, |number, at| at + chunk(number), stop);
+    let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
+    let pieces = Pieces::of(&progress, stop);
     let write = |piece: &Piece, block: &mut Block<'_>| -> Result<()> {
         let failed = |code| device_error("copy a buffer out")(code);
         let hash = block.hash().map_err(failed)?;
@@ -86,42 +87,61 @@ pub(super) fn save(
     })
 }
 
-/// Loads each part's contents, checked, to its place.
+/// How far the load of these parts has come: not at all. `order` is of the parts' numbers.
+pub(super) fn to_load(work: &[(Place, &Part)], sources: &Sources<'_>, order: &[usize]) -> Progress {
+    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
+    Progress::new(&sizes, |number, at| sources.cut(work[number].1, at), order)
+}
+
+/// Loads each part's contents, checked, to its place. `whole` is told when all of a part is there.
 pub(super) fn load(
     gpus: &Gpus,
     blocks: Preparing,
     sources: &Sources<'_>,
     work: &[(Place, &Part)],
+    progress: &Progress,
     stop: &AtomicBool,
+    whole: impl Fn(usize) -> Result<()> + Sync,
 ) -> Result<()> {
-    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
-    let pieces = Pieces::new(&sizes, |number, at| sources.cut(work[number].1, at), stop);
+    let pieces = Pieces::of(progress, stop);
+    let arrived = |number: usize| if progress.arrived(number) { whole(number) } else { Ok(()) };
+    // What devices do by themselves has nobody else who waits for it.
+    let filled = |numbers: &mut Vec<usize>| {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        gpus.iter().flatten().try_for_each(Gpu::wait).map_err(device_error("copy a buffer in"))?;
+        numbers.drain(..).try_for_each(arrived)
+    };
     pieces.on_threads(blocks, |turns| {
         let mut open = [const { None }; TURNS];
+        // Which part the piece in each block is of.
+        let mut under_way = [None; TURNS];
+        let mut fills = Vec::new();
         let mut turn = 0;
         while let Some(Piece { number, range }) = pieces.next()? {
             let (place, part) = &work[number];
             let (gpu, address) = (gpu(gpus, place)?, place.address + range.start);
             let extent = Extent { part, range, address };
             if sources.fill(gpu, &extent)? {
+                fills.push(number);
                 continue;
             }
             let block = &mut turns[turn];
             sources.settle(block, open[turn].take())?;
+            under_way[turn].take().map_or(Ok(()), arrived)?;
             open[turn] = sources.bring(gpu, extent, block)?;
+            under_way[turn] = Some(number);
+            filled(&mut fills)?;
             turn = (turn + 1) % TURNS;
         }
-        turns.iter_mut().zip(open).try_for_each(|(block, open)| sources.settle(block, open))
-    })?;
-    // What devices did by themselves has nobody else who waits for it.
-    gpus.iter()
-        .flatten()
-        .try_for_each(|gpu| {
-            gpu.device
-                .bind()
-                .and_then(|()| gpu.streams.iter().try_for_each(|s| gpu.device.stream_synchronize(*s)))
-        })
-        .map_err(device_error("copy a buffer in"))
+        filled(&mut fills)?;
+        for (at, (block, open)) in turns.iter_mut().zip(open).enumerate() {
+            sources.settle(block, open)?;
+            under_way[at].take().map_or(Ok(()), arrived)?;
+        }
+        Ok(())
+    })
 }
 
 fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
@@ -130,39 +150,16 @@ fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
         .ok_or_else(|| Error::State(format!("a buffer is on device {}, which has no context", place.device)))
 }
 
-/// Bytes of the part of this number.
-struct Piece {
-    number: usize,
-    range: Range<u64>,
-}
-
-impl Piece {
-    fn count(&self) -> usize {
-        (self.range.end - self.range.start) as usize
-    }
-}
-
 /// All pieces of all parts, for threads to take.
 struct Pieces<'s> {
-    all: Vec<(usize, Range<u64>)>,
-    next: AtomicUsize,
+    progress: &'s Progress,
     failed: AtomicBool,
     stop: &'s AtomicBool,
 }
 
 impl<'s> Pieces<'s> {
-    /// Of parts of so many bytes; `cut` tells where the piece ends that begins at a place of a part.
-    fn new(sizes: &[u64], cut: impl Fn(usize, u64) -> u64, stop: &'s AtomicBool) -> Pieces<'s> {
-        let mut all = Vec::new();
-        for (number, bytes) in sizes.iter().copied().enumerate() {
-            let mut at = 0;
-            while at < bytes {
-                let end = cut(number, at).clamp(at + 1, bytes);
-                all.push((number, at..end));
-                at = end;
-            }
-        }
-        Pieces { all, next: AtomicUsize::new(0), failed: AtomicBool::new(false), stop }
+    fn of(progress: &'s Progress, stop: &'s AtomicBool) -> Pieces<'s> {
+        Pieces { progress, failed: AtomicBool::new(false), stop }
     }
 
     fn next(&self) -> Result<Option<Piece>> {
@@ -172,8 +169,7 @@ impl<'s> Pieces<'s> {
         if self.failed.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let piece = self.all.get(self.next.fetch_add(1, Ordering::Relaxed));
-        Ok(piece.map(|(number, range)| Piece { number: *number, range: range.clone() }))
+        Ok(self.progress.next())
     }
 
     /// Runs on as many threads as there are pairs of blocks for; the first error ends it.
@@ -182,7 +178,7 @@ impl<'s> Pieces<'s> {
         blocks: Preparing,
         run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
     ) -> Result<()> {
-        if self.all.is_empty() {
+        if self.progress.is_empty() {
             return Ok(());
         }
         let mut blocks = blocks.wait().map_err(device_error("pin host memory to copy through"))?;

@@ -1,7 +1,7 @@
 //! Contents of buffers that are still on their way while the program runs already.
 //!
-//! Requests of the program wait meanwhile, all of them: a kernel may reach any buffer through pointers in memory, so
-//! which ones it needs is not known before it runs.
+//! Requests of the program wait meanwhile: all of them, or with [`OnDemand`] those that name what is not there yet, or
+//! could not be done once more.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -12,16 +12,20 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rekindle_protocol::worker::Phase;
-use rekindle_store::Image;
+use rekindle_ring::Record;
+use rekindle_store::{Image, Part};
 
 use super::block::{Gpu, Preparing};
 use super::cache::Views;
+use super::contents::Place;
 use super::error::{Error, Result};
+use super::hidden::{Hidden, Windows};
 use super::save_memory::{Window, unmap_windows};
 use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
 use crate::dispatch::{Desk, Ended, Remote};
+use crate::ondemand::{OnDemand, Spans};
 
 /// What is answered to whoever waits for the end.
 pub(crate) type Outcome = std::result::Result<Vec<Phase>, String>;
@@ -36,30 +40,101 @@ pub(super) struct Work {
     pub left: HashSet<String>,
     /// What of the image lies in caches; the thread that loads takes it.
     pub views: Mutex<Views>,
+    /// All of memory, where the program is not to reach it before its contents are there.
+    pub hidden: Option<Vec<Hidden>>,
+    /// Names of parts, those first that are to be loaded first.
+    pub order: Vec<String>,
 }
 
 pub(crate) struct Loading {
     work: Arc<Work>,
+    remote: Remote,
+    /// When the restore began.
+    since: Instant,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Phase>>>,
     waiting: Vec<Sender<Outcome>>,
+    on_demand: Option<OnDemand>,
+    windows: Vec<Windows>,
+    /// All contents are there.
+    loaded: Option<Phase>,
+}
+
+impl Work {
+    fn parts(&self) -> Result<Vec<(Place, &Part)>> {
+        match &self.hidden {
+            Some(hidden) => restore_memory::hidden_work(&self.image, hidden),
+            None => restore_memory::work(&self.image, &self.state, &self.windows, &self.left),
+        }
+    }
+
+    fn order(&self, parts: &[(Place, &Part)]) -> Vec<usize> {
+        let number = |name: &String| parts.iter().position(|(_, part)| part.name == *name);
+        self.order.iter().filter_map(number).collect()
+    }
+
+    /// All of a part is there.
+    fn show(&self, number: usize) -> Result<()> {
+        let Some(one) = self.hidden.as_ref().and_then(|hidden| hidden.get(number)) else { return Ok(()) };
+        match self.gpus.get(one.device) {
+            Some(Some(gpu)) => one.show(&*gpu.device),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where the program has the parts that the state tells of.
+pub(super) fn spans(state: &State) -> Spans {
+    let mut names = Vec::new();
+    let mut spans = Vec::new();
+    for row in state.devices.iter().filter_map(|device| device.context.as_ref()) {
+        for buffer in &row.buffers {
+            spans.push((buffer.address..buffer.address + buffer.bytes, names.len()));
+            names.push(super::state::buffer_part(buffer.address));
+        }
+    }
+    for row in &state.physical {
+        let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
+        spans.extend(mappings.map(|one| (one.address..one.address + one.bytes, names.len())));
+        names.push(super::state::physical_part(row.serial));
+    }
+    Spans::new(names, spans)
 }
 
 impl Loading {
     /// Begins it. The dispatch thread ends it, [`Loading::end`], when told by `remote`. `since` is when the restore
     /// began.
-    pub(super) fn begin(work: Work, blocks: Preparing, remote: Remote, since: Instant) -> Result<Loading> {
+    pub(super) fn begin(
+        work: Work,
+        windows: Vec<Windows>,
+        blocks: Preparing,
+        remote: Remote,
+        since: Instant,
+    ) -> Result<Loading> {
         let work = Arc::new(work);
-        let parts = restore_memory::work(&work.image, &work.state, &work.windows, &work.left)?;
+        let parts = work.parts()?;
         let bytes = parts.iter().map(|(place, _)| place.bytes).sum();
+        let progress = {
+            let views = work.views.lock().unwrap_or_else(PoisonError::into_inner);
+            let sources = Sources::of(&work.image, &views);
+            Arc::new(contents::to_load(&parts, &sources, &work.order(&parts)))
+        };
+        let on_demand = work.hidden.is_some().then(|| OnDemand::new(progress.clone(), spans(&work.state)));
         let stop = Arc::new(AtomicBool::new(false));
-        let (loaded, told) = (work.clone(), stop.clone());
+        let (loaded, told, for_later) = (work.clone(), stop.clone(), remote.clone());
         let load = move || {
             let began = Instant::now();
             let views = std::mem::take(&mut *loaded.views.lock().unwrap_or_else(PoisonError::into_inner));
             let sources = Sources::of(&loaded.image, &views);
-            let result = restore_memory::work(&loaded.image, &loaded.state, &loaded.windows, &loaded.left)
-                .and_then(|parts| contents::load(&loaded.gpus, blocks, &sources, &parts, &told));
+            let whole = |number: usize| {
+                loaded.show(number)?;
+                progress.set_whole(number);
+                remote.wake();
+                Ok(())
+            };
+            let result = loaded.parts().and_then(|parts| {
+                contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)
+            });
             remote.run(Loading::end);
             let from = sources.tally();
             // Letting go of memory takes longer than the program should wait.
@@ -76,27 +151,104 @@ impl Loading {
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
             thread.map_err(|source| Error::Io { action: "start", path: "a thread".to_string(), source })?;
-        let loading = Loading { work: work.clone(), stop, thread: Some(thread), waiting: Vec::new() };
+        let loading = Loading {
+            work: work.clone(),
+            remote: for_later,
+            since,
+            stop,
+            thread: Some(thread),
+            waiting: Vec::new(),
+            on_demand,
+            windows,
+            loaded: None,
+        };
         // What can be told without reading is told before the program runs.
         parts.iter().try_for_each(|(_, part)| work.image.check_present(part))?;
         Ok(loading)
     }
 
+    /// Requests can be done before all contents are there.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        self.on_demand.is_some()
+    }
+
+    pub(crate) fn on_demand(&mut self) -> Option<&mut OnDemand> {
+        self.on_demand.as_mut()
+    }
+
+    /// Whether the next request can be done now.
+    pub(crate) fn admits(
+        &mut self,
+        engine: &crate::engine::Engine,
+        ring: usize,
+        record: &Record<'_>,
+    ) -> bool {
+        self.on_demand.as_mut().is_some_and(|on_demand| on_demand.admits(engine, ring, record))
+    }
+
+    /// Where the image lies.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.work.image.path().to_path_buf()
+    }
+
+    /// How long ago the restore began.
+    pub(crate) fn age(&self) -> std::time::Duration {
+        self.since.elapsed()
+    }
+
     /// The contents are there, or cannot be.
     fn end(desk: &mut Desk) {
         let Some(mut loading) = desk.loading.take() else { return };
-        let result = loading.finish(desk);
-        let name = image_name(&loading.work.image);
+        let finished = loading.finish(desk);
+        if !loading.is_on_demand() {
+            return loading.tell(desk, finished);
+        }
+        match finished {
+            Ok(phase) => loading.loaded = Some(phase),
+            // A fault of a kernel ends the loading too; the worker that goes on loads again.
+            Err(error) => {
+                desk.engine.is_at_rest();
+                if desk.engine.broken.is_none() {
+                    return loading.tell(desk, Err(error));
+                }
+            }
+        }
+        desk.loading = Some(loading);
+    }
+
+    /// Once all contents are there and all that ran ahead has ended without a fault: nothing can go wrong any more that
+    /// the program has no part in.
+    pub(crate) fn settle(desk: &mut Desk) {
+        let ready = desk.loading.as_ref().is_some_and(|loading| loading.loaded.is_some());
+        if !ready || !desk.engine.is_at_rest() || desk.engine.broken.is_some() {
+            return;
+        }
+        let Some(mut loading) = desk.loading.take() else { return };
+        let phase = loading.loaded.take().unwrap_or_default();
+        desk.engine.ahead = false;
+        desk.engine.pinned_later.clear();
+        let pinned = restore_memory::pin(&mut desk.engine, &loading.work.state);
+        desk.engine.output.let_go();
+        for windows in loading.windows.drain(..) {
+            windows.close(loading.remote.clone());
+        }
+        loading.tell(desk, pinned.map(|()| phase));
+    }
+
+    fn tell(mut self, desk: &mut Desk, result: Result<Phase>) {
+        let name = image_name(&self.work.image);
         let outcome = result.map(|phase| vec![phase]).map_err(|error| {
             let problem = format!("image {name:?} could not be loaded: {error}");
             log::error!("{problem}");
             problem
         });
         desk.loaded = Some(outcome.clone());
-        if let (Err(problem), true) = (&outcome, loading.waiting.is_empty()) {
+        // What the program asks for then would meet contents that are not its own.
+        desk.is_closed = outcome.is_err();
+        if let (Err(problem), true) = (&outcome, self.waiting.is_empty()) {
             desk.end(Ended::Failed(problem.clone()));
         }
-        for waiting in loading.waiting.drain(..) {
+        for waiting in self.waiting.drain(..) {
             let _ = waiting.send(outcome.clone());
         }
     }
@@ -106,8 +258,10 @@ impl Loading {
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
         let phase = loaded?;
-        unmap_windows(&mut desk.engine, &self.work.windows)?;
-        restore_memory::protect(&mut desk.engine, &self.work.state)?;
+        if self.work.hidden.is_none() {
+            unmap_windows(&mut desk.engine, &self.work.windows)?;
+            restore_memory::protect(&mut desk.engine, &self.work.state)?;
+        }
         Ok(phase)
     }
 

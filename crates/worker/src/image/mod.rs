@@ -14,9 +14,11 @@ mod cache;
 mod cache_fill;
 mod contents;
 mod error;
+mod hidden;
 mod loading;
 mod pinned;
 mod prepare;
+mod progress;
 mod replay;
 mod restore;
 mod restore_code;
@@ -38,7 +40,8 @@ pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
-pub(crate) use restore::restore;
+pub(crate) use progress::Progress;
+pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{expect_save, forget_save, save};
 
 /// Memory that outlives the worker that made it, by the names of the parts that it is in place of.

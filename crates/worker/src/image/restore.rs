@@ -11,23 +11,35 @@ use rekindle_store::{Image, PartKind};
 
 use super::block::Preparing;
 use super::error::{Error, Result, device};
-use super::loading::{Loading, Work};
+use super::hidden::open_windows;
+use super::loading::{Loading, Work, spans};
 use super::replay::OwnStreams;
-use super::state::{MOST_BYTES, State};
+use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
 use crate::dispatch::{Desk, Remote};
-use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark};
+use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, Recipe};
+use crate::ondemand::Uses;
 
-/// Memory in `left` is mapped, not loaded. What is `cached` lies in memories that the desk was given.
-pub(crate) fn restore(
-    desk: &mut Desk,
-    image: &Path,
-    directory: PathBuf,
-    left: &LeftMemory,
-    cached: Vec<Cached>,
-    remote: Remote,
-) -> Result<Vec<Phase>> {
+/// What a restore is to be like.
+#[derive(Default)]
+pub(crate) struct Wish {
+    pub directory: PathBuf,
+    /// Memory that is mapped, not loaded.
+    pub left: LeftMemory,
+    /// What lies in memories that the desk was given.
+    pub cached: Vec<Cached>,
+    /// Requests need not wait for all contents.
+    pub on_demand: bool,
+    /// Names of parts, in the order in which they are best loaded.
+    pub order: Vec<String>,
+    /// The order in which requests name parts first is to be recorded.
+    pub record: bool,
+    /// The client has been let go on already: what it was told is not told again.
+    pub again: bool,
+}
+
+pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote) -> Result<Vec<Phase>> {
     let (since, mut timer) = (Instant::now(), Timer::start());
     if desk.engine.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
@@ -40,12 +52,29 @@ pub(crate) fn restore(
         None => begin(&mut desk.engine, &state)?,
     };
     timer.lap("worker state", 0);
+    let Wish { directory, left, cached, order, record, again, .. } = wish;
+    desk.uses = record.then(|| Uses::new(spans(&state)));
     desk.engine.directory = directory;
     desk.engine.board_name = state.board.clone();
-    restore_memory::place(&mut desk.engine, &state, left)?;
-    restore_memory::pin(&mut desk.engine, &state)?;
+    let can_wait = left.is_empty() && !graphs_copy(&state);
+    // What kernels print must be kept back as long as they might have to run once more.
+    let on_demand = wish.on_demand && can_wait && desk.engine.output.keep_back();
+    let mut hidden = on_demand.then(Vec::new);
+    restore_memory::place(&mut desk.engine, &state, &left, hidden.as_mut())?;
+    let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
+    match &mut hidden {
+        Some(hidden) => {
+            load_windows = open_windows(&mut desk.engine, hidden)?;
+            let pinned = |row: &PinnedState| row.address..row.address.saturating_add(row.bytes);
+            desk.engine.pinned_later = state.pinned.iter().map(pinned).collect();
+            desk.engine.ahead = true;
+        }
+        None => {
+            restore_memory::pin(&mut desk.engine, &state)?;
+            windows = save_memory::map_physical(&mut desk.engine)?;
+        }
+    }
     timer.lap("GPU addresses", 0);
-    let windows = save_memory::map_physical(&mut desk.engine)?;
     let gpus = save_memory::gpus(&desk.engine);
     let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
     if desk.cache.needs_room()
@@ -64,8 +93,10 @@ pub(crate) fn restore(
         gpus,
         left: left.keys().cloned().collect(),
         views: Mutex::new(views),
+        hidden,
+        order,
     };
-    let loading = Loading::begin(work, begun.blocks, remote, since)?;
+    let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
     let own_streams = match begun.own_streams {
         Some(own_streams) => own_streams,
         None => replay::replay(&mut desk.engine, &image, &state)?,
@@ -73,7 +104,7 @@ pub(crate) fn restore(
     timer.lap("modules", 0);
     events(&mut desk.engine, &state)?;
     graphs(&mut desk.engine, &state)?;
-    join_files(desk, &state, own_streams)?;
+    join_files(desk, &state, own_streams, again)?;
     desk.loading = Some(loading);
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
@@ -165,6 +196,12 @@ fn events(engine: &mut Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
+/// Whether graphs name memory that must be mapped when they are built: that of copies and fills.
+fn graphs_copy(state: &State) -> bool {
+    let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
+    recipes.into_iter().any(Recipe::copies)
+}
+
 fn graphs(engine: &mut Engine, state: &State) -> Result<()> {
     for row in &state.graphs {
         let built = engine.build(row.device, &row.recipe);
@@ -193,7 +230,7 @@ fn graphs(engine: &mut Engine, state: &State) -> Result<()> {
 }
 
 /// Maps board and rings, which are as new, and gives each thread its streams.
-fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams) -> Result<()> {
+fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams, again: bool) -> Result<()> {
     let shared = |error: rekindle_ring::SharedError| Error::Refused(error.to_string());
     let file = |desk: &Desk, name: &str| {
         let path = desk.engine.run_file(name);
@@ -215,7 +252,7 @@ fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams) -> Re
     }
     let board = BoardMapping::open(&file(desk, &state.board)?).map_err(shared)?;
     for (index, row) in state.devices.iter().enumerate() {
-        if let Some(context) = row.context.as_ref().filter(|context| context.error != 0) {
+        if let Some(context) = row.context.as_ref().filter(|context| context.error != 0 && !again) {
             board.set_error(index, context.error);
         }
     }

@@ -9,10 +9,11 @@ use rekindle_store::{Image, Part, PartKind};
 use super::LeftMemory;
 use super::contents::Place;
 use super::error::{Error, Result, device};
+use super::hidden::Hidden;
 use super::save_memory::Window;
-use super::state::{ContentState, State, buffer_part, physical_part};
+use super::state::{ContentState, MappingState, State, buffer_part, physical_part};
 use crate::engine::Engine;
-use crate::memory::{Content, Physical, Reservation, Slab, map_pinned};
+use crate::memory::{Content, Mapping, Physical, Reservation, Slab, map_pinned};
 
 /// Keeps the addresses of its memory free of all else, before any is placed.
 pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
@@ -26,8 +27,14 @@ pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Makes every handle, or takes what was left of it, and maps it; contents come later.
-pub(super) fn place(engine: &mut Engine, state: &State, left: &LeftMemory) -> Result<()> {
+/// Makes every handle, or takes what was left of it, and maps it; contents come later. With `hidden` none is mapped, and
+/// all are put there.
+pub(super) fn place(
+    engine: &mut Engine,
+    state: &State,
+    left: &LeftMemory,
+    mut hidden: Option<&mut Vec<Hidden>>,
+) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         engine.bind(index).map_err(device("be used"))?;
@@ -46,7 +53,15 @@ pub(super) fn place(engine: &mut Engine, state: &State, left: &LeftMemory) -> Re
                 }
             };
             let action = format!("place {} bytes at {:#x}", buffer.bytes, buffer.address);
-            let from = left.get(&buffer_part(buffer.address)).map(AsFd::as_fd);
+            let part = buffer_part(buffer.address);
+            if let Some(hidden) = &mut hidden {
+                let placed = heap.place_unmapped(buffer.address, buffer.bytes, content);
+                let mut one = Hidden::new(part, index, placed.map_err(device(action))?, buffer.bytes);
+                one.mappings.push((buffer.address, Access::ReadWrite));
+                hidden.push(one);
+                continue;
+            }
+            let from = left.get(&part).map(AsFd::as_fd);
             heap.place(buffer.address, buffer.bytes, content, from).map_err(device(action))?;
         }
     }
@@ -67,6 +82,19 @@ pub(super) fn place(engine: &mut Engine, state: &State, left: &LeftMemory) -> Re
         let memory = made.map_err(device(format!("make {} bytes of memory", row.bytes)))?;
         let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
         engine.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
+        if let Some(hidden) = &mut hidden {
+            let mut one = Hidden::new(physical_part(row.serial), row.device, memory, row.bytes);
+            let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
+            for mapping in mappings {
+                let MappingState { address, bytes, serial, access } = *mapping;
+                one.mappings.push((address, access));
+                engine.virtual_memory.note_mapping(address, Mapping { bytes, serial, access });
+            }
+            hidden.push(one);
+        }
+    }
+    if hidden.is_some() {
+        return Ok(());
     }
     for row in &state.mappings {
         let mapped = engine.map_at(row.address, row.bytes, row.serial, Access::ReadWrite);
@@ -106,13 +134,35 @@ pub(super) fn pin(engine: &mut Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Which part goes where.
+/// Which part goes where: to the program's addresses.
 pub(super) fn work<'i>(
     image: &'i Image,
     state: &State,
     windows: &[Window],
     left: &HashSet<String>,
 ) -> Result<Vec<(Place, &'i Part)>> {
+    let mut wanted = Vec::new();
+    for (index, row) in state.devices.iter().enumerate() {
+        for buffer in row.context.iter().flat_map(|context| &context.buffers) {
+            let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
+            wanted.push((buffer_part(buffer.address), place));
+        }
+    }
+    for window in windows {
+        let Place { device, address, bytes } = window.place;
+        wanted.push((physical_part(window.serial), Place { device, address, bytes }));
+    }
+    wanted.retain(|(name, _)| !left.contains(name));
+    find_parts(image, wanted)
+}
+
+/// Which part goes where: to the windows.
+pub(super) fn hidden_work<'i>(image: &'i Image, hidden: &[Hidden]) -> Result<Vec<(Place, &'i Part)>> {
+    let place = |one: &Hidden| Place { device: one.device, address: one.window, bytes: one.bytes };
+    find_parts(image, hidden.iter().map(|one| (one.part.clone(), place(one))).collect())
+}
+
+fn find_parts(image: &Image, wanted: Vec<(String, Place)>) -> Result<Vec<(Place, &Part)>> {
     let parts: HashMap<&str, &Part> =
         image.parts(PartKind::GpuBuffer).map(|part| (part.name.as_str(), part)).collect();
     let find = |name: String, place: Place| match parts.get(name.as_str()) {
@@ -123,22 +173,5 @@ pub(super) fn work<'i>(
         ))),
         None => Err(Error::State(format!("the image has no part {name}"))),
     };
-    let mut work = Vec::new();
-    for (index, row) in state.devices.iter().enumerate() {
-        for buffer in row.context.iter().flat_map(|context| &context.buffers) {
-            let name = buffer_part(buffer.address);
-            if !left.contains(&name) {
-                let place = Place { device: index, address: buffer.address, bytes: buffer.bytes };
-                work.push(find(name, place)?);
-            }
-        }
-    }
-    for window in windows {
-        let name = physical_part(window.serial);
-        if !left.contains(&name) {
-            let Place { device, address, bytes } = window.place;
-            work.push(find(name, Place { device, address, bytes })?);
-        }
-    }
-    Ok(work)
+    wanted.into_iter().map(|(name, place)| find(name, place)).collect()
 }

@@ -145,6 +145,16 @@ impl Heap {
         self.fill(at, bytes, content, from)
     }
 
+    /// As [`Heap::place`], on new memory that is not mapped: the caller does that when its contents are there.
+    pub(crate) fn place_unmapped(&mut self, at: u64, bytes: u64, content: Content) -> Result<Memory> {
+        if !self.take_addresses_at(at, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let memory = self.device.memory_create(bytes).inspect_err(|_| self.give_addresses(at, bytes))?;
+        self.hold(at, bytes, memory, content);
+        Ok(memory)
+    }
+
     fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
         let at = self.take_addresses(bytes, self.granularity, 0)?;
         self.fill(at, bytes, content, None)?;
@@ -154,10 +164,7 @@ impl Heap {
     fn fill(&mut self, at: u64, bytes: u64, content: Content, from: Option<BorrowedFd<'_>>) -> Result<()> {
         match self.back(at, bytes, from) {
             Ok(memory) => {
-                if matches!(content, Content::Slab(_)) {
-                    self.slabs.push(at);
-                }
-                self.buffers.insert(at, Buffer { bytes, memory, content });
+                self.hold(at, bytes, memory, content);
                 Ok(())
             }
             Err(code) => {
@@ -165,6 +172,13 @@ impl Heap {
                 Err(code)
             }
         }
+    }
+
+    fn hold(&mut self, at: u64, bytes: u64, memory: Memory, content: Content) {
+        if matches!(content, Content::Slab(_)) {
+            self.slabs.push(at);
+        }
+        self.buffers.insert(at, Buffer { bytes, memory, content });
     }
 
     /// Makes memory, or takes what there is, and maps it.

@@ -1,0 +1,49 @@
+//! `rekindle profile`: learns in which order a program uses its GPU buffers.
+
+use std::process::{Command, Stdio};
+
+use rekindle_daemon::Places;
+use rekindle_protocol::daemon::{Report, Request};
+
+use crate::commands::Printer;
+use crate::connection::simply_ask;
+use crate::error::{Error, Result};
+
+/// Where the request finds the sandbox's name.
+const VARIABLE: &str = "REKINDLE_SANDBOX";
+
+pub fn perform(
+    places: &Places,
+    printer: &Printer,
+    image: String,
+    gpu: Option<String>,
+    request: &[String],
+) -> Result<()> {
+    let restore = Request::Restore { image, name: None, gpu, gpu_map: Vec::new(), order: None, record: true };
+    let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
+    let name = report.name;
+    let learned =
+        send(&name, request).and_then(|()| simply_ask(places, &Request::KeepOrder { name: name.clone() }));
+    let ended = simply_ask(places, &Request::Kill { names: vec![name], signal: None });
+    let answer = learned?;
+    ended?;
+    printer.print(&answer, || {
+        let parts = answer["parts"].as_array().map_or(0, Vec::len);
+        format!("{} buffers, in the order of their use", parts)
+    });
+    Ok(())
+}
+
+/// Standard output is the answer's.
+fn send(sandbox: &str, request: &[String]) -> Result<()> {
+    let failed = |how: String| Error::Request { command: request.join(" "), how };
+    let (program, arguments) = request.split_first().ok_or_else(|| failed("it is empty".to_string()))?;
+    let status = Command::new(program)
+        .args(arguments)
+        .env(VARIABLE, sandbox)
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .status()
+        .map_err(|error| failed(error.to_string()))?;
+    if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
+}

@@ -1,0 +1,67 @@
+//! In which order contents of GPU buffers are loaded, and whether the program's requests run ahead of them.
+
+use rekindle_protocol::daemon::LoadOrder;
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_store::Image;
+use serde_json::{Value, json};
+
+use crate::checkpoint;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::worker::Worker;
+
+/// Says how restores load that are not told.
+const VARIABLE: &str = "REKINDLE_LOAD_ORDER";
+
+/// The order to load in, where none is wished.
+pub fn usual() -> LoadOrder {
+    let Ok(wanted) = std::env::var(VARIABLE) else { return LoadOrder::default() };
+    serde_json::from_value(Value::String(wanted.clone())).unwrap_or_else(|_| {
+        log::warn!("{VARIABLE} is {wanted:?}, and none, default, profile or worst were expected");
+        LoadOrder::default()
+    })
+}
+
+/// Tells a worker how its next restore loads.
+pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> Result<()> {
+    let names = match order {
+        LoadOrder::None | LoadOrder::Default => Vec::new(),
+        LoadOrder::Profile => recorded(image),
+        LoadOrder::Worst => recorded(image).into_iter().rev().collect(),
+    };
+    let run_ahead = order != LoadOrder::None;
+    // What was not used when the order was recorded would else come after what is needed first.
+    let names = if order == LoadOrder::Worst { unused_first(image, names) } else { names };
+    worker.command("learn how to load", &Request::OnDemand { run_ahead, order: names, record }, &[])
+}
+
+/// The order is advice: an image without one, or with a damaged one, is restored all the same.
+fn recorded(image: &Image) -> Vec<String> {
+    image.load_order().unwrap_or_else(|error| {
+        log::warn!("buffers are loaded as the image has them: {error}");
+        Vec::new()
+    })
+}
+
+fn unused_first(image: &Image, used: Vec<String>) -> Vec<String> {
+    let all = image.parts(rekindle_store::PartKind::GpuBuffer).map(|part| part.name.clone());
+    let unused: Vec<String> = all.filter(|name| !used.contains(name)).collect();
+    [unused, used].concat()
+}
+
+/// Keeps with its image in which order a restored program's requests have named buffers.
+pub fn keep(daemon: &Daemon, held: &Held) -> Result<Value> {
+    let name = held.name();
+    held.cpu("profiled")?;
+    let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
+    let image = held.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
+    let worker = checkpoint::serving_worker(held)?.ok_or_else(|| unknown("it does not use a GPU"))?;
+    let action = "tell which buffers were used first";
+    let parts = match worker.ask(action, &Request::Uses, &[], None)? {
+        Response::Uses { names } => names,
+        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+    };
+    daemon.store.image(&image)?.set_load_order(&parts)?;
+    Ok(json!({ "name": name, "image": image, "parts": parts }))
+}

@@ -1,0 +1,241 @@
+//! What is done when work that ran ahead of loading has met a fault: the worker starts again.
+//!
+//! ```text
+//!   worker ──exec──▶ the same process, without its failed context
+//!                      client's socket, daemon's connection, listener   descriptors
+//!                      log                                              a file in memory
+//!                    opens the GPU ─ restores and loads all ─ does the log once more ─ goes on
+//! ```
+//!
+//! The rings lie in files of the run directory; the next request is where it was.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rekindle_protocol::frame;
+use rekindle_protocol::worker::{Phase, Response};
+use rekindle_ring::Ring;
+use serde::{Deserialize, Serialize};
+
+use super::conversations::{Conversations, wait_for_parting};
+use super::replay::replay;
+use crate::arguments::Arguments;
+use crate::client_thread::ClientThread;
+use crate::control::Control;
+use crate::dispatch::{Desk, Ended, Inbox, Remote, remote};
+use crate::engine::Engine;
+use crate::gpu::Gpu;
+use crate::image::{self, Wish};
+use crate::link::Link;
+use crate::{start, successor};
+
+/// The argument before the number of the descriptor that [`Inheritance`] is read from.
+pub(crate) const ARGUMENT: &str = "--again";
+
+/// What is passed on; descriptors by their numbers.
+#[derive(Serialize, Deserialize)]
+struct Inheritance {
+    gpu: String,
+    image: PathBuf,
+    directory: PathBuf,
+    listener: RawFd,
+    client: RawFd,
+    daemon: Option<RawFd>,
+    /// The daemon waits to hear that all is loaded.
+    daemon_waits: bool,
+    log: RawFd,
+    /// The client's pid.
+    pid: i32,
+    /// The rings in their order, and up to where each one's staging area was used.
+    rings: Vec<(u32, String)>,
+    staged: Vec<u64>,
+    next_request: u64,
+    /// What was recorded of the order in which parts are used, if that is wanted.
+    uses: Option<Vec<String>>,
+    /// How long ago the restore began, microseconds.
+    age_us: u64,
+}
+
+/// Starts again. Returns only where that cannot be, with how the worker ends.
+pub(crate) fn do_again(
+    desk: &mut Desk,
+    inbox: &Inbox,
+    listener: RawFd,
+    conversations: &Conversations,
+) -> Ended {
+    let fault = desk.engine.broken.map_or_else(String::new, |code| code.to_string());
+    log::info!(
+        "a kernel came to memory that was not loaded yet ({fault}): all is loaded, and it runs once more"
+    );
+    let (daemon, _client) = conversations.stop(|| {
+        inbox.obey(desk);
+        desk.refuse_drain("the program's buffers are being loaded; try again");
+    });
+    inbox.obey(desk);
+    if let Some(ended) = desk.ended() {
+        return ended;
+    }
+    desk.engine.output.forget();
+    let failed = |problem: String| Ended::Failed(format!("the worker cannot start again: {problem}"));
+    let Some(client) = desk.engine.link.socket() else { return Ended::Done };
+    let gpu = Arguments::parse(std::env::args_os().skip(2)).map(|arguments| arguments.gpu.to_string());
+    let gpu = match gpu {
+        Ok(gpu) => gpu,
+        Err(error) => return failed(error.to_string()),
+    };
+    let Some(loading) = desk.loading.as_mut() else { return failed("nothing is being loaded".to_string()) };
+    let image = loading.image();
+    let Some(on_demand) = loading.on_demand().filter(|on_demand| !on_demand.log.is_empty()) else {
+        return Ended::Failed(format!("the GPU's context has failed while buffers were loaded: {fault}"));
+    };
+    let log = match successor::memory_file(&[on_demand.log.bytes()]) {
+        Ok(log) => log,
+        Err(error) => return failed(error.to_string()),
+    };
+    let staged = on_demand.log.staged().to_vec();
+    let age_us = loading.age().as_micros() as u64;
+    let inheritance = Inheritance {
+        gpu,
+        image,
+        directory: desk.engine.directory.clone(),
+        listener,
+        client: client.as_raw_fd(),
+        daemon: daemon.stream,
+        daemon_waits: daemon.waits,
+        log: log.as_raw_fd(),
+        pid: desk.engine.client,
+        rings: desk.engine.threads.iter().map(|thread| (thread.index, thread.name.clone())).collect(),
+        staged,
+        next_request: desk.next_request(),
+        uses: desk.uses.as_ref().map(|uses| uses.names()),
+        age_us,
+    };
+    let mut passed = vec![inheritance.listener, inheritance.client, inheritance.log];
+    passed.extend(inheritance.daemon);
+    failed(successor::start_again(ARGUMENT, &inheritance, &passed).to_string())
+}
+
+/// Runs a worker that has started again.
+pub(crate) fn main(number: &OsStr) -> ExitCode {
+    start::prepare_process();
+    let inheritance: Inheritance = match successor::known(number) {
+        Ok(inheritance) => inheritance,
+        Err(problem) => {
+            log::error!("a worker that was to start again could not: {problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut kept = vec![inheritance.listener, inheritance.client, inheritance.log];
+    kept.extend(inheritance.daemon);
+    successor::close_others(&kept);
+    // SAFETY: the program that this process ran before has left them open, each for one owner here.
+    let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
+    let listener = UnixListener::from(own(inheritance.listener));
+    let client = UnixStream::from(own(inheritance.client));
+    let daemon = inheritance.daemon.map(|number| UnixStream::from(own(number)));
+    let log = own(inheritance.log);
+    match go_on(&inheritance, listener, client, daemon, log) {
+        Ended::Done => ExitCode::SUCCESS,
+        Ended::Failed(problem) => {
+            log::error!("{problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn go_on(
+    inheritance: &Inheritance,
+    listener: UnixListener,
+    client: UnixStream,
+    daemon: Option<UnixStream>,
+    log: OwnedFd,
+) -> Ended {
+    let ((remote, inbox), link) = (remote(), Link::new());
+    let client = Arc::new(client);
+    link.connect(client.clone());
+    let desk = restore(inheritance, &inbox, &remote, &link).and_then(|mut desk| {
+        replay(&mut desk, log, &inheritance.staged)?;
+        Ok(desk)
+    });
+    let desk = match desk {
+        Ok(desk) => desk,
+        Err(problem) => {
+            let problem = format!("the program's GPU half could not be restored once more: {problem}");
+            if let Some(daemon) = daemon.filter(|_| inheritance.daemon_waits) {
+                let _ = frame::send(&daemon, &Response::Failed(problem.clone()), &[]);
+                // The daemon ends the program, which is not to see an error before.
+                wait_for_parting(&client);
+            }
+            return Ended::Failed(problem);
+        }
+    };
+    let (conversations, directory) = (Arc::new(Conversations::default()), inheritance.directory.clone());
+    let control = Control::new(listener, remote.clone(), link.clone(), false, conversations.clone());
+    let waits = inheritance.daemon_waits;
+    let control = std::thread::Builder::new().name("control".into()).spawn(move || match daemon {
+        Some(daemon) => control.go_on(&daemon, waits),
+        None => control.run(),
+    });
+    let thread = ClientThread { socket: client, directory, remote, link, conversations };
+    let client = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
+    if let Err(error) = control.and(client) {
+        return Ended::Failed(format!("cannot start a thread: {error}"));
+    }
+    // Nothing runs ahead any more, so that there is nothing to mend.
+    let ended = desk.run(&inbox, |_, _| Ended::Failed("a fault came twice".to_string()));
+    inbox.refuse("the worker is ending".to_string());
+    ended
+}
+
+/// All as it was when the program was let go on.
+fn restore(
+    inheritance: &Inheritance,
+    inbox: &Inbox,
+    remote: &Remote,
+    link: &Arc<Link>,
+) -> Result<Desk, String> {
+    let began = Instant::now();
+    let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| format!("{:?} names no GPU", inheritance.gpu))?;
+    let engine = Engine::new(gpu.open()?, link.clone());
+    let mut desk = Desk::new(engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))?);
+    desk.engine.client = inheritance.pid;
+    desk.engine.output.of_pid(inheritance.pid);
+    let record = inheritance.uses.is_some();
+    let wish = Wish { directory: inheritance.directory.clone(), record, again: true, ..Wish::default() };
+    let began_loading = Instant::now();
+    let restored = image::restore(&mut desk, &inheritance.image, wish, remote.clone());
+    restored.map_err(|error| error.to_string())?;
+    if let Some(board) = desk.engine.board {
+        remote.use_board(board);
+    }
+    while desk.loading.is_some() {
+        if !inbox.obey_next(&mut desk) {
+            return Err("nothing tells whether buffers are loaded".to_string());
+        }
+    }
+    let mut phases = desk.loaded.take().ok_or("nothing was loaded")??;
+    if let (Some(uses), Some(names)) = (&mut desk.uses, &inheritance.uses) {
+        uses.go_on_after(names);
+    }
+    for (index, name) in &inheritance.rings {
+        let path = desk.engine.run_file(name).ok_or_else(|| format!("{name:?} is no file name"))?;
+        let ring = Ring::open(&path).map_err(|error| error.to_string())?;
+        desk.add_ring(*index, name.clone(), ring);
+    }
+    desk.go_on_with(inheritance.next_request);
+    let opened_us = began_loading.duration_since(began).as_micros() as u64;
+    phases.iter_mut().for_each(|phase| phase.start_us += inheritance.age_us + opened_us);
+    let again = Phase {
+        name: "a fault mended".to_string(),
+        start_us: inheritance.age_us,
+        duration_us: opened_us,
+        ..Phase::default()
+    };
+    desk.loaded = Some(Ok([vec![again], phases].concat()));
+    Ok(desk)
+}

@@ -1,0 +1,143 @@
+//! What a request of the program needs of memory, as far as its words tell.
+//!
+//! A kernel's arguments are searched for addresses, structures passed by value too. It may reach more by addresses that
+//! lie in memory; what it then finds is not here.
+
+use std::ops::Range;
+
+use rekindle_device::{Copy3D, MemorySet};
+use rekindle_protocol::operation::*;
+
+use crate::engine::{Engine, GraphStep, Recipe, Step};
+
+/// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
+const EXTERNAL: u32 = 1;
+
+/// Of addresses among a kernel's parameters, in structures that are packed too.
+const ALIGNMENT: usize = 4;
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Touched {
+    /// What is certainly read or written.
+    pub ranges: Vec<Range<u64>>,
+    /// Words that may be addresses.
+    pub words: Vec<u64>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) enum Needs {
+    /// All contents: it could not be done once more with the same effect, or its answer tells how far the GPU has come.
+    All,
+    /// This memory, at most; it leaves nothing behind.
+    Look(Touched),
+    /// This memory; doing it once more on the same memory has the same effect.
+    Memory(Touched),
+}
+
+/// What lies behind the operation of a record.
+pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+    let mut touched = Touched::default();
+    let known = match opcode {
+        LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {
+            touched.words(trailer, ALIGNMENT);
+            true
+        }
+        Copy::OPCODE => postcard::from_bytes::<Copy>(body).is_ok_and(|copy| {
+            touched.copy(copy.to, copy.from, copy.bytes);
+            true
+        }),
+        CopyStrided::OPCODE => {
+            postcard::from_bytes::<CopyStrided>(body).is_ok_and(|strided| touched.strided(&strided.copy))
+        }
+        SetMemory::OPCODE => postcard::from_bytes::<SetMemory>(body).is_ok_and(|fill| touched.set(&fill.set)),
+        Upload::OPCODE => postcard::from_bytes::<Upload>(body)
+            .is_ok_and(|upload| touched.range(upload.to, Some(upload.bytes))),
+        GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body)
+            .is_ok_and(|launch| engine.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(&exec.recipe))),
+        FunctionGet::OPCODE
+        | FunctionSet::OPCODE
+        | FunctionCache::OPCODE
+        | StreamCreate::OPCODE
+        | StreamDestroy::OPCODE
+        | StreamWaitEvent::OPCODE
+        | EventCreate::OPCODE
+        | EventDestroy::OPCODE
+        | EventRecord::OPCODE => true,
+        MemoryInfo::OPCODE
+        | LimitGet::OPCODE
+        | FunctionNames::OPCODE
+        | OccupancyBlocks::OPCODE
+        | OccupancyShared::OPCODE
+        | OccupancyClusters::OPCODE => return Needs::Look(touched),
+        // A driver may look whether there is memory.
+        TensorMap::OPCODE => {
+            touched.words(body, 1);
+            return Needs::Look(touched);
+        }
+        _ => false,
+    };
+    if known { Needs::Memory(touched) } else { Needs::All }
+}
+
+impl Touched {
+    fn words(&mut self, bytes: &[u8], step: usize) {
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes);
+        self.words.extend(bytes.windows(8).step_by(step).filter_map(|bytes| word(bytes).ok()));
+    }
+
+    /// False where a range has no end, which makes what it is of unknown.
+    fn range(&mut self, start: u64, bytes: Option<u64>) -> bool {
+        let end = bytes.and_then(|bytes| start.checked_add(bytes));
+        self.ranges.extend(end.map(|end| start..end));
+        end.is_some()
+    }
+
+    fn copy(&mut self, to: u64, from: u64, bytes: u64) -> bool {
+        self.range(to, Some(bytes)) && self.range(from, Some(bytes))
+    }
+
+    fn strided(&mut self, copy: &Copy3D) -> bool {
+        let Copy3D { width, height, depth, .. } = *copy;
+        let extent = |pitch: u64, slice: u64| {
+            let rows = height.saturating_sub(1).checked_mul(pitch)?;
+            depth.saturating_sub(1).checked_mul(slice)?.checked_add(rows)?.checked_add(width)
+        };
+        self.range(copy.to, extent(copy.to_pitch, copy.to_slice))
+            && self.range(copy.from, extent(copy.from_pitch, copy.from_slice))
+    }
+
+    fn set(&mut self, set: &MemorySet) -> bool {
+        let row = set.width.checked_mul(u64::from(set.element));
+        let rows = set.height.saturating_sub(1).checked_mul(set.pitch);
+        self.range(set.address, row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)))
+    }
+
+    /// False for a graph that does more than launches, copies and fills.
+    fn recipe(&mut self, recipe: &Recipe) -> bool {
+        recipe.steps.iter().all(|step| match step {
+            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(step)),
+            GraphStep::Kernel { parameters, .. } => {
+                self.words(parameters, ALIGNMENT);
+                true
+            }
+            GraphStep::Copy { copy, .. } => self.strided(copy),
+            GraphStep::Set { set, .. } => self.set(set),
+            GraphStep::Empty { .. } => true,
+        })
+    }
+
+    fn step(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Launch { parameters, .. } => {
+                self.words(parameters, ALIGNMENT);
+                true
+            }
+            Step::Copy { to, from, bytes, .. } => self.copy(*to, *from, *bytes),
+            Step::CopyStrided { copy, .. } => self.strided(copy),
+            Step::Set { set, .. } => self.set(set),
+            Step::Graph { recipe, .. } => self.recipe(recipe),
+            Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
+            Step::WaitValue { .. } | Step::WriteValue { .. } | Step::HostCall { .. } => false,
+        }
+    }
+}

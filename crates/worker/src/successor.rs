@@ -1,0 +1,65 @@
+//! Starting this program again in the same process: what it held of a GPU goes, some descriptors are passed on.
+//!
+//! A process that has used a GPU gives all of it back only when its program ends, and one whose context has failed can
+//! make no other. Who watches the process, and who holds the other ends of its sockets, sees no end.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Read, Seek, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Starts again with this argument, the descriptors of these numbers, and what is to be known. Returns only if that does
+/// not work, with the reason.
+pub(crate) fn start_again(argument: &str, known: &impl Serialize, descriptors: &[RawFd]) -> Error {
+    let text = match serde_json::to_vec(known).map_err(Error::from).and_then(|text| memory_file(&[&text])) {
+        Ok(text) => text,
+        Err(error) => return error,
+    };
+    for number in descriptors.iter().copied().chain([text.as_raw_fd()]) {
+        // SAFETY: sets a flag of an open descriptor of ours.
+        unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+    }
+    let name = std::env::args_os().next().unwrap_or_default();
+    let number = text.as_raw_fd().to_string();
+    Command::new("/proc/self/exe").arg0(name).args(["worker", argument, &number]).exec()
+}
+
+/// A file in memory with these contents, to be read from its start.
+pub(crate) fn memory_file(contents: &[&[u8]]) -> std::io::Result<File> {
+    // SAFETY: the name ends with a zero byte.
+    let number = unsafe { libc::memfd_create(c"rekindle-successor".as_ptr(), libc::MFD_CLOEXEC) };
+    if number < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    let mut file = unsafe { File::from_raw_fd(number) };
+    contents.iter().try_for_each(|bytes| file.write_all(bytes))?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// What was passed on with the descriptor of this number.
+pub(crate) fn known<T: DeserializeOwned>(number: &OsStr) -> Result<T, String> {
+    let number: RawFd =
+        number.to_str().and_then(|text| text.parse().ok()).ok_or("the descriptor's number is none")?;
+    let mut text = Vec::new();
+    // SAFETY: the program that this process ran before has left this descriptor open for nothing else.
+    let mut file = unsafe { File::from_raw_fd(number) };
+    file.read_to_end(&mut text).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&text).map_err(|error| error.to_string())
+}
+
+/// Closes all descriptors but these: one of the driver's that came along would hold the GPU.
+pub(crate) fn close_others(kept: &[RawFd]) {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers: Vec<RawFd> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| *number > 2 && !kept.contains(number)) {
+        // SAFETY: nothing in this process knows the descriptor; that of the directory is closed already.
+        unsafe { libc::close(number) };
+    }
+}

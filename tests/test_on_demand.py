@@ -1,0 +1,180 @@
+"""GPU buffers on demand: whatever a kernel reaches before it is loaded, the program's results are those of the uninterrupted run."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rekindle import Rekindle
+
+PROGRAM = Path(__file__).parent / "on_demand/chase.py"
+KINDS = ["hidden", "named", "graph", "threads", "say", "count", "bad"]
+ORDERS = ["none", "default", "profile", "worst"]
+# Buffers arrive over a second or so.
+SLOW = "bandwidth=48M"
+FAST = "bandwidth=0"
+
+
+def start(rekindle, kind):
+    rekindle.run(kind, sys.executable, PROGRAM, kind, rekindle.root / "go")
+    assert rekindle.wait_lines(kind, 1)[:1] == ["ready"], rekindle.lines(kind)
+
+
+def go(rekindle):
+    (rekindle.root / "go").touch()
+
+
+def set_environment(rekindle, **variables):
+    """For the daemon and the workers that come next."""
+    rekindle("shutdown")
+    rekindle.environment.update(variables)
+
+
+def phases(rekindle, name):
+    """Of the restore, once all is loaded."""
+
+    def found():
+        trace = rekindle.json("trace", name, "--svg", rekindle.root / "picture.svg")["traces"][-1]
+        return [phase["name"] for phase in trace["phases"]]
+
+    rekindle.wait(lambda: "GPU memory" in found(), "the buffers")
+    return found()
+
+
+def restore(rekindle, name, order):
+    return rekindle.json("restore", "image", "--name", name, "--gpu", rekindle.gpu, "--order", order, "-d")
+
+
+@pytest.fixture(scope="module")
+def images():
+    """For each kind a state with an image, made when it is first needed, and what the uninterrupted program prints."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            rekindle = Rekindle().__enter__()
+            start(rekindle, kind)
+            rekindle("checkpoint", kind, "--to", "image", "--leave-running")
+            go(rekindle)
+            lines = rekindle.wait_end(kind)
+            assert lines[0] == "ready" and lines[-1] == "done", lines
+            set_environment(rekindle, REKINDLE_EMULATED=SLOW)
+            made[kind] = (rekindle, lines[1:])
+        return made[kind]
+
+    yield of
+    for rekindle, _ in made.values():
+        rekindle.__exit__()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_those_of_the_uninterrupted_run(images, kind, order):
+    rekindle, expected = images(kind)
+    name = f"{kind}-{order}"
+    restore(rekindle, name, order)
+    assert rekindle.wait_end(name) == expected
+    mended = "a fault mended" in phases(rekindle, name)
+    # `named` meets nothing that it did not name; nothing runs ahead where all waits.
+    assert mended == (order != "none" and kind != "named"), (kind, order)
+
+
+def test_launches_run_before_all_is_loaded_and_results_wait(images):
+    rekindle, expected = images("named")
+    began = time.monotonic()
+    restore(rekindle, "early", "default")
+    rekindle.wait(lambda: "issued" in rekindle.lines("early"), "the launches")
+    issued = time.monotonic() - began
+    assert rekindle.wait_end("early") == expected
+    assert time.monotonic() - began > issued
+
+
+def test_a_fault_is_mended_while_the_daemon_is_gone(images):
+    rekindle, expected = images("hidden")
+    restore(rekindle, "alone", "default")
+    pid = next(int(path.name) for path in Path("/proc").glob("[0-9]*") if is_daemon(path, rekindle))
+    os.kill(pid, signal.SIGKILL)
+    assert rekindle.wait_end("alone") == expected
+
+
+def is_daemon(path, rekindle):
+    try:
+        words = (path / "cmdline").read_bytes().split(b"\0")
+        environment = (path / "environ").read_bytes()
+    except OSError:
+        return False
+    return (
+        words[0].endswith(b"rekindled") and b"worker" not in words and b"init" not in b" ".join(words) and str(rekindle.root).encode() in environment
+    )
+
+
+def test_a_checkpoint_right_after_a_restore_waits(images):
+    rekindle, expected = images("hidden")
+    restore(rekindle, "again", "default")
+    rekindle.wait(lambda: "issued" in rekindle.lines("again"), "the launches")
+    rekindle("checkpoint", "again", "--to", "later", "--leave-running")
+    assert rekindle.wait_end("again") == expected
+    rekindle("verify", "later")
+    rekindle("rm", "later")
+
+
+def test_a_worker_that_is_killed_while_it_loads_ends_the_program(images):
+    rekindle, _ = images("named")
+    restore(rekindle, "killed", "default")
+    (worker,) = rekindle.sandbox("killed")["workers"]
+    os.kill(worker, signal.SIGKILL)
+    lines = rekindle.wait_end("killed")
+    assert not any(len(line) > 60 and " " not in line for line in lines), lines
+    problem = rekindle.sandbox("killed")["problem"]
+    assert "image" in problem and "killed" in problem, problem
+
+
+@pytest.mark.parametrize("kind", ["named", "hidden"])
+def test_a_chunk_that_cannot_be_read_ends_the_program_before_it_saw_a_result(kind):
+    with Rekindle() as rekindle:
+        start(rekindle, kind)
+        rekindle("checkpoint", kind, "--to", "image", "--stop")
+        set_environment(rekindle, REKINDLE_EMULATED=SLOW)
+        image = Path(rekindle.json("inspect", "image")["path"])
+        chunks = [path for path in image.parent.parent.glob("chunks/*/*") if path.stat().st_size > 1 << 20]
+        go(rekindle)
+        restore(rekindle, "broken", "default")
+        # As long as it was, with other contents: known only when it is read.
+        for victim in chunks:
+            with victim.open("r+b") as file:
+                file.seek(4096)
+                file.write(b"damage")
+        lines = rekindle.wait_end("broken")
+        assert set(lines) <= {"issued"}, lines
+        problem = rekindle.sandbox("broken")["problem"]
+        assert '"image"' in problem, problem
+
+
+def test_a_profile_is_kept_with_the_image_and_used():
+    with Rekindle() as rekindle:
+        start(rekindle, "named")
+        rekindle("checkpoint", "named", "--to", "image", "--stop")
+        image = Path(rekindle.json("inspect", "image")["path"])
+        (rekindle.root / "go.stay").touch()
+        request = f'touch {rekindle.root}/go; until {rekindle.command} logs "$REKINDLE_SANDBOX" | grep -q done; do sleep 0.05; done'
+        learned = json.loads(rekindle("--json", "profile", "image", "--gpu", "emulated", "--", "sh", "-c", request))
+        order = json.loads((image / "load-order.json").read_text())["parts"]
+        assert learned["parts"] == order and len(order) >= 24
+        # The program names its large buffers from the last to the first.
+        large = [name for name in order if name in {part["name"] for part in rekindle.json("inspect", "image")["parts"]}]
+        assert large[:3] != sorted(large)[:3]
+        rekindle("verify", "image")
+        assert not [row for row in rekindle.sandboxes() if row["pid"]]
+        # A request that fails teaches nothing.
+        (image / "load-order.json").unlink()
+        with pytest.raises(Exception, match="nothing was learned"):
+            rekindle("profile", "image", "--gpu", "emulated", "--", "false")
+        assert not (image / "load-order.json").exists()
+        # What is no order is passed over.
+        (image / "load-order.json").write_text("nonsense")
+        (rekindle.root / "go.stay").unlink()
+        restore(rekindle, "anyway", "profile")
+        assert rekindle.wait_end("anyway")[-1] == "done"
