@@ -200,3 +200,17 @@ def test_an_image_that_is_cut_short_takes_nothing_from_its_base(rekindle, turns,
     rekindle("rm", "base")
     rekindle.restore("next", "b")
     assert turns.take("b", 2)
+
+
+def test_a_program_whose_page_files_are_not_known_shares_none(rekindle, turns):
+    """As one that an earlier version has restored."""
+    turns.start()
+    rekindle("checkpoint", "first", "--to", "base", "--stop")
+    rekindle.restore("base", "a")
+    for list_ in rekindle.state.glob("pages/*/parts.json"):
+        list_.unlink()
+    rekindle("checkpoint", "a", "--to", "app", "--stop")
+    assert {part["from"] for part in pages(rekindle, "app")} == {None}
+    rekindle("rm", "base")
+    rekindle.restore("app", "b")
+    assert turns.take("b", 1)

@@ -34,9 +34,9 @@ const CLOSE: u64 = 16 << 10;
 /// How far apart they may be at most; then there are as many mappings as it takes.
 const FAR: u64 = 1 << 40;
 /// How many mappings the shared memory of a process may be cut into: each takes CRIU 20 µs.
-const MOST_PIECES: usize = 200;
+const MOST_PIECES: usize = 500;
 /// How much of the shared memory of a process CRIU may have to read: a page takes 4 µs.
-const MOST_READ: u64 = 8 << 20;
+const MOST_READ: u64 = 16 << 20;
 /// How many earlier images' page files of a kind a process may map.
 const MOST_SETS: usize = 3;
 /// How much is compared at once.
