@@ -51,11 +51,12 @@ def restore(rekindle, name, order):
 @pytest.fixture(scope="module")
 def images():
     """For each kind a state with an image, made when it is first needed, and what the uninterrupted program prints."""
-    made = {}
+    made, started = {}, []
 
     def of(kind):
         if kind not in made:
             rekindle = Rekindle().__enter__()
+            started.append(rekindle)
             start(rekindle, kind)
             rekindle("checkpoint", kind, "--to", "image", "--leave-running")
             go(rekindle)
@@ -66,7 +67,7 @@ def images():
         return made[kind]
 
     yield of
-    for rekindle, _ in made.values():
+    for rekindle in started:
         rekindle.__exit__()
 
 
