@@ -73,11 +73,17 @@ def restore(images, log):
     return process, children(criu)[0]
 
 
-def measure(name, work, memory, rounds=3):
+def start(name, work):
+    """The program, and the file that it waits for."""
+    trigger = work / f"{name}-driver-ask"
+    return Native(python_program(name, "--serve", trigger), work / f"{name}-driver.log", start_new_session=True), trigger
+
+
+def measure(name, work, memory, rounds=3, started=None):
     driver = Driver()
-    trigger, images = work / f"{name}-driver-ask", memory / f"driver-{name}"
+    images = memory / f"driver-{name}"
     images.mkdir()
-    program = Native(python_program(name, "--serve", trigger), work / f"{name}-driver.log", start_new_session=True)
+    program, trigger = started or start(name, work)
     try:
         program.wait_ready()
         warm_s, expected = ask(trigger)

@@ -11,15 +11,29 @@ from images import ask
 from programs import Native, python_program
 
 
-def measure(rekindle, name, work, memory):
-    row = by_rekindle(rekindle, name, work)
-    row["criu"] = baseline.measure(name, work, memory, rounds=2)
+def start(name, work):
+    """The program twice, for either way: they take long to start, and not longer beside each other."""
+    trigger = work / f"{name}-pid-ask"
+    program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
+    return (program, trigger), baseline.start(name, work)
+
+
+def measure(rekindle, name, work, memory, started=None, quick=False, then=None):
+    """`then(image, trigger, answer)` takes part in the row."""
+    (ours, theirs) = started or start(name, work)
+    try:
+        row = by_rekindle(rekindle, name, *ours, checkpoints=1 if quick else 2, restores=2 if quick else 3, then=then)
+        row["criu"] = baseline.measure(name, work, memory, rounds=1 if quick else 2, started=theirs)
+    finally:
+        for program, _ in (ours, theirs):
+            program.end()
+    if name.startswith("train-"):
+        row["gb_per_gpu"] = float(os.environ.get("REKINDLE_BENCH_GB", "25"))
     return {**row, "ok": row["ok"] and row["criu"]["ok"]}
 
 
-def by_rekindle(rekindle, name, work, checkpoints=2, restores=3):
-    trigger, image = work / f"{name}-pid-ask", f"{name}-pid"
-    program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
+def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then=None):
+    image = f"{name}-pid"
     row = {"ok": False, "checkpoints": [], "restores": []}
     try:
         program.wait_ready()
@@ -50,6 +64,10 @@ def by_rekindle(rekindle, name, work, checkpoints=2, restores=3):
         same = same and answer == expected
         row["restores"].append({"running_s": running, "first_answer_s": first, "warm_answer_s": again, "report": report})
         rekindle("kill", restored)
+    if then:
+        os.truncate(program.log, written)
+        more = then(image, trigger, expected)
+        row, same = {**row, **more}, same and more.get("same", True)
     rekindle("rm", image)
     row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
     row["checkpoint_s"] = statistics.median(one["seconds"] for one in row["checkpoints"])

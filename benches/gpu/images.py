@@ -15,7 +15,7 @@ from programs import python_program, wait_for
 def memory_directory():
     """A directory in memory, in huge pages where a file system for that can be mounted; and what it is."""
     path = Path(tempfile.mkdtemp(prefix="rekindle-images-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=90%,mode=700", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=always,size=1t,mode=700", "tmpfs", str(path)]
     mounted = subprocess.run(mount, capture_output=True).returncode == 0
     if not mounted:
         path.rmdir()

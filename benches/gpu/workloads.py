@@ -131,6 +131,123 @@ def gpt2_train():
     return step
 
 
+def large_model(torch, device):
+    """Layers whose weights, gradients and two moments, 4 bytes each, take so many gigabytes in all."""
+    gigabytes = float(os.environ.get("REKINDLE_BENCH_GB", "25"))
+    count = max(1, round(gigabytes * 1e9 / 16 / 8192**2))
+    return torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False, device=device) for _ in range(count)))
+
+
+def state_sums(torch, model, optimizer):
+    """Sums that any changed bit of weights, gradients and moments shows in."""
+    parameters = list(model.parameters())
+    moments = [optimizer.state[one][name] for one in parameters for name in ("exp_avg", "exp_avg_sq")]
+    tensors = [*parameters, *(one.grad for one in parameters), *moments]
+    return torch.stack([one.detach().view(torch.int32).sum(dtype=torch.int64) for one in tensors])
+
+
+@workload("train-large")
+def train_large():
+    """In the middle of training. An answer is the next gradients, and sums over all that the GPU holds."""
+    torch = torch_module()
+    model = large_model(torch, "cuda")
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5, fused=True)
+    x = torch.randn(32, 8192, device="cuda")
+
+    def step(i):
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        return torch.cat([state_sums(torch, model, optimizer).cpu(), loss.detach().view(torch.int32).long().cpu().view(1)]).numpy()
+
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return step
+
+
+@workload("train-two")
+def train_two():
+    """As `train-large`, on two GPUs: each has a half of the batch, gradients go from GPU to GPU."""
+    torch = torch_module()
+    devices = [torch.device("cuda", n) for n in range(2)]
+    models = [large_model(torch, device) for device in devices]
+    with torch.no_grad():
+        for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            ours.copy_(theirs)
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-5, fused=True) for model in models]
+    halves = [torch.randn(16, 8192, device=device) for device in devices]
+
+    def gradients():
+        losses = []
+        for model, optimizer, half in zip(models, optimizers, halves, strict=True):
+            optimizer.zero_grad(set_to_none=False)
+            losses.append(model(half).square().mean())
+            losses[-1].backward()
+        for first, second in zip(*(model.parameters() for model in models), strict=True):
+            first.grad.add_(second.grad.to(devices[0])).div_(2)
+            second.grad.copy_(first.grad)
+        return losses
+
+    def step(i):
+        losses = torch.stack([loss.detach().cpu() for loss in gradients()]).view(torch.int32).long()
+        sums = [state_sums(torch, model, optimizer).cpu() for model, optimizer in zip(models, optimizers, strict=True)]
+        return torch.cat([*sums, losses]).numpy()
+
+    for _ in range(2):
+        gradients()
+        for optimizer in optimizers:
+            optimizer.step()
+    return step
+
+
+@workload("nccl-threads", NCCL_NVLS_ENABLE="0")
+def nccl_threads():
+    """NCCL between two GPUs of one process."""
+    torch = torch_module()
+    from torch.cuda import nccl
+
+    given = [torch.full((1 << 20,), float(n + 1), device=f"cuda:{n}") for n in range(2)]
+
+    def step(i):
+        both = [one.clone() for one in given]
+        nccl.all_reduce(both)
+        return torch.cat([one.cpu() for one in both]).numpy()
+
+    return step
+
+
+@workload("nccl-processes", NCCL_NVLS_ENABLE="0")
+def nccl_processes():
+    """NCCL between two processes with a GPU each, as `torchrun` starts them; they find each other by a file."""
+    torch = torch_module()
+    import tempfile
+
+    directory = tempfile.mkdtemp()
+    read, write = os.pipe()
+    rank = 0 if os.fork() else 1
+    torch.cuda.set_device(rank)
+    store = torch.distributed.FileStore(f"{directory}/store", 2)
+    torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=2)
+    given = torch.full((1 << 20,), float(rank + 1), device="cuda")
+
+    def reduced():
+        x = given.clone()
+        torch.distributed.all_reduce(x)
+        return x.cpu().numpy()
+
+    while rank:
+        if os.read(read, 1):
+            reduced()
+
+    def step(i):
+        os.write(write, b"x")
+        return reduced()
+
+    return step
+
+
 @workload("cuda-graph")
 def cuda_graph():
     torch = torch_module()

@@ -72,11 +72,14 @@ pub enum Command {
     /// Take an image of a running program.
     #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
     Checkpoint {
-        #[arg(value_name = "SANDBOX", required_unless_present = "pid")]
+        #[arg(value_name = "SANDBOX", required_unless_present_any = ["pid", "container"])]
         name: Option<String>,
         /// A process that was started without Rekindle, with all its children.
         #[arg(long, value_name = "PID", conflicts_with = "name")]
         pid: Option<i32>,
+        /// A container of Podman's, with its writable layer. Its runtime must have CRIU (`podman --runtime runc run`).
+        #[arg(long, value_name = "CONTAINER", conflicts_with_all = ["name", "pid", "mode"])]
+        container: Option<String>,
         /// With --pid: `driver` insists that the program uses a GPU, `auto` takes any.
         #[arg(long, default_value = "auto", conflicts_with = "name")]
         mode: ModeArgument,
@@ -93,7 +96,7 @@ pub enum Command {
         #[arg(long)]
         stop: bool,
     },
-    /// Continue the program of an image in a new sandbox.
+    /// Continue the program of an image in a new sandbox; that of a container in a new container.
     ///
     /// Without -d its output is then shown, as `run` does.
     Restore {
@@ -328,5 +331,6 @@ mod tests {
         };
         assert!(by_pid(&["--pid", "1"]) && by_pid(&["--pid", "1", "--mode", "driver"]) && !by_pid(&[]));
         assert!(!by_pid(&["--pid", "1", "--gpu-wait", "0"]));
+        assert!(by_pid(&["--container", "web"]) && !by_pid(&["--container", "web", "--pid", "1"]));
     }
 }

@@ -41,13 +41,16 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Kill { names, signal })?;
             printer.print_json(&answer);
         }
-        Command::Checkpoint { name, pid, mode, gpu_wait, to, leave_running, .. } => {
+        Command::Checkpoint { name, pid, container, mode, gpu_wait, to, leave_running, .. } => {
             let gpu_wait_ms = (gpu_wait * 1000.0).ceil() as u64;
-            let request = match pid {
-                Some(pid) => {
+            let request = match (pid, container) {
+                (Some(pid), _) => {
                     Request::CheckpointPid { pid, mode: mode.wanted(), to, leave_running, gpu_wait_ms }
                 }
-                None => {
+                (None, Some(container)) => {
+                    Request::CheckpointContainer { container, to, leave_running, gpu_wait_ms }
+                }
+                (None, None) => {
                     Request::Checkpoint { name: name.unwrap_or_default(), to, leave_running, gpu_wait_ms }
                 }
             };
@@ -154,7 +157,8 @@ fn restore(
     let answer = simply_ask(places, &Request::Restore { image, name, gpu, gpu_map, order, record: false })?;
     let report: Report = serde_json::from_value(answer.clone())?;
     warn(&report);
-    if wanted.detach {
+    // Its engine has the container's output.
+    if wanted.detach || report.container.is_some() {
         printer.print(&answer, || report.name.clone());
         return Ok(ExitCode::SUCCESS);
     }

@@ -236,6 +236,7 @@ impl<'a> Attempt<'a> {
             name: name.clone(),
             image: self.wish.to.to_string(),
             mode: *mode,
+            container: None,
             gpu_processes: taken.gpu_processes,
             total_us: self.timeline.elapsed_us(),
             stopped_us: taken.stopped_us,
@@ -508,6 +509,7 @@ impl<'a> Attempt<'a> {
             driver,
             amd: self.amd.clone(),
             framework: self.wish.framework,
+            container: None,
             warnings: Vec::new(),
         };
         kept.write(&mut manifest)
@@ -556,12 +558,12 @@ impl Drop for Done<'_> {
 }
 
 /// A directory for the time of a dump.
-struct Scratch {
-    path: PathBuf,
+pub struct Scratch {
+    pub path: PathBuf,
 }
 
 impl Scratch {
-    fn make(path: PathBuf) -> Result<Scratch> {
+    pub fn make(path: PathBuf) -> Result<Scratch> {
         private_directory(&path, true)?;
         Ok(Scratch { path })
     }

@@ -22,9 +22,9 @@ pub struct DriverHalf {
     pub gpus: Vec<Gpu>,
 }
 
-/// Whether a process of the program may use a GPU.
-pub fn is_used(cpu: &Cpu<'_>) -> bool {
-    let found = candidates(cpu.pids().into_values());
+/// Whether one of these processes may use a GPU.
+pub fn is_used(pids: impl IntoIterator<Item = i32>) -> bool {
+    let found = candidates(pids);
     // The driver's library alone does nothing where there is no driver.
     found.iter().any(|candidate| candidate.device.is_some()) || (!found.is_empty() && is_here())
 }
@@ -37,7 +37,7 @@ pub fn hold<'a>(
     wait: Duration,
     timeline: &Timeline,
 ) -> Result<Option<Hold<'a>>> {
-    let Some(root) = cpu.root_pid().filter(|_| is_used(cpu)) else { return Ok(None) };
+    let Some(root) = cpu.root_pid().filter(|_| is_used(cpu.pids().into_values())) else { return Ok(None) };
     let start_us = timeline.elapsed_us();
     let hold = daemon.driver.hold(id, root, wait)?;
     timeline.lane(GPU).merge(start_us, hold.held.phases.clone());
@@ -147,7 +147,8 @@ pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> R
     if !driver_mode || image.manifest().gpus.len() != half.gpus.len() {
         return Err(refused("what it says of its GPUs contradicts itself".to_string()));
     }
-    for pid in &half.pids {
+    // A container's are in its archive.
+    for pid in half.pids.iter().filter(|_| kept.container.is_none()) {
         for name in [format!("core-{pid}.img"), format!("mm-{pid}.img"), format!("pagemap-{pid}.img")] {
             if image.part(PartKind::CpuFile, &name).is_none() {
                 return Err(refused(format!("its part {name}, of a process that uses the GPU, is missing")));

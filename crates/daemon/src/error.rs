@@ -68,6 +68,17 @@ pub enum Error {
     )]
     NoGpuProcess { name: String },
 
+    #[error("podman could not {action}: {reason}")]
+    Podman { action: &'static str, reason: String },
+
+    #[error("the container {name} is {found}, not running; start it first")]
+    ContainerNotRunning { name: String, found: String },
+
+    #[error(
+        "there is a container {name} already; give another with `--name`, or remove it (`podman rm {name}`)"
+    )]
+    ContainerExists { name: String },
+
     #[error("process {pid} is being checkpointed just now; try again when that is done")]
     PidOccupied { pid: i32 },
 

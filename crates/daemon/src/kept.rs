@@ -5,6 +5,7 @@ use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
 
+use crate::container::KeptContainer;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
 
@@ -28,6 +29,9 @@ pub struct Kept {
     /// Whether its program waits for an app.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub framework: bool,
+    /// The container that it was taken of; its archive is a part then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<KeptContainer>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -9,6 +9,7 @@
 //! | places on disk, one daemon a state directory | `places`, `lock` |
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
+//! | containers, by Podman | `container`, `podman` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand, and what images share of them | `cpu_pages`, `shared_pages` |
 //! | contents of images in memory | `caches` |
@@ -20,6 +21,7 @@ mod checkpoint;
 mod claims;
 mod client_library;
 mod clock;
+mod container;
 mod cpu_pages;
 mod daemon;
 mod doctor;
@@ -40,6 +42,7 @@ mod logs;
 mod machine;
 mod names;
 mod places;
+mod podman;
 mod preflight;
 mod process;
 mod quiet;

@@ -22,6 +22,11 @@ pub fn program(command: &[String], cpu: &Cpu<'_>) -> Program {
     }
 }
 
+/// A program of which the command alone is known.
+pub fn program_of(command: &[String]) -> Program {
+    Program { argv: command.to_vec(), ..Program::default() }
+}
+
 pub fn mode(mode: Shown) -> Mode {
     match mode {
         Shown::Sandbox => Mode::Sandbox,

@@ -15,7 +15,7 @@ const SPARE_MEMORY: u64 = 64 << 20;
 /// Checks all that needs no GPU.
 pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> {
     let mut reasons = Vec::new();
-    if image.parts(PartKind::CpuFile).next().is_none() {
+    if kept.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
     }
     let pages: u64 = image

@@ -42,7 +42,7 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{clock, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
+use crate::{clock, container, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -82,6 +82,9 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     if wish.app.is_some() && !kept.framework {
         return Err(Error::NoFramework { image: wish.image.to_string() });
     }
+    if let Some(of) = &kept.container {
+        return container::restore(daemon, &image, &kept, of, wish, reply);
+    }
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
         Mode::Sandbox => gpu::choose(Some(wish.gpu.unwrap_or(&kept.gpu)))?,
@@ -117,6 +120,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         name: held.name(),
         image: image.manifest().name.clone(),
         mode,
+        container: None,
         gpu_processes: kept
             .driver
             .as_ref()

@@ -18,7 +18,7 @@ use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, doctor, framework, images, load_order, logs, restore, sleep, traces, wake};
+use crate::{checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, wake};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -162,6 +162,11 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
+        }
+        Request::CheckpointContainer { container, to, leave_running, gpu_wait_ms } => {
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
+            json!(container::checkpoint(daemon, &container, &wish, reply)?)
         }
         Request::Restore { image, name, gpu, gpu_map, order, record } => {
             let wish = restore::Wish {

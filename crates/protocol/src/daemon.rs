@@ -61,6 +61,13 @@ pub enum Request {
         leave_running: bool,
         gpu_wait_ms: u64,
     },
+    /// Takes an image of a container of Podman's.
+    CheckpointContainer {
+        container: String,
+        to: String,
+        leave_running: bool,
+        gpu_wait_ms: u64,
+    },
     Restore {
         image: String,
         name: Option<String>,
@@ -249,6 +256,9 @@ pub struct Report {
     pub name: String,
     pub image: String,
     pub mode: Mode,
+    /// Who runs it, if it is a container and no sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     /// The processes whose GPU half is in the image.
     pub gpu_processes: usize,
     pub total_us: u64,

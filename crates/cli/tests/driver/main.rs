@@ -4,6 +4,7 @@
 mod harness;
 
 mod amd;
+mod container;
 mod faults;
 mod gpu;
 mod pid;

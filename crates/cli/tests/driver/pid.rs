@@ -284,3 +284,36 @@ fn a_killed_criu_leaves_the_program_running() {
     assert!(rekindle.images().is_empty());
     rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--leave-running"]);
 }
+
+#[test]
+fn a_criu_that_is_killed_while_it_sends_pages_leaves_no_image() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("pages-begun:hang"));
+    let mut program = Program::counter(&rekindle);
+    let mut busy = rekindle
+        .command(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"])
+        .spawn()
+        .unwrap();
+    let tracer = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find(|line| line.starts_with("TracerPid:")).unwrap_or("TracerPid: 0");
+        line.split_whitespace().nth(1).unwrap().parse::<i32>().unwrap()
+    };
+    let pid = program.pid();
+    wait("CRIU", || tracer(&pid) != 0);
+    let criu = tracer(&pid);
+    // It waits for the page server then, which waits for us.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    crate::harness::kill(criu, 9);
+    wait("CRIU's end", || tracer(&pid) == 0);
+    rekindle.kill_daemon();
+    busy.wait().unwrap();
+    rekindle.set_fault(None);
+    assert!(rekindle.images().is_empty());
+    rekindle.assert_tidy();
+    // CRIU's code was in the program: it goes on, or has ended with it, and nothing holds it.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    if program.try_wait().unwrap().is_none() {
+        goes_on(&output(&rekindle));
+    }
+}

@@ -75,6 +75,17 @@ impl Scene {
             .to_vec()
     }
 
+    /// What a program that uses the stand-in must find under the same names, wherever it runs.
+    pub fn paths(&self) -> [PathBuf; 2] {
+        [library().parent().unwrap().to_path_buf(), self.directory.path().to_path_buf()]
+    }
+
+    /// What it must find in its environment.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        let directory = self.directory.path().to_str().unwrap();
+        [("REKINDLE_LIBCUDA", library().to_str().unwrap()), ("STANDIN_DIR", directory)].into_iter()
+    }
+
     /// Two processes that count, started without Rekindle.
     pub fn start(&self) -> Program {
         self.start_with(2, 0)

@@ -1,0 +1,105 @@
+"""Driver mode with two GPUs: one program on both, brought back as it was, with the GPUs swapped, and refused where there
+is one alone; and how far the driver takes NCCL.
+"""
+
+import os
+import subprocess
+import time
+
+import driver_mode
+from images import ask
+from programs import Native, python_program
+from rekindle import CommandError
+
+PROGRAM = "train-two"
+# What NCCL may do between two GPUs, in variables of its own.
+NCCL = {
+    "nccl-threads": {},
+    "nccl-processes": {},
+    "nccl-processes, no peer access": {"NCCL_P2P_DISABLE": "1"},
+    "nccl-processes, sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+}
+
+
+def uuids():
+    query = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+
+
+def measure(rekindle, work, memory):
+    def then(image, trigger, expected):
+        first, second = uuids()[:2]
+        start = time.perf_counter()
+        rekindle.json("restore", image, "--name", "swapped", "-d", "--gpu-map", f"{first}={second},{second}={first}")
+        _, answer = ask(trigger)
+        swapped = {"first_answer_s": time.perf_counter() - start}
+        rekindle("kill", "swapped")
+        return {"same": answer == expected, "swapped": swapped, "one_gpu": with_one_gpu(rekindle, image)}
+
+    return driver_mode.measure(rekindle, PROGRAM, work, memory, quick=True, then=then)
+
+
+def with_one_gpu(rekindle, image):
+    """What a daemon says that cannot open the second GPU's device."""
+    rekindle("shutdown")
+    hidden = 'mount --bind /dev/null /dev/nvidia1 && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", hidden, "sh", rekindle.command, "restore", image, "--name", "one", "-d"]
+    try:
+        done = subprocess.run(command, env=rekindle.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        return done.stderr.strip() if done.returncode else "restored"
+    finally:
+        rekindle("shutdown", check=False)
+
+
+def start_nccl(work):
+    """All of them: they take long to start, and not longer beside each other."""
+    started = {}
+    for number, (name, variables) in enumerate(NCCL.items()):
+        trigger = work / f"nccl-{number}-ask"
+        command = python_program(name.split(",")[0], "--serve", trigger)
+        environment = {**os.environ, **variables, "NCCL_NVLS_ENABLE": "0"}
+        started[name] = (Native(command, work / f"nccl-{number}.log", start_new_session=True, env=environment), trigger)
+    return started
+
+
+def measure_nccl(rekindle, name, program, trigger):
+    """How far it is taken: every step that went well, and what the next one said."""
+    row, image = {"ok": True, "reached": "nothing"}, name.replace(", ", "-").replace(" ", "-")
+    try:
+        program.wait_ready(60)
+        _, expected = ask(trigger, 20)
+        row["reached"] = "ran"
+        report = rekindle.json("checkpoint", "--pid", program.process.pid, "--mode", "driver", "--to", image, "--leave-running", limit=60)
+        row |= {"reached": "checkpointed", "gpu_processes": report["gpu_processes"], "report": report}
+        if ask(trigger, 20)[1] != expected:
+            raise RuntimeError("after the checkpoint it gave another answer")
+        row["reached"] = "went on"
+        written = program.log.stat().st_size
+        program.end()
+        os.truncate(program.log, written)
+        rekindle.json("restore", image, "--name", image, "-d", limit=60)
+        row["reached"] = "restored"
+        if ask(trigger, 20)[1] != expected:
+            raise RuntimeError("after the restore it gave another answer")
+        row["reached"] = "answered after the restore"
+        rekindle("kill", image)
+    except (CommandError, RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
+        row["then"] = str(error)[-700:]
+        if rekindle.json("ps")["sandboxes"] and row["reached"] == "restored":
+            rekindle("kill", image, check=False)
+    finally:
+        end_tree(program)
+        rekindle("rm", image, check=False)
+    return row
+
+
+def end_tree(program):
+    """With the second process, which would wait for the first one for ever. Both are in a session of their own."""
+    pid = program.process.pid
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and os.getsid(int(entry)) == pid:
+                os.kill(int(entry), 9)
+        except ProcessLookupError:
+            pass
+    program.end()

@@ -1,0 +1,216 @@
+//! Containers of Podman's: with the CPU half alone, and with a GPU half that the stand-in driver takes.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::harness::{Rekindle, wait};
+use crate::standin::Scene;
+use crate::support::numbers;
+
+/// What a machine may allow that does not give its containers more than it has itself.
+const LIMITS: [&str; 5] = ["--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
+/// Counts into its own root file system, and beside it what it finds there when it begins.
+const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> /count; sleep 0.02; done";
+
+fn podman(words: &[&str]) -> Output {
+    Command::new("podman").args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// An image with directories alone, and the host's `/usr` mounted where its containers run.
+struct Base {
+    image: String,
+    names: Mutex<Vec<String>>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Base {
+    /// None, and the reason on standard error, where Podman can run no container.
+    fn new() -> Option<Base> {
+        // One after the other: they share Podman's storage.
+        static TURN: OnceLock<Mutex<()>> = OnceLock::new();
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let turn = TURN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let image = format!("localhost/rekindle-test-{}-{number}", std::process::id());
+        let base = Base { image, names: Mutex::default(), _turn: turn };
+        match base.build().and_then(|()| base.probe()) {
+            Ok(()) => Some(base),
+            Err(reason) => {
+                // Past what the test harness holds back of tests that pass.
+                let _ =
+                    writeln!(std::io::stderr(), "skipped, for Podman can run no container here: {reason}");
+                None
+            }
+        }
+    }
+
+    fn build(&self) -> Result<(), String> {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["dev", "etc", "proc", "run", "sys", "tmp", "usr", "var"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        for name in ["bin", "lib", "lib64", "sbin"] {
+            std::os::unix::fs::symlink(format!("usr/{name}"), root.path().join(name)).unwrap();
+        }
+        let archive = root.path().join("tmp/root.tar");
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(root.path()).args(["--exclude=./tmp/root.tar", "-cf"]).arg(&archive).arg(".");
+        assert!(tar.status().unwrap().success());
+        let mut import = Command::new("podman");
+        let import = import.arg("import").arg(&archive).arg(&self.image).output();
+        let import = import.map_err(|error| format!("podman does not start: {error}"))?;
+        import.status.success().then_some(()).ok_or_else(|| said(&import))
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        let words = self.words("runc", &["--rm"], &["/bin/true"]);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let output = podman(&words);
+        output.status.success().then_some(()).ok_or_else(|| said(&output))
+    }
+
+    fn words(&self, runtime: &str, options: &[&str], command: &[&str]) -> Vec<String> {
+        let mut words = vec!["--runtime", runtime, "run", "--volume", "/usr:/usr:ro"];
+        words.extend(LIMITS);
+        words.extend(options);
+        words.push(&self.image);
+        words.extend(command);
+        words.into_iter().map(String::from).collect()
+    }
+
+    fn start(&self, name: &str, options: &[&str], command: &[&str]) -> String {
+        let name = format!("{}-{name}", self.image.trim_start_matches("localhost/"));
+        self.names.lock().unwrap().push(name.clone());
+        let options = [&["--detach", "--name", &name], options].concat();
+        let words = self.words("runc", &options, command);
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let output = podman(&words);
+        assert!(output.status.success(), "{}", said(&output));
+        name
+    }
+
+    fn own(&self, name: &str) -> String {
+        self.names.lock().unwrap().push(name.to_string());
+        name.to_string()
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        for name in self.names.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = Command::new("podman").args(["rm", "--force", "--time", "0", name]).output();
+        }
+        let _ = Command::new("podman").args(["rmi", "--force", &self.image]).output();
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).trim().to_string()
+}
+
+/// What the container has counted, none of it missing.
+fn counted(name: &str) -> Vec<u64> {
+    let output = podman(&["exec", name, "/bin/cat", "/count"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let all: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    assert!(all.windows(2).all(|pair| pair[1] == pair[0] + 1), "{all:?}");
+    all
+}
+
+fn goes_on(name: &str) {
+    let before = counted(name).len();
+    wait("the container to go on", || counted(name).len() > before + 3);
+}
+
+fn is_running(name: &str) -> bool {
+    let output = podman(&["inspect", "--format", "{{.State.Status}}", name]);
+    String::from_utf8_lossy(&output.stdout).trim() == "running"
+}
+
+#[test]
+fn a_container_goes_on_beside_its_image_and_the_image_continues_it_with_its_files() {
+    let Some(base) = Base::new() else { return };
+    let rekindle = Rekindle::new();
+    let name = base.start("cpu", &[], &["/bin/sh", "-c", COUNT]);
+    wait("the container", || !counted(&name).is_empty());
+    let report = rekindle.json(&["checkpoint", "--container", &name, "--to", "one", "--leave-running"]);
+    assert_eq!((&report["container"], &report["gpu_processes"]), (&"podman".into(), &0.into()));
+    goes_on(&name);
+    rekindle.ok(&["checkpoint", "--container", &name, "--to", "two", "--stop"]);
+    assert!(!is_running(&name));
+    rekindle.ok(&["verify", "two"]);
+    let taken = rekindle.refused(&["restore", "two"]);
+    assert!(taken.contains(&name) && taken.contains("--name"), "{taken}");
+    assert!(podman(&["rm", &name]).status.success());
+    assert_eq!(rekindle.ok(&["restore", "two"]).trim(), name);
+    assert!(counted(&name).len() > 3, "what it had written before is there");
+    goes_on(&name);
+    let second = base.own(&format!("{name}-again"));
+    rekindle.ok(&["restore", "two", "--name", &second]);
+    goes_on(&second);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_container_s_gpu_half_is_taken_and_brought_back() {
+    let Some(base) = Base::new() else { return };
+    let mut scene = Scene::new();
+    let command = scene.command(2, 0);
+    let words: Vec<_> = command.iter().map(String::as_str).collect();
+    let mut options: Vec<String> = Vec::new();
+    for path in scene.paths() {
+        options.push(format!("--volume={0}:{0}", path.display()));
+    }
+    options.push(format!("--volume={0}:{0}:ro", Path::new(words[1]).parent().unwrap().display()));
+    options.extend(scene.variables().map(|(name, value)| format!("--env={name}={value}")));
+    let options: Vec<_> = options.iter().map(String::as_str).collect();
+    let name = base.start("gpu", &options, &words);
+    wait("the program", || (0..2).all(|number| !numbers(&scene.output(number)).is_empty()));
+    let report = scene.rekindle.json(&["checkpoint", "--container", &name, "--to", "one", "--leave-running"]);
+    assert_eq!(report["gpu_processes"], 2);
+    scene.go_on(2);
+
+    // An image that cannot be made leaves it running, also after Podman has stopped it.
+    for point in ["detached", "frozen", "before-commit"] {
+        scene.rekindle.set_fault(Some(point));
+        let error = scene.rekindle.refused(&["checkpoint", "--container", &name, "--to", "bad", "--stop"]);
+        assert!(error.contains("injected"), "{error}");
+        scene.go_on(2);
+    }
+    scene.rekindle.set_fault(None);
+
+    scene.rekindle.ok(&["checkpoint", "--container", &name, "--to", "two", "--stop"]);
+    assert!(!is_running(&name) && podman(&["rm", &name]).status.success());
+    let inspected = scene.rekindle.json(&["inspect", "two"]);
+    assert_eq!(inspected["gpus"].as_array().unwrap().len(), 2);
+    scene.write("gpus", "1 H200 100000000 50000000\n");
+    let error = scene.rekindle.refused(&["restore", "two"]);
+    assert!(error.contains("2 GPUs and this one has 1 GPU"), "{error}");
+    scene.write("gpus", "1 H200 100000000 50000000\n2 H200 100000000 50000000\n");
+    scene.rekindle.set_fault(Some("restore-complete"));
+    assert!(scene.rekindle.refused(&["restore", "two"]).contains("injected"));
+    assert!(!podman(&["container", "exists", &name]).status.success());
+    scene.rekindle.set_fault(None);
+    assert_eq!(scene.rekindle.json(&["restore", "two"])["gpu_processes"], 2);
+    scene.grow(2);
+    scene.assert_tidy();
+}
+
+#[test]
+fn what_is_no_running_container_is_refused_by_name() {
+    let Some(base) = Base::new() else { return };
+    let rekindle = Rekindle::new();
+    let refused = |name: &str| {
+        rekindle.refused(&["checkpoint", "--container", name, "--to", "image", "--leave-running"])
+    };
+    assert!(refused("rekindle-test-none").contains("rekindle-test-none"));
+    let name = base.start("ended", &[], &["/bin/true"]);
+    wait("its end", || !is_running(&name));
+    assert!(refused(&name).contains("not running"));
+    assert!(rekindle.images().is_empty());
+    rekindle.assert_tidy();
+}
