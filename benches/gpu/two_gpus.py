@@ -36,7 +36,7 @@ def measure(rekindle, work, memory):
         rekindle("kill", "swapped")
         return {"same": answer == expected, "swapped": swapped, "one_gpu": with_one_gpu(rekindle, image)}
 
-    return driver_mode.measure(rekindle, PROGRAM, work, memory, quick=True, then=then)
+    return driver_mode.measure(rekindle, PROGRAM, work, memory, then=then)
 
 
 def with_one_gpu(rekindle, image):
