@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 /// What Podman calls a runtime that was built without CRIU, or knows no CRIU.
 const NO_SUPPORT: &str = "does not support checkpoint";
 
+/// Of CRIU's errors the first few are told.
+const CRIU_ERRORS: usize = 4;
+
 /// Podman, with our CRIU where its runtimes look for one.
 pub struct Podman {
     path: OsString,
@@ -86,7 +89,9 @@ impl Podman {
         })
     }
 
-    /// Has the container's processes written to an archive, with its writable layer and all that a restore needs.
+    /// Has the container's processes written to an archive, with its writable layer and all that a restore needs. CRIU
+    /// gives up where the kernel's freezer does not bring all to a stand within 10 s, which happens once and not again:
+    /// a container that still runs is tried a second time.
     pub fn export(&self, id: &str, archive: &Path, leave_running: bool) -> Result<()> {
         let archive = archive.to_string_lossy();
         let mut words = vec!["container", "checkpoint", "--compress", "none", "--export", &archive];
@@ -94,6 +99,11 @@ impl Podman {
             words.push("--leave-running");
         }
         words.push(id);
+        let Err(error) = self.run("checkpoint the container", &words) else { return Ok(()) };
+        if self.inspect(id).and_then(|container| container.pid()).is_err() {
+            return Err(error);
+        }
+        log::warn!("{error}; it runs, and is tried once more");
         self.run("checkpoint the container", &words).map(drop)
     }
 
@@ -132,6 +142,9 @@ impl Podman {
         let said = String::from_utf8_lossy(&output.stderr);
         let said = said.trim().trim_start_matches("Error: ");
         let mut reason = said.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+        if let Some(words) = criu_words(said) {
+            reason = words;
+        }
         if reason.contains(NO_SUPPORT) {
             reason.push_str(
                 "; start it with a runtime that has CRIU (`podman --runtime runc run`, Debian: runc)",
@@ -139,6 +152,15 @@ impl Podman {
         }
         Err(Error::Podman { action, reason })
     }
+}
+
+/// What CRIU itself says, in the log that its runtime names: the last of its errors are about letting go.
+fn criu_words(said: &str) -> Option<String> {
+    let (_, rest) = said.split_once("log file: ")?;
+    let path = rest.split(['"', '\n', ' ']).next()?;
+    let log = String::from_utf8_lossy(&std::fs::read(path).ok()?).into_owned();
+    let errors: Vec<_> = log.lines().filter(|line| line.contains("Error")).take(CRIU_ERRORS).collect();
+    (!errors.is_empty()).then(|| format!("CRIU: {} (its log: {path})", errors.join("; ")))
 }
 
 #[cfg(test)]
@@ -153,6 +175,13 @@ mod tests {
         let mut container = found.pop().unwrap();
         assert_eq!((container.pid().unwrap(), container.runtime.as_str()), (7, "runc"));
         assert_eq!(container.command(), ["/bin/sh", "-c", "x"]);
+        let log = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(log.path(), "(0.1) Error (a.c:1): first\nplain\n(0.2) Error (b.c:2): second\n")
+            .unwrap();
+        let said = format!("level=error msg=\"criu failed\\nlog file: {}\"", log.path().display());
+        let words = criu_words(&said).unwrap();
+        assert!(words.contains("first; (0.2)") && !words.contains("plain"), "{words}");
+        assert_eq!(criu_words("nothing"), None);
         container.state.status = "exited".to_string();
         assert!(container.pid().unwrap_err().to_string().contains("exited"));
     }
