@@ -1,6 +1,5 @@
 """Steady state: the same program native and in a sandbox, asked for a batch in turn; and what memory the sandbox adds."""
 
-import os
 import statistics
 
 from programs import Native, python_program, resident, wait_for
@@ -27,7 +26,7 @@ def measure(rekindle, name, work, rounds=9):
         memory = {
             "native": resident([native.process.pid]),
             "sandbox": resident([rekindle.sandbox(label)["pid"]]),
-            "worker": resident(workers()),
+            "worker": resident(rekindle.sandbox(label)["workers"]),
             "ring": ring_bytes(rekindle),
         }
     finally:
@@ -48,19 +47,6 @@ def measure(rekindle, name, work, rounds=9):
 
 def values(lines):
     return [float(line.split()[1]) for line in lines if line.startswith("batch")]
-
-
-def workers():
-    """The workers of this machine."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
-        except OSError:
-            continue
-        if len(words) > 1 and words[0].endswith(b"rekindled") and words[1] == b"worker":
-            found.append(int(pid))
-    return found
 
 
 def ring_bytes(rekindle):
