@@ -42,7 +42,9 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{clock, container, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
+use crate::{
+    clock, container, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight,
+};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);

@@ -18,7 +18,9 @@ use crate::held::Held;
 use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
-use crate::{checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, wake};
+use crate::{
+    checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, wake,
+};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
