@@ -89,9 +89,9 @@ def measure(name, work, memory, rounds=3, started=None):
         warm_s, expected = ask(trigger)
         pid = program.process.pid
         checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
-        start = time.perf_counter()
+        began = time.perf_counter()
         run_criu("dump", "-t", pid, "-D", images, "-o", "dump.log", "-v2")
-        checkpoint["criu_dump_s"] = time.perf_counter() - start
+        checkpoint["criu_dump_s"] = time.perf_counter() - began
         checkpoint["total_s"] = sum(checkpoint.values())
     finally:
         program.end()
@@ -100,15 +100,15 @@ def measure(name, work, memory, rounds=3, started=None):
     written = program.log.stat().st_size
     for _ in range(rounds):
         os.truncate(program.log, written)
-        start = time.perf_counter()
+        began = time.perf_counter()
         process, pid = restore(images, images / "restore.log")
         try:
-            row = {"criu_restore_s": time.perf_counter() - start}
+            row = {"criu_restore_s": time.perf_counter() - began}
             row["driver_restore_s"] = driver.step("Restore", pid)
             row["driver_unlock_s"] = driver.step("Unlock", pid)
-            row["running_s"] = time.perf_counter() - start
+            row["running_s"] = time.perf_counter() - began
             _, answer = ask(trigger)
-            row["first_answer_s"] = time.perf_counter() - start
+            row["first_answer_s"] = time.perf_counter() - began
         finally:
             process.kill()
             process.wait()

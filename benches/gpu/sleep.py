@@ -1,7 +1,9 @@
 """A service that is put to sleep and woken by the next request: how long each takes, and the GPU memory that is free meanwhile."""
 
-from images import ask, wait_for_worker
-from programs import start_service
+import contextlib
+
+from images import ask
+from programs import start_service, wait_for
 from scale import gpu_bytes
 
 LEVELS = ("gpu", "host")
@@ -10,6 +12,13 @@ LEVELS = ("gpu", "host")
 def place(name, work):
     """The file that makes the service answer, and its sandbox."""
     return work / f"{name}-sleep-ask", f"sleep-{name}"
+
+
+def wait_for_worker(rekindle):
+    """Wakes are measured as they are after a pause: a worker waits for the program that sleeps, which is no image of the store."""
+    known = {image["name"] for image in rekindle.json("images")["images"]} | {None}
+    with contextlib.suppress(TimeoutError):
+        wait_for(lambda: any(one["ready"] and one["image"] not in known for one in rekindle.json("ps")["pool"]), 10, "a worker")
 
 
 def measure(rekindle, name, work, rounds=5):
@@ -21,7 +30,7 @@ def measure(rekindle, name, work, rounds=5):
         for level in LEVELS:
             awake = gpu_bytes()
             slept = rekindle.json("sleep", label, "--level", level)
-            wait_for_worker(rekindle, rekindle.sandbox(label)["id"])
+            wait_for_worker(rekindle)
             asleep = gpu_bytes()
             woken_s, answer = ask(trigger)
             row["ok"] &= answer == expected
