@@ -22,6 +22,7 @@ demo: setup build ## Train, checkpoint, kill, restore: the losses go on bit for 
 test: unit system ## Every test
 
 unit: setup build ## Tests of the crates
+	scripts/containers
 	$(CARGO) test --release --locked --workspace
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU

@@ -28,7 +28,7 @@ struct Base {
 }
 
 impl Base {
-    /// None, and the reason on standard error, where Podman can run no container.
+    /// None, and the reason on standard error, where Podman cannot take a container and bring it back.
     fn new() -> Option<Base> {
         // One after the other: they share Podman's storage.
         static TURN: OnceLock<Mutex<()>> = OnceLock::new();
@@ -41,8 +41,10 @@ impl Base {
             Ok(()) => Some(base),
             Err(reason) => {
                 // Past what the test harness holds back of tests that pass.
-                let _ =
-                    writeln!(std::io::stderr(), "skipped, for Podman can run no container here: {reason}");
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "skipped, for Podman cannot checkpoint a container here: {reason}"
+                );
                 None
             }
         }
@@ -66,11 +68,31 @@ impl Base {
         import.status.success().then_some(()).ok_or_else(|| said(&import))
     }
 
+    /// Whether Podman by itself can take a container here and bring it back.
     fn probe(&self) -> Result<(), String> {
-        let words = self.words("runc", &["--rm"], &["/bin/true"]);
-        let words: Vec<_> = words.iter().map(String::as_str).collect();
-        let output = podman(&words);
-        output.status.success().then_some(()).ok_or_else(|| said(&output))
+        static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+        FOUND.get_or_init(|| self.try_podman()).clone()
+    }
+
+    fn try_podman(&self) -> Result<(), String> {
+        let criu = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.build/criu");
+        let path = format!("{criu}:{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+        let name = self.own(&self.named("probe"));
+        let start = self.words("runc", &["--detach", "--name", &name], &["/bin/sleep", "1000"]);
+        let start: Vec<_> = start.iter().map(String::as_str).collect();
+        for words in [&start[..], &["container", "checkpoint", &name], &["container", "restore", &name]] {
+            let mut command = Command::new("podman");
+            let output = command.args(words).env("PATH", &path).stdin(Stdio::null()).output();
+            let output = output.map_err(|error| format!("podman does not start: {error}"))?;
+            if !output.status.success() {
+                return Err(said(&output));
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self, name: &str) -> String {
+        format!("{}-{name}", self.image.trim_start_matches("localhost/"))
     }
 
     fn words(&self, runtime: &str, options: &[&str], command: &[&str]) -> Vec<String> {
@@ -83,8 +105,7 @@ impl Base {
     }
 
     fn start(&self, name: &str, options: &[&str], command: &[&str]) -> String {
-        let name = format!("{}-{name}", self.image.trim_start_matches("localhost/"));
-        self.names.lock().unwrap().push(name.clone());
+        let name = self.own(&self.named(name));
         let options = [&["--detach", "--name", &name], options].concat();
         let words = self.words("runc", &options, command);
         let words: Vec<_> = words.iter().map(String::as_str).collect();
