@@ -1,0 +1,250 @@
+//! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_driver::Hold;
+use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::worker::Status;
+use rekindle_sandbox::pages::Served;
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec};
+use rekindle_store::Draft;
+
+use crate::cpu_pages::Pages;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::held::Held;
+use crate::quiet::Quiet;
+use crate::reply::Reply;
+use crate::timeline::{CPU, Timeline};
+use crate::worker::Worker;
+use crate::{driver_half, fault};
+
+use super::Wish;
+use super::gather::Done;
+use super::scratch::Scratch;
+
+/// CRIU counts in these.
+const PAGE: u64 = 4096;
+
+/// How it went.
+pub(super) struct Taken {
+    /// For how long the program stood still.
+    pub(super) stopped_us: u64,
+    /// The processes whose GPU halves there are.
+    pub(super) gpu_processes: usize,
+}
+
+/// What is taken.
+pub(super) struct Subject<'a> {
+    /// Names its directory for the time of the dump.
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) command: Vec<String>,
+    /// As the user said it.
+    pub(super) gpu: String,
+    pub(super) mode: Mode,
+    pub(super) cpu: Cpu<'a>,
+}
+
+/// The GPU half and what holds it still.
+pub(super) enum Gpu<'a> {
+    None,
+    Worker { held: &'a Held, worker: &'a Worker },
+    Driver,
+}
+
+/// One attempt.
+pub(super) struct Attempt<'a> {
+    pub(super) daemon: &'a Daemon,
+    pub(super) criu: Criu,
+    pub(super) subject: Subject<'a>,
+    pub(super) gpu: Gpu<'a>,
+    /// The processes that use an AMD GPU, which CRIU's plugin takes.
+    pub(super) amd: Vec<i32>,
+    /// Whether a program that uses no GPU is refused.
+    pub(super) needs_gpu: bool,
+    pub(super) wish: &'a Wish<'a>,
+    pub(super) timeline: &'a Timeline,
+    pub(super) warnings: Mutex<Vec<String>>,
+    /// The pages, once CRIU has written the rest.
+    pub(super) served: Mutex<Option<Served>>,
+    pub(super) reply: &'a Reply<'a>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn make(&self, draft: Draft) -> Result<Taken> {
+        fault::point("checkpoint-begun")?;
+        self.take(draft)
+    }
+
+    pub(super) fn report(&self, taken: &Taken) -> Report {
+        let Subject { name, mode, .. } = &self.subject;
+        log::info!("{name:?} is in image {:?}", self.wish.to);
+        Report {
+            name: name.clone(),
+            image: self.wish.to.to_string(),
+            mode: *mode,
+            container: None,
+            gpu_processes: taken.gpu_processes,
+            total_us: self.timeline.elapsed_us(),
+            stopped_us: taken.stopped_us,
+            warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            phases: self.timeline.phases(),
+        }
+    }
+
+    pub(super) fn worker(&self) -> Option<&Worker> {
+        match self.gpu {
+            Gpu::Worker { worker, .. } => Some(worker),
+            Gpu::None | Gpu::Driver => None,
+        }
+    }
+
+    fn take(&self, draft: Draft) -> Result<Taken> {
+        let status = self.worker().map(Worker::status).transpose()?;
+        let stopped = Instant::now();
+        let mut quiet = match self.gpu {
+            Gpu::None | Gpu::Driver => None,
+            Gpu::Worker { held, worker } => {
+                self.reply.progress("quiesce", 0, 0);
+                Some(self.timeline.time("quiesce", || Quiet::begin(held, worker))?)
+            }
+        };
+        fault::point("quiesced")?;
+        if let Some(quiet) = &mut quiet {
+            let pid = self.client_pid(quiet)?;
+            self.timeline.time("detach", || quiet.detach(pid))?;
+        }
+        let hold = match self.gpu {
+            Gpu::Driver => self.hold()?,
+            Gpu::None | Gpu::Worker { .. } => None,
+        };
+        fault::point("detached")?;
+        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        // Stays here until it is committed: the worker writes to it until its thread has ended.
+        let draft = Mutex::new(Some(draft));
+        self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref(), hold.as_ref())?;
+        let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
+        let gpu_processes = usize::from(quiet.is_some()) + driven + self.amd.len();
+        match hold {
+            Some(hold) if self.wish.leave_running => driver_half::release(hold, self.timeline)?,
+            Some(hold) => hold.forget(),
+            None => {}
+        }
+        match quiet {
+            Some(quiet) if self.wish.leave_running => self.timeline.time("resume", || quiet.resume())?,
+            Some(quiet) => quiet.end(),
+            None => {}
+        }
+        let stopped_us = stopped.elapsed().as_micros() as u64;
+        if self.wish.leave_running {
+            self.seal(&draft, &scratch.path)?;
+        }
+        fault::point("committed")?;
+        Ok(Taken { stopped_us, gpu_processes })
+    }
+
+    fn hold(&self) -> Result<Option<Hold<'a>>> {
+        self.reply.progress("gpu", 0, 0);
+        let Subject { id, name, cpu, .. } = &self.subject;
+        let hold = driver_half::hold(self.daemon, id, cpu, self.wish.gpu_wait, self.timeline)?;
+        if hold.is_none() && self.amd.is_empty() && self.needs_gpu {
+            return Err(Error::NoGpuProcess { name: name.clone() });
+        }
+        Ok(hold)
+    }
+
+    fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
+        let inside = quiet.client.process as i32;
+        self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
+            action: "find the program's process",
+            reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
+        })
+    }
+
+    /// Has CRIU dump the CPU half while the worker saves the GPU half.
+    fn dump(
+        &self,
+        draft: &Mutex<Option<Draft>>,
+        images: &Path,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
+    ) -> Result<()> {
+        let path = {
+            let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+            draft.as_ref().ok_or(Error::NoDraft)?.path().to_path_buf()
+        };
+        self.reply.progress("dump", 0, 0);
+        let failure = Mutex::new(None);
+        // The first is the cause.
+        let fail = |error: Error| {
+            let sentence = error.to_string();
+            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            sentence
+        };
+        let saved = OnceLock::new();
+        let first = self.worker().map(|_| &saved);
+        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), first)?;
+        let start_us = self.timeline.elapsed_us();
+        let dumped = std::thread::scope(|scope| {
+            let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
+            spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
+            spec.page_server = Some(criu_end.as_fd());
+            let pages = scope.spawn(move || server.serve().map_err(fail));
+            let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
+            self.subject.cpu.dump(&spec, |frozen| {
+                let lost = || "the program's pages were not taken".to_string();
+                let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
+                *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
+                let gathered = self.gather(frozen, draft, save, quiet, status, hold);
+                // A program that is to end does not end before its image is safe.
+                let sealed = gathered.and_then(|()| match self.wish.leave_running {
+                    true => Ok(()),
+                    false => self.seal(draft, images),
+                });
+                sealed.map_err(fail)
+            })
+        });
+        match dumped {
+            Ok(report) => {
+                self.note_dump(start_us, &report);
+                Ok(())
+            }
+            Err(error) => {
+                self.undo(draft);
+                let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
+            }
+        }
+    }
+
+    fn note_dump(&self, start_us: u64, report: &DumpReport) {
+        let micros = |duration: Duration| duration.as_micros() as u64;
+        let cpu = self.timeline.lane(CPU);
+        let (frozen_us, freezing_us) = (micros(report.until_frozen), report.stats.freezing_us);
+        // CRIU says how long freezing took and when all was written, and freezing is what it does first.
+        let written = report.stats.pages_written * PAGE;
+        cpu.note("freeze", start_us, freezing_us, 0);
+        cpu.note("dump", start_us + freezing_us, frozen_us.saturating_sub(freezing_us), written);
+        let end_us = frozen_us + micros(report.frozen_step);
+        let after = if self.wish.leave_running { "thaw" } else { "stop" };
+        cpu.note(after, start_us + end_us, micros(report.total).saturating_sub(end_us), 0);
+    }
+
+    /// Leaves nothing of an attempt that failed.
+    fn undo(&self, draft: &Mutex<Option<Draft>>) {
+        let unfinished = draft.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let goes_on = self.subject.cpu.goes_on();
+        // An image that was finished before the dump failed is all that is left of a program that ended.
+        if unfinished.is_none()
+            && goes_on
+            && let Err(error) = self.daemon.store.remove(self.wish.to)
+        {
+            log::error!("the image of a checkpoint that failed stays: {error}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What an attempt puts into the image: both halves, what describes them, and then the whole.
+
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::ScopedJoinHandle;
+
+use rekindle_driver::Hold;
+use rekindle_protocol::daemon::Mode;
+use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_sandbox::{Frozen, driver_socket};
+use rekindle_store::{Draft, Part, PartKind};
+
+use crate::cpu_pages;
+use crate::driver_half::DriverHalf;
+use crate::error::{Error, Result};
+use crate::kept::Kept;
+use crate::quiet::Quiet;
+use crate::timeline::{CPU, GPU, PINNED};
+use crate::worker::Worker;
+use crate::{fault, machine};
+
+use super::attempt::{Attempt, Subject};
+
+impl Attempt<'_> {
+    /// The pages of the CPU half wait until that is done, however it ends.
+    pub(super) fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
+        let request = Request::Save { staging: staging.to_string_lossy().into_owned(), leave_memory: false };
+        self.saved(worker, GPU, "save the GPU half", &request)
+    }
+
+    pub(super) fn saved(
+        &self,
+        worker: &Worker,
+        lane: &'static str,
+        action: &'static str,
+        request: &Request,
+    ) -> Result<Vec<Part>> {
+        let start_us = self.timeline.elapsed_us();
+        match worker.ask(action, request, &[], None)? {
+            Response::Saved { parts, phases } => {
+                self.timeline.lane(lane).merge(start_us, phases);
+                parts.into_iter().map(|part| parse_part(action, part)).collect()
+            }
+            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
+    }
+
+    /// The program stands still with its CPU half written: takes all that can only be had now.
+    pub(super) fn gather(
+        &self,
+        frozen: &Frozen<'_>,
+        draft: &Mutex<Option<Draft>>,
+        save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
+    ) -> Result<()> {
+        fault::point("frozen")?;
+        let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        let draft = draft.as_ref().ok_or(Error::NoDraft)?;
+        let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
+        draft.adopt(parts)?;
+        fault::point("saved")?;
+        if let Some(worker) = self.worker() {
+            let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
+            let pinned = self.saved(worker, PINNED, "save pinned memory", &request)?;
+            draft.adopt(pinned)?;
+        }
+        fault::point("pinned-saved")?;
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status, hold))
+    }
+
+    /// Makes an image of what was gathered.
+    pub(super) fn seal(&self, draft: &Mutex<Option<Draft>>, images: &Path) -> Result<()> {
+        self.reply.progress("commit", 0, 0);
+        let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(draft) = slot.as_ref() {
+            let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            self.timeline.time("cpu pages", || match (self.subject.mode, &*served) {
+                (Mode::Sandbox, _) => self.convert(draft, images),
+                // There is no client, by which alone it is safe to map all that can be.
+                (Mode::Driver, Some(served)) => cpu_pages::take(draft, images, served),
+                (Mode::Driver, None) => Ok(()),
+            })?;
+            if self.subject.mode == Mode::Sandbox {
+                driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+            }
+            self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
+        }
+        fault::point("before-commit")?;
+        if let Some(draft) = slot.take() {
+            self.timeline.time("commit", || draft.commit())?;
+        }
+        fault::point("in-image")
+    }
+
+    /// Has the program's memory mapped from the image on a restore.
+    fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
+        let earlier = self.daemon.places.pages().join(&self.subject.id);
+        let warnings = cpu_pages::convert(draft, images, &earlier)?;
+        for warning in &warnings {
+            log::warn!("image {:?}: {warning}", self.wish.to);
+        }
+        Kept::warn(&mut draft.manifest(), &warnings);
+        *self.warnings.lock().unwrap_or_else(PoisonError::into_inner) = warnings;
+        Ok(())
+    }
+
+    fn describe(
+        &self,
+        frozen: &Frozen<'_>,
+        draft: &Draft,
+        quiet: Option<&Quiet<'_>>,
+        status: Option<&Status>,
+        hold: Option<&Hold<'_>>,
+    ) -> Result<()> {
+        let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
+        let inventory = frozen.inventory()?;
+        let mut manifest = draft.manifest();
+        manifest.mode = machine::mode(*mode);
+        manifest.program = machine::program(command, cpu);
+        manifest.machine = machine::this();
+        let driver = hold.map(|hold| DriverHalf::of(hold, cpu));
+        manifest.gpus = match &driver {
+            Some(half) => half.shown_gpus(),
+            None => status.map(machine::gpus).unwrap_or_default(),
+        };
+        manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
+        let kept = Kept {
+            name: name.clone(),
+            gpu: gpu.clone(),
+            inventory,
+            client: quiet.map(|quiet| quiet.client.clone()),
+            driver,
+            amd: self.amd.clone(),
+            framework: self.wish.framework,
+            container: None,
+            warnings: Vec::new(),
+        };
+        kept.write(&mut manifest)
+    }
+}
+
+fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Part>> {
+    match save {
+        None => Ok(Vec::new()),
+        Some(thread) => thread.join().unwrap_or_else(|_| {
+            Err(Error::Worker {
+                action: "save the GPU half",
+                reason: "the thread that asked panicked".into(),
+            })
+        }),
+    }
+}
+
+pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
+    serde_json::from_value(part).map_err(|error| Error::Worker {
+        action,
+        reason: format!("it described a part that is none: {error}"),
+    })
+}
+
+/// Moves CRIU's images into the draft. Its log and statistics stay: they are no part of the program.
+fn take_cpu_files(draft: &Draft, images: &Path) -> Result<()> {
+    let failed = |source| Error::io("list", images, source);
+    for entry in std::fs::read_dir(images).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if path.is_file() && name.ends_with(".img") {
+            draft.take_file(PartKind::CpuFile, &name, &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Says when it goes that something is done.
+pub(super) struct Done<'a>(pub(super) &'a OnceLock<()>);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.set(());
+    }
+}
