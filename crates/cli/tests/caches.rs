@@ -3,7 +3,6 @@
 mod harness;
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use harness::{Rekindle, wait};
@@ -204,7 +203,7 @@ fn what_is_damaged_is_not_cached() {
     wait_cached(&rekindle, "image", "emulated", 6);
     // The next daemon has nothing cached, and reads the image anew.
     rekindle.ok(&["shutdown"]);
-    let chunk = chunks(&rekindle).remove(1);
+    let chunk = rekindle.large_chunks().remove(1);
     let mut damaged = fs::read(&chunk).unwrap();
     damaged[12_345] ^= 1;
     fs::write(&chunk, &damaged).unwrap();
@@ -215,23 +214,6 @@ fn what_is_damaged_is_not_cached() {
     }
     settled(&rekindle);
     assert!(cached(&rekindle, "image", "host") < 6 && cached(&rekindle, "image", "emulated") < 6);
-}
-
-/// The files of 2 MB that keep the weights.
-fn chunks(rekindle: &Rekindle) -> Vec<PathBuf> {
-    let mut chunks = Vec::new();
-    let mut places = vec![rekindle.path("state/store/chunks")];
-    while let Some(place) = places.pop() {
-        for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
-            let kind = entry.metadata().unwrap();
-            if kind.is_dir() {
-                places.push(entry.path());
-            } else if kind.len() == 2 * MEGABYTE {
-                chunks.push(entry.path());
-            }
-        }
-    }
-    chunks
 }
 
 #[test]

@@ -3,29 +3,11 @@
 mod harness;
 
 use std::fs;
-use std::path::PathBuf;
 
 use harness::{Rekindle, wait};
 
 const WEIGHTS: [&str; 3] =
     ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
-
-/// The files of 2 MB that keep the weights.
-fn chunks(rekindle: &Rekindle) -> Vec<PathBuf> {
-    let mut chunks = Vec::new();
-    let mut places = vec![rekindle.path("state/store/chunks")];
-    while let Some(place) = places.pop() {
-        for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
-            let kind = entry.metadata().unwrap();
-            if kind.is_dir() {
-                places.push(entry.path());
-            } else if kind.len() == 2 << 20 {
-                chunks.push(entry.path());
-            }
-        }
-    }
-    chunks
-}
 
 #[test]
 fn images_are_the_same_whoever_hashes() {
@@ -36,13 +18,13 @@ fn images_are_the_same_whoever_hashes() {
         rekindle.goes_on("weights");
         rekindle.ok(&["checkpoint", "weights", "--to", "image", "--stop"]);
         assert_eq!(rekindle.json(&["verify", "image"])["sound"], true);
-        assert_eq!(chunks(&rekindle).len(), 3);
+        assert_eq!(rekindle.large_chunks().len(), 3);
         rekindle.ok(&["shutdown"]);
         rekindle.set_environment("REKINDLE_GPU_HASH", loads);
         rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
         rekindle.goes_on("again");
         rekindle.ok(&["checkpoint", "again", "--to", "another", "--stop"]);
-        assert_eq!(chunks(&rekindle).len(), 3, "the same contents, kept once");
+        assert_eq!(rekindle.large_chunks().len(), 3, "the same contents, kept once");
     }
 }
 
@@ -53,7 +35,7 @@ fn a_flipped_bit_is_seen_by_the_gpu() {
     rekindle.start("weights", &WEIGHTS);
     rekindle.goes_on("weights");
     rekindle.ok(&["checkpoint", "weights", "--to", "image", "--stop"]);
-    for (chunk, at) in chunks(&rekindle).iter().zip([0, 1_234_567, (2 << 20) - 1]) {
+    for (chunk, at) in rekindle.large_chunks().iter().zip([0, 1_234_567, (2 << 20) - 1]) {
         let sound = fs::read(chunk).unwrap();
         let mut damaged = sound.clone();
         damaged[at] ^= 1;

@@ -51,7 +51,7 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     Ok(rewritten.warnings)
 }
 
-/// The pages of a dump in mode driver, taken beside CRIU.
+/// The pages of a dump, taken beside CRIU.
 pub struct Pages<'a> {
     cpu: Cpu<'a>,
     images: &'a Path,

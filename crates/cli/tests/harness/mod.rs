@@ -162,6 +162,23 @@ impl Rekindle {
             .collect()
     }
 
+    /// The files of 2 MB that keep contents of large buffers.
+    pub fn large_chunks(&self) -> Vec<PathBuf> {
+        let mut chunks = Vec::new();
+        let mut places = vec![self.path("state/store/chunks")];
+        while let Some(place) = places.pop() {
+            for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
+                let kind = entry.metadata().unwrap();
+                if kind.is_dir() {
+                    places.push(entry.path());
+                } else if kind.len() == 2 << 20 {
+                    chunks.push(entry.path());
+                }
+            }
+        }
+        chunks
+    }
+
     /// Waits until the counter has gone on by a few steps: the program runs.
     pub fn goes_on(&self, name: &str) {
         let before = self.lines(name).len();
