@@ -26,7 +26,7 @@ unit: setup build ## Tests of the crates
 	$(CARGO) test --release --locked --workspace
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
-	$(PYTHON) -m pytest tests -q
+	$(PYTHON) -m pytest tests -q -n 3 --dist worksteal
 
 numba-suite: setup build ## All of numba-cuda's own tests; writes their table in docs/compatibility.md
 	$(PYTHON) tests/numba_suite/run.py

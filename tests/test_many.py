@@ -90,7 +90,7 @@ def held(rekindle):
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": int(status["Threads"]),
         "processes": len(processes(rekindle)),
-        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": len(files),
         "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
     }, int(status["RssAnon"].split()[0]) << 10

@@ -73,6 +73,7 @@ def test_training_that_is_put_to_sleep_again_and_again_gives_the_same_losses(rek
     rekindle.run("training", *PROGRAM, "--pause", 0.05)
     for step in (3, 8, 13, 18):
         rekindle.wait_lines("training", step)
+        rekindle.wait(lambda: rekindle.sandbox("training")["state"] == "running", "the program to wake by itself")
         rekindle("sleep", "training", "--level", level)
     assert rekindle.wait_end("training") == reference
     woken = [trace["operation"] for trace in rekindle.json("trace", "training", "--svg", rekindle.root / "picture.svg")["traces"]]
