@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -154,6 +155,39 @@ def test_a_chunk_that_cannot_be_read_ends_the_program_before_it_saw_a_result(kin
         assert '"image"' in problem, problem
 
 
+def order_of(image):
+    path = Path(image) / "load-order.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_an_order_is_learned_by_itself_by_restores_that_race():
+    with Rekindle() as rekindle:
+        start(rekindle, "named")
+        rekindle("checkpoint", "named", "--to", "image", "--stop")
+        go(rekindle)
+        (rekindle.root / "go.stay").touch()
+        image = rekindle.json("inspect", "image")["path"]
+        racing = [threading.Thread(target=rekindle.restore, args=("image", f"racing-{n}")) for n in range(2)]
+        [thread.start() for thread in racing]
+        [thread.join() for thread in racing]
+        rekindle.wait(lambda: order_of(image).get("restores") == 2, "what two restores learn")
+        learned = order_of(image)["parts"]
+        known = [part["name"] for part in rekindle.json("inspect", "image")["parts"] if part["kind"] == "gpu-buffer"]
+        # The program names its large buffers from the last to the first.
+        large = [name for name in learned if name in known]
+        assert len(large) >= 24 and len(set(large)) == len(large), learned
+        assert large[:3] != sorted(large)[:3]
+        rekindle("verify", "image")
+        # One more, and the order is settled.
+        for n, restores in enumerate((3, 3)):
+            rekindle.restore("image", f"later-{n}")
+            rekindle.wait(lambda n=n: len(rekindle.lines(f"later-{n}")) >= 3, "its first work")
+            rekindle.wait(lambda restores=restores: order_of(image)["restores"] == restores, "what it learns")
+        assert order_of(image)["parts"] == learned
+        rekindle("verify", "image")
+        assert sorted(path.name for path in Path(image).glob("load-order*")) == ["load-order.json"]
+
+
 def test_a_profile_is_kept_with_the_image_and_used():
     with Rekindle() as rekindle:
         start(rekindle, "named")
@@ -164,6 +198,7 @@ def test_a_profile_is_kept_with_the_image_and_used():
         learned = json.loads(rekindle("--json", "profile", "image", "--gpu", "emulated", "--", "sh", "-c", request))
         order = json.loads((image / "load-order.json").read_text())["parts"]
         assert learned["parts"] == order and len(order) >= 24
+        assert "restores" not in order_of(image)
         # The program names its large buffers from the last to the first.
         large = [name for name in order if name in {part["name"] for part in rekindle.json("inspect", "image")["parts"]}]
         assert large[:3] != sorted(large)[:3]
@@ -179,3 +214,10 @@ def test_a_profile_is_kept_with_the_image_and_used():
         (rekindle.root / "go.stay").unlink()
         restore(rekindle, "anyway", "profile")
         assert rekindle.wait_end("anyway")[-1] == "done"
+        # What was learned on purpose stays.
+        (image / "load-order.json").write_text(json.dumps({"parts": order}))
+        (rekindle.root / "go.stay").touch()
+        restore(rekindle, "more", "profile")
+        rekindle.wait(lambda: len(rekindle.lines("more")) >= 3, "its first work")
+        time.sleep(0.3)
+        assert order_of(image) == {"parts": order}

@@ -225,7 +225,7 @@ pub enum OrderArgument {
     None,
     /// As the image has them. GPU calls wait for what they name.
     Default,
-    /// As recorded by `rekindle profile`, else as the image has them.
+    /// As recorded by `rekindle profile` or learned from earlier restores, else as the image has them.
     Profile,
     /// What is needed first comes last; to measure what an order is worth.
     Worst,

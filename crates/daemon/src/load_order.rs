@@ -1,8 +1,8 @@
 //! In which order contents of GPU buffers are loaded, and whether the program's requests run ahead of them.
 
 use rekindle_protocol::daemon::LoadOrder;
-use rekindle_protocol::worker::{Request, Response};
-use rekindle_store::Image;
+use rekindle_protocol::worker::{Recording, Request, Response};
+use rekindle_store::{Image, LoadOrder as Known};
 use serde_json::{Value, json};
 
 use crate::checkpoint;
@@ -23,12 +23,19 @@ pub fn usual() -> LoadOrder {
     })
 }
 
-/// Tells a worker how its next restore loads.
+/// Tells a worker how its next restore loads. With `record` it notes what is used first; without, it adds that to the
+/// image's order by itself while there is something to learn.
 pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> Result<()> {
+    let known = known(image);
+    let record = match (record, known.is_to_be_learned()) {
+        (true, _) => Recording::Asked,
+        (false, true) => Recording::Learned,
+        (false, false) => Recording::None,
+    };
     let names = match order {
         LoadOrder::None | LoadOrder::Default => Vec::new(),
-        LoadOrder::Profile => recorded(image),
-        LoadOrder::Worst => recorded(image).into_iter().rev().collect(),
+        LoadOrder::Profile => known.parts,
+        LoadOrder::Worst => known.parts.into_iter().rev().collect(),
     };
     let run_ahead = order != LoadOrder::None;
     // What was not used when the order was recorded would else come after what is needed first.
@@ -37,10 +44,10 @@ pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> R
 }
 
 /// The order is advice: an image without one, or with a damaged one, is restored all the same.
-fn recorded(image: &Image) -> Vec<String> {
+fn known(image: &Image) -> Known {
     image.load_order().unwrap_or_else(|error| {
         log::warn!("buffers are loaded as the image has them: {error}");
-        Vec::new()
+        Known::default()
     })
 }
 

@@ -17,6 +17,17 @@ pub fn socket_name(worker: u32) -> String {
 /// How many descriptors go with one message.
 pub const MOST_DESCRIPTORS: usize = 16;
 
+/// What becomes of the order in which requests name parts of the image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recording {
+    #[default]
+    None,
+    /// It is noted to the end, for `Uses`.
+    Asked,
+    /// It is noted up to the first quiet moment, and added to the image's load order.
+    Learned,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Status,
@@ -54,14 +65,14 @@ pub enum Request {
         staging: String,
     },
     /// How the next `Restore` loads contents of buffers. `order`: names of parts, those first that are loaded first.
-    /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`: note
-    /// in which order requests name them.
+    /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`:
+    /// whether to note in which order requests name them.
     OnDemand {
         run_ahead: bool,
         order: Vec<String>,
-        record: bool,
+        record: Recording,
     },
-    /// The record, answered by `Uses`.
+    /// The record that was asked for, answered by `Uses`.
     Uses,
     /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
     /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,

@@ -56,6 +56,7 @@ pub use error::{Error, Result};
 pub use faults::{DISK_BYTES_VARIABLE, Faults};
 pub use hash::ContentHash;
 pub use image::{Checked, Image};
+pub use load_order::LoadOrder;
 pub use manifest::{
     ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Origin, Part, PartKind,
     Program, Sizes,

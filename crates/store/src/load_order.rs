@@ -1,6 +1,10 @@
 //! The order in which parts of an image are best loaded: a file beside the manifest, for it is learned after the image
 //! was made. It is advice: what it does not name is loaded too, and what is not there is passed over.
+//!
+//! It is recorded on purpose, or learned from the image's first restores. What was recorded on purpose is never replaced
+//! by what was learned. Writers take turns by a lock on the image's directory, and a whole file is renamed into place.
 
+use std::fs::File;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -10,20 +14,50 @@ use crate::error::{Error, Result};
 use crate::image::Image;
 
 const FILE: &str = "load-order.json";
+/// Written and then renamed by whoever has the lock.
+const NEW_FILE: &str = "load-order.new";
 /// Longer files are none of ours.
 const MOST_BYTES: u64 = 64 << 20;
+/// From so many restores an order is learned.
+const LEARNING_RESTORES: u32 = 3;
 
-#[derive(Serialize, Deserialize)]
-struct LoadOrder {
+/// In which order parts are best loaded.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadOrder {
     /// Names of parts of GPU memory, the first to load first.
-    parts: Vec<String>,
+    pub parts: Vec<String>,
+    /// From how many restores it was learned; none if it was recorded on purpose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restores: Option<u32>,
+}
+
+impl LoadOrder {
+    /// Whether restores have something to add.
+    pub fn is_to_be_learned(&self) -> bool {
+        match self.restores {
+            Some(restores) => restores < LEARNING_RESTORES,
+            None => self.parts.is_empty(),
+        }
+    }
+
+    /// With what a further restore has seen. The longer sequence is the better sample of a request, and comes first.
+    fn with(self, seen: &[String]) -> LoadOrder {
+        let (first, second) = match seen.len() >= self.parts.len() {
+            true => (seen.to_vec(), self.parts),
+            false => (self.parts, seen.to_vec()),
+        };
+        let known: std::collections::HashSet<String> = first.iter().cloned().collect();
+        let more = second.into_iter().filter(|name| !known.contains(name));
+        let restores = Some(self.restores.unwrap_or(0) + 1);
+        LoadOrder { parts: first.into_iter().chain(more).collect(), restores }
+    }
 }
 
 impl Image {
-    /// The order that was recorded; empty if none was.
-    pub fn load_order(&self) -> Result<Vec<String>> {
+    /// The order that was recorded or learned; empty if none was.
+    pub fn load_order(&self) -> Result<LoadOrder> {
         let path = self.load_order_path();
-        let Ok(found) = std::fs::metadata(&path) else { return Ok(Vec::new()) };
+        let Ok(found) = std::fs::metadata(&path) else { return Ok(LoadOrder::default()) };
         let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
         if found.len() > MOST_BYTES {
             return Err(damaged(format!(
@@ -32,23 +66,69 @@ impl Image {
             )));
         }
         let text = std::fs::read(&path).map_err(|error| Error::io("read", &path, 0, error))?;
-        let order: LoadOrder = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
-        Ok(order.parts)
+        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))
     }
 
-    /// Keeps an order, in place of one that was recorded before.
+    /// Keeps an order that was recorded on purpose, in place of any other.
     pub fn set_load_order(&self, parts: &[String]) -> Result<()> {
+        let _turn = self.lock_load_order()?;
+        self.write_load_order(&LoadOrder { parts: parts.to_vec(), restores: None })
+    }
+
+    /// Adds what a restore's requests have named, the first first, unless the order is settled. Says whether it did.
+    pub fn learn_load_order(&self, seen: &[String]) -> Result<bool> {
+        let _turn = self.lock_load_order()?;
+        // One that is damaged is as good as none.
+        let order = self.load_order().unwrap_or_default();
+        let learns = !seen.is_empty() && order.is_to_be_learned();
+        if learns {
+            self.write_load_order(&order.with(seen))?;
+        }
+        Ok(learns)
+    }
+
+    fn write_load_order(&self, order: &LoadOrder) -> Result<()> {
         let path = self.load_order_path();
-        let text = serde_json::to_vec(&LoadOrder { parts: parts.to_vec() });
-        let text = text.map_err(|error| Error::io("write", &path, 0, error.into()))?;
+        let text = serde_json::to_vec(order).map_err(|error| Error::io("write", &path, 0, error.into()))?;
         let disk = Disk::default();
-        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let new = self.path().join(NEW_FILE);
+        // Of a writer that died.
+        let _ = std::fs::remove_file(&new);
         disk.write_new(&new, &text).and_then(|file| disk.sync_file(&file, &new))?;
         disk.rename(&new, &path)?;
         disk.sync_dir(self.path())
     }
 
-    pub(crate) fn load_order_path(&self) -> PathBuf {
+    fn lock_load_order(&self) -> Result<File> {
+        let failed = |error| Error::io("lock", self.path(), 0, error);
+        let directory = File::open(self.path()).map_err(failed)?;
+        directory.lock().map_err(failed)?;
+        Ok(directory)
+    }
+
+    /// Files that are written after the image was made.
+    pub(crate) fn is_of_load_order(&self, path: &std::path::Path) -> bool {
+        path == self.load_order_path() || path == self.path().join(NEW_FILE)
+    }
+
+    fn load_order_path(&self) -> PathBuf {
         self.path().join(FILE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_sequence_comes_first_and_learning_ends() {
+        let names = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+        let order = LoadOrder::default().with(&names("ab")).with(&names("cba"));
+        assert_eq!((order.parts.concat().as_str(), order.restores), ("cba", Some(2)));
+        assert!(order.is_to_be_learned());
+        let order = order.with(&names("bd"));
+        assert_eq!((order.parts.concat().as_str(), order.restores), ("cbad", Some(3)));
+        assert!(!order.is_to_be_learned());
+        assert!(!LoadOrder { parts: names("a"), restores: None }.is_to_be_learned());
     }
 }

@@ -149,7 +149,7 @@ fn strangers(image: &Image) -> Result<Vec<String>> {
             let entry = entry.map_err(failed)?;
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 directories.push(entry.path());
-            } else if !known.contains(&entry.path()) && entry.path() != image.load_order_path() {
+            } else if !known.contains(&entry.path()) && !image.is_of_load_order(&entry.path()) {
                 problems.push(format!("{} is not in the manifest", entry.path().display()));
             }
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{CacheMemory, Phase, Request, Response, Status};
+use rekindle_protocol::worker::{CacheMemory, Phase, Recording, Request, Response, Status};
 
 use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
@@ -50,10 +50,11 @@ pub(crate) struct Control {
 }
 
 /// See [`Request::OnDemand`].
+#[derive(Default)]
 struct Demand {
     run_ahead: bool,
     order: Vec<String>,
-    record: bool,
+    record: Recording,
 }
 
 impl Control {
@@ -249,11 +250,7 @@ impl Control {
             }
             Request::Restore { image, run_directory, cached } => {
                 let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-                let Demand { run_ahead, order, record } = self.demand.take().unwrap_or(Demand {
-                    run_ahead: false,
-                    order: Vec::new(),
-                    record: false,
-                });
+                let Demand { run_ahead, order, record } = self.demand.take().unwrap_or_default();
                 let phases = self.work(stream, move |desk, _| {
                     let directory = run_directory.into();
                     let wish =

@@ -276,6 +276,7 @@ impl Desk {
                 if self.loading.is_some() {
                     self.rest_while_loading(board, inbox);
                 }
+                self.quiet_since = Instant::now();
                 continue;
             }
             if worked != 0 || progress {
@@ -285,6 +286,7 @@ impl Desk {
                 self.look_at_drain(0);
                 self.rest(board, inbox);
             }
+            self.look_at_uses();
         }
     }
 
@@ -300,7 +302,10 @@ impl Desk {
                 return Ok(done);
             }
             if let Some(uses) = &mut self.uses {
-                uses.note(&self.engine, record.opcode, record.body, record.trailer);
+                match self.loading.as_mut().and_then(Loading::on_demand) {
+                    Some(on_demand) => uses.note_parts(on_demand.admitted()),
+                    None => uses.note(&self.engine, record.opcode, record.body, record.trailer),
+                }
             }
             if self.engine.waiting.transfers != 0
                 && record.opcode != Upload::OPCODE
@@ -376,6 +381,17 @@ impl Desk {
         let nap = (age / 50).clamp(Duration::from_micros(20), Duration::from_millis(1));
         if !ready() {
             board.wait(Spin(0), nap, ready);
+        }
+    }
+
+    /// Once the program's first work is done, what it used first is known.
+    fn look_at_uses(&mut self) {
+        let busy = self.loading.is_some() || !self.engine.waiting.is_empty();
+        let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
+        if self.loading.is_none()
+            && let Some(uses) = self.uses.take_if(|uses| uses.is_learned(quiet))
+        {
+            uses.keep();
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use rekindle_device::Stream;
-use rekindle_protocol::worker::{Cached, Phase};
+use rekindle_protocol::worker::{Cached, Phase, Recording};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
@@ -33,8 +33,8 @@ pub(crate) struct Wish {
     pub on_demand: bool,
     /// Names of parts, in the order in which they are best loaded.
     pub order: Vec<String>,
-    /// The order in which requests name parts first is to be recorded.
-    pub record: bool,
+    /// What becomes of the order in which requests name parts first.
+    pub record: Recording,
     /// The client has been let go on already: what it was told is not told again.
     pub again: bool,
 }
@@ -53,7 +53,11 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, cached, order, record, again, .. } = wish;
-    desk.uses = record.then(|| Uses::new(spans(&state)));
+    desk.uses = match record {
+        Recording::None => None,
+        Recording::Asked => Some(Uses::new(spans(&state))),
+        Recording::Learned => Some(Uses::new(spans(&state)).learned_for(&image)),
+    };
     desk.engine.directory = directory;
     desk.engine.board_name = state.board.clone();
     let can_wait = left.is_empty() && !graphs_copy(&state);

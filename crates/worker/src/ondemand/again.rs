@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rekindle_protocol::frame;
-use rekindle_protocol::worker::{Phase, Response};
+use rekindle_protocol::worker::{Phase, Recording, Response};
 use rekindle_ring::Ring;
 use serde::{Deserialize, Serialize};
 
@@ -55,8 +55,9 @@ struct Inheritance {
     rings: Vec<(u32, String)>,
     staged: Vec<u64>,
     next_request: u64,
-    /// What was recorded of the order in which parts are used, if that is wanted.
-    uses: Option<Vec<String>>,
+    /// What becomes of the order in which parts are used, and what was recorded of it.
+    record: Recording,
+    uses: Vec<String>,
     /// How long ago the restore began, microseconds.
     age_us: u64,
 }
@@ -112,7 +113,8 @@ pub(crate) fn do_again(
         rings: desk.engine.threads.iter().map(|thread| (thread.index, thread.name.clone())).collect(),
         staged,
         next_request: desk.next_request(),
-        uses: desk.uses.as_ref().map(|uses| uses.names()),
+        record: desk.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
+        uses: desk.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
         age_us,
     };
     let mut passed = vec![inheritance.listener, inheritance.client, inheritance.log];
@@ -205,8 +207,12 @@ fn restore(
     let mut desk = Desk::new(engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))?);
     desk.engine.client = inheritance.pid;
     desk.engine.output.of_pid(inheritance.pid);
-    let record = inheritance.uses.is_some();
-    let wish = Wish { directory: inheritance.directory.clone(), record, again: true, ..Wish::default() };
+    let wish = Wish {
+        directory: inheritance.directory.clone(),
+        record: inheritance.record,
+        again: true,
+        ..Wish::default()
+    };
     let began_loading = Instant::now();
     let restored = image::restore(&mut desk, &inheritance.image, wish, remote.clone());
     restored.map_err(|error| error.to_string())?;
@@ -219,8 +225,8 @@ fn restore(
         }
     }
     let mut phases = desk.loaded.take().ok_or("nothing was loaded")??;
-    if let (Some(uses), Some(names)) = (&mut desk.uses, &inheritance.uses) {
-        uses.go_on_after(names);
+    if let Some(uses) = &mut desk.uses {
+        uses.go_on_after(&inheritance.uses);
     }
     for (index, name) in &inheritance.rings {
         let path = desk.engine.run_file(name).ok_or_else(|| format!("{name:?} is no file name"))?;

@@ -50,11 +50,21 @@ pub(crate) struct OnDemand {
     held: bool,
     /// The request that was admitted last is in the log.
     logged: bool,
+    /// The parts that the request named which was looked at last.
+    named: Vec<usize>,
 }
 
 impl OnDemand {
     pub(crate) fn new(progress: Arc<Progress>, spans: Spans) -> OnDemand {
-        OnDemand { progress, spans, log: Log::default(), waits: None, held: false, logged: false }
+        OnDemand {
+            progress,
+            spans,
+            log: Log::default(),
+            waits: None,
+            held: false,
+            logged: false,
+            named: Vec::new(),
+        }
     }
 
     /// Whether the next request can be done now; if so it is in the log.
@@ -67,8 +77,9 @@ impl OnDemand {
             Needs::Memory(touched) if !reaches_host(engine, &touched) => (touched, true),
             _ => return self.hold(record.opcode),
         };
+        self.named = self.spans.parts(&touched);
         let missing: Vec<usize> =
-            self.spans.parts(&touched).into_iter().filter(|part| !self.progress.is_whole(*part)).collect();
+            self.named.iter().copied().filter(|part| !self.progress.is_whole(*part)).collect();
         if !missing.is_empty() {
             if self.waits.replace(record.ticket) != Some(record.ticket) {
                 self.progress.hurry(&missing);
@@ -85,6 +96,11 @@ impl OnDemand {
         }
         self.log.push(ring, record.opcode, record.body, record.trailer, staged);
         true
+    }
+
+    /// The parts that the request names which was admitted last, if that is to be done again after a fault.
+    pub(crate) fn admitted(&self) -> &[usize] {
+        if self.logged { &self.named } else { &[] }
     }
 
     fn hold(&mut self, opcode: u32) -> bool {

@@ -1,6 +1,17 @@
 //! The order in which requests first named parts of memory: the order in which a later restore best loads them.
+//!
+//! It is noted because somebody asked, who fetches it, or to be learned: then it ends with the first quiet moment after
+//! the load, which is the end of the program's first work, and is added to what the image has. A program that is never
+//! quiet has shown its first work after a while too.
 
 use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::worker::Recording;
+use rekindle_store::Image;
+
+use rekindle_device::DEVICE_RANGE;
 
 use super::needs::{Needs, Touched, needs};
 use crate::engine::Engine;
@@ -20,6 +31,10 @@ impl Spans {
     }
 
     fn at(&self, address: u64) -> Option<usize> {
+        // Most words of a kernel's arguments are no addresses.
+        if !DEVICE_RANGE.contains(&address) {
+            return None;
+        }
         let after = self.spans.partition_point(|(range, _)| range.start <= address);
         let (range, part) = self.spans.get(after.checked_sub(1)?)?;
         range.contains(&address).then_some(*part)
@@ -45,42 +60,95 @@ impl Spans {
     }
 }
 
+/// Nothing for so long is a quiet moment.
+const QUIET: Duration = Duration::from_millis(100);
+/// More is not learned from one restore.
+const LONGEST: Duration = Duration::from_secs(2);
+
 /// The record of first uses.
 pub(crate) struct Uses {
     spans: Spans,
     seen: Vec<bool>,
     order: Vec<usize>,
+    learned: Option<Learned>,
+}
+
+/// For which image the record is.
+struct Learned {
+    path: PathBuf,
+    id: String,
+    /// All is loaded and something was used.
+    since: Option<Instant>,
 }
 
 impl Uses {
     pub(crate) fn new(spans: Spans) -> Uses {
-        Uses { seen: vec![false; spans.names.len()], order: Vec::new(), spans }
+        Uses { seen: vec![false; spans.names.len()], order: Vec::new(), spans, learned: None }
+    }
+
+    /// The record is to be added to this image's load order.
+    pub(crate) fn learned_for(self, image: &Image) -> Uses {
+        let (path, id) = (image.path().to_path_buf(), image.manifest().id.clone());
+        Uses { learned: Some(Learned { path, id, since: None }), ..self }
+    }
+
+    pub(crate) fn recording(&self) -> Recording {
+        if self.learned.is_some() { Recording::Learned } else { Recording::Asked }
     }
 
     pub(crate) fn note(&mut self, engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) {
         if let Needs::Memory(touched) = needs(engine, opcode, body, trailer) {
-            for part in self.spans.parts(&touched) {
-                if !std::mem::replace(&mut self.seen[part], true) {
-                    self.order.push(part);
-                }
+            let parts = self.spans.parts(&touched);
+            self.note_parts(&parts);
+        }
+    }
+
+    /// These parts were named, by their numbers.
+    pub(crate) fn note_parts(&mut self, parts: &[usize]) {
+        for part in parts {
+            if !std::mem::replace(&mut self.seen[*part], true) {
+                self.order.push(*part);
             }
         }
     }
 
     /// These were named before all others.
     pub(crate) fn go_on_after(&mut self, names: &[String]) {
-        for name in names {
-            if let Some(part) = self.spans.names.iter().position(|known| known == name)
-                && !std::mem::replace(&mut self.seen[part], true)
-            {
-                self.order.push(part);
-            }
-        }
+        let after = std::mem::take(&mut self.order);
+        self.seen.fill(false);
+        let number = |name: &String| self.spans.names.iter().position(|known| known == name);
+        let before: Vec<usize> = names.iter().filter_map(number).collect();
+        self.note_parts(&before);
+        self.note_parts(&after);
     }
 
     /// Names of parts, the one used first first.
     pub(crate) fn names(&self) -> Vec<String> {
         self.order.iter().map(|part| self.spans.names[*part].clone()).collect()
+    }
+
+    /// Whether all is learned, `quiet` after the last request. To be asked when all is loaded.
+    pub(crate) fn is_learned(&mut self, quiet: Duration) -> bool {
+        let Some(learned) = self.learned.as_mut().filter(|_| !self.order.is_empty()) else { return false };
+        let since = learned.since.get_or_insert_with(Instant::now);
+        quiet >= QUIET || since.elapsed() >= LONGEST
+    }
+
+    /// Adds what was learned to the image's load order, beside the program's requests.
+    pub(crate) fn keep(self) {
+        let names = self.names();
+        let Some(Learned { path, id, .. }) = self.learned else { return };
+        std::thread::spawn(move || {
+            let kept = Image::open(&path).and_then(|image| match image.manifest().id == id {
+                true => image.learn_load_order(&names),
+                false => Ok(false),
+            });
+            // An image that is removed by now needs no order.
+            match kept {
+                Ok(kept) => log::debug!("{} parts were used first; kept: {kept}", names.len()),
+                Err(error) => log::info!("the order in which buffers are used was not kept: {error}"),
+            }
+        });
     }
 }
 
