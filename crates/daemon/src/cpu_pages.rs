@@ -1,6 +1,7 @@
 //! The pages of the CPU half in an image: converted to page files when it is made, linked for the program when it is
 //! restored.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,9 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     let out = images.join(pages::DIRECTORY);
     private_directory(&out, true)?;
     let known = shared_pages::read(earlier);
-    let wish = pages::Wish { earlier, map, share: known.is_some() };
+    let holds: Option<HashMap<_, _>> =
+        known.as_ref().map(|known| known.iter().map(|part| (part.name.clone(), part.stored())).collect());
+    let wish = pages::Wish { earlier, map, share: holds.as_ref() };
     let rewritten = match pages::rewrite(images, &out, &wish) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {

@@ -41,6 +41,12 @@ pub(crate) fn is_zero(data: &[u8]) -> bool {
     }
 }
 
+/// How much of `data` lies in pages that are not all zero.
+pub(crate) fn filled(data: &[u8]) -> u64 {
+    const PAGE: usize = 4096;
+    data.chunks(PAGE).filter(|page| !is_zero(page)).map(|page| page.len() as u64).sum()
+}
+
 /// The zstd frame of `data`, if it is so much shorter that keeping it pays.
 pub(crate) fn compress(kind: &PartKind, data: &[u8]) -> Option<Vec<u8>> {
     thread_local! {

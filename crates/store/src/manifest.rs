@@ -146,6 +146,11 @@ impl Manifest {
                 PartKind::Pinned => sizes.pinned += part.bytes,
                 _ => {}
             }
+            if let Some(filled) = part.filled {
+                sizes.stored += filled;
+                sizes.zero += part.bytes.saturating_sub(filled);
+                continue;
+            }
             for chunk in &part.chunks {
                 if chunk.encoding == Encoding::Zero {
                     sizes.zero += chunk.bytes;

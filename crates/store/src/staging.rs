@@ -101,7 +101,7 @@ impl Staging {
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let bytes = fs::metadata(path).map_err(failed)?.len();
-        self.take(kind, name, path, bytes)
+        self.take(kind, name, path, bytes, |_| {})
     }
 
     /// As [`Staging::take_file`], for a file that is to be mapped in place. The part is its first `bytes`; what is
@@ -109,7 +109,11 @@ impl Staging {
     pub fn take_pages(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let length = fs::metadata(path).map_err(failed)?.len();
-        let mut part = self.take(kind, name, path, bytes)?;
+        let filled = AtomicU64::new(0);
+        let mut part = self.take(kind, name, path, bytes, |data| {
+            filled.fetch_add(chunk::filled(data), Ordering::Relaxed);
+        })?;
+        part.filled = Some(filled.into_inner());
         part.tail = length.saturating_sub(bytes);
         let place = self.path().join(part.kept_as());
         let mut found = fs::metadata(&place).map_err(failed)?;
@@ -142,7 +146,15 @@ impl Staging {
         }
     }
 
-    fn take(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
+    /// `see` is shown every extent that may hold data.
+    fn take(
+        &self,
+        kind: PartKind,
+        name: &str,
+        path: &Path,
+        bytes: u64,
+        see: impl Fn(&[u8]) + Sync,
+    ) -> Result<Part> {
         let disk = &self.inner.disk;
         self.directory(&kind)?;
         let place = file_named(kind.clone(), name, 0)?.kept_as();
@@ -151,6 +163,7 @@ impl Staging {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
                 let copy = disk.create_new(&to)?;
                 let part = self.file_part(kind, name, path, bytes, |_, offset, data| {
+                    see(data);
                     let extent = extent(data);
                     if extent.encoding != Encoding::Zero {
                         disk.write_at(&copy, data, offset, &to)?;
@@ -167,7 +180,10 @@ impl Staging {
                 let failed = |error| Error::io("set the mode of", &to, 0, error);
                 fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).map_err(failed)?;
                 disk.start_writeback(&File::open(&to).map_err(failed)?);
-                self.file_part(kind, name, &to, bytes, |_, _, data| Ok(extent(data)))?
+                self.file_part(kind, name, &to, bytes, |_, _, data| {
+                    see(data);
+                    Ok(extent(data))
+                })?
             }
         };
         part.file = Some(place);
@@ -315,6 +331,7 @@ fn new_part(kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result
         file: None,
         tail: 0,
         modified_ns: None,
+        filled: None,
         chunk_bytes,
         chunks: Vec::new(),
     })

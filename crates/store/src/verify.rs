@@ -1,6 +1,6 @@
 //! Reading an image through, to say all that is wrong with it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use crate::chunk;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::{DAMAGED, MANIFEST};
@@ -43,18 +44,23 @@ impl Store {
         let mut report = Report { name: name.to_string(), chunks: extents.len() as u64, ..Report::default() };
         let next = AtomicUsize::new(0);
         let problems = Mutex::new(Vec::new());
+        let found = Filled::default();
         let (send, finished) = mpsc::channel();
         thread::scope(|scope| {
             for _ in 0..pool::threads() {
                 let send = send.clone();
                 let (next, extents, problems, image) = (&next, &extents, &problems, &image);
+                let found = &found;
                 scope.spawn(move || {
                     let mut scratch = Vec::new();
                     while let Some((part, number)) = extents.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        if let Err(error) = image.check_chunk(part, *number, &mut scratch)
-                            && let Ok(mut problems) = problems.lock()
-                        {
-                            problems.push((*part, *number, error));
+                        match image.check_chunk(part, *number, &mut scratch) {
+                            Ok(()) => found.see(part, &scratch),
+                            Err(error) => {
+                                if let Ok(mut problems) = problems.lock() {
+                                    problems.push((*part, *number, error));
+                                }
+                            }
                         }
                         // The receiver outlives the scope.
                         let _ = send.send(part.chunks[*number].bytes);
@@ -68,6 +74,8 @@ impl Store {
             }
         });
         let problems = problems.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let damaged: HashSet<&str> = problems.iter().map(|(part, ..)| part.name.as_str()).collect();
+        report.problems.extend(found.differences(&image, &damaged));
         for (part, number, error) in problems {
             self.set_aside(part, &error);
             let offset = number as u64 * part.chunk_bytes;
@@ -91,6 +99,35 @@ impl Store {
             // Where this fails, the report still tells; nothing else depends on it.
             let _ = self.disk.rename(path, Path::new(&aside));
         }
+    }
+}
+
+/// How much of each page file is found to be filled.
+#[derive(Default)]
+struct Filled(Mutex<HashMap<String, u64>>);
+
+impl Filled {
+    fn see(&self, part: &Part, contents: &[u8]) {
+        if part.filled.is_none() {
+            return;
+        }
+        let filled = chunk::filled(contents);
+        if let Ok(mut all) = self.0.lock() {
+            *all.entry(part.name.clone()).or_default() += filled;
+        }
+    }
+
+    /// A sentence for each page file, but for those with damage, whose manifest says otherwise.
+    fn differences(self, image: &Image, damaged: &HashSet<&str>) -> Vec<String> {
+        let found = self.0.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let whole = image.manifest().parts.iter().filter(|part| !damaged.contains(part.name.as_str()));
+        whole
+            .filter_map(|part| Some((part, part.filled?, found.get(&part.name).copied().unwrap_or(0))))
+            .filter(|(_, said, found)| said != found)
+            .map(|(part, said, found)| {
+                format!("{}: {found} bytes of it are filled, its manifest says {said}", named(part))
+            })
+            .collect()
     }
 }
 

@@ -113,6 +113,36 @@ fn a_page_file_that_was_changed_is_seen_at_a_glance() {
     assert!(image.check_glance(&[part], 2).unwrap_err().to_string().contains("bytes long"));
 }
 
+/// What a page file takes is told by its pages, however long its chunks are.
+#[test]
+fn the_holes_of_a_page_file_take_no_room() {
+    let (root, store) = support::store();
+    let path = root.path().join("pages");
+    let file = fs::File::create_new(&path).unwrap();
+    for page in [0, 1, 300, 900] {
+        file.write_all_at(&[7; 4096], page * 4096).unwrap();
+    }
+    file.write_all_at(&[0; 4096], 500 * 4096).unwrap();
+    file.set_len(1000 * 4096).unwrap();
+    drop(file);
+    let draft = store.begin("base").unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &path, 1000 * 4096).unwrap();
+    let base = draft.commit().unwrap();
+    let part = base.part(PartKind::CpuPages, "anon-1").unwrap().clone();
+    assert_eq!((part.stored(), base.manifest().sizes.stored), (4 * 4096, 4 * 4096));
+    assert!(store.verify("base", &|_, _| {}).unwrap().is_sound());
+
+    let place = base.file_path(&part).unwrap();
+    let draft = store.begin("other").unwrap();
+    draft.share_pages(rekindle_store::Part { filled: Some(4096), ..part.clone() }, &place).unwrap();
+    draft.commit().unwrap();
+    let problems = store.verify("other", &|_, _| {}).unwrap().problems;
+    assert!(matches!(&problems[..], [one] if one.contains("16384") && one.contains("4096")), "{problems:?}");
+    let draft = store.begin("more than it has").unwrap();
+    let more = rekindle_store::Part { filled: Some(5000 * 4096), ..part };
+    assert!(matches!(draft.share_pages(more, &place), Err(Error::BadPart { .. })));
+}
+
 /// Two images with one page file: each is whole without the other, and what is wrong with it is wrong with both.
 #[test]
 fn a_page_file_that_two_images_have_is_told_of_by_its_origin() {

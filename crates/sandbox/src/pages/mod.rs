@@ -36,6 +36,7 @@ mod area;
 mod contents;
 mod convert;
 mod copier;
+mod cut;
 mod drain;
 mod dump;
 mod files;

@@ -30,8 +30,8 @@ pub struct Wish<'a> {
     pub earlier: &'a Path,
     /// With `false`, all is read again.
     pub map: bool,
-    /// Whether the new image may map those page files too.
-    pub share: bool,
+    /// What each of those page files holds, bytes by their names, if the new image may map them too.
+    pub share: Option<&'a HashMap<String, u64>>,
 }
 
 /// Rewrites the dump in `images`. Page files are made in `out`.
@@ -45,7 +45,8 @@ pub fn rewrite(images: &Path, out: &Path, wish: &Wish<'_>) -> Result<Rewritten, 
     let intents = intents.collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let dumped: Vec<_> =
         intents.iter().enumerate().map(|(index, intent)| dump.dumped(index, intent)).collect();
-    let plan = shared::plan(&dumped).map_err(|error| refused(unwritten(error)))?;
+    let plan = shared::plan(&dumped, wish.share.unwrap_or(&HashMap::new()))
+        .map_err(|error| refused(unwritten(error)))?;
     let mut changed = Vec::new();
     let (converted, copied) = Jobs::with_workers(None, |jobs| {
         for (index, (intent, groups)) in intents.iter().zip(&plan).enumerate() {
@@ -106,7 +107,7 @@ impl Dump {
                 None => self.target(index, at, trusted),
                 Some(from) if !trusted => Target::Read(from.base),
                 // A guard would come to lie over several areas.
-                Some(from) if !wish.share || self.is_guarded(index, at) => {
+                Some(from) if wish.share.is_none() || self.is_guarded(index, at) => {
                     Target::Map(from.kind, Some(from.base))
                 }
                 Some(from) => {

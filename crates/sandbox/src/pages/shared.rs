@@ -7,10 +7,8 @@
 //! image    [ base ▪ ][ own ·············· ][ base ▪ ······· ]     ▪ read by CRIU, over the mapping
 //! ```
 //!
-//! Pages that were written with what was there before are not changed. Long stretches of changed pages go to a page file
-//! of the new image's own, short ones are left for CRIU to read: a mapping costs more than a few pages. Stretches that
-//! lie close together are taken as one, with what is between them; how close that is grows until a process has few
-//! enough mappings and little enough to read.
+//! Pages that were written with what was there before are not changed. Where changed ones lie close, they go to a page
+//! file of the new image's own, with what is between them; others are left for CRIU to read ([`cut`](super::cut)).
 //!
 //! Images do not hang on each other in chains: page files that were made together are taken along no further when less
 //! than half of them is still in use, and a process has such sets of a few images at most. What is still used of the
@@ -24,19 +22,10 @@ use std::sync::Arc;
 
 use super::area::{Area, PAGE};
 use super::contents::{Base, Run, read_zero_filled, stretches};
+use super::cut::cut;
 use super::process::{Process, within};
 use super::writers::set_of;
 
-/// Stretches of changed pages that are shorter than this are read.
-const LEAST: u64 = 64 << 10;
-/// How close stretches are that are taken as one, to begin with.
-const CLOSE: u64 = 16 << 10;
-/// How far apart they may be at most; then there are as many mappings as it takes.
-const FAR: u64 = 1 << 40;
-/// How many mappings the shared memory of a process may be cut into: each takes CRIU 20 µs.
-const MOST_PIECES: usize = 500;
-/// How much of the shared memory of a process CRIU may have to read: a page takes 4 µs.
-const MOST_READ: u64 = 16 << 20;
 /// How many earlier images' page files of a kind a process may map.
 const MOST_SETS: usize = 3;
 /// How much is compared at once.
@@ -83,8 +72,8 @@ struct Survey {
     used: HashMap<String, u64>,
 }
 
-/// The groups of each process, in the order of their areas.
-pub fn plan(dumped: &[Dumped<'_>]) -> io::Result<Vec<Vec<Group>>> {
+/// The groups of each process, in the order of their areas. `holds` is what each page file holds.
+pub fn plan(dumped: &[Dumped<'_>], holds: &HashMap<String, u64>) -> io::Result<Vec<Vec<Group>>> {
     let surveys = dumped.iter().map(survey).collect::<io::Result<Vec<_>>>()?;
     let mut used: HashMap<&str, u64> = HashMap::new();
     for (name, bytes) in surveys.iter().flat_map(|survey| &survey.used) {
@@ -92,10 +81,9 @@ pub fn plan(dumped: &[Dumped<'_>]) -> io::Result<Vec<Vec<Group>>> {
     }
     let mut had: HashMap<&str, u64> = HashMap::new();
     let mut seen = HashSet::new();
-    for Inherited { name, base, .. } in dumped.iter().flat_map(|dumped| dumped.inherited.values()) {
+    for Inherited { name, .. } in dumped.iter().flat_map(|dumped| dumped.inherited.values()) {
         if seen.insert(name) {
-            let whole = Base { offset: 0, ..base.clone() };
-            *had.entry(set_of(name)).or_default() += filled(&(0..base.length), &whole)?;
+            *had.entry(set_of(name)).or_default() += holds.get(name).copied().unwrap_or(0);
         }
     }
     let is_worth = |set: &&str| {
@@ -105,7 +93,11 @@ pub fn plan(dumped: &[Dumped<'_>]) -> io::Result<Vec<Vec<Group>>> {
     let worth: HashSet<&str> = had.keys().copied().filter(is_worth).collect();
     let groups = dumped.iter().zip(surveys).map(|(dumped, survey)| {
         let kept = few(dumped, &survey, &worth);
-        cut(groups(dumped, survey), dumped, &kept)
+        let mut groups = groups(dumped, survey);
+        cut(&mut groups, &dumped.process.areas, &|at: usize| {
+            dumped.inherited.get(&at).is_some_and(|area| kept.contains(set_of(&area.name)))
+        });
+        groups
     });
     Ok(groups.collect())
 }
@@ -201,77 +193,6 @@ fn groups(dumped: &Dumped<'_>, mut survey: Survey) -> Vec<Group> {
         }
     }
     groups
-}
-
-/// Cuts the groups into pieces, few enough for all together.
-fn cut(mut groups: Vec<Group>, dumped: &Dumped<'_>, kept: &HashSet<String>) -> Vec<Group> {
-    let mut close = CLOSE;
-    loop {
-        for group in &mut groups {
-            group.pieces = pieces(group, dumped, kept, close);
-        }
-        let count: usize = groups.iter().map(|group| group.pieces.len()).sum();
-        let read: u64 = groups.iter().flat_map(Group::read).map(|run| length(&run)).sum();
-        if count <= MOST_PIECES && read <= MOST_READ || close >= FAR {
-            return groups;
-        }
-        close *= 2;
-    }
-}
-
-fn pieces(group: &Group, dumped: &Dumped<'_>, kept: &HashSet<String>, close: u64) -> Vec<Piece> {
-    let areas = &dumped.process.areas;
-    let whole = areas[group.areas.start].span.start..areas[group.areas.end - 1].span.end;
-    let is_kept = |at: usize| dumped.inherited.get(&at).is_some_and(|area| kept.contains(set_of(&area.name)));
-    let mut wanted: Vec<(Range<u64>, bool)> = Vec::new();
-    for at in group.areas.clone() {
-        if is_kept(at) {
-            let runs = within(&group.changed, &areas[at].span);
-            wanted.extend(runs.into_iter().map(|run| (run.memory, false)));
-        } else {
-            wanted.push((areas[at].span.clone(), true));
-        }
-    }
-    let own = merged(&wanted, &whole, close);
-    let mut pieces = Vec::new();
-    let mut from = whole.start;
-    for span in own.into_iter().map(Some).chain([None]) {
-        let until = span.as_ref().map_or(whole.end, |span| span.start);
-        for at in group.areas.clone() {
-            let part = from.max(areas[at].span.start)..until.min(areas[at].span.end);
-            if !part.is_empty() {
-                pieces.push(Piece::Base { area: at, span: part });
-            }
-        }
-        if let Some(span) = span {
-            from = span.end;
-            pieces.push(Piece::Own { span });
-        }
-    }
-    pieces
-}
-
-/// Puts together what is close, and leaves out what is short, but for what must be.
-fn merged(wanted: &[(Range<u64>, bool)], whole: &Range<u64>, close: u64) -> Vec<Range<u64>> {
-    let mut merged: Vec<(Range<u64>, bool)> = Vec::new();
-    for (span, must) in wanted {
-        match merged.last_mut() {
-            Some((last, forced)) if span.start - last.end < close => {
-                last.end = span.end;
-                *forced |= must;
-            }
-            _ => merged.push((span.clone(), *must)),
-        }
-    }
-    merged.retain(|(span, must)| *must || span.end - span.start >= LEAST);
-    let mut spans: Vec<Range<u64>> = merged.into_iter().map(|(span, _)| span).collect();
-    if let Some(first) = spans.first_mut().filter(|first| first.start - whole.start < close) {
-        first.start = whole.start;
-    }
-    if let Some(last) = spans.last_mut().filter(|last| whole.end - last.end < close) {
-        last.end = whole.end;
-    }
-    spans
 }
 
 impl Group {

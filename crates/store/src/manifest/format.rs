@@ -130,6 +130,7 @@ mod tests {
                 file: None,
                 tail: 0,
                 modified_ns: None,
+                filled: None,
                 chunk_bytes: 4096,
                 chunks: vec![ChunkRef::zero(10)],
             }],

@@ -111,6 +111,9 @@ pub struct Part {
     /// When that file was last written, where it is only looked at before it is mapped in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_ns: Option<i64>,
+    /// Of a page file, the bytes in pages that are not all zero: what it takes where a file system has holes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filled: Option<u64>,
     /// What every chunk but the last holds.
     pub chunk_bytes: u64,
     pub chunks: Vec<ChunkRef>,
@@ -148,6 +151,11 @@ impl Part {
         } else if self.tail > 0 {
             return Err(format!("part {name:?} has a file's tail and no file"));
         }
+        if let Some(filled) = self.filled
+            && (self.file.is_none() || filled > self.in_chunks())
+        {
+            return Err(format!("part {name:?} says that {filled} bytes of it are filled, more than it has"));
+        }
         match self.bytes.checked_add(self.tail) {
             Some(length) if i64::try_from(length).is_ok() => Ok(()),
             _ => Err(format!("part {name:?} is longer than a file can be")),
@@ -167,8 +175,12 @@ impl Part {
         self
     }
 
-    /// What its chunks take, each place of it for itself.
+    /// What it takes, each place of it for itself.
     pub fn stored(&self) -> u64 {
+        self.filled.unwrap_or_else(|| self.in_chunks())
+    }
+
+    fn in_chunks(&self) -> u64 {
         self.chunks.iter().filter(|chunk| chunk.encoding != Encoding::Zero).map(|chunk| chunk.stored).sum()
     }
 
@@ -204,6 +216,7 @@ mod tests {
             file: None,
             tail: 0,
             modified_ns: None,
+            filled: None,
             chunk_bytes: 4096,
             chunks: Vec::new(),
         };
@@ -224,6 +237,7 @@ mod tests {
             file: None,
             tail: 0,
             modified_ns: None,
+            filled: None,
             chunk_bytes: 4096,
             chunks: vec![ChunkRef::zero(4096), ChunkRef::zero(904)],
         };
@@ -237,6 +251,7 @@ mod tests {
             Part { file: Some("../../etc/passwd".into()), ..good.clone() },
             Part { name: String::new(), ..good.clone() },
             Part { tail: 1, ..good.clone() },
+            Part { filled: Some(0), ..good.clone() },
         ];
         for part in bad {
             assert!(part.check().is_err(), "{part:?}");
