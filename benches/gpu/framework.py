@@ -9,7 +9,9 @@ from pages import workers_wait
 from programs import python_program, wait_for
 
 IMAGE = "framework"
-IMPORTS = ("numpy", "torch", "torchvision", "transformers")
+# What transformers loads only when a model is made is named.
+LAZY = ("transformers.modeling_utils", "transformers.generation.utils", "transformers.models.gpt2.modeling_gpt2")
+IMPORTS = ("numpy", "torch", "torchvision", "transformers", *LAZY)
 
 
 def make(rekindle):
