@@ -123,15 +123,62 @@ def test_a_checkpoint_right_after_a_restore_waits(images):
     rekindle("rm", "later")
 
 
-def test_a_worker_that_is_killed_while_it_loads_ends_the_program(images):
-    rekindle, _ = images("named")
-    restore(rekindle, "killed", "default")
-    (worker,) = rekindle.sandbox("killed")["workers"]
-    os.kill(worker, signal.SIGKILL)
-    lines = rekindle.wait_end("killed")
-    assert not any(len(line) > 60 and " " not in line for line in lines), lines
-    problem = rekindle.sandbox("killed")["problem"]
-    assert "image" in problem and "killed" in problem, problem
+def kill_worker(rekindle, name, other_than=()):
+    """Of a program that has one; its pid, or none once the program has ended."""
+
+    def workers():
+        return set(rekindle.sandbox(name)["workers"]) - set(other_than)
+
+    rekindle.wait(lambda: workers() or not rekindle.sandbox(name)["pid"], "a worker")
+    for worker in workers():
+        os.kill(worker, signal.SIGKILL)
+        return worker
+    return None
+
+
+def without_times(lines):
+    return [line for line in lines if not line.startswith("apart")]
+
+
+@pytest.mark.parametrize("kind", ["named", "hidden", "threads", "streams"])
+def test_a_worker_that_is_killed_while_it_loads_is_replaced(images, kind):
+    rekindle, expected = images(kind)
+    name = f"killed-{kind}"
+    restore(rekindle, name, "default")
+    rekindle.wait(lambda: "issued" in rekindle.lines(name), "the launches")
+    first = kill_worker(rekindle, name)
+    lines = rekindle.wait_end(name)
+    assert without_times(lines) == without_times(expected)
+    assert "a worker replaced" in phases(rekindle, name)
+    sandbox = rekindle.sandbox(name)
+    assert sandbox["problem"] is None and first not in sandbox["workers"], sandbox
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_worker_is_replaced_twice_and_no_more(images, kills):
+    rekindle, expected = images("named")
+    name, killed = f"killed-{kills}", []
+    restore(rekindle, name, "none")
+    for _ in range(kills):
+        killed.append(kill_worker(rekindle, name, killed))
+    lines = rekindle.wait_end(name)
+    if kills == 2:
+        assert lines == expected
+        return
+    assert set(lines) <= {"issued"}, lines
+    problem = rekindle.sandbox(name)["problem"]
+    assert '"image"' in problem and "killed" in problem, problem
+
+
+def test_a_stream_whose_buffers_are_there_goes_on_while_another_waits(images):
+    rekindle, expected = images("streams")
+    restore(rekindle, "apart", "default")
+    lines = rekindle.wait_end("apart")
+    assert without_times(lines) == without_times(expected)
+    assert "a fault mended" not in phases(rekindle, "apart")
+    # The other stream comes to its end when half a second's load does.
+    (apart,) = [int(line.split()[1]) for line in lines if line.startswith("apart")]
+    assert apart > 200, lines
 
 
 @pytest.mark.parametrize("kind", ["named", "hidden"])

@@ -3,7 +3,8 @@
     chase.py KIND GO        prints `ready`, waits for the file GO, then prints lines and `done`
 
 Kinds, by what a restored program meets first: `hidden` reaches most of its buffers by addresses in memory alone; `named`
-names all of them in its launches, one at a time; the others are `hidden` with something in front.
+names all of them in its launches, one at a time; `streams` does so in one stream while another needs little; the others
+are `hidden` with something in front.
 """
 
 import hashlib
@@ -76,8 +77,11 @@ class Program:
             words[0:2] = (after & 0xFFFFFFFF, after >> 32)
             call("cuMemcpyHtoD", node, words.ctypes.data, words.nbytes)
         call("cuMemsetD32", self.seen, 1, THREADS)
-        self.streams = [int(call("cuStreamCreate", 1)) for _ in range(2)]
+        self.lanes = [int(call("cuStreamCreate", 1)) for _ in range(2)]
         self.event = call("cuEventCreate", 2)
+        self.apart = int(call("cuMemAlloc", THREADS * 4))
+        call("cuMemsetD32", self.apart, 1, THREADS)
+        self.marks = [call("cuEventCreate", 0) for _ in range(2)]
         self.counter = at(call("cuMemHostAlloc", 4096, 3), 4, np.uint32)
         self.counter[:] = 0
         self.where = int(call("cuMemAlloc", 1 << 20))
@@ -91,7 +95,7 @@ class Program:
 
     def many_streams(self):
         """Work in two streams that do not wait for the legacy one, ordered by an event; copies, fills and uploads among it."""
-        one, other = self.streams
+        one, other = self.lanes
         words = np.arange(300, dtype=np.uint32)
         self.chase(1, one)
         call("cuMemcpyHtoDAsync", self.nodes[3] + 4096, words.ctypes.data, words.nbytes, one)
@@ -109,13 +113,32 @@ class Program:
         for n, node in enumerate(reversed(self.nodes)):
             self.kept.append(self.module.mix(1, THREADS, node, self.seen, n))
 
+    def streams(self):
+        """One stream comes to the last buffer in the end, another needs one; what follows needs both."""
+        one, other = self.lanes
+        for n, node in enumerate(self.nodes[1:]):
+            self.kept.append(self.module.mix(1, THREADS, node, self.seen, n, stream=one))
+        call("cuEventRecord", self.marks[1], one)
+        call("cuMemsetD32Async", self.nodes[1] + 4096, 5, 100, one)
+        self.kept.append(self.module.mix(1, THREADS, self.nodes[0], self.apart, 50, stream=other))
+        call("cuEventRecord", self.marks[0], other)
+        call("cuStreamWaitEvent", other, self.marks[1], 0)
+        self.kept.append(self.module.mix(1, THREADS, self.nodes[0], self.seen, 51, stream=other))
+        call("cuEventRecord", self.event, other)
+        call("cuStreamWaitEvent", one, self.event, 0)
+        self.kept.append(self.module.mix(1, THREADS, self.nodes[3], self.seen, 52, stream=one))
+        # The default stream waits for neither, so that it is led there.
+        call("cuEventRecord", self.marks[1], one)
+        call("cuStreamWaitEvent", 0, self.marks[1], 0)
+        call("cuMemcpyDtoDAsync", self.nodes[5] + 4096, self.nodes[0] + 4096, 400, 0)
+
     def graph(self):
         self.kept.append(self.module.mix(1, THREADS, self.nodes[7], self.seen, 3))
         for _ in range(3):
             call("cuGraphLaunch", self.exec, 0)
 
     def prepare_graph(self):
-        stream = self.streams[0]
+        stream = self.lanes[0]
         call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
         self.chase(11, stream)
         self.kept.append(self.module.mix(1, THREADS, self.nodes[2], self.seen, 12, stream=stream))
@@ -164,6 +187,7 @@ class Program:
         for node in self.nodes:
             digest.update(download(node, min(WORDS, SEEN), np.uint32).tobytes())
         digest.update(download(self.seen, THREADS, np.uint32).tobytes())
+        digest.update(download(self.apart, THREADS, np.uint32).tobytes())
         digest.update(self.counter.tobytes())
         return digest.hexdigest()
 
@@ -185,6 +209,8 @@ def main():
         print(program.digest(), flush=True)
         program.chase(40)
         print(program.digest(), int(program.counter[0]), flush=True)
+        if kind == "streams":
+            print("apart", f"{call('cuEventElapsedTime', *program.marks):.0f}", "ms", flush=True)
     except RuntimeError as error:
         print(f"error {str(error).split()[0]}", flush=True)
     print("done", flush=True)

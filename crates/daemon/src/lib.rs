@@ -48,6 +48,7 @@ mod process;
 mod quiet;
 mod record;
 mod registry;
+mod replacement;
 mod reply;
 mod resources;
 mod restore;

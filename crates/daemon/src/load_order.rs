@@ -1,5 +1,8 @@
 //! In which order contents of GPU buffers are loaded, and whether the program's requests run ahead of them.
 
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_protocol::daemon::LoadOrder;
 use rekindle_protocol::worker::{Recording, Request, Response};
 use rekindle_store::{Image, LoadOrder as Known};
@@ -24,8 +27,8 @@ pub fn usual() -> LoadOrder {
 }
 
 /// Tells a worker how its next restore loads. With `record` it notes what is used first; without, it adds that to the
-/// image's order by itself while there is something to learn.
-pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> Result<()> {
+/// image's order by itself while there is something to learn. Returns its journal.
+pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> Result<OwnedFd> {
     let known = known(image);
     let record = match (record, known.is_to_be_learned()) {
         (true, _) => Recording::Asked,
@@ -40,7 +43,11 @@ pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> R
     let run_ahead = order != LoadOrder::None;
     // What was not used when the order was recorded would else come after what is needed first.
     let names = if order == LoadOrder::Worst { unused_first(image, names) } else { names };
-    worker.command("learn how to load", &Request::OnDemand { run_ahead, order: names, record }, &[])
+    let journal = memfd_create("rekindle-journal", MFdFlags::MFD_CLOEXEC)
+        .map_err(|errno| Error::system("make a file in memory", errno))?;
+    let request = Request::OnDemand { run_ahead, order: names, record };
+    worker.command("learn how to load", &request, &[journal.as_fd()])?;
+    Ok(journal)
 }
 
 /// The order is advice: an image without one, or with a damaged one, is restored all the same.

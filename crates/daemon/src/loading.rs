@@ -1,9 +1,11 @@
 //! What a restore leaves to be done beside the running program: contents of GPU buffers.
 //!
 //! The program's requests wait in the worker until they are there. If they cannot be loaded, the program is ended and
-//! its sandbox says which image is to blame.
+//! its sandbox says which image is to blame. If the worker dies, another one is put in its place
+//! ([`replacement`](crate::replacement)).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use rekindle_protocol::worker::{Phase, Request, Response};
 use rekindle_store::Image;
@@ -11,9 +13,13 @@ use rekindle_store::Image;
 use crate::caches::{Loan, Priority};
 use crate::error::{Error, Result};
 use crate::held::Held;
+use crate::replacement::{self, Left};
 use crate::timeline::GPU;
 use crate::traces;
 use crate::worker::Worker;
+
+/// So often another worker is put in the place of one that died: what kills each that comes is not chance.
+const MOST_REPLACEMENTS: u32 = 2;
 
 /// A worker that loads.
 pub struct Rest {
@@ -22,40 +28,67 @@ pub struct Rest {
     pub began_us: u64,
     /// What it may read from caches until it has loaded all.
     pub loan: Loan,
+    /// What another worker needs to go on in its place.
+    pub left: Left,
+}
+
+/// The restore's clock.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    pub now: Instant,
+    pub now_us: u64,
+}
+
+impl Clock {
+    pub fn elapsed_us(&self) -> u64 {
+        self.now_us + self.now.elapsed().as_micros() as u64
+    }
 }
 
 /// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
 /// worker of the pool.
-pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>) {
-    let Some(Rest { worker, began_us, loan }) = rest else { return held.fill_pool() };
+pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) {
+    let clock = Clock { now: Instant::now(), now_us };
+    let Some(Rest { worker, began_us, loan, left }) = rest else { return held.fill_pool() };
     let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
     std::thread::spawn(move || {
-        let waited = wait(&worker);
+        let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
+        let mut dead = worker;
+        for _ in 0..MOST_REPLACEMENTS {
+            let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
+            if !held.is_live() {
+                break;
+            }
+            log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", held.name());
+            (dead, waited) = replacement::replace(&held, &path, &dead, &left, &clock);
+        }
         drop(loan);
         match waited {
-            Ok(phases) => {
-                let phases = phases.into_iter().map(|phase| Phase {
-                    lane: GPU.to_string(),
-                    start_us: phase.start_us + began_us,
-                    ..phase
-                });
-                traces::extend(&held.traces, phases);
-            }
+            Ok(phases) => traces::extend(&held.traces, phases),
             // A program that ended takes its worker with it.
             Err(_) if !held.is_live() => {}
             Err(error) => end(&held, &image, &error),
         }
+        // From now on the client sees it when its worker ends.
+        drop(left);
         held.fill_pool();
         held.caches().fill_host(&path, Priority::Restored);
     });
 }
 
-fn wait(worker: &Worker) -> Result<Vec<Phase>> {
+/// Waits until a worker has loaded all.
+pub fn wait(worker: &Worker) -> Result<Vec<Phase>> {
     let action = "load GPU memory";
     match worker.ask(action, &Request::Loaded, &[], None)? {
         Response::Restored { phases } => Ok(phases),
         other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
     }
+}
+
+/// Phases of a worker, which began then.
+pub fn on_clock(phases: Vec<Phase>, began_us: u64) -> Vec<Phase> {
+    let shift = |phase: Phase| Phase { lane: GPU.to_string(), start_us: phase.start_us + began_us, ..phase };
+    phases.into_iter().map(shift).collect()
 }
 
 fn end(held: &Held, image: &str, error: &Error) {

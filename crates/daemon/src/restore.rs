@@ -12,7 +12,7 @@
 //! fails, all that was taken is given back.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,7 @@ use crate::held::Held;
 use crate::kept::Kept;
 use crate::loading::{self, Rest};
 use crate::record::Record;
+use crate::replacement::Left;
 use crate::reply::Reply;
 use crate::run::{create, give_back, new_id};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
@@ -73,6 +74,15 @@ struct Attempt<'a> {
     pairs: &'a [UuidPair],
     timeline: &'a Timeline,
     wish: &'a Wish<'a>,
+}
+
+/// A GPU half in its place, but for contents.
+struct GpuHalf {
+    /// On the restore's clock.
+    began_us: u64,
+    /// What it reads from caches.
+    loan: Loan,
+    journal: OwnedFd,
 }
 
 /// Returns when the program runs.
@@ -115,7 +125,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         }
     };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
-    loading::follow(&held, &image, rest);
+    loading::follow(&held, &image, rest, timeline.elapsed_us());
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {
@@ -196,7 +206,8 @@ impl Attempt<'_> {
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| None);
         };
         self.make_files(client)?;
-        let (cpu, (began_us, loan)) = self.both_halves(client, &worker)?;
+        let (cpu, gpu, (worker_end, adopted)) = self.both_halves(client, &worker)?;
+        let GpuHalf { began_us, loan, journal } = gpu;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
         worker.set_client(pid);
         self.held.runs(cpu)?;
@@ -206,7 +217,8 @@ impl Attempt<'_> {
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
             .and_then(|()| fault::point("restore-running"))
             .inspect_err(|_| self.end_program())?;
-        Ok(Some(Rest { worker, began_us, loan }))
+        let left = Left { client: worker_end, journal, pid: adopted };
+        Ok(Some(Rest { worker, began_us, loan, left }))
     }
 
     fn hand_over(&self, app: &App) -> Result<()> {
@@ -231,42 +243,47 @@ impl Attempt<'_> {
         half.bring_back(self.daemon, &self.held.id, cpu, self.pairs, self.timeline)
     }
 
-    /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also says when the GPU
-    /// half began, and what it reads from caches.
-    fn both_halves(&self, client: &Quiesced, worker: &Worker) -> Result<(Sandbox, (u64, Loan))> {
+    /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also returns the worker's
+    /// end of the client's socket, and the client's pid as the worker sees it.
+    fn both_halves(
+        &self,
+        client: &Quiesced,
+        worker: &Worker,
+    ) -> Result<(Sandbox, GpuHalf, (UnixStream, i32))> {
         let (client_end, worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
             let pinned = scope.spawn(|| self.timeline.lane(PINNED).time("load", || self.load_pinned(client)));
-            let mut began = None;
+            let (mut half, mut adopted) = (None, 0);
             let cpu = self.restore_cpu(&sockets, |restored| {
                 let cpu = self.timeline.lane(CPU);
-                began = Some(cpu.wait("wait for the other half", &[GPU, PINNED], || {
+                half = Some(cpu.wait("wait for the other half", &[GPU, PINNED], || {
                     join(pinned).and_then(|()| join(gpu))
                 })?);
                 fault::point("restore-complete")?;
                 let pid = restored.pids().get(&(client.process as i32)).copied();
                 let pid =
                     pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
+                adopted = pid;
                 let adopt = Request::Adopt { pid, driver_attached: false };
                 worker.command("take the program over", &adopt, &[worker_end.as_fd()])
             })?;
-            let began = began.ok_or_else(|| self.refused("CRIU brought it back and did not say so"))?;
-            Ok((cpu, began))
+            let half = half.ok_or_else(|| self.refused("CRIU brought it back and did not say so"))?;
+            Ok((cpu, half, (worker_end, adopted)))
         })
     }
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
-    fn restore_gpu(&self, worker: &Worker) -> Result<(u64, Loan)> {
+    fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
         let (caches, gpu) = (self.held.caches(), self.held.record().gpu);
         let let_go = || self.held.end_prepared();
         let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status, let_go)?;
         preflight::check_gpus(self.image, &status)?;
-        let start_us = self.timeline.elapsed_us();
-        load_order::tell(worker, self.image, self.wish.order, self.wish.record)?;
+        let began_us = self.timeline.elapsed_us();
+        let journal = load_order::tell(worker, self.image, self.wish.order, self.wish.record)?;
         let loan = caches.lend(self.image, &gpu);
         let cached = loan.hand_to(worker, false)?;
         let action = "restore the GPU half";
@@ -277,8 +294,8 @@ impl Attempt<'_> {
         };
         match worker.ask(action, &request, &[], None)? {
             Response::Restored { phases } => {
-                self.timeline.lane(GPU).merge(start_us, phases);
-                Ok((start_us, loan))
+                self.timeline.lane(GPU).merge(began_us, phases);
+                Ok(GpuHalf { began_us, loan, journal })
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }

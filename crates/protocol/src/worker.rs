@@ -66,7 +66,8 @@ pub enum Request {
     },
     /// How the next `Restore` loads contents of buffers. `order`: names of parts, those first that are loaded first.
     /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`:
-    /// whether to note in which order requests name them.
+    /// whether to note in which order requests name them. With a descriptor: a file in memory for the worker's journal,
+    /// without which no request runs ahead.
     OnDemand {
         run_ahead: bool,
         order: Vec<String>,
@@ -107,6 +108,17 @@ pub enum Request {
     /// Answered with the phases since `Restore` when the contents of buffers are there. The worker ends if they cannot
     /// be loaded.
     Loaded,
+    /// Take the state as for `Restore`, in place of a worker that was killed before it had loaded all. The program runs
+    /// already; its requests wait for `GoOn`.
+    Replace {
+        image: String,
+        run_directory: String,
+    },
+    /// After `Replace` and `Loaded`, with two descriptors: the worker's end of the client's socket, and the journal of
+    /// the worker before.
+    GoOn {
+        pid: i32,
+    },
     /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
     Adopt {
         pid: i32,

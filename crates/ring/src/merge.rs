@@ -27,9 +27,15 @@ impl<'m> Merge<'m> {
         self.next
     }
 
-    /// Requests with lower tickets were taken by a consumer before this one.
-    pub fn set_next(&mut self, ticket: u64) {
+    /// Requests with lower tickets were taken by a consumer before this one, which may not have come to release them.
+    pub fn set_next(&mut self, ticket: u64) -> Result<(), Corrupt> {
         self.next = ticket;
+        for ring in &mut self.rings {
+            while let Some(record) = ring.peek()?.filter(|record| record.ticket < ticket) {
+                ring.release(record);
+            }
+        }
+        Ok(())
     }
 
     pub fn len(&self) -> usize {

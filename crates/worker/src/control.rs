@@ -20,7 +20,7 @@ use crate::dispatch::{Desk, Ended, Remote};
 use crate::image::{self, LeftMemory, Loading, Wish};
 use crate::keeper;
 use crate::link::{Answer, Link};
-use crate::ondemand::{Conversations, Daemon, wait_for_parting, wait_readable};
+use crate::ondemand::{self, Conversations, Daemon, wait_for_parting, wait_readable};
 
 /// A worker that nobody needs ends after this time.
 const LONELY: Duration = Duration::from_secs(60);
@@ -55,6 +55,7 @@ struct Demand {
     run_ahead: bool,
     order: Vec<String>,
     record: Recording,
+    journal: Option<OwnedFd>,
 }
 
 impl Control {
@@ -240,7 +241,8 @@ impl Control {
                 Ok(Response::Done)
             }
             Request::OnDemand { run_ahead, order, record } => {
-                self.demand = Some(Demand { run_ahead, order, record });
+                let journal = descriptors.into_iter().next();
+                self.demand = Some(Demand { run_ahead, order, record, journal });
                 Ok(Response::Done)
             }
             Request::Uses => {
@@ -250,11 +252,11 @@ impl Control {
             }
             Request::Restore { image, run_directory, cached } => {
                 let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-                let Demand { run_ahead, order, record } = self.demand.take().unwrap_or_default();
+                let Demand { run_ahead, order, record, journal } = self.demand.take().unwrap_or_default();
                 let phases = self.work(stream, move |desk, _| {
                     let directory = run_directory.into();
-                    let wish =
-                        Wish { directory, left, cached, on_demand: run_ahead, order, record, again: false };
+                    let (on_demand, again) = (run_ahead, false);
+                    let wish = Wish { directory, left, cached, on_demand, order, record, again, journal };
                     let phases = image::restore(desk, image.as_ref(), wish, remote.clone())?;
                     if let Some(board) = desk.engine.board {
                         remote.use_board(board);
@@ -264,6 +266,14 @@ impl Control {
                 self.held_back = true;
                 Ok(Response::Restored { phases })
             }
+            Request::Replace { image, run_directory } => {
+                let remote = self.remote.clone();
+                let phases = self.work(stream, move |desk, _| {
+                    ondemand::restore(desk, image.as_ref(), run_directory.into(), &remote)
+                })?;
+                Ok(Response::Restored { phases })
+            }
+            Request::GoOn { pid } => self.go_on_with(pid, descriptors),
             Request::Loaded => Err("what is loaded is told beside other requests only".to_string()),
             Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
@@ -350,6 +360,15 @@ impl Control {
         })?;
         self.connect(directory, descriptors)?;
         Ok(Response::Done)
+    }
+
+    /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
+    fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let journal = descriptors.pop().ok_or("the journal did not come along")?;
+        self.remote.ask(move |desk| ondemand::go_on(desk, journal, pid))??;
+        let adopted = self.adopt(pid, descriptors)?;
+        self.remote.run(|desk| desk.is_behind = false);
+        Ok(adopted)
     }
 
     fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {

@@ -13,7 +13,7 @@ use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Outcome, Prepared, Preparing};
-use crate::ondemand::Uses;
+use crate::ondemand::{Admission, Journal, Uses};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -43,8 +43,12 @@ pub(crate) struct Desk {
     pub loading: Option<Loading>,
     /// How that ended.
     pub loaded: Option<Outcome>,
+    /// What is done of requests while contents are on their way, for whoever has to do it once more.
+    pub journal: Option<Journal>,
     /// Requests of the program are not done any more.
     pub is_closed: bool,
+    /// They are not done until what another worker did of them is done once more.
+    pub is_behind: bool,
     /// Which parts of the image's memory requests have named.
     pub uses: Option<Uses>,
     merge: Merge<'static>,
@@ -193,7 +197,9 @@ impl Desk {
             cache: CacheMemories::default(),
             loading: None,
             loaded: None,
+            journal: None,
             is_closed: false,
+            is_behind: false,
             uses: None,
             merge: Merge::new(),
             draining: None,
@@ -209,14 +215,9 @@ impl Desk {
         self.ended = Some(how);
     }
 
-    /// The number of the request that comes next.
-    pub(crate) fn next_request(&self) -> u64 {
-        self.merge.next()
-    }
-
-    /// Requests before this one were taken by a worker before this.
-    pub(crate) fn go_on_with(&mut self, next: u64) {
-        self.merge.set_next(next);
+    /// Requests before this one were done by a worker before this.
+    pub(crate) fn go_on_with(&mut self, next: u64) -> Result<(), String> {
+        self.merge.set_next(next).map_err(|error| error.to_string())
     }
 
     /// Whoever waits for the end of all work is told why that is not waited for.
@@ -235,6 +236,9 @@ impl Desk {
     pub(crate) fn add_ring(&mut self, index: u32, name: String, ring: rekindle_ring::Ring) {
         if self.engine.threads.iter().any(|thread| thread.name == name) {
             return;
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.push_ring(index, &name);
         }
         // SAFETY: each ring file is taken in once, as the line above says, so this is its one consumer.
         self.merge.add(unsafe { ring.consumer() });
@@ -256,13 +260,23 @@ impl Desk {
             if self.engine.broken.is_some() {
                 return again(&mut self, inbox);
             }
-            let ready = !self.is_closed && self.loading.as_ref().is_none_or(Loading::is_on_demand);
+            let ready =
+                !self.is_closed && !self.is_behind && self.loading.as_ref().is_none_or(Loading::is_on_demand);
             let Some(board) = self.engine.board.filter(|_| ready) else {
                 if !inbox.obey_next(&mut self) {
                     return Ended::Done;
                 }
                 continue;
             };
+            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand)
+                && let Some(journal) = &mut self.journal
+                && on_demand.has_aside()
+            {
+                on_demand.catch_up(&mut self.engine, journal);
+                if self.engine.broken.is_some() {
+                    continue;
+                }
+            }
             let worked = match self.round() {
                 Ok(worked) => worked,
                 Err(problem) => return Ended::Failed(problem),
@@ -296,16 +310,23 @@ impl Desk {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
             };
-            if let Some(loading) = &mut self.loading
-                && !loading.admits(&self.engine, ring, &record)
-            {
+            let mut ahead = self.loading.as_mut().and_then(Loading::on_demand).zip(self.journal.as_mut());
+            let admission = ahead.as_mut().map_or(Admission::Now, |(on_demand, journal)| {
+                on_demand.admit(&self.engine, journal, ring, &record)
+            });
+            if admission == Admission::Wait {
                 return Ok(done);
             }
             if let Some(uses) = &mut self.uses {
-                match self.loading.as_mut().and_then(Loading::on_demand) {
-                    Some(on_demand) => uses.note_parts(on_demand.admitted()),
+                match &ahead {
+                    Some((on_demand, _)) => uses.note_parts(on_demand.admitted()),
                     None => uses.note(&self.engine, record.opcode, record.body, record.trailer),
                 }
+            }
+            if let (Some((_, journal)), Admission::Aside) = (&mut ahead, admission) {
+                journal.done(record.ticket, None);
+                self.merge.release(ring, record);
+                continue;
             }
             if self.engine.waiting.transfers != 0
                 && record.opcode != Upload::OPCODE
@@ -325,20 +346,28 @@ impl Desk {
             if let Some(reply) = &answer {
                 has_failed |= self.note_failure(reply);
             }
-            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand) {
+            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand)
+                && let Some(journal) = &mut self.journal
+            {
                 if self.engine.broken.is_some() {
-                    on_demand.put_back();
+                    on_demand.put_back(journal);
                     return Ok(done);
                 }
                 if has_failed {
-                    on_demand.failed();
+                    on_demand.failed(journal);
                 }
             }
-            self.merge.release(ring, record);
             self.engine.operations += 1;
-            if let Some(reply) = answer {
-                self.engine.reply(ring, &reply);
+            // Whoever goes on after this worker finds a request either still to be done, or done and answered.
+            match (answer, &mut self.journal) {
+                (Some(reply), Some(journal)) => self.engine.reply_when(ring, &reply, |count| {
+                    journal.done(record.ticket, Some((ring, count)));
+                }),
+                (Some(reply), None) => self.engine.reply(ring, &reply),
+                (None, Some(journal)) => journal.done(record.ticket, None),
+                (None, None) => {}
             }
+            self.merge.release(ring, record);
         }
         Ok(ROUND)
     }

@@ -240,6 +240,12 @@ impl Engine {
 
     /// Answers the request that a ring's thread waits for.
     pub(crate) fn reply(&self, ring: usize, bytes: &[u8]) {
+        self.reply_when(ring, bytes, |_| ());
+    }
+
+    /// As [`Engine::reply`]. `written` is told how many answers the ring has had, when this one is written and not yet
+    /// given.
+    pub(crate) fn reply_when(&self, ring: usize, bytes: &[u8], written: impl FnOnce(u32)) {
         let Some(thread) = self.threads.get(ring) else { return };
         let failed;
         let bytes = if bytes.len() <= rekindle_ring::REPLY_BYTES {
@@ -251,6 +257,8 @@ impl Engine {
         };
         // SAFETY: the reply area is REPLY_BYTES long, and its thread reads it only after the signal below.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), thread.ring.reply_area(), bytes.len()) };
-        thread.ring.header().reply.raise();
+        let reply = &thread.ring.header().reply;
+        written(reply.count());
+        reply.raise();
     }
 }

@@ -12,7 +12,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rekindle_protocol::worker::Phase;
-use rekindle_ring::Record;
 use rekindle_store::{Image, Part};
 
 use super::block::{Gpu, Preparing};
@@ -176,16 +175,6 @@ impl Loading {
         self.on_demand.as_mut()
     }
 
-    /// Whether the next request can be done now.
-    pub(crate) fn admits(
-        &mut self,
-        engine: &crate::engine::Engine,
-        ring: usize,
-        record: &Record<'_>,
-    ) -> bool {
-        self.on_demand.as_mut().is_some_and(|on_demand| on_demand.admits(engine, ring, record))
-    }
-
     /// Where the image lies.
     pub(crate) fn image(&self) -> PathBuf {
         self.work.image.path().to_path_buf()
@@ -219,12 +208,15 @@ impl Loading {
     /// Once all contents are there and all that ran ahead has ended without a fault: nothing can go wrong any more that
     /// the program has no part in.
     pub(crate) fn settle(desk: &mut Desk) {
-        let ready = desk.loading.as_ref().is_some_and(|loading| loading.loaded.is_some());
+        let ready = desk.loading.as_ref().is_some_and(|loading| {
+            loading.loaded.is_some() && !loading.on_demand.as_ref().is_some_and(OnDemand::has_aside)
+        });
         if !ready || !desk.engine.is_at_rest() || desk.engine.broken.is_some() {
             return;
         }
         let Some(mut loading) = desk.loading.take() else { return };
         let phase = loading.loaded.take().unwrap_or_default();
+        settle_journal(desk);
         desk.engine.ahead = false;
         desk.engine.pinned_later.clear();
         let pinned = restore_memory::pin(&mut desk.engine, &loading.work.state);
@@ -242,6 +234,7 @@ impl Loading {
             log::error!("{problem}");
             problem
         });
+        settle_journal(desk);
         desk.loaded = Some(outcome.clone());
         // What the program asks for then would meet contents that are not its own.
         desk.is_closed = outcome.is_err();
@@ -285,6 +278,13 @@ impl Drop for Loading {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// From now on the program is told what no other worker could know.
+fn settle_journal(desk: &mut Desk) {
+    if let Some(journal) = desk.journal.take() {
+        journal.settle();
     }
 }
 

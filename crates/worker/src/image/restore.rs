@@ -1,5 +1,6 @@
 //! Building a worker's state from an image. The client's files lie in the run directory; the client comes later.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -19,7 +20,7 @@ use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
 use crate::dispatch::{Desk, Remote};
 use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, Recipe};
-use crate::ondemand::Uses;
+use crate::ondemand::{Journal, Uses};
 
 /// What a restore is to be like.
 #[derive(Default)]
@@ -37,6 +38,8 @@ pub(crate) struct Wish {
     pub record: Recording,
     /// The client has been let go on already: what it was told is not told again.
     pub again: bool,
+    /// A file for what is done of requests before all is there; without one none are.
+    pub journal: Option<OwnedFd>,
 }
 
 pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote) -> Result<Vec<Phase>> {
@@ -52,7 +55,9 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
         None => begin(&mut desk.engine, &state)?,
     };
     timer.lap("worker state", 0);
-    let Wish { directory, left, cached, order, record, again, .. } = wish;
+    let Wish { directory, left, cached, order, record, again, journal, on_demand } = wish;
+    let noted = journal.map(Journal::new).transpose();
+    desk.journal = noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
     desk.uses = match record {
         Recording::None => None,
         Recording::Asked => Some(Uses::new(spans(&state))),
@@ -62,7 +67,7 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     desk.engine.board_name = state.board.clone();
     let can_wait = left.is_empty() && !graphs_copy(&state);
     // What kernels print must be kept back as long as they might have to run once more.
-    let on_demand = wish.on_demand && can_wait && desk.engine.output.keep_back();
+    let on_demand = on_demand && can_wait && desk.journal.is_some() && desk.engine.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
     restore_memory::place(&mut desk.engine, &state, &left, hidden.as_mut())?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());

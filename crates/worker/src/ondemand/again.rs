@@ -3,8 +3,8 @@
 //! ```text
 //!   worker ──exec──▶ the same process, without its failed context
 //!                      client's socket, daemon's connection, listener   descriptors
-//!                      log                                              a file in memory
-//!                    opens the GPU ─ restores and loads all ─ does the log once more ─ goes on
+//!                      journal                                          a file in memory
+//!                    opens the GPU ─ restores and loads all ─ does the journal once more ─ goes on
 //! ```
 //!
 //! The rings lie in files of the run directory; the next request is where it was.
@@ -19,11 +19,11 @@ use std::time::Instant;
 
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Phase, Recording, Response};
-use rekindle_ring::Ring;
 use serde::{Deserialize, Serialize};
 
 use super::conversations::{Conversations, wait_for_parting};
-use super::replay::replay;
+use super::journal::Journal;
+use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
 use crate::control::Control;
@@ -48,13 +48,9 @@ struct Inheritance {
     daemon: Option<RawFd>,
     /// The daemon waits to hear that all is loaded.
     daemon_waits: bool,
-    log: RawFd,
+    journal: RawFd,
     /// The client's pid.
     pid: i32,
-    /// The rings in their order, and up to where each one's staging area was used.
-    rings: Vec<(u32, String)>,
-    staged: Vec<u64>,
-    next_request: u64,
     /// What becomes of the order in which parts are used, and what was recorded of it.
     record: Recording,
     uses: Vec<String>,
@@ -91,14 +87,9 @@ pub(crate) fn do_again(
     };
     let Some(loading) = desk.loading.as_mut() else { return failed("nothing is being loaded".to_string()) };
     let image = loading.image();
-    let Some(on_demand) = loading.on_demand().filter(|on_demand| !on_demand.log.is_empty()) else {
+    let Some(journal) = desk.journal.as_ref().filter(|journal| !journal.is_empty()) else {
         return Ended::Failed(format!("the GPU's context has failed while buffers were loaded: {fault}"));
     };
-    let log = match successor::memory_file(&[on_demand.log.bytes()]) {
-        Ok(log) => log,
-        Err(error) => return failed(error.to_string()),
-    };
-    let staged = on_demand.log.staged().to_vec();
     let age_us = loading.age().as_micros() as u64;
     let inheritance = Inheritance {
         gpu,
@@ -108,16 +99,13 @@ pub(crate) fn do_again(
         client: client.as_raw_fd(),
         daemon: daemon.stream,
         daemon_waits: daemon.waits,
-        log: log.as_raw_fd(),
+        journal: journal.descriptor().as_raw_fd(),
         pid: desk.engine.client,
-        rings: desk.engine.threads.iter().map(|thread| (thread.index, thread.name.clone())).collect(),
-        staged,
-        next_request: desk.next_request(),
         record: desk.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
         uses: desk.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
         age_us,
     };
-    let mut passed = vec![inheritance.listener, inheritance.client, inheritance.log];
+    let mut passed = vec![inheritance.listener, inheritance.client, inheritance.journal];
     passed.extend(inheritance.daemon);
     failed(successor::start_again(ARGUMENT, &inheritance, &passed).to_string())
 }
@@ -132,7 +120,7 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let mut kept = vec![inheritance.listener, inheritance.client, inheritance.log];
+    let mut kept = vec![inheritance.listener, inheritance.client, inheritance.journal];
     kept.extend(inheritance.daemon);
     successor::close_others(&kept);
     // SAFETY: the program that this process ran before has left them open, each for one owner here.
@@ -140,8 +128,8 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
     let listener = UnixListener::from(own(inheritance.listener));
     let client = UnixStream::from(own(inheritance.client));
     let daemon = inheritance.daemon.map(|number| UnixStream::from(own(number)));
-    let log = own(inheritance.log);
-    match go_on(&inheritance, listener, client, daemon, log) {
+    let journal = own(inheritance.journal);
+    match go_on(&inheritance, listener, client, daemon, journal) {
         Ended::Done => ExitCode::SUCCESS,
         Ended::Failed(problem) => {
             log::error!("{problem}");
@@ -155,13 +143,14 @@ fn go_on(
     listener: UnixListener,
     client: UnixStream,
     daemon: Option<UnixStream>,
-    log: OwnedFd,
+    journal: OwnedFd,
 ) -> Ended {
     let ((remote, inbox), link) = (remote(), Link::new());
     let client = Arc::new(client);
     link.connect(client.clone());
     let desk = restore(inheritance, &inbox, &remote, &link).and_then(|mut desk| {
-        replay(&mut desk, log, &inheritance.staged)?;
+        let journal = Journal::inherit(journal).map_err(|error| error.to_string())?;
+        take_up(&mut desk, journal)?;
         Ok(desk)
     });
     let desk = match desk {
@@ -228,12 +217,6 @@ fn restore(
     if let Some(uses) = &mut desk.uses {
         uses.go_on_after(&inheritance.uses);
     }
-    for (index, name) in &inheritance.rings {
-        let path = desk.engine.run_file(name).ok_or_else(|| format!("{name:?} is no file name"))?;
-        let ring = Ring::open(&path).map_err(|error| error.to_string())?;
-        desk.add_ring(*index, name.clone(), ring);
-    }
-    desk.go_on_with(inheritance.next_request);
     let opened_us = began_loading.duration_since(began).as_micros() as u64;
     phases.iter_mut().for_each(|phase| phase.start_us += inheritance.age_us + opened_us);
     let again = Phase {

@@ -1,23 +1,55 @@
 //! Requests that were done before all memory was there, kept so that they can be done once more.
 //!
+//! The journal is a file in memory that the daemon has a descriptor of too: what is in it outlives the worker, whichever
+//! way that ends. Each step of a request is in it before the program can see the next one, so that whoever goes on knows
+//! what was done, and what of that the program was told.
+//!
 //! ```text
-//!   entry:  ring, opcode, body, trailer, staged (u32 each: number or length)   body   trailer   staged bytes
+//!   page    next request, bytes of entries, the last answer, all is settled
+//!   entry   ring, opcode, body, trailer, staged, flags (u32 each: number or length), ticket (u64)
+//!           body   trailer   staged bytes
 //! ```
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_protocol::operation::{Asynchronous, Upload};
 
 /// More bytes than this are not kept: what would come then waits until all memory is there.
 const MOST_BYTES: usize = 64 << 20;
-const HEAD: usize = 20;
+const PAGE: usize = 4096;
+const HEAD: usize = 32;
+/// Memory is taken in steps of this.
+const STEP: usize = 1 << 20;
+/// Stands for a ring that came; the body is its number with the client, the trailer its name.
+const RING: u32 = u32::MAX;
+/// The request had no effect.
+const FAILED: u32 = 1;
+/// It was taken from its ring and is not done yet.
+const ASIDE: u32 = 2;
 
-#[derive(Default)]
-pub(super) struct Log {
-    bytes: Vec<u8>,
-    /// Where the last entry begins.
-    last: usize,
-    /// For each ring, up to where its staging area was used; and what that was before the last entry.
-    staged: Vec<u64>,
-    staged_before: Vec<u64>,
+pub(crate) struct Journal {
+    file: File,
+    base: *mut u8,
+    /// Bytes of the file that have memory.
+    reserved: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone; who else has the file reads it when this process has let go of it.
+unsafe impl Send for Journal {}
+
+#[repr(C)]
+struct Page {
+    /// Requests before this one were done.
+    next: AtomicU64,
+    bytes: AtomicU64,
+    /// The last answer: behind which request, on which ring, and how many answers that had before.
+    answered: AtomicU64,
+    ring: AtomicU64,
+    count: AtomicU64,
+    settled: AtomicU64,
 }
 
 /// One request.
@@ -27,94 +59,342 @@ pub(super) struct Entry<'l> {
     pub opcode: u32,
     pub body: &'l [u8],
     pub trailer: &'l [u8],
-    /// What an upload has brought along, and where that lies in the log.
+    /// What an upload has brought along, and where that lies among the entries.
     pub staged: &'l [u8],
     pub staged_at: usize,
+    pub ticket: u64,
+    pub flags: Flags,
 }
 
-impl Log {
-    pub(super) fn has_room(&self, more: usize) -> bool {
-        self.bytes.len() + HEAD + more <= MOST_BYTES
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Flags(u32);
+
+impl Flags {
+    pub(super) const ASIDE: Flags = Flags(ASIDE);
+
+    pub(super) fn has_failed(self) -> bool {
+        self.0 & FAILED != 0
+    }
+
+    pub(super) fn is_aside(self) -> bool {
+        self.0 & ASIDE != 0
+    }
+}
+
+/// An answer that may not have been given yet.
+pub(super) struct Answered {
+    pub ring: usize,
+    /// How many answers the ring had before.
+    pub count: u32,
+}
+
+impl Journal {
+    /// Takes a file for a new journal.
+    pub(crate) fn new(file: OwnedFd) -> io::Result<Journal> {
+        let file = File::from(file);
+        file.set_len(0)?;
+        file.set_len((PAGE + MOST_BYTES) as u64)?;
+        let mut journal = Journal::map(file)?;
+        match journal.reserve(PAGE) {
+            true => Ok(journal),
+            false => Err(io::ErrorKind::OutOfMemory.into()),
+        }
+    }
+
+    /// Takes over what another worker has written.
+    pub(super) fn inherit(file: OwnedFd) -> io::Result<Journal> {
+        let file = File::from(file);
+        match file.metadata()?.len() {
+            bytes if bytes == (PAGE + MOST_BYTES) as u64 => Journal::map(file),
+            bytes => Err(io::Error::other(format!("it has {bytes} bytes"))),
+        }
+    }
+
+    fn map(file: File) -> io::Result<Journal> {
+        // SAFETY: a new mapping of a file that is as long.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE + MOST_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        match base == libc::MAP_FAILED {
+            true => Err(io::Error::last_os_error()),
+            false => Ok(Journal { file, base: base.cast(), reserved: 0 }),
+        }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(super) fn has_room(&mut self, more: usize) -> bool {
+        let end = self.bytes() + HEAD + more;
+        end <= MOST_BYTES && self.reserve(PAGE + end)
+    }
+
+    /// Gives memory to so many bytes of the file: without it a store there would end the process.
+    fn reserve(&mut self, end: usize) -> bool {
+        if end <= self.reserved {
+            return true;
+        }
+        let wanted = end.next_multiple_of(STEP).min(PAGE + MOST_BYTES);
+        // SAFETY: asks for memory for a range of an open file.
+        let failed = unsafe { libc::posix_fallocate(self.file.as_raw_fd(), 0, wanted as libc::off_t) } != 0;
+        if !failed {
+            self.reserved = wanted;
+        }
+        !failed
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.entries().all(|entry| entry.opcode == RING)
     }
 
-    pub(super) fn push(&mut self, ring: usize, opcode: u32, body: &[u8], trailer: &[u8], staged: &[u8]) {
-        self.last = self.bytes.len();
-        self.staged_before.clone_from(&self.staged);
-        for number in [ring, opcode as usize, body.len(), trailer.len(), staged.len()] {
-            self.bytes.extend_from_slice(&(number as u32).to_le_bytes());
-        }
-        for part in [body, trailer, staged] {
-            self.bytes.extend_from_slice(part);
-        }
-        if opcode == Upload::OPCODE
-            && let Ok(upload) = postcard::from_bytes::<Upload>(body)
+    /// Adds a request, for which there is room, and says where it is.
+    pub(super) fn push(&mut self, entry: &Entry<'_>) -> usize {
+        let at = self.bytes();
+        let lengths = [entry.body.len(), entry.trailer.len(), entry.staged.len()].map(|bytes| bytes as u32);
+        let [body, trailer, staged] = lengths;
+        let mut head = [0; HEAD];
+        for (n, word) in
+            [entry.ring as u32, entry.opcode, body, trailer, staged, entry.flags.0].into_iter().enumerate()
         {
-            self.staged.resize(self.staged.len().max(ring + 1), 0);
-            self.staged[ring] = self.staged[ring].max(upload.end);
+            head[n * 4..n * 4 + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        head[24..].copy_from_slice(&entry.ticket.to_le_bytes());
+        let mut end = at;
+        for part in [&head, entry.body, entry.trailer, entry.staged] {
+            // SAFETY: `has_room` has said that the mapping has memory up to the end of the entry.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.base.add(PAGE + end), part.len()) };
+            end += part.len();
+        }
+        self.page().bytes.store(end as u64, Ordering::Release);
+        at
+    }
+
+    /// A ring has come.
+    pub(crate) fn push_ring(&mut self, index: u32, name: &str) -> bool {
+        let body = index.to_le_bytes();
+        let room = self.has_room(body.len() + name.len());
+        if room {
+            self.push(&Entry {
+                ring: 0,
+                opcode: RING,
+                body: &body,
+                trailer: name.as_bytes(),
+                staged: &[],
+                staged_at: 0,
+                ticket: 0,
+                flags: Flags::default(),
+            });
+        }
+        room
+    }
+
+    /// The request there had no effect.
+    pub(super) fn fail(&mut self, at: usize) {
+        self.set_flags(at, FAILED);
+    }
+
+    /// The request there, which was put aside, is done.
+    pub(super) fn came_back(&mut self, at: usize) {
+        self.set_flags(at, 0);
+    }
+
+    fn set_flags(&mut self, at: usize, flags: u32) {
+        // SAFETY: `at` is the start of an entry, whose flags are its sixth word.
+        unsafe { self.base.add(PAGE + at + 20).cast::<u32>().write_unaligned(flags.to_le()) };
+    }
+
+    /// The request there.
+    pub(super) fn at(&self, at: usize) -> Option<Entry<'_>> {
+        read(self.written(), at).map(|(entry, _)| entry)
+    }
+
+    /// Forgets the last entry, which is there: its request is still to be taken from its ring.
+    pub(super) fn put_back(&mut self, at: usize) {
+        self.page().bytes.store(at as u64, Ordering::Release);
+    }
+
+    /// The request of this ticket is done. `answer`: it has one, on this ring, which has had so many before; the
+    /// program has not been told of it yet.
+    pub(crate) fn done(&mut self, ticket: u64, answer: Option<(usize, u32)>) {
+        let page = self.page();
+        if let Some((ring, count)) = answer {
+            page.ring.store(ring as u64, Ordering::Release);
+            page.count.store(u64::from(count), Ordering::Release);
+            page.answered.store(ticket + 1, Ordering::Release);
+        }
+        page.next.store(ticket + 1, Ordering::Release);
+    }
+
+    /// All memory is there and all that was done has ended: from now on the program is told things that no other worker
+    /// could know.
+    pub(crate) fn settle(&self) {
+        self.page().settled.store(1, Ordering::Release);
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.page().settled.load(Ordering::Acquire) != 0
+    }
+
+    /// The number of the request that is to be done next.
+    pub(super) fn next(&self) -> u64 {
+        self.page().next.load(Ordering::Acquire)
+    }
+
+    /// The answer to the last request that was done, if it had one.
+    pub(super) fn answered(&self) -> Option<Answered> {
+        let page = self.page();
+        (page.answered.load(Ordering::Acquire) == self.next() && self.next() != 0).then(|| Answered {
+            ring: page.ring.load(Ordering::Acquire) as usize,
+            count: page.count.load(Ordering::Acquire) as u32,
+        })
+    }
+
+    /// Drops a request that was noted and not done.
+    pub(super) fn cut(&mut self) {
+        let next = self.next();
+        let undone = |entry: &(usize, Entry<'_>)| entry.1.opcode != RING && entry.1.ticket >= next;
+        let place = self.places().find(undone).map(|(at, _)| at);
+        if let Some(at) = place {
+            self.put_back(at);
         }
     }
 
-    /// Forgets the last entry: it had no effect. What it brought along was taken from the staging area all the same.
-    pub(super) fn pop(&mut self) {
-        self.bytes.truncate(self.last);
+    /// Requests in their order.
+    pub(super) fn requests(&self) -> impl Iterator<Item = Entry<'_>> {
+        self.entries().filter(|entry| entry.opcode != RING)
     }
 
-    /// Forgets the last entry: its request is still to be taken from its ring.
-    pub(super) fn put_back(&mut self) {
-        self.pop();
-        self.staged.clone_from(&self.staged_before);
+    /// Rings that have come: their number with the client, and name.
+    pub(super) fn rings(&self) -> impl Iterator<Item = (u32, String)> {
+        self.entries().filter(|entry| entry.opcode == RING).filter_map(|entry| {
+            let index = u32::from_le_bytes(entry.body.try_into().ok()?);
+            Some((index, String::from_utf8(entry.trailer.to_vec()).ok()?))
+        })
     }
 
-    /// Up to where each ring's staging area was used.
-    pub(super) fn staged(&self) -> &[u64] {
-        &self.staged
+    /// Up to where each ring's staging area was used; failed uploads have used it too.
+    pub(super) fn staged(&self) -> Vec<u64> {
+        let mut staged = Vec::new();
+        for entry in self.requests().filter(|entry| entry.opcode == Upload::OPCODE) {
+            if let Ok(upload) = postcard::from_bytes::<Upload>(entry.body) {
+                staged.resize(staged.len().max(entry.ring + 1), 0);
+                staged[entry.ring] = upload.end.max(staged[entry.ring]);
+            }
+        }
+        staged
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.bytes
+    /// Where the entries lie in memory.
+    pub(super) fn memory(&self) -> (u64, usize) {
+        (self.base as u64 + PAGE as u64, self.bytes())
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        self.places().map(|(_, entry)| entry)
+    }
+
+    /// All entries and where each is; none after one that is cut short.
+    fn places(&self) -> impl Iterator<Item = (usize, Entry<'_>)> {
+        let bytes = self.written();
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let began = at;
+            let (entry, end) = read(bytes, at)?;
+            at = end;
+            Some((began, entry))
+        })
+    }
+
+    fn written(&self) -> &[u8] {
+        let (base, bytes) = self.memory();
+        // SAFETY: the mapping is as long, and while it is borrowed nothing is written.
+        unsafe { std::slice::from_raw_parts(base as *const u8, bytes) }
+    }
+
+    fn bytes(&self) -> usize {
+        (self.page().bytes.load(Ordering::Acquire) as usize).min(MOST_BYTES)
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: the mapping begins with a page of its own, which zero bytes are valid for.
+        unsafe { &*self.base.cast::<Page>() }
     }
 }
 
-/// The entries of a log's bytes, in their order; `None` after one that is cut short.
-pub(super) fn entries(bytes: &[u8]) -> impl Iterator<Item = Entry<'_>> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let (head, rest) = bytes.get(at..)?.split_at_checked(HEAD)?;
-        let number = |n: usize| {
-            let word = head.get(n * 4..n * 4 + 4)?;
-            Some(u32::from_le_bytes(word.try_into().ok()?) as usize)
-        };
-        let (body, rest) = rest.split_at_checked(number(2)?)?;
-        let (trailer, rest) = rest.split_at_checked(number(3)?)?;
-        let (staged, _) = rest.split_at_checked(number(4)?)?;
-        let staged_at = at + HEAD + body.len() + trailer.len();
-        at = staged_at + staged.len();
-        Some(Entry { ring: number(0)?, opcode: number(1)? as u32, body, trailer, staged, staged_at })
-    })
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nothing borrows from it.
+        unsafe { libc::munmap(self.base.cast(), PAGE + MOST_BYTES) };
+    }
+}
+
+/// The entry at a place, and where the next one is.
+fn read(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
+    let (head, rest) = bytes.get(at..)?.split_at_checked(HEAD)?;
+    let number = |n: usize| {
+        let word = head.get(n * 4..n * 4 + 4)?;
+        Some(u32::from_le_bytes(word.try_into().ok()?) as usize)
+    };
+    let (body, rest) = rest.split_at_checked(number(2)?)?;
+    let (trailer, rest) = rest.split_at_checked(number(3)?)?;
+    let (staged, _) = rest.split_at_checked(number(4)?)?;
+    let staged_at = at + HEAD + body.len() + trailer.len();
+    let ticket = u64::from_le_bytes(head.get(24..32)?.try_into().ok()?);
+    let (ring, opcode, flags) = (number(0)?, number(1)? as u32, Flags(number(5)? as u32));
+    let entry = Entry { ring, opcode, body, trailer, staged, staged_at, ticket, flags };
+    Some((entry, staged_at + staged.len()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn entry(ring: usize, opcode: u32, ticket: u64) -> Entry<'static> {
+        let (body, trailer, staged): (&[u8], &[u8], &[u8]) = (b"body", b"trailer", b"staged");
+        Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags: Flags::ASIDE }
+    }
+
     #[test]
-    fn requests_read_back_in_order_and_the_last_can_be_taken_back() {
-        let mut log = Log::default();
-        log.push(0, 7, b"body", b"", b"");
-        log.push(3, 9, b"", b"trailer", b"staged");
-        log.push(1, 8, b"gone", b"gone", b"gone");
-        log.pop();
-        let read: Vec<_> = entries(log.bytes()).collect();
+    fn another_worker_reads_what_was_done_and_what_was_answered() {
+        let file = crate::successor::memory_file(&[]).unwrap();
+        let other = OwnedFd::from(file.try_clone().unwrap());
+        let mut journal = Journal::new(file.into()).unwrap();
+        assert!(journal.is_empty() && journal.has_room(100) && !journal.has_room(MOST_BYTES));
+        let aside = journal.push(&entry(0, 7, 0));
+        assert!(journal.at(aside).unwrap().flags.is_aside());
+        journal.came_back(aside);
+        journal.done(0, None);
+        assert!(journal.push_ring(5, "ring-1-5"));
+        let failed = journal.push(&entry(3, 9, 1));
+        journal.fail(failed);
+        journal.done(1, Some((3, 17)));
+        // The worker dies in this one.
+        journal.push(&entry(1, 8, 2));
+        drop(journal);
+
+        let mut journal = Journal::inherit(other).unwrap();
+        journal.cut();
+        let read: Vec<_> = journal.requests().collect();
         assert_eq!(read.len(), 2);
         assert_eq!((read[0].ring, read[0].opcode, read[0].body), (0, 7, &b"body"[..]));
-        assert_eq!((read[1].ring, read[1].opcode, read[1].trailer), (3, 9, &b"trailer"[..]));
-        assert_eq!(read[1].staged, b"staged");
-        let at = read[1].staged_at;
-        assert_eq!(&log.bytes()[at..at + 6], b"staged");
-        assert!(log.has_room(1) && !log.has_room(MOST_BYTES));
+        assert_eq!((read[1].trailer, read[1].staged), (&b"trailer"[..], &b"staged"[..]));
+        assert!(read[1].flags.has_failed() && !read[0].flags.has_failed() && !read[0].flags.is_aside());
+        let (base, bytes) = journal.memory();
+        assert!(base != 0 && read[1].staged_at + 6 == bytes);
+        assert_eq!(journal.rings().collect::<Vec<_>>(), [(5, "ring-1-5".to_string())]);
+        assert_eq!(journal.next(), 2);
+        let answered = journal.answered().unwrap();
+        assert_eq!((answered.ring, answered.count), (3, 17));
+        journal.done(2, None);
+        assert!(journal.answered().is_none() && !journal.is_settled());
     }
 }

@@ -18,9 +18,12 @@
 //! - Requests that could not be done once more with the same effect wait.
 
 mod again;
+mod aside;
 mod conversations;
 mod journal;
 mod needs;
+mod order;
+mod replace;
 mod replay;
 mod uses;
 
@@ -32,24 +35,40 @@ use rekindle_ring::Record;
 
 pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_parting, wait_readable};
+pub(crate) use journal::Journal;
+pub(crate) use replace::{go_on, restore};
 pub(crate) use uses::{Spans, Uses};
 
 use crate::engine::Engine;
 use crate::image::Progress;
-use journal::Log;
+use aside::{Aside, Waiting};
+use journal::{Entry, Flags};
 use needs::{Needs, Touched, needs};
+use order::order;
+use replay::perform;
+
+/// What becomes of the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It is done.
+    Now,
+    /// It is taken from its ring and done later: others need not wait for it.
+    Aside,
+    /// It waits, and all after it.
+    Wait,
+}
 
 /// What is known of requests that run ahead.
 pub(crate) struct OnDemand {
     progress: Arc<Progress>,
     spans: Spans,
-    log: Log,
+    aside: Aside,
     /// The request that was last seen to wait.
     waits: Option<u64>,
     /// A request waits for all memory, as all after it do then.
     held: bool,
-    /// The request that was admitted last is in the log.
-    logged: bool,
+    /// Where the request is in the journal that was admitted last, if it is there.
+    noted: Option<usize>,
     /// The parts that the request named which was looked at last.
     named: Vec<usize>,
 }
@@ -59,67 +78,115 @@ impl OnDemand {
         OnDemand {
             progress,
             spans,
-            log: Log::default(),
+            aside: Aside::default(),
             waits: None,
             held: false,
-            logged: false,
+            noted: None,
             named: Vec::new(),
         }
     }
 
-    /// Whether the next request can be done now; if so it is in the log.
-    pub(crate) fn admits(&mut self, engine: &Engine, ring: usize, record: &Record<'_>) -> bool {
+    /// Whether the next request can be done now; if it is not to wait, it is in the journal.
+    pub(crate) fn admit(
+        &mut self,
+        engine: &Engine,
+        journal: &mut Journal,
+        ring: usize,
+        record: &Record<'_>,
+    ) -> Admission {
         if self.held {
-            return false;
+            return Admission::Wait;
         }
-        let (touched, logged) = match needs(engine, record.opcode, record.body, record.trailer) {
+        let Record { opcode, ticket, body, trailer, .. } = *record;
+        let (touched, noted) = match needs(engine, opcode, body, trailer) {
             Needs::Look(touched) => (touched, false),
             Needs::Memory(touched) if !reaches_host(engine, &touched) => (touched, true),
-            _ => return self.hold(record.opcode),
+            _ => return self.hold(opcode),
         };
+        let Some(order) = order(engine, ring, opcode, body) else { return self.hold(opcode) };
         self.named = self.spans.parts(&touched);
         let missing: Vec<usize> =
             self.named.iter().copied().filter(|part| !self.progress.is_whole(*part)).collect();
-        if !missing.is_empty() {
-            if self.waits.replace(record.ticket) != Some(record.ticket) {
+        let late = !missing.is_empty() || self.aside.precedes(&order);
+        let aside = order.stream.filter(|_| late && noted && order.can_wait);
+        if late && aside.is_none() {
+            if self.waits.replace(ticket) != Some(ticket) {
                 self.progress.hurry(&missing);
             }
-            return false;
+            return Admission::Wait;
         }
-        self.logged = logged;
-        if !logged {
-            return true;
+        self.noted = None;
+        if noted {
+            let Some(staged) = staged(engine, ring, record) else { return self.hold(opcode) };
+            if !journal.has_room(body.len() + trailer.len() + staged.len()) {
+                return self.hold(opcode);
+            }
+            let flags = if aside.is_some() { Flags::ASIDE } else { Flags::default() };
+            let at =
+                journal.push(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
+            self.noted = Some(at);
+            if let Some(stream) = aside {
+                let (parts, named) = (self.named.clone(), order.named);
+                self.aside.push(stream, Waiting { ticket, at, parts, named, hurried: false });
+                return Admission::Aside;
+            }
         }
-        let Some(staged) = staged(engine, ring, record) else { return self.hold(record.opcode) };
-        if !self.log.has_room(record.body.len() + record.trailer.len() + staged.len()) {
-            return self.hold(record.opcode);
+        Admission::Now
+    }
+
+    /// Does what was put aside and need not wait any more.
+    pub(crate) fn catch_up(&mut self, engine: &mut Engine, journal: &mut Journal) {
+        let OnDemand { aside, progress, .. } = self;
+        while engine.broken.is_none()
+            && let Some(at) = aside.next(|part| progress.is_whole(part), |missing| progress.hurry(missing))
+            && let Some(entry) = journal.at(at)
+        {
+            if engine.waiting.transfers != 0 {
+                engine.close_batches();
+            }
+            match perform(engine, &entry) {
+                Ok(()) => journal.came_back(at),
+                Err(code) => {
+                    engine.asynchronous_failure(name(entry.opcode).unwrap_or("a request"), code);
+                    // What met a fault that is to be mended is done once more.
+                    if engine.broken.is_none() {
+                        journal.fail(at);
+                    }
+                }
+            }
         }
-        self.log.push(ring, record.opcode, record.body, record.trailer, staged);
-        true
+    }
+
+    pub(crate) fn has_aside(&self) -> bool {
+        !self.aside.is_empty()
     }
 
     /// The parts that the request names which was admitted last, if that is to be done again after a fault.
     pub(crate) fn admitted(&self) -> &[usize] {
-        if self.logged { &self.named } else { &[] }
+        if self.noted.is_some() { &self.named } else { &[] }
     }
 
-    fn hold(&mut self, opcode: u32) -> bool {
-        log::debug!("{} waits until all buffers are loaded", name(opcode).unwrap_or("a request"));
+    fn hold(&mut self, opcode: u32) -> Admission {
+        log::debug!(
+            "{} waits until all buffers are loaded; {} requests are put aside",
+            name(opcode).unwrap_or("a request"),
+            self.aside.len()
+        );
         self.held = true;
-        false
+        Admission::Wait
     }
 
     /// The request that was admitted last has failed, and had no effect.
-    pub(crate) fn failed(&mut self) {
-        if std::mem::take(&mut self.logged) {
-            self.log.pop();
+    pub(crate) fn failed(&mut self, journal: &mut Journal) {
+        if let Some(at) = self.noted.take() {
+            journal.fail(at);
         }
     }
 
     /// The request that was admitted last was not done.
-    pub(crate) fn put_back(&mut self) {
-        if std::mem::take(&mut self.logged) {
-            self.log.put_back();
+    pub(crate) fn put_back(&mut self, journal: &mut Journal) {
+        if let Some(at) = self.noted.take() {
+            journal.put_back(at);
         }
     }
 }

@@ -1,113 +1,104 @@
 //! Doing the log once more, on the same contents, in the same order.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
 use rekindle_device::{Device, Event};
-use rekindle_protocol::operation::{Asynchronous, Origin, ReplyHead, Upload, dispatch};
+use rekindle_protocol::operation::{Asynchronous, Origin, ReplyHead, Upload, dispatch, name};
 
-use super::journal::{Entry, entries};
+use super::journal::{Entry, Journal};
 use crate::dispatch::Desk;
 use crate::engine::Engine;
 
 /// How often it is looked whether the GPU has taken all that was uploaded.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The log's bytes, which GPUs copy from.
-struct Mapped {
+/// The journal, which GPUs copy from.
+struct Source {
+    journal: Journal,
     base: u64,
-    bytes: usize,
-    /// The devices that know them, and an event behind what each took of them last.
+    /// The devices that know its memory, and an event behind what each took of it last.
     devices: HashMap<usize, (Arc<dyn Device>, Vec<Event>)>,
 }
 
-/// Does all requests once more. `staged`: up to where each ring's staging area was used.
-pub(super) fn replay(desk: &mut Desk, log: OwnedFd, staged: &[u64]) -> Result<(), String> {
-    let mut mapped =
-        Mapped::of(File::from(log)).map_err(|error| format!("the log cannot be mapped: {error}"))?;
-    // SAFETY: the mapping is so long, nobody writes to it, and it lives until `mapped` is given to `let_go`.
-    let bytes = unsafe { std::slice::from_raw_parts(mapped.base as *const u8, mapped.bytes) };
-    for entry in entries(bytes) {
+/// Does all requests once more. From then on the journal serves nobody.
+pub(super) fn replay(desk: &mut Desk, journal: Journal) -> Result<(), String> {
+    let (base, bytes) = journal.memory();
+    let staged = journal.staged();
+    let mut source = Source { journal, base, devices: HashMap::new() };
+    for entry in source.journal.requests().filter(|entry| !entry.flags.has_failed()) {
         let done = match entry.opcode == Upload::OPCODE {
-            true => mapped.upload(&mut desk.engine, &entry),
-            false => again(&mut desk.engine, &entry),
+            true => upload(&mut source.devices, (base, bytes), &mut desk.engine, &entry),
+            false => perform(&mut desk.engine, &entry),
         };
+        let operation = name(entry.opcode).unwrap_or("a request");
         match done {
             Ok(()) => {}
             // With all memory there this is the program's own fault, which it is to see.
             Err(code) if code.is_sticky() => {
-                desk.engine.asynchronous_failure("a request", code);
+                desk.engine.asynchronous_failure(operation, code);
                 break;
             }
-            Err(code) => return Err(format!("a request that had worked before gave {code}")),
+            // It is done for the first time.
+            Err(code) if entry.flags.is_aside() => desk.engine.asynchronous_failure(operation, code),
+            Err(code) => return Err(format!("{operation}, which had worked before, gave {code}")),
         }
     }
-    for (thread, end) in desk.engine.threads.iter().zip(staged).filter(|(_, end)| **end != 0) {
-        thread.ring.staged(*end);
+    for (thread, end) in desk.engine.threads.iter().zip(staged).filter(|(_, end)| *end != 0) {
+        thread.ring.staged(end);
     }
-    mapped.let_go();
+    source.journal.settle();
+    source.let_go();
     Ok(())
 }
 
-fn again(engine: &mut Engine, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+/// Does a request of the journal, as it is.
+pub(crate) fn perform(engine: &mut Engine, entry: &Entry<'_>) -> rekindle_device::Result<()> {
     let mut failure = Ok(());
     let failed = |_: &mut Engine, _, code| failure = Err(code);
     let origin = Origin { ring: entry.ring };
     let answer = dispatch(engine, origin, entry.opcode, entry.body, entry.trailer, failed);
     engine.operations += 1;
-    let reply = answer.map_err(|_| rekindle_cuda::CUDA_ERROR_INVALID_VALUE)?;
+    let reply = answer.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let head = reply.as_deref().and_then(|reply| reply.get(..ReplyHead::BYTES)?.try_into().ok());
     let status = head.map_or(0, |head| ReplyHead::decode(head).status);
-    failure.and_then(|()| rekindle_cuda::CuResult(status).ok())
+    failure.and_then(|()| CuResult(status).ok())
 }
 
-impl Mapped {
-    fn of(file: File) -> std::io::Result<Mapped> {
-        let bytes = file.metadata()?.len() as usize;
-        // SAFETY: a new mapping of a file that is as long and that nobody else has.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes.max(1),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        match base == libc::MAP_FAILED {
-            true => Err(std::io::Error::last_os_error()),
-            false => Ok(Mapped { base: base as u64, bytes, devices: HashMap::new() }),
+/// Copies from the journal what came through the staging area.
+fn upload(
+    devices: &mut HashMap<usize, (Arc<dyn Device>, Vec<Event>)>,
+    (base, bytes): (u64, usize),
+    engine: &mut Engine,
+    entry: &Entry<'_>,
+) -> rekindle_device::Result<()> {
+    let upload: Upload = postcard::from_bytes(entry.body).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let (index, stream) = engine.enter(Origin { ring: entry.ring }, upload.device, upload.stream)?;
+    let device = engine.context(index)?.device.clone();
+    let (_, events) = match devices.entry(index) {
+        Vacant(vacant) => {
+            device.host_register(base, bytes as u64)?;
+            vacant.insert((device.clone(), Vec::new()))
         }
-    }
+        Occupied(known) => known.into_mut(),
+    };
+    device.copy(upload.to, base + entry.staged_at as u64, entry.staged.len() as u64, stream)?;
+    let event = device.event_create(DISABLE_TIMING)?;
+    device.event_record(event, stream, 0)?;
+    events.push(event);
+    engine.operations += 1;
+    Ok(())
+}
 
-    /// Copies from the log what came through the staging area.
-    fn upload(&mut self, engine: &mut Engine, entry: &Entry<'_>) -> rekindle_device::Result<()> {
-        let upload: Upload =
-            postcard::from_bytes(entry.body).map_err(|_| rekindle_cuda::CUDA_ERROR_INVALID_VALUE)?;
-        let (index, stream) = engine.enter(Origin { ring: entry.ring }, upload.device, upload.stream)?;
-        let device = engine.context(index)?.device.clone();
-        if !self.devices.contains_key(&index) {
-            device.host_register(self.base, self.bytes as u64)?;
-            self.devices.insert(index, (device.clone(), Vec::new()));
-        }
-        device.copy(upload.to, self.base + entry.staged_at as u64, entry.staged.len() as u64, stream)?;
-        let event = device.event_create(DISABLE_TIMING)?;
-        device.event_record(event, stream, 0)?;
-        if let Some((_, events)) = self.devices.get_mut(&index) {
-            events.push(event);
-        }
-        engine.operations += 1;
-        Ok(())
-    }
-
-    /// Unmaps it when the GPUs have taken what they were to take.
-    fn let_go(mut self) {
+impl Source {
+    /// Lets go of its memory when the GPUs have taken what they were to take.
+    fn let_go(self) {
         std::thread::spawn(move || {
-            for (_, (device, events)) in self.devices.drain() {
+            let mut source = self;
+            for (_, (device, events)) in source.devices.drain() {
                 let _ = device.bind();
                 for event in events {
                     while device.event_query(event) == Ok(false) {
@@ -115,10 +106,8 @@ impl Mapped {
                     }
                     let _ = device.event_destroy(event);
                 }
-                let _ = device.host_unregister(self.base);
+                let _ = device.host_unregister(source.base);
             }
-            // SAFETY: mapped by `of`; no device knows it any more, and nothing borrows from it.
-            unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes.max(1)) };
         });
     }
 }

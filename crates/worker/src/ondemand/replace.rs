@@ -1,0 +1,74 @@
+//! A worker in place of one that was killed while it loaded.
+//!
+//! The daemon has held the client's socket and the [journal](super::journal) all along. The image and the journal are all
+//! that there was of the GPU half, for the program has been told nothing that depends on more.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rekindle_protocol::worker::Phase;
+use rekindle_ring::Ring;
+
+use super::journal::Journal;
+use super::replay::replay;
+use crate::dispatch::{Desk, Remote};
+use crate::image::{self, Wish};
+
+/// Begins to build the state of the image in the midst of its program's life. Requests wait for [`go_on`].
+pub(crate) fn restore(
+    desk: &mut Desk,
+    image: &Path,
+    directory: PathBuf,
+    remote: &Remote,
+) -> Result<Vec<Phase>, image::Error> {
+    desk.is_behind = true;
+    let wish = Wish { directory, again: true, ..Wish::default() };
+    let phases = image::restore(desk, image, wish, remote.clone())?;
+    if let Some(board) = desk.engine.board {
+        remote.use_board(board);
+    }
+    Ok(phases)
+}
+
+/// Does what the worker before has done, once all is loaded; requests go on when the client's socket is there too.
+pub(crate) fn go_on(desk: &mut Desk, journal: OwnedFd, pid: i32) -> Result<(), String> {
+    let journal =
+        Journal::inherit(journal).map_err(|error| format!("the journal cannot be read: {error}"))?;
+    if journal.is_settled() {
+        return Err("all was loaded when the worker ended, and what it had since is lost".to_string());
+    }
+    desk.engine.client = pid;
+    desk.engine.output.of_pid(pid);
+    take_up(desk, journal)
+}
+
+/// Takes the rings where a worker before has left them, and does what it has done once more.
+pub(super) fn take_up(desk: &mut Desk, mut journal: Journal) -> Result<(), String> {
+    journal.cut();
+    for (index, name) in journal.rings().chain(unread_rings(desk)) {
+        let path = desk.engine.run_file(&name).ok_or_else(|| format!("{name:?} is no file name"))?;
+        let ring = Ring::open(&path).map_err(|error| error.to_string())?;
+        desk.add_ring(index, name, ring);
+    }
+    desk.go_on_with(journal.next())?;
+    if let Some(answered) = journal.answered()
+        && let Some(thread) = desk.engine.threads.get(answered.ring)
+        && thread.ring.header().reply.count() == answered.count
+    {
+        // It was written, and the worker ended before it was given.
+        thread.ring.header().reply.raise();
+    }
+    replay(desk, journal)
+}
+
+/// Rings that the client has made and of which a worker may have heard without noting them.
+fn unread_rings(desk: &Desk) -> Vec<(u32, String)> {
+    let Some(process) = desk.engine.board_name.split('-').nth(1) else { return Vec::new() };
+    let prefix = format!("ring-{process}-");
+    let entries = std::fs::read_dir(&desk.engine.directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut rings: Vec<_> =
+        names.filter_map(|name| Some((name.strip_prefix(&prefix)?.parse().ok()?, name))).collect();
+    rings.sort();
+    rings
+}
