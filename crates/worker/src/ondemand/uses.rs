@@ -11,8 +11,6 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::worker::Recording;
 use rekindle_store::Image;
 
-use rekindle_device::DEVICE_RANGE;
-
 use super::needs::{Needs, Touched, needs};
 use crate::engine::Engine;
 
@@ -32,7 +30,7 @@ impl Spans {
 
     fn at(&self, address: u64) -> Option<usize> {
         // Most words of a kernel's arguments are no addresses.
-        if !DEVICE_RANGE.contains(&address) {
+        if address < self.spans.first()?.0.start || address >= self.spans.last()?.0.end {
             return None;
         }
         let after = self.spans.partition_point(|(range, _)| range.start <= address);
