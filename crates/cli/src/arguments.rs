@@ -77,9 +77,13 @@ pub enum Command {
         /// A process that was started without Rekindle, with all its children.
         #[arg(long, value_name = "PID", conflicts_with = "name")]
         pid: Option<i32>,
-        /// A container of Podman's, with its writable layer. Its runtime must have CRIU (`podman --runtime runc run`).
+        /// A container of Podman's or containerd's, with its writable layer. Its runtime must have CRIU (`podman
+        /// --runtime runc run`).
         #[arg(long, value_name = "CONTAINER", conflicts_with_all = ["name", "pid", "mode"])]
         container: Option<String>,
+        /// Who runs the container, where several have one of that name.
+        #[arg(long, value_name = "ENGINE", requires = "container")]
+        engine: Option<EngineArgument>,
         /// With --pid: `driver` insists that the program uses a GPU, `auto` takes any.
         #[arg(long, default_value = "auto", conflicts_with = "name")]
         mode: ModeArgument,
@@ -216,6 +220,22 @@ impl ModeArgument {
             ModeArgument::Sandbox => Some(Mode::Sandbox),
             ModeArgument::Driver => Some(Mode::Driver),
         }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineArgument {
+    Podman,
+    Containerd,
+}
+
+impl EngineArgument {
+    pub fn wanted(self) -> String {
+        match self {
+            EngineArgument::Podman => "podman",
+            EngineArgument::Containerd => "containerd",
+        }
+        .to_string()
     }
 }
 

@@ -8,7 +8,9 @@ use rekindle_protocol::daemon::{LoadOrder, Report, Request, Sandbox, SleepReport
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, ImageCommand, ModeArgument, OrderArgument, SandboxArguments};
+use crate::arguments::{
+    Arguments, Command, EngineArgument, ImageCommand, ModeArgument, OrderArgument, SandboxArguments,
+};
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -41,14 +43,15 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Kill { names, signal })?;
             printer.print_json(&answer);
         }
-        Command::Checkpoint { name, pid, container, mode, gpu_wait, to, leave_running, .. } => {
+        Command::Checkpoint { name, pid, container, engine, mode, gpu_wait, to, leave_running, .. } => {
             let gpu_wait_ms = (gpu_wait * 1000.0).ceil() as u64;
             let request = match (pid, container) {
                 (Some(pid), _) => {
                     Request::CheckpointPid { pid, mode: mode.wanted(), to, leave_running, gpu_wait_ms }
                 }
                 (None, Some(container)) => {
-                    Request::CheckpointContainer { container, to, leave_running, gpu_wait_ms }
+                    let engine = engine.map(EngineArgument::wanted);
+                    Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms }
                 }
                 (None, None) => {
                     Request::Checkpoint { name: name.unwrap_or_default(), to, leave_running, gpu_wait_ms }

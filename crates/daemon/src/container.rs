@@ -1,14 +1,20 @@
-//! Images of containers: the driver takes the GPU half, Podman the rest, with the container's writable layer.
+//! Images of containers: the driver takes the GPU half, the container's engine the rest, with the writable layer.
 //!
 //! ```text
-//! program   ──runs──┬─driver locks, takes GPU half──┬─Podman ▶ runtime ▶ CRIU──┬─restore, unlock──▶ (or ends)
+//! program   ──runs──┬─driver locks, takes GPU half──┬─engine ▶ runtime ▶ CRIU──┬─restore, unlock──▶ (or ends)
 //! image             draft                            archive as one part          manifest, rename
 //! ```
 //!
-//! An image holds Podman's archive as one part. Whatever fails, the container runs again: Podman keeps what it has
-//! written of a container that it has stopped, and continues it from that.
+//! An image holds the engine's archive as one part. Whatever fails, the container runs again: an engine keeps what it
+//! has written of a container that it has stopped, and continues it from that.
 
-use std::path::Path;
+mod archive;
+mod cdi;
+mod containerd;
+mod engine;
+mod podman;
+
+use std::path::{Path, PathBuf};
 
 use rekindle_driver::{Hold, UuidPair};
 use rekindle_protocol::daemon::{Mode, Report};
@@ -22,10 +28,11 @@ use crate::daemon::Daemon;
 use crate::driver_half::{self, DriverHalf};
 use crate::error::{Error, Result};
 use crate::kept::Kept;
-use crate::podman::{Container, Podman};
 use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, Timeline};
 use crate::{fault, machine, names, preflight, restore};
+
+use engine::{Container, Engine};
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -39,23 +46,41 @@ pub struct KeptContainer {
     pub runtime: String,
     /// What it was called.
     pub name: String,
+    /// The engine's own division of names, where it has such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// What the archive calls itself, where its engine asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// Its devices by their names in the container device interface.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// Of the machine, what is mounted in it.
+    #[serde(default)]
+    pub mounts: Vec<PathBuf>,
 }
 
 fn kind() -> PartKind {
     PartKind::Other("container".to_string())
 }
 
-pub fn checkpoint(daemon: &Daemon, name: &str, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
+pub fn checkpoint(
+    daemon: &Daemon,
+    name: &str,
+    wanted: Option<&str>,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
     let timeline = Timeline::begin();
-    let podman = Podman::with(daemon.criu()?);
-    let container = podman.inspect(name)?;
-    let root = container.pid()?;
-    let _claim = daemon.claims.take(tree(root))?;
+    let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
+    let container = container.running()?;
+    let engine = engine.as_ref();
+    let _claim = daemon.claims.take(tree(container.pid))?;
     let draft = daemon.store.begin(wish.to)?;
     fault::point("checkpoint-begun")?;
     reply.progress("gpu", 0, 0);
     let id = format!("container-{}", container.id);
-    let hold = hold(daemon, &id, root, wish, &timeline)?;
+    let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
     fault::point("detached")?;
     let half = hold.as_ref().map(|hold| DriverHalf {
         pids: hold.held.pids.iter().filter_map(|pid| innermost_pid(*pid)).collect(),
@@ -64,30 +89,37 @@ pub fn checkpoint(daemon: &Daemon, name: &str, wish: &Wish<'_>, reply: &Reply<'_
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
-    timeline.lane(CPU).time("dump", || podman.export(&container.id, &archive, wish.leave_running))?;
+    let export = || engine.export(&container, &archive, wish.leave_running);
+    let exported = timeline.lane(CPU).time("dump", export)?;
+    let kept = KeptContainer {
+        engine: engine.name().to_string(),
+        runtime: container.runtime.clone(),
+        name: container.name.clone(),
+        namespace: container.namespace.clone(),
+        reference: exported.reference,
+        devices: exported.devices,
+        mounts: exported.mounts,
+    };
+    let seal = || seal(draft, &archive, &container, kept.clone(), half.as_ref(), reply, &timeline);
     if wish.leave_running {
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
-        seal(draft, &archive, &container, half.as_ref(), reply, &timeline)?;
-        return Ok(report(&container, wish, half.as_ref(), &timeline, stopped_us));
+        seal()?;
+        return Ok(report(&kept, wish, half.as_ref(), &timeline, stopped_us));
     }
-    match seal(draft, &archive, &container, half.as_ref(), reply, &timeline) {
-        Ok(()) => {
-            if let Some(hold) = hold {
-                hold.forget();
-            }
-            let stopped_us = timeline.elapsed_us();
-            Ok(report(&container, wish, half.as_ref(), &timeline, stopped_us))
-        }
-        Err(error) => {
-            if let Some(hold) = hold {
-                hold.forget();
-            }
-            go_on(daemon, &podman, &container, &id, half.as_ref(), &timeline)?;
-            Err(error)
-        }
+    let sealed = seal();
+    if let Some(hold) = hold {
+        hold.forget();
     }
+    if let Err(error) = sealed {
+        engine.go_on(&container)?;
+        bring_back(daemon, engine, &kept, &container.name, &id, half.as_ref(), &[], &timeline)?;
+        return Err(error);
+    }
+    timeline.lane(CPU).time("end", || engine.end(&container))?;
+    let stopped_us = timeline.elapsed_us();
+    Ok(report(&kept, wish, half.as_ref(), &timeline, stopped_us))
 }
 
 /// Takes the GPU halves of the container's processes; none where none has one.
@@ -116,6 +148,7 @@ fn seal(
     draft: Draft,
     archive: &Path,
     container: &Container,
+    of: KeptContainer,
     half: Option<&DriverHalf>,
     reply: &Reply<'_>,
     timeline: &Timeline,
@@ -126,7 +159,7 @@ fn seal(
     {
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(Mode::Driver);
-        manifest.program = machine::program_of(&container.command());
+        manifest.program = machine::program_of(&container.command);
         manifest.machine = machine::this();
         manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
         let kept = Kept {
@@ -138,11 +171,7 @@ fn seal(
             driver: half.cloned(),
             amd: Vec::new(),
             framework: false,
-            container: Some(KeptContainer {
-                engine: "podman".to_string(),
-                runtime: container.runtime.clone(),
-                name: container.name.clone(),
-            }),
+            container: Some(of),
             warnings: Vec::new(),
         };
         kept.write(&mut manifest)?;
@@ -152,23 +181,11 @@ fn seal(
     Ok(())
 }
 
-/// Continues a container that Podman has stopped, because its image could not be made.
-fn go_on(
-    daemon: &Daemon,
-    podman: &Podman,
-    container: &Container,
-    id: &str,
-    half: Option<&DriverHalf>,
-    timeline: &Timeline,
-) -> Result<()> {
-    podman.resume(&container.id)?;
-    bring_back(daemon, podman, &container.id, id, half, &[], timeline)
-}
-
 /// Has the driver bring the GPU half of a container that runs again back.
 fn bring_back(
     daemon: &Daemon,
-    podman: &Podman,
+    engine: &dyn Engine,
+    of: &KeptContainer,
     name: &str,
     id: &str,
     half: Option<&DriverHalf>,
@@ -176,9 +193,10 @@ fn bring_back(
     timeline: &Timeline,
 ) -> Result<()> {
     let Some(half) = half else { return Ok(()) };
-    let pids = pid_map(podman.inspect(name)?.pid()?);
+    let pids = pid_map(engine::running(engine, of.namespace.as_deref(), name)?.pid);
     let host = |pid: &i32| {
-        pids.get(pid).copied().ok_or_else(|| Error::Podman {
+        pids.get(pid).copied().ok_or_else(|| Error::Engine {
+            engine: engine.name(),
             action: "restore the container",
             reason: format!("process {pid} of it did not come back"),
         })
@@ -191,18 +209,18 @@ fn bring_back(
 }
 
 fn report(
-    container: &Container,
+    of: &KeptContainer,
     wish: &Wish<'_>,
     half: Option<&DriverHalf>,
     timeline: &Timeline,
     stopped_us: u64,
 ) -> Report {
-    log::info!("container {:?} is in image {:?}", container.name, wish.to);
+    log::info!("container {:?} is in image {:?}", of.name, wish.to);
     Report {
-        name: container.name.clone(),
+        name: of.name.clone(),
         image: wish.to.to_string(),
         mode: Mode::Driver,
-        container: Some("podman".to_string()),
+        container: Some(of.engine.clone()),
         gpu_processes: half.map_or(0, |half| half.pids.len()),
         total_us: timeline.elapsed_us(),
         stopped_us,
@@ -222,21 +240,26 @@ pub fn restore(
 ) -> Result<Report> {
     let timeline = Timeline::begin();
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
-    let podman = Podman::with(daemon.criu()?);
+    let engine = engine::named(daemon.criu()?, &of.engine).filter(|_| is_word(&of.runtime));
+    let engine = engine.ok_or_else(|| {
+        let (engine, runtime) = (&of.engine, &of.runtime);
+        refused(format!(
+            "its container was run by {engine:?} with {runtime:?}, and this Rekindle speaks to podman and containerd"
+        ))
+    })?;
+    let engine = engine.as_ref();
     let name = wish.name.unwrap_or(&of.name);
     names::check(name)?;
-    if of.engine != "podman" || !is_runtime(&of.runtime) {
-        return Err(refused(format!(
-            "its container was run by {:?} with {:?}, and this Rekindle speaks to podman",
-            of.engine, of.runtime
-        )));
+    if [&of.namespace, &of.reference].into_iter().flatten().any(|word| word.starts_with('-')) {
+        return Err(refused("what it says of its container is no name".to_string()));
     }
     preflight::check_machine(&daemon.places, image, kept)?;
+    check_surroundings(of).map_err(refused)?;
     let pairs = driver_half::check(daemon, image, kept, wish.gpu_map)?;
     let part = image
         .part(kind(), ARCHIVE)
         .ok_or_else(|| refused(format!("its part {ARCHIVE}, all of the container, is missing")))?;
-    if podman.has(name)? {
+    if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
         return Err(Error::ContainerExists { name: name.to_string() });
     }
     fault::point("restore-checked")?;
@@ -245,12 +268,12 @@ pub fn restore(
     let archive = image.file_path(part).ok_or_else(|| refused(format!("its part {ARCHIVE} is no file")))?;
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     timeline.time("check", || image.check_parts(&[part], threads))?;
-    timeline.lane(CPU).time("restore", || podman.import(&archive, name, &of.runtime))?;
+    timeline.lane(CPU).time("restore", || engine.import(&archive, of, name))?;
     let half = kept.driver.as_ref();
     let back = fault::point("restore-complete")
-        .and_then(|()| bring_back(daemon, &podman, name, &id, half, &pairs, &timeline));
+        .and_then(|()| bring_back(daemon, engine, of, name, &id, half, &pairs, &timeline));
     if let Err(error) = back {
-        podman.remove(name);
+        engine.remove(of, name);
         daemon.driver.abandon(&id);
         return Err(error);
     }
@@ -269,7 +292,23 @@ pub fn restore(
     })
 }
 
-/// Whether it is the name of a runtime, not an option or a path that an image brings along.
-fn is_runtime(name: &str) -> bool {
+/// What a restore needs of the machine, beside GPUs: the devices that the container was given by name, and what is
+/// mounted in it.
+fn check_surroundings(of: &KeptContainer) -> std::result::Result<(), String> {
+    let directories = cdi::DIRECTORIES.map(Path::new);
+    if let Some(name) = cdi::missing(&of.devices, &directories).first() {
+        let places = cdi::DIRECTORIES.join(" or ");
+        return Err(format!(
+            "it needs the device {name}, which no description in {places} has; make one (NVIDIA's: `nvidia-ctk cdi generate`)"
+        ));
+    }
+    match of.mounts.iter().find(|path| !path.exists()) {
+        Some(path) => Err(format!("it mounts {}, which is not here; put it back", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// Whether it is a name, not an option or a path that an image brings along.
+fn is_word(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('-') && !name.contains('/')
 }

@@ -68,14 +68,27 @@ pub enum Error {
     )]
     NoGpuProcess { name: String },
 
-    #[error("podman could not {action}: {reason}")]
-    Podman { action: &'static str, reason: String },
+    #[error("{engine} could not {action}: {reason}")]
+    Engine { engine: &'static str, action: &'static str, reason: String },
+
+    #[error(
+        "containers are run by {wanted}, which is not installed here (Debian: podman and runc, containerd)"
+    )]
+    NoEngine { wanted: String },
+
+    #[error("there is no container {name}; asked: {asked}")]
+    UnknownContainer { name: String, asked: String },
+
+    #[error(
+        "there are several containers {name} ({places}); say which with `--engine`, or CONTAINERD_NAMESPACE"
+    )]
+    SeveralContainers { name: String, places: String },
 
     #[error("the container {name} is {found}, not running; start it first")]
     ContainerNotRunning { name: String, found: String },
 
     #[error(
-        "there is a container {name} already; give another with `--name`, or remove it (`podman rm {name}`)"
+        "there is a container {name} already; give another with `--name`, or remove it (`podman rm {name}`, `ctr containers rm {name}`)"
     )]
     ContainerExists { name: String },
 

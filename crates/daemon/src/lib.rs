@@ -9,7 +9,7 @@
 //! | places on disk, one daemon a state directory | `places`, `lock` |
 //! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
 //! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
-//! | containers, by Podman | `container`, `podman` |
+//! | containers, by Podman and containerd | `container` |
 //! | how checkpoints and restores went | `timeline`, `traces` |
 //! | the CPU half's pages on demand, and what images share of them | `cpu_pages`, `shared_pages` |
 //! | contents of images in memory | `caches` |
@@ -42,7 +42,6 @@ mod logs;
 mod machine;
 mod names;
 mod places;
-mod podman;
 mod preflight;
 mod process;
 mod quiet;

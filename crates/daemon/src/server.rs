@@ -165,10 +165,10 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
         }
-        Request::CheckpointContainer { container, to, leave_running, gpu_wait_ms } => {
+        Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
-            json!(container::checkpoint(daemon, &container, &wish, reply)?)
+            json!(container::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)
         }
         Request::Restore { image, name, gpu, gpu_map, order, record } => {
             let wish = restore::Wish {

@@ -61,9 +61,11 @@ pub enum Request {
         leave_running: bool,
         gpu_wait_ms: u64,
     },
-    /// Takes an image of a container of Podman's.
+    /// Takes an image of a container.
     CheckpointContainer {
         container: String,
+        /// Who runs it; all are asked if none is given.
+        engine: Option<String>,
         to: String,
         leave_running: bool,
         gpu_wait_ms: u64,

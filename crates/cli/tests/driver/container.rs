@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use serde_json::json;
 
 use crate::harness::{Rekindle, wait};
 use crate::standin::Scene;
@@ -16,12 +18,20 @@ const LIMITS: [&str; 5] = ["--network=none", "--ulimit", "nofile=1024:1024", "--
 /// Counts into its own root file system, and beside it what it finds there when it begins.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> /count; sleep 0.02; done";
 
-fn podman(words: &[&str]) -> Output {
+/// The private CRIU.
+const CRIU: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.build/criu");
+
+/// Where runtimes find it.
+pub fn search_path() -> String {
+    format!("{CRIU}:{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+}
+
+pub fn podman(words: &[&str]) -> Output {
     Command::new("podman").args(words).stdin(Stdio::null()).output().unwrap()
 }
 
 /// An image with directories alone, and the host's `/usr` mounted where its containers run.
-struct Base {
+pub struct Base {
     image: String,
     names: Mutex<Vec<String>>,
     _turn: MutexGuard<'static, ()>,
@@ -29,7 +39,7 @@ struct Base {
 
 impl Base {
     /// None, and the reason on standard error, where Podman cannot take a container and bring it back.
-    fn new() -> Option<Base> {
+    pub fn new() -> Option<Base> {
         // One after the other: they share Podman's storage.
         static TURN: OnceLock<Mutex<()>> = OnceLock::new();
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
@@ -50,18 +60,13 @@ impl Base {
         }
     }
 
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
     fn build(&self) -> Result<(), String> {
-        let root = tempfile::tempdir().unwrap();
-        for name in ["dev", "etc", "proc", "run", "sys", "tmp", "usr", "var"] {
-            fs::create_dir(root.path().join(name)).unwrap();
-        }
-        for name in ["bin", "lib", "lib64", "sbin"] {
-            std::os::unix::fs::symlink(format!("usr/{name}"), root.path().join(name)).unwrap();
-        }
-        let archive = root.path().join("tmp/root.tar");
-        let mut tar = Command::new("tar");
-        tar.arg("-C").arg(root.path()).args(["--exclude=./tmp/root.tar", "-cf"]).arg(&archive).arg(".");
-        assert!(tar.status().unwrap().success());
+        let directory = tempfile::tempdir().unwrap();
+        let archive = root_archive(directory.path());
         let mut import = Command::new("podman");
         let import = import.arg("import").arg(&archive).arg(&self.image).output();
         let import = import.map_err(|error| format!("podman does not start: {error}"))?;
@@ -75,8 +80,7 @@ impl Base {
     }
 
     fn try_podman(&self) -> Result<(), String> {
-        let criu = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.build/criu");
-        let path = format!("{criu}:{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+        let path = search_path();
         let name = self.own(&self.named("probe"));
         let start = self.words("runc", &["--detach", "--name", &name], &["/bin/sleep", "1000"]);
         let start: Vec<_> = start.iter().map(String::as_str).collect();
@@ -104,7 +108,7 @@ impl Base {
         words.into_iter().map(String::from).collect()
     }
 
-    fn start(&self, name: &str, options: &[&str], command: &[&str]) -> String {
+    pub fn start(&self, name: &str, options: &[&str], command: &[&str]) -> String {
         let name = self.own(&self.named(name));
         let options = [&["--detach", "--name", &name], options].concat();
         let words = self.words("runc", &options, command);
@@ -114,7 +118,7 @@ impl Base {
         name
     }
 
-    fn own(&self, name: &str) -> String {
+    pub fn own(&self, name: &str) -> String {
         self.names.lock().unwrap().push(name.to_string());
         name.to_string()
     }
@@ -129,8 +133,55 @@ impl Drop for Base {
     }
 }
 
-fn said(output: &Output) -> String {
+/// A device that is described to container engines: the stand-in driver, with all that it needs in a container.
+struct Device {
+    name: String,
+    file: PathBuf,
+}
+
+impl Device {
+    fn describe(scene: &Scene, programs: &Path) -> Device {
+        let mounts = scene.paths().into_iter().chain([programs.to_path_buf()]);
+        let mounts: Vec<_> = mounts
+            .map(|path| json!({ "hostPath": path, "containerPath": path, "options": ["rbind"] }))
+            .collect();
+        let variables: Vec<_> = scene.variables().map(|(name, value)| format!("{name}={value}")).collect();
+        let kind = format!("rekindle.test/gpu{}", std::process::id());
+        let node = json!({ "path": "/dev/standin-gpu", "type": "c", "major": 1, "minor": 3 });
+        let edits = json!({ "env": variables, "mounts": mounts, "deviceNodes": [node] });
+        let devices = json!([{ "name": "all", "containerEdits": edits }]);
+        let description = json!({ "cdiVersion": "0.3.0", "kind": kind, "devices": devices });
+        let directory = Path::new("/var/run/cdi");
+        fs::create_dir_all(directory).unwrap();
+        let file = directory.join(format!("rekindle-test-{}.json", std::process::id()));
+        fs::write(&file, description.to_string()).unwrap();
+        Device { name: format!("{kind}=all"), file }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().to_string()
+}
+
+/// A root file system with directories alone, in which the host's `/usr` is to be mounted.
+pub fn root_archive(directory: &Path) -> PathBuf {
+    let root = directory.join("root");
+    for name in ["dev", "etc", "proc", "run", "sys", "tmp", "usr", "var"] {
+        fs::create_dir_all(root.join(name)).unwrap();
+    }
+    for name in ["bin", "lib", "lib64", "sbin"] {
+        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).unwrap();
+    }
+    let archive = directory.join("root.tar");
+    let status = Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg(".").status();
+    assert!(status.unwrap().success());
+    archive
 }
 
 /// What the container has counted, none of it missing.
@@ -182,14 +233,8 @@ fn a_container_s_gpu_half_is_taken_and_brought_back() {
     let mut scene = Scene::new();
     let command = scene.command(2, 0);
     let words: Vec<_> = command.iter().map(String::as_str).collect();
-    let mut options: Vec<String> = Vec::new();
-    for path in scene.paths() {
-        options.push(format!("--volume={0}:{0}", path.display()));
-    }
-    options.push(format!("--volume={0}:{0}:ro", Path::new(words[1]).parent().unwrap().display()));
-    options.extend(scene.variables().map(|(name, value)| format!("--env={name}={value}")));
-    let options: Vec<_> = options.iter().map(String::as_str).collect();
-    let name = base.start("gpu", &options, &words);
+    let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
+    let name = base.start("gpu", &["--device", &device.name], &words);
     wait("the program", || (0..2).all(|number| !numbers(&scene.output(number)).is_empty()));
     let report = scene.rekindle.json(&["checkpoint", "--container", &name, "--to", "one", "--leave-running"]);
     assert_eq!(report["gpu_processes"], 2);
@@ -212,12 +257,21 @@ fn a_container_s_gpu_half_is_taken_and_brought_back() {
     let error = scene.rekindle.refused(&["restore", "two"]);
     assert!(error.contains("2 GPUs and this one has 1 GPU"), "{error}");
     scene.write("gpus", "1 H200 100000000 50000000\n2 H200 100000000 50000000\n");
+    let hidden = device.file.with_extension("hidden");
+    fs::rename(&device.file, &hidden).unwrap();
+    let error = scene.rekindle.refused(&["restore", "two"]);
+    assert!(error.contains(&format!("needs the device {}", device.name)), "{error}");
+    fs::rename(&hidden, &device.file).unwrap();
     scene.rekindle.set_fault(Some("restore-complete"));
     assert!(scene.rekindle.refused(&["restore", "two"]).contains("injected"));
     assert!(!podman(&["container", "exists", &name]).status.success());
     scene.rekindle.set_fault(None);
     assert_eq!(scene.rekindle.json(&["restore", "two"])["gpu_processes"], 2);
     scene.grow(2);
+    let script = "test -c /dev/standin-gpu && tr '\\0' '\\n' < /proc/1/environ";
+    let output = podman(&["exec", &name, "/bin/sh", "-c", script]);
+    let environment = String::from_utf8_lossy(&output.stdout);
+    assert!(environment.lines().any(|line| line.starts_with("STANDIN_DIR=")), "{}", said(&output));
     scene.assert_tidy();
 }
 
@@ -228,7 +282,12 @@ fn what_is_no_running_container_is_refused_by_name() {
     let refused = |name: &str| {
         rekindle.refused(&["checkpoint", "--container", name, "--to", "image", "--leave-running"])
     };
-    assert!(refused("rekindle-test-none").contains("rekindle-test-none"));
+    assert!(refused("rekindle-test-none").contains("no container rekindle-test-none; asked: podman"));
+    let engines = tempfile::tempdir().unwrap();
+    let mut none = Rekindle::with(&[("PATH", engines.path().to_str().unwrap())]);
+    none.set_environment("REKINDLE_CRIU_DIR", CRIU);
+    let error = none.refused(&["checkpoint", "--container", "any", "--to", "image", "--stop"]);
+    assert!(error.contains("podman or containerd, which is not installed"), "{error}");
     let name = base.start("ended", &[], &["/bin/true"]);
     wait("its end", || !is_running(&name));
     assert!(refused(&name).contains("not running"));

@@ -5,6 +5,7 @@ mod harness;
 
 mod amd;
 mod container;
+mod containerd;
 mod faults;
 mod gpu;
 mod pid;
