@@ -56,6 +56,50 @@ def test_what_the_driver_names_after_a_process_does_not_hinder_a_second_restore(
         assert len(rekindle.wait_lines(name, 3)) >= 3
 
 
+AUTOBOUND = """
+import socket, time
+a, b = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in "ab")
+for one in (a, b):
+    one.bind("")
+a.connect(b.getsockname())
+b.connect(a.getsockname())
+door = socket.socket(socket.AF_UNIX)
+door.bind("")
+door.listen()
+inside = socket.socket(socket.AF_UNIX)
+inside.connect(door.getsockname())
+outside, _ = door.accept()
+a.send(b"on the way")
+for n in range(10_000):
+    later = socket.socket(socket.AF_UNIX)
+    later.connect(door.getsockname())
+    door.accept()[0].send(b"later")
+    inside.send(b"inside")
+    a.send(b"%d" % n)
+    b.send(b"back")
+    assert (later.recv(9), outside.recv(9), a.recv(9)) == (b"later", b"inside", b"back")
+    assert b.recv(99) == (b"%d" % (n - 1) if n else b"on the way")
+    print(*(one.getsockname() for one in (a, b, door)), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_sockets_that_the_kernel_named_have_other_names_in_each_instance(rekindle):
+    rekindle.run("first", sys.executable, "-c", AUTOBOUND)
+    rekindle.wait_lines("first", 3)
+    rekindle("checkpoint", "first", "--to", "image", "--leave-running")
+    instances = ["second", "third", "fourth"]
+    with ThreadPoolExecutor(len(instances)) as pool:
+        list(pool.map(lambda name: rekindle.restore("image", name), instances))
+    names = [rekindle.wait_lines(name, 3)[-1].split() for name in ("first", *instances)]
+    assert len({name for row in names for name in row}) == 12, names
+    assert not list(rekindle.state.glob("pages/*.images"))
+    # As soon as they are free, they are those of the image.
+    rekindle("kill", "first", *instances)
+    rekindle.restore("image", "again")
+    assert rekindle.wait_lines("again", 3)[-1].split() == names[0]
+
+
 def processes(rekindle):
     """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
     found = {}

@@ -24,7 +24,7 @@ use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response};
-use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox};
+use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, autobound};
 use rekindle_store::{Image, PartKind};
 
 use crate::caches::Loan;
@@ -307,7 +307,11 @@ impl Attempt<'_> {
         before_resume: impl FnOnce(&Restored) -> Result<()>,
     ) -> Result<Sandbox> {
         let cpu = self.timeline.lane(CPU);
-        let images = cpu.time("check files", || self.check_cpu_files())?;
+        let checked = cpu.time("check files", || self.check_cpu_files())?;
+        let own = self.held.pages.with_extension("images");
+        let mut names = autobound::settle(&checked, &own)
+            .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
+        let images = names.as_ref().map_or(&*checked, |names| names.images(&checked)).to_path_buf();
         cpu.time("link pages", || cpu_pages::link(self.image, &self.held.pages, available_threads()))?;
         let sockets = sockets
             .iter()
@@ -331,6 +335,9 @@ impl Attempt<'_> {
         let failure = Mutex::new(None);
         let start_us = self.timeline.elapsed_us();
         let restored = Sandbox::restore(&spec, |restored| {
+            if let Some(names) = &mut names {
+                names.bound();
+            }
             before_resume(restored).map_err(|error| {
                 let sentence = error.to_string();
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

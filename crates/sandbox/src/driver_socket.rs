@@ -14,11 +14,11 @@ use crate::proto::Message;
 /// How the name begins; an abstract one has a zero byte first.
 const NAME: &[u8] = b"\0cuda-uvmfd-";
 /// All open files, in CRIU's `fdinfo.proto`.
-const FILES: &str = "files.img";
-const UNIX: u64 = 16;
+pub(crate) const FILES: &str = "files.img";
+pub(crate) const UNIX: u64 = 16;
 /// The fields of a Unix socket there, in `sk-unix.proto`.
 const STATE: u64 = 4;
-const SOCKET_NAME: u64 = 11;
+pub(crate) const SOCKET_NAME: u64 = 11;
 /// Of a socket that listens, and of one that does nothing: numbers of TCP's states.
 const LISTEN: u64 = 10;
 const CLOSE: u64 = 7;

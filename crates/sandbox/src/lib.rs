@@ -16,6 +16,7 @@
 //! - CRIU is never killed while it dumps: it holds the program by ptrace and must let go of it itself.
 
 pub mod amd;
+pub mod autobound;
 pub mod capability;
 mod conversation;
 mod criu;
