@@ -41,6 +41,7 @@ mod lock;
 mod logs;
 mod machine;
 mod names;
+mod page_cache;
 mod places;
 mod preflight;
 mod process;

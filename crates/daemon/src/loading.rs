@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::replacement::{self, Left};
 use crate::timeline::GPU;
-use crate::traces;
 use crate::worker::Worker;
+use crate::{page_cache, traces};
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
@@ -63,6 +63,7 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
             (dead, waited) = replacement::replace(&held, &path, &dead, &left, &clock);
         }
         drop(loan);
+        let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
         match waited {
             Ok(phases) => traces::extend(&held.traces, phases),
             // A program that ended takes its worker with it.
@@ -72,6 +73,9 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
         // From now on the client sees it when its worker ends.
         drop(left);
         held.fill_pool();
+        if passed_by {
+            page_cache::fill(&path);
+        }
         held.caches().fill_host(&path, Priority::Restored);
     });
 }

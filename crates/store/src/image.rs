@@ -11,6 +11,7 @@ use crate::hash::ContentHash;
 use crate::layout::{Layout, MANIFEST};
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::pool;
+use crate::raw_chunk::RawChunk;
 use crate::{chunk, disk, sparse};
 
 /// A committed image. While one is held, by any process, the image cannot be removed.
@@ -21,16 +22,6 @@ pub struct Image {
     manifest: Manifest,
     /// Open and locked shared: what keeps the image from being removed.
     _lease: File,
-}
-
-/// What [`Image::read_chunk_to_check`] leaves to its caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Checked {
-    /// Nothing.
-    Here,
-    /// Whether the bytes hash to this; if they don't, [`Image::damaged`] is the error.
-    ByCaller(ContentHash),
 }
 
 /// How much is read before it is hashed, while it is still in the processor's cache.
@@ -94,21 +85,19 @@ impl Image {
         self.read_range(part, 0, into, threads)
     }
 
-    /// Fills `into` with one whole chunk of the part, which begins at `offset`. The chunk's hash is left to the caller
-    /// where it is kept as it is: for those who have something faster than a processor at hand.
-    pub fn read_chunk_to_check(&self, part: &Part, offset: u64, into: &mut [u8]) -> Result<Checked> {
+    /// Opens the chunk of the part that begins at `offset`, where it has so many bytes and is kept as it is in a file of
+    /// its own: for those who have a faster way to read or to hash it.
+    pub fn open_raw(&self, part: &Part, offset: u64, bytes: u64) -> Result<Option<RawChunk>> {
         let number = (offset / part.chunk_bytes) as usize;
         let whole = part.chunks.get(number).filter(|chunk| {
-            chunk.encoding == Encoding::Raw
+            part.file.is_none()
+                && chunk.encoding == Encoding::Raw
                 && offset.is_multiple_of(part.chunk_bytes)
-                && chunk.bytes == into.len() as u64
+                && chunk.bytes == bytes
         });
-        let Some(chunk) = whole else {
-            return self.read_part(part, offset, into).map(|()| Checked::Here);
-        };
-        let (path, file, at) = self.open_stored(part, number, chunk)?;
-        file.read_exact_at(into, at).map_err(|error| Error::io("read", &path, 0, error))?;
-        Ok(Checked::ByCaller(chunk.hash))
+        let Some(chunk) = whole else { return Ok(None) };
+        let (path, file, _) = self.open_stored(part, number, chunk)?;
+        Ok(Some(RawChunk { path, file, bytes, hash: chunk.hash }))
     }
 
     /// The error for a chunk of the part, at `offset`, whose contents hash to something else than they should.

@@ -43,6 +43,7 @@ mod manifest;
 mod names;
 mod part_writer;
 mod pool;
+mod raw_chunk;
 mod sparse;
 mod staging;
 mod store;
@@ -55,7 +56,7 @@ pub use draft::Draft;
 pub use error::{Error, Result};
 pub use faults::{DISK_BYTES_VARIABLE, Faults};
 pub use hash::ContentHash;
-pub use image::{Checked, Image};
+pub use image::Image;
 pub use load_order::LoadOrder;
 pub use manifest::{
     ChunkRef, Encoding, FORMAT, Gpu, GpuKind, Machine, Manifest, MappedFile, Mode, Origin, Part, PartKind,
@@ -63,6 +64,7 @@ pub use manifest::{
 };
 pub use names::LONGEST_NAME;
 pub use part_writer::PartWriter;
+pub use raw_chunk::RawChunk;
 pub use staging::Staging;
 pub use store::{Outline, Store, Summary};
 pub use verify::Report;

@@ -15,13 +15,11 @@ use super::index::{Priority, Slot};
 use super::memory::Memory;
 use super::{Caches, lock};
 use crate::error::{Error, Result};
-use crate::resources::available_memory;
+use crate::resources::{available_memory, give_way};
 use crate::worker::Worker;
 
 /// A quarter of the processors fill host memory, and no more than these.
 const MOST_THREADS: usize = 4;
-/// How much less than others they are to be run (`nice`).
-const GIVE_WAY: i32 = 15;
 /// What is left of the host's memory, whatever the limit.
 const LEAST_LEFT: u64 = 1 << 30;
 /// So many chunks are loaded to a GPU at once; a restore that wants the worker waits for no more.
@@ -194,9 +192,4 @@ impl Caches {
 /// The first chunk of each content.
 fn by_hash<'c, 'i>(chunks: &'c [Chunk<'i>]) -> HashMap<ContentHash, &'c Chunk<'i>> {
     chunks.iter().rev().map(|chunk| (chunk.hash, chunk)).collect()
-}
-
-fn give_way() {
-    // SAFETY: changes how this thread is scheduled.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, GIVE_WAY) };
 }

@@ -135,6 +135,11 @@ impl<'b> Block<'b> {
         self.bytes.len()
     }
 
+    /// Where its bytes begin, for others to fill once no copy is under way.
+    pub(super) fn room(&mut self) -> *mut u8 {
+        self.bytes.as_mut_ptr()
+    }
+
     /// Waits for the copy that is under way, if one is.
     pub(super) fn wait(&mut self) -> Result<()> {
         let Some((device, event)) = self.under_way.take() else { return Ok(()) };

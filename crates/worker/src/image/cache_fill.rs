@@ -10,7 +10,7 @@ use rekindle_store::{Image, PartKind};
 use super::block::Blocks;
 use super::error::{Error, Result, device};
 use super::save_memory;
-use super::source::{Extent, Sources};
+use super::source::{Brought, Extent, Sources};
 use crate::dispatch::Desk;
 
 /// Blocks that chunks go through which no cache holds yet.
@@ -81,7 +81,9 @@ pub(crate) fn fill_cache(
             }
             let block = &mut blocks[turn];
             sources.settle(block, open[turn].take())?;
-            open[turn] = sources.bring(gpu, extent, block)?;
+            if let Brought::Copies(unproved) = sources.bring(gpu, extent, block, None)? {
+                open[turn] = unproved;
+            }
             turn = (turn + 1) % BLOCKS;
         }
     }

@@ -13,9 +13,11 @@ use rekindle_device::Device;
 use rekindle_store::{Part, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
+use super::disk::Disk;
 use super::error::{Error, Result, device as device_error};
 use super::progress::{Piece, Progress};
 use super::source::{Extent, Sources};
+use super::turns::Turns;
 
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
@@ -48,7 +50,7 @@ pub(super) fn prepare(device: Arc<dyn Device>) -> Preparing {
 /// Writes each place's contents to its part.
 pub(super) fn save(
     gpus: &Gpus,
-    blocks: Preparing,
+    blocks: Option<Preparing>,
     work: &[(Place, PartWriter)],
     stop: &AtomicBool,
 ) -> Result<()> {
@@ -67,7 +69,7 @@ pub(super) fn save(
         }
         Ok(())
     };
-    pieces.on_threads(blocks, |turns| {
+    pieces.on_threads(gpus, blocks, |turns| {
         let mut under_way: VecDeque<(Piece, usize)> = VecDeque::with_capacity(TURNS);
         let mut turn = 0;
         loop {
@@ -96,7 +98,7 @@ pub(super) fn to_load(work: &[(Place, &Part)], sources: &Sources<'_>, order: &[u
 /// Loads each part's contents, checked, to its place. `whole` is told when all of a part is there.
 pub(super) fn load(
     gpus: &Gpus,
-    blocks: Preparing,
+    blocks: Option<Preparing>,
     sources: &Sources<'_>,
     work: &[(Place, &Part)],
     progress: &Progress,
@@ -113,12 +115,10 @@ pub(super) fn load(
         gpus.iter().flatten().try_for_each(Gpu::wait).map_err(device_error("copy a buffer in"))?;
         numbers.drain(..).try_for_each(arrived)
     };
-    pieces.on_threads(blocks, |turns| {
-        let mut open = [const { None }; TURNS];
-        // Which part the piece in each block is of.
-        let mut under_way = [None; TURNS];
+    let disk = Disk::new();
+    pieces.on_threads(gpus, blocks, |blocks| {
+        let mut turns = Turns::new(blocks, sources, &disk);
         let mut fills = Vec::new();
-        let mut turn = 0;
         while let Some(Piece { number, range }) = pieces.next()? {
             let (place, part) = &work[number];
             let (gpu, address) = (gpu(gpus, place)?, place.address + range.start);
@@ -127,20 +127,11 @@ pub(super) fn load(
                 fills.push(number);
                 continue;
             }
-            let block = &mut turns[turn];
-            sources.settle(block, open[turn].take())?;
-            under_way[turn].take().map_or(Ok(()), arrived)?;
-            open[turn] = sources.bring(gpu, extent, block)?;
-            under_way[turn] = Some(number);
+            turns.begin(number, gpu, extent)?.map_or(Ok(()), arrived)?;
             filled(&mut fills)?;
-            turn = (turn + 1) % TURNS;
         }
         filled(&mut fills)?;
-        for (at, (block, open)) in turns.iter_mut().zip(open).enumerate() {
-            sources.settle(block, open)?;
-            under_way[at].take().map_or(Ok(()), arrived)?;
-        }
-        Ok(())
+        turns.finish_all(arrived)
     })
 }
 
@@ -172,15 +163,20 @@ impl<'s> Pieces<'s> {
         Ok(self.progress.next())
     }
 
-    /// Runs on as many threads as there are pairs of blocks for; the first error ends it.
+    /// Runs on as many threads as there are blocks for, which are made now if they were not before; the first error ends
+    /// it.
     fn on_threads(
         &self,
-        blocks: Preparing,
+        gpus: &Gpus,
+        blocks: Option<Preparing>,
         run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
     ) -> Result<()> {
         if self.progress.is_empty() {
             return Ok(());
         }
+        let device = gpus.iter().flatten().next().map(|gpu| gpu.device.clone());
+        let blocks = blocks.or_else(|| device.map(prepare));
+        let blocks = blocks.ok_or_else(|| Error::State("no GPU's context is open".to_string()))?;
         let mut blocks = blocks.wait().map_err(device_error("pin host memory to copy through"))?;
         let mut blocks = blocks.split();
         let run =

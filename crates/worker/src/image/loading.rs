@@ -106,7 +106,7 @@ impl Loading {
     pub(super) fn begin(
         work: Work,
         windows: Vec<Windows>,
-        blocks: Preparing,
+        blocks: Option<Preparing>,
         remote: Remote,
         since: Instant,
     ) -> Result<Loading> {

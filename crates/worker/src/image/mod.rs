@@ -13,6 +13,7 @@ mod block;
 mod cache;
 mod cache_fill;
 mod contents;
+mod disk;
 mod error;
 mod hidden;
 mod loading;
@@ -29,6 +30,7 @@ mod save_memory;
 mod source;
 mod state;
 mod timer;
+mod turns;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -28,7 +28,7 @@ pub(crate) fn prepare(desk: &mut Desk, image: &Path) -> Result<()> {
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
-    let mut begun = begin(&mut desk.engine, &state)?;
+    let mut begun = begin(&mut desk.engine, &image, &state)?;
     restore_memory::leave_free(&mut desk.engine, &state)?;
     begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state)?);
     desk.prepared = Some(Prepared { state: encoded, begun });

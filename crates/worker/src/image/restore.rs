@@ -52,7 +52,7 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     let state = State::decode(&encoded)?;
     let begun = match desk.prepared.take() {
         Some(prepared) => prepared.of(&encoded)?,
-        None => begin(&mut desk.engine, &state)?,
+        None => begin(&mut desk.engine, &image, &state)?,
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, cached, order, record, again, journal, on_demand } = wish;
@@ -121,14 +121,16 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
 
 /// What a restore has before memory is placed.
 pub(super) struct Begun {
-    pub blocks: Preparing,
+    /// None where no contents are loaded.
+    pub blocks: Option<Preparing>,
     /// None while modules and streams are still to be made.
     pub own_streams: Option<OwnStreams>,
 }
 
 /// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
-pub(super) fn begin(engine: &mut Engine, state: &State) -> Result<Begun> {
-    let blocks = contents::prepare(engine.any_device().map_err(device("be used"))?);
+pub(super) fn begin(engine: &mut Engine, image: &Image, state: &State) -> Result<Begun> {
+    let any = engine.any_device().map_err(device("be used"))?;
+    let blocks = restore_memory::has_contents(image, state).then(|| contents::prepare(any));
     check_gpus(engine, state)?;
     engine.platform.expect_placements(&state.placements);
     engine.history = state.history;

@@ -134,6 +134,14 @@ pub(super) fn pin(engine: &mut Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
+/// Whether the image has contents of any buffer: one that sleeps with its memory left on the GPU has none.
+pub(super) fn has_contents(image: &Image, state: &State) -> bool {
+    let buffers = state.devices.iter().flat_map(|row| &row.context).flat_map(|context| &context.buffers);
+    let names = buffers.map(|buffer| buffer_part(buffer.address));
+    let mut names = names.chain(state.physical.iter().map(|row| physical_part(row.serial)));
+    names.any(|name| image.part(PartKind::GpuBuffer, &name).is_some())
+}
+
 /// Which part goes where: to the program's addresses.
 pub(super) fn work<'i>(
     image: &'i Image,

@@ -35,13 +35,9 @@ pub(crate) fn save(
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
-    let expected = desk.blocks.take();
+    let blocks = desk.blocks.take();
     let engine = &mut desk.engine;
     let gpus = save_memory::gpus(engine);
-    let blocks = match expected {
-        Some(blocks) => blocks,
-        None => contents::prepare(engine.any_device().map_err(device("be used"))?),
-    };
     let staging = Staging::open(staging)?;
     let mut state = State {
         board: engine.board_name.clone(),

@@ -2,8 +2,9 @@
 //!
 //! A part is cut into [extents](Extent), each of which comes from one place ([`Sources::cut`]). An extent is brought in
 //! three steps, which whoever orders them need not tell apart: what the device can do by itself is
-//! [enqueued](Sources::fill); all else is [brought](Sources::bring) by a [`Block`], whose copy is then under way; and it is
-//! there once that was [settled](Sources::settle), its hash compared.
+//! [enqueued](Sources::fill); all else is [brought](Sources::bring) by a [`Block`], whose copy is then under way, or will be
+//! when what lies on the [disk](super::disk) was read; and it is there once that was [settled](Sources::settle), its hash
+//! compared.
 //!
 //! What caches hold was checked when it was put there; what the store holds is checked now.
 
@@ -14,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_device::{MemorySet, Stream};
 use rekindle_protocol::worker::CACHE_SLOT;
-use rekindle_store::{Checked, ContentHash, Encoding, Image, Part};
+use rekindle_store::{ContentHash, Encoding, Image, Part, RawChunk};
 
 use super::block::{Block, Gpu};
 use super::cache::{At, Views};
+use super::disk::Reader;
 use super::error::{Result, device as device_error};
 use crate::hashing::Hasher;
 
@@ -48,6 +50,32 @@ pub(super) struct Unproved<'i> {
     expected: ContentHash,
 }
 
+/// What became of an extent that was to be brought.
+pub(super) enum Brought<'i> {
+    /// Its copy is under way.
+    Copies(Option<Unproved<'i>>),
+    /// It lies on the disk, and is to be read first.
+    Lies(Cold<'i>),
+}
+
+/// An extent that no memory has.
+pub(super) struct Cold<'i> {
+    extent: Extent<'i>,
+    chunk: RawChunk,
+}
+
+impl Cold<'_> {
+    /// Begins to read it.
+    ///
+    /// # Safety
+    /// As [`Reader::begin`] has it; the block has room for the largest chunk.
+    pub(super) unsafe fn begin(&self, reader: &mut Reader<'_>, number: usize, into: *mut u8) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let begun = unsafe { reader.begin(number, &self.chunk, into) };
+        begun.map_err(|error| self.chunk.unreadable(error).into())
+    }
+}
+
 /// All places that the contents of one image may come from.
 pub(super) struct Sources<'i> {
     image: &'i Image,
@@ -56,6 +84,7 @@ pub(super) struct Sources<'i> {
     gpu_cache: AtomicU64,
     host_cache: AtomicU64,
     store: AtomicU64,
+    disk: AtomicU64,
 }
 
 /// What a cache has of an extent, in memory that the views keep.
@@ -67,7 +96,15 @@ enum Hit {
 impl<'i> Sources<'i> {
     pub(super) fn of(image: &'i Image, views: &'i Views) -> Sources<'i> {
         let none = || AtomicU64::new(0);
-        Sources { image, views, zeros: none(), gpu_cache: none(), host_cache: none(), store: none() }
+        Sources {
+            image,
+            views,
+            zeros: none(),
+            gpu_cache: none(),
+            host_cache: none(),
+            store: none(),
+            disk: none(),
+        }
     }
 
     /// Where the extent of a part ends that begins at `at`.
@@ -116,12 +153,14 @@ impl<'i> Sources<'i> {
     }
 
     /// Begins the extent's copy to the device, once the block's former one is done. That one is to be settled already.
+    /// With `reader` it may be left on the disk, for the caller to read.
     pub(super) fn bring(
         &self,
         gpu: &Gpu,
         extent: Extent<'i>,
         block: &mut Block<'_>,
-    ) -> Result<Option<Unproved<'i>>> {
+        reader: Option<&mut Reader<'_>>,
+    ) -> Result<Brought<'i>> {
         let (part, offset, count) = (extent.part, extent.range.start, extent.bytes() as usize);
         if let Some(Hit::Host { address, registered }) = self.hit(&extent, gpu) {
             if registered {
@@ -133,21 +172,69 @@ impl<'i> Sources<'i> {
                 block.put(gpu, extent.address, count).map_err(failed)?;
             }
             self.host_cache.fetch_add(count as u64, Ordering::Relaxed);
-            return Ok(None);
+            return Ok(Brought::Copies(None));
         }
+        let room = block.capacity() as u64;
         let bytes = block.bytes(count).map_err(failed)?;
-        let checked = if gpu.hasher.is_some() && Hasher::takes(count as u64) {
-            self.image.read_chunk_to_check(part, offset, bytes)?
-        } else {
-            self.image.read_part(part, offset, bytes)?;
-            Checked::Here
+        let by_device = gpu.hasher.is_some() && Hasher::takes(count as u64);
+        let mut chunk = match by_device || reader.is_some() {
+            true => self.image.open_raw(part, offset, count as u64)?,
+            false => None,
+        };
+        if let Some(reader) = reader
+            && let Some(chunk) = chunk.take_if(|chunk| chunk.direct_bytes() <= room && reader.takes(chunk))
+        {
+            return Ok(Brought::Lies(Cold { extent, chunk }));
+        }
+        let chunk = chunk.filter(|_| by_device);
+        let expected = match chunk {
+            Some(chunk) => {
+                chunk.read_from(0, bytes)?;
+                Some(chunk.hash())
+            }
+            None => {
+                self.image.read_part(part, offset, bytes)?;
+                None
+            }
         };
         block.put(gpu, extent.address, count).map_err(failed)?;
         self.store.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(match checked {
-            Checked::Here => None,
-            Checked::ByCaller(expected) => Some(Unproved { extent, expected }),
-        })
+        Ok(Brought::Copies(expected.map(|expected| Unproved { extent, expected })))
+    }
+
+    /// Begins the copy of what was read from the disk. `landed` is what its read has returned.
+    pub(super) fn pass_on(
+        &self,
+        gpu: &Gpu,
+        cold: Cold<'i>,
+        landed: std::io::Result<usize>,
+        block: &mut Block<'_>,
+        reader: &Reader<'_>,
+    ) -> Result<Option<Unproved<'i>>> {
+        let Cold { extent, chunk } = cold;
+        let (count, expected) = (extent.bytes() as usize, chunk.hash());
+        let bytes = block.bytes(count).map_err(failed)?;
+        let there = match landed {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                reader.refuse(&error);
+                0
+            }
+            landed => landed.map_err(|error| chunk.unreadable(error))?,
+        };
+        if let Some(rest) = bytes.get_mut(there..).filter(|rest| !rest.is_empty()) {
+            chunk.set_direct(false).map_err(|error| chunk.unreadable(error))?;
+            chunk.read_from(there as u64, rest)?;
+        }
+        let by_device = gpu.hasher.is_some() && Hasher::takes(count as u64);
+        if !by_device {
+            let found = ContentHash::of(bytes);
+            if found != expected {
+                return Err(self.image.damaged(extent.part, extent.range.start, found).into());
+            }
+        }
+        block.put(gpu, extent.address, count).map_err(failed)?;
+        self.disk.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(by_device.then_some(Unproved { extent, expected }))
     }
 
     /// Waits for the block's copy, and compares what the device has found with what it was to find.
@@ -169,6 +256,7 @@ impl<'i> Sources<'i> {
             ("GPU cache", &self.gpu_cache),
             ("host cache", &self.host_cache),
             ("store", &self.store),
+            ("disk", &self.disk),
         ];
         let counts = counts.map(|(name, count)| (name.to_string(), count.load(Ordering::Relaxed)));
         counts.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
