@@ -3,20 +3,24 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
+use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::Cpu;
 use rekindle_sandbox::pages::{self, PageServer, ServeError, Served, Wanted};
-use rekindle_store::{Draft, Image, PartKind};
+use rekindle_store::{Draft, Image, PartKind, Store};
 
 use crate::error::{Error, Result};
 use crate::places::private_directory;
 use crate::{fault, shared_pages};
 
+/// How much is read at once.
+const PIECE: usize = 1 << 20;
 /// How much CRIU may send before it has to wait.
 const SOCKET_BYTES: usize = 4 << 20;
 
@@ -120,4 +124,36 @@ pub fn link(image: &Image, directory: &Path, threads: usize) -> Result<()> {
         fs::hard_link(&from, &to).map_err(|source| Error::io("link", &to, source))?;
     }
     shared_pages::note(image, directory, &parts)
+}
+
+/// Why page files that a program maps cannot be read, if they cannot. `linked` has them also where the image is no more.
+pub fn unreadable(store: &Path, image: &str, linked: &Path) -> Option<String> {
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    if let Ok(image) = Store::open(store).and_then(|store| store.image(image)) {
+        let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
+        return image.check_parts(&parts, threads).err().map(|error| error.to_string());
+    }
+    let files = fs::read_dir(linked).ok()?.flatten().map(|entry| entry.path());
+    files.filter(|path| path.is_file()).find_map(|path| {
+        let error = read_data(&path).err()?;
+        Some(Error::io("read", &path, error).to_string())
+    })
+}
+
+/// Reads what a file has between its holes.
+fn read_data(path: &Path) -> std::io::Result<()> {
+    let file = fs::File::open(path)?;
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    // Past the last data there is nothing to be found (ENXIO).
+    while let Ok(data) = lseek(&file, at, Whence::SeekData) {
+        let end = lseek(&file, data, Whence::SeekHole)?;
+        at = data;
+        while at < end {
+            let count = PIECE.min((end - at) as usize);
+            file.read_exact_at(&mut piece[..count], at as u64)?;
+            at += count as i64;
+        }
+    }
+    Ok(())
 }

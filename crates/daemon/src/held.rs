@@ -19,7 +19,7 @@ use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
 use crate::worker::{OnEnd, Place, Worker};
 use crate::worker_pool::{ImageKey, WorkerPool};
-use crate::{sleep, traces};
+use crate::{cpu_pages, sleep, traces};
 
 /// How long after a worker's end its client may still be on its way out.
 const PARTING: Duration = Duration::from_millis(250);
@@ -35,6 +35,7 @@ pub struct Held {
     pub traces: PathBuf,
     /// The page files that the program maps; not there if it maps none.
     pub pages: PathBuf,
+    store: PathBuf,
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
@@ -59,6 +60,7 @@ impl Held {
             log: places.logs().join(format!("{id}.log")),
             pages: places.pages().join(&id),
             traces: traces::place(&places.sandboxes(), &id),
+            store: places.store(),
             records: places.sandboxes(),
             logs: places.logs(),
             criu_cache: places.criu_cache(),
@@ -202,6 +204,7 @@ impl Held {
             worker.shut_down();
         }
         sleep::end(self);
+        self.explain(exit);
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");
@@ -220,6 +223,19 @@ impl Held {
             record.asleep = None;
         });
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
+    }
+
+    /// A program whose page cannot be read gets SIGBUS, which says nothing.
+    fn explain(&self, exit: Option<Exit>) {
+        let image = self.record().image.filter(|_| exit == Some(Exit::Signal(libc::SIGBUS)));
+        if let Some(image) = image
+            && self.pages.is_dir()
+            && let Some(error) = cpu_pages::unreadable(&self.store, &image, &self.pages)
+        {
+            self.tell(format!(
+                "the program was ended by SIGBUS, for its memory in image {image:?} cannot be read: {error}"
+            ));
+        }
     }
 
     /// Waits until the sandbox has ended, or for so long.

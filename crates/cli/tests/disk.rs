@@ -1,0 +1,183 @@
+//! Disks that fail while a restored program runs: it ends with a sentence that names the image.
+//!
+//! The errors are the kernel's: a file system on a loop device whose file has lost its end. Where this machine allows no
+//! such mounts, that is said on standard error, and files that have lost their end are left.
+
+mod harness;
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness::{Rekindle, wait};
+
+const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py");
+const NOISE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/noise.py");
+const BLOCK: u64 = 4096;
+
+/// The state directory, as a file system of its own.
+struct Disk {
+    mounted: PathBuf,
+    file: PathBuf,
+}
+
+impl Disk {
+    /// None, with the reason on standard error, where that is not allowed.
+    fn under(rekindle: &Rekindle) -> Option<Disk> {
+        let disk = Disk { mounted: rekindle.path("state"), file: rekindle.path("disk") };
+        fs::create_dir_all(&disk.mounted).unwrap();
+        File::create(&disk.file).unwrap().set_len(256 << 20).unwrap();
+        let block = BLOCK.to_string();
+        let mut make = Command::new("mkfs.ext4");
+        let made = make.args(["-q", "-O", "^has_journal", "-b", &block]).arg(&disk.file).output();
+        let made = made.is_ok_and(|made| made.status.success());
+        let mounted = Command::new("mount").args(["-o", "loop"]).args([&disk.file, &disk.mounted]).output();
+        match mounted {
+            Ok(mounted) if made && mounted.status.success() => Some(disk),
+            other => {
+                eprintln!(
+                    "not tested: this machine makes or mounts no file system on a loop device: {other:?}"
+                );
+                std::mem::forget(disk);
+                None
+            }
+        }
+    }
+
+    /// From this byte of the file on nothing can be read but what is in memory, where this file is not any more.
+    fn fails_from(&self, path: &Path, byte: u64) {
+        forget(path);
+        let file = File::open(path).unwrap();
+        let mut block = (byte / BLOCK) as i32;
+        const FIBMAP: libc::c_ulong = 1;
+        // SAFETY: an open file, and a number that is read and written.
+        assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), FIBMAP, &mut block) }, 0);
+        assert!(block > 0, "{path:?} has a hole at {byte}");
+        File::options().write(true).open(&self.file).unwrap().set_len(block as u64 * BLOCK).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.mounted).output();
+    }
+}
+
+/// Has no memory hold a file, as far as nobody has mapped it.
+fn forget(path: &Path) {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    // SAFETY: advice about an open file.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+}
+
+/// What is said of a restore that could not end well: by the command, or of the program that was ended.
+fn problem(rekindle: &Rekindle, name: &str) -> String {
+    let output = rekindle.output(&["restore", "image", "-d", "--name", name]);
+    match output.status.success() {
+        true => end_of(rekindle, name),
+        false => String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn end_of(rekindle: &Rekindle, name: &str) -> String {
+    wait("the program's end", || rekindle.sandbox(name)["pid"] == 0);
+    rekindle.sandbox(name)["problem"].as_str().unwrap_or("no problem is told").to_string()
+}
+
+fn image_of_weights(rekindle: &Rekindle) {
+    rekindle.start("weights", &["python3", "-u", WEIGHTS, "7", "24"]);
+    rekindle.goes_on("weights");
+    rekindle.ok(&["checkpoint", "weights", "--to", "image", "--stop"]);
+}
+
+/// An image of a program that has not touched most of its memory since it was restored, and the file with that memory.
+fn restored_noise(rekindle: &Rekindle) -> PathBuf {
+    let go = rekindle.path("go");
+    rekindle.start("noise", &["python3", "-u", NOISE, go.to_str().unwrap()]);
+    wait("the program", || rekindle.lines("noise") == ["ready"]);
+    rekindle.ok(&["checkpoint", "noise", "--to", "image", "--stop"]);
+    let files = fs::read_dir(rekindle.path("state/store/images/image/pages")).unwrap();
+    let files = files.map(|entry| entry.unwrap().path());
+    let largest = files.max_by_key(|path| path.metadata().unwrap().blocks()).unwrap();
+    forget(&largest);
+    rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
+    largest
+}
+
+/// The middle of the most that a file has without a hole.
+fn middle(path: &Path) -> u64 {
+    let file = File::open(path).unwrap();
+    // SAFETY: an open file.
+    let seek = |at, whence| unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+    let (mut at, mut longest, mut middle) = (0, 0, 0);
+    loop {
+        let data = seek(at, libc::SEEK_DATA);
+        if data < 0 {
+            return middle as u64;
+        }
+        at = seek(data, libc::SEEK_HOLE);
+        if at - data > longest {
+            (longest, middle) = (at - data, (data + at) / 2);
+        }
+    }
+}
+
+/// Lets the program read its memory. How it ended, and what is said of that.
+fn read_noise(rekindle: &Rekindle) -> String {
+    fs::write(rekindle.path("go"), "").unwrap();
+    let said = end_of(rekindle, "again");
+    assert_eq!(rekindle.sandbox("again")["exit_code"], 128 + libc::SIGBUS, "{said}");
+    assert!(said.contains("image \"image\""), "{said}");
+    said
+}
+
+#[test]
+fn gpu_memory_that_a_disk_does_not_give_ends_the_program() {
+    let rekindle = Rekindle::new();
+    let Some(disk) = Disk::under(&rekindle) else { return };
+    image_of_weights(&rekindle);
+    let chunk = &rekindle.large_chunks()[3];
+    disk.fails_from(chunk, 1 << 20);
+    let said = problem(&rekindle, "again");
+    assert!(said.contains("image") && said.contains("Input/output error"), "{said}");
+    rekindle.ok(&["shutdown"]);
+}
+
+#[test]
+fn gpu_memory_that_is_lost_while_it_is_loaded_ends_the_program() {
+    let mut rekindle = Rekindle::new();
+    image_of_weights(&rekindle);
+    rekindle.ok(&["shutdown"]);
+    rekindle.set_environment("REKINDLE_EMULATED", "bandwidth=8M");
+    rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
+    for chunk in rekindle.large_chunks() {
+        File::options().write(true).open(chunk).unwrap().set_len(1 << 20).unwrap();
+    }
+    let said = end_of(&rekindle, "again");
+    assert!(said.contains("image \"image\"") && said.contains("1048576 bytes long"), "{said}");
+    assert!(rekindle.lines("again").is_empty(), "it saw contents that were not there");
+}
+
+#[test]
+fn pages_that_a_disk_does_not_give_end_the_program_with_a_word() {
+    let rekindle = Rekindle::new();
+    let Some(disk) = Disk::under(&rekindle) else { return };
+    let pages = restored_noise(&rekindle);
+    disk.fails_from(&pages, middle(&pages));
+    let said = read_noise(&rekindle);
+    assert!(said.contains("Input/output error"), "{said}");
+    rekindle.ok(&["shutdown"]);
+}
+
+#[test]
+fn pages_that_are_lost_end_the_program_with_a_word() {
+    let rekindle = Rekindle::new();
+    let pages = restored_noise(&rekindle);
+    let length = middle(&pages);
+    File::options().write(true).open(&pages).unwrap().set_len(length).unwrap();
+    let said = read_noise(&rekindle);
+    assert!(said.contains(&format!("it is {length} bytes long")), "{said}");
+}
