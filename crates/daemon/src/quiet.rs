@@ -25,10 +25,11 @@ pub struct Quiet<'a> {
 }
 
 impl<'a> Quiet<'a> {
-    pub fn begin(held: &'a Held, worker: &'a Worker) -> Result<Quiet<'a>> {
+    /// `leave_memory`: contents of GPU memory will stay where they are.
+    pub fn begin(held: &'a Held, worker: &'a Worker, leave_memory: bool) -> Result<Quiet<'a>> {
         let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
         let action = "bring the program's GPU work to a stand";
-        match worker.ask(action, &Request::Quiesce { limit_ms }, &[], None)? {
+        match worker.ask(action, &Request::Quiesce { limit_ms, leave_memory }, &[], None)? {
             Response::Quiesced(client) => Ok(Quiet { held, worker, client, detached: None, over: false }),
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }

@@ -97,12 +97,13 @@ fn fall_asleep(
     forget(root, &held.id);
     let draft = store.begin(&held.id)?;
     reply.progress("quiesce", 0, 0);
-    let quiet = timeline.time("quiesce", || Quiet::begin(held, worker))?;
+    let leave_memory = level == Level::Gpu;
+    let quiet = timeline.time("quiesce", || Quiet::begin(held, worker, leave_memory))?;
     reply.progress("save", 0, 0);
     let staging = draft.path().to_string_lossy().into_owned();
     let start_us = timeline.elapsed_us();
     let action = "save the GPU half";
-    let request = Request::Save { staging, leave_memory: level == Level::Gpu };
+    let request = Request::Save { staging, leave_memory };
     let parts = match worker.ask(action, &request, &[], None)? {
         Response::Saved { parts, phases } => {
             timeline.lane(GPU).merge(start_us, phases);

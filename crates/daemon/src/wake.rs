@@ -109,7 +109,7 @@ fn bring_up(
     let status = timeline.lane(GPU).time("worker start", || worker.status())?;
     preflight::check_gpus(image, &status)?;
     clear_rings(&held.run_directory, &asleep.client)?;
-    let client = pass_on(keeper, worker)?;
+    let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;
     fault::point("wake-begun")?;
     let (start_us, action) = (timeline.elapsed_us(), "restore the GPU half");
     let request = Request::Restore {

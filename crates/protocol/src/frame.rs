@@ -9,6 +9,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// The longest frame that is accepted, bytes.
 pub const MAX_FRAME: usize = 64 << 20;
+/// How many descriptors go with one message; Linux takes 253.
+pub const MOST_DESCRIPTORS: usize = 128;
 
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
@@ -22,7 +24,7 @@ pub enum FrameError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// Sends one message with descriptors (at most 16), whole.
+/// Sends one message with descriptors (at most [`MOST_DESCRIPTORS`]), whole.
 pub fn send(
     stream: &UnixStream,
     message: &impl Serialize,
@@ -57,7 +59,7 @@ pub fn send(
 pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> Result<(T, Vec<OwnedFd>), FrameError> {
     let mut length = [0u8; 4];
     let mut descriptors = Vec::new();
-    let mut control = nix::cmsg_space!([i32; 16]);
+    let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
     let got = loop {
         let mut slices = [IoSliceMut::new(&mut length)];
         match recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC) {

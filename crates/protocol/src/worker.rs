@@ -8,14 +8,12 @@ use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Quiesced;
+pub use crate::frame::MOST_DESCRIPTORS;
 
 /// Socket in the run directory where the worker with this number listens.
 pub fn socket_name(worker: u32) -> String {
     format!("worker-{worker}.sock")
 }
-
-/// How many descriptors go with one message.
-pub const MOST_DESCRIPTORS: usize = 16;
 
 /// What becomes of the order in which requests name parts of the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,9 +40,11 @@ pub enum Request {
     Serve {
         run_directory: String,
     },
-    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`.
+    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `leave_memory`: contents of
+    /// GPU memory will not be copied.
     Quiesce {
         limit_ms: u64,
+        leave_memory: bool,
     },
     /// Detach or attach the driver half of the process with this pid (as this worker sees it).
     Detach {

@@ -193,8 +193,8 @@ impl Control {
                 Ok(Response::Done)
             }
             Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
-            Request::Quiesce { limit_ms } => {
-                self.quiesce(Duration::from_millis(limit_ms)).map(Response::Quiesced)
+            Request::Quiesce { limit_ms, leave_memory } => {
+                self.quiesce(Duration::from_millis(limit_ms), leave_memory).map(Response::Quiesced)
             }
             Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
             Request::Attach { pid } => self.attach(pid),
@@ -384,10 +384,12 @@ impl Control {
         spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
     }
 
-    fn quiesce(&mut self, limit: Duration) -> Result<Quiesced, String> {
+    fn quiesce(&mut self, limit: Duration, leave_memory: bool) -> Result<Quiesced, String> {
         let began = Instant::now();
         self.quiesced = true;
-        self.remote.run(image::expect_save);
+        if !leave_memory {
+            self.remote.run(image::expect_save);
+        }
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),

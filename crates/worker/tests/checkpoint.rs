@@ -226,7 +226,10 @@ fn what_cannot_be_saved_is_said_and_the_program_goes_on() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(&state.path().join("run"));
     program.client.seen.busy.store(true, Ordering::Release);
-    assert_eq!(program.daemon.fails(Request::Quiesce { limit_ms: 500 }), "a thread is in a call");
+    assert_eq!(
+        program.daemon.fails(Request::Quiesce { limit_ms: 500, leave_memory: false }),
+        "a thread is in a call"
+    );
     program.client.seen.busy.store(false, Ordering::Release);
     program.daemon.quiesce();
     let nowhere = state.path().join("nowhere").to_str().unwrap().to_string();

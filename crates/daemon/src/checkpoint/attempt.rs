@@ -110,7 +110,7 @@ impl<'a> Attempt<'a> {
             Gpu::None | Gpu::Driver => None,
             Gpu::Worker { held, worker } => {
                 self.reply.progress("quiesce", 0, 0);
-                Some(self.timeline.time("quiesce", || Quiet::begin(held, worker))?)
+                Some(self.timeline.time("quiesce", || Quiet::begin(held, worker, false))?)
             }
         };
         fault::point("quiesced")?;

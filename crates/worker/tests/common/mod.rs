@@ -123,7 +123,7 @@ impl Daemon {
     }
 
     pub fn quiesce(&self) -> Quiesced {
-        match self.ask(Request::Quiesce { limit_ms: 2000 }) {
+        match self.ask(Request::Quiesce { limit_ms: 2000, leave_memory: false }) {
             Response::Quiesced(quiesced) => quiesced,
             other => panic!("{other:?}"),
         }
