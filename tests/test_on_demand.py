@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rekindle import Rekindle
+from rekindle import CommandError, Rekindle
 
 PROGRAM = Path(__file__).parent / "on_demand/chase.py"
 KINDS = ["hidden", "named", "graph", "threads", "say", "count", "bad"]
@@ -268,3 +268,23 @@ def test_a_profile_is_kept_with_the_image_and_used():
         rekindle.wait(lambda: len(rekindle.lines("more")) >= 3, "its first work")
         time.sleep(0.3)
         assert order_of(image) == {"parts": order}
+
+
+def test_gpu_memory_that_another_program_takes_after_the_check_refuses_the_restore():
+    with Rekindle() as rekindle:
+        start(rekindle, "named")
+        rekindle("checkpoint", "named", "--to", "image", "--leave-running")
+        go(rekindle)
+        expected = rekindle.wait_end("named")[1:]
+        set_environment(rekindle, REKINDLE_FAULT="gpu-memory-taken")
+        with pytest.raises(CommandError) as refused:
+            restore(rekindle, "refused", "default")
+        message = refused.value.message
+        assert "another program has taken some" in message and message.count("\n") == 0, message
+        assert not [row for row in rekindle.sandboxes() if row["pid"]]
+        rekindle.wait(lambda: not list((rekindle.run_root / "run").iterdir()), "an empty run directory")
+        rekindle("verify", "image")
+        del rekindle.environment["REKINDLE_FAULT"]
+        rekindle("shutdown")
+        restore(rekindle, "whole", "default")
+        assert rekindle.wait_end("whole") == expected

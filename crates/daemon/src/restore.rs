@@ -368,8 +368,16 @@ impl Attempt<'_> {
             step_us = step.at_us;
         }
         let end_us = micros(report.until_restored + report.restored_step);
-        let left = micros(report.total).saturating_sub(micros(report.namespaces) + end_us);
-        cpu.note("criu lets go", criu_us + end_us, left, 0);
+        // CRIU's clock began when it was asked, which its last step so far tells.
+        let asked_us = micros(report.until_restored).saturating_sub(step_us);
+        let mut done_us = end_us;
+        for step in &report.last_steps {
+            let (name, at_us) = (format!("criu to {}", step.name), asked_us + step.at_us);
+            cpu.note(&name, criu_us + done_us, at_us.saturating_sub(done_us), 0);
+            done_us = done_us.max(at_us);
+        }
+        let left = micros(report.total).saturating_sub(micros(report.namespaces) + done_us);
+        cpu.note("criu lets go", criu_us + done_us, left, 0);
     }
 
     /// CRIU reads its files in place: they are checked whole before it does.

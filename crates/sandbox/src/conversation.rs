@@ -40,6 +40,9 @@ pub struct Course {
 pub struct Service {
     child: Child,
     socket: OwnedFd,
+    began: Instant,
+    /// Steps that nobody was told of yet.
+    steps: Vec<Step>,
 }
 
 impl Service {
@@ -72,7 +75,7 @@ impl Service {
             })
         };
         let child = command.spawn().map_err(failed)?;
-        Ok(Self { child, socket: ours })
+        Ok(Self { child, socket: ours, began: Instant::now(), steps: Vec::new() })
     }
 
     /// Makes a request and answers CRIU until it is done; the pid that it tells of.
@@ -82,9 +85,8 @@ impl Service {
         course: &Course,
         leave: &mut dyn FnMut(Vec<Step>) -> Result<(), String>,
     ) -> Result<Option<i32>, Failed> {
-        let deadline = course.whole.map(|whole| Instant::now() + whole);
-        let began = Instant::now();
-        let mut steps = Vec::new();
+        self.began = Instant::now();
+        let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
         let trouble = |error: io::Error| Failed::Criu(format!("talking to CRIU: {error}"));
         self.send(request).map_err(trouble)?;
@@ -109,14 +111,14 @@ impl Service {
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) if step == course.step => {
-                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
-                    let verdict = leave(std::mem::take(&mut steps));
+                    self.step(&step);
+                    let verdict = leave(self.take_steps());
                     let commit = verdict.is_ok();
                     aborted = verdict.err();
                     self.send(&rpc::notify_answer(commit)).map_err(trouble)?;
                 }
                 Some(Response::Notify { step }) => {
-                    steps.push(Step { name: step, at_us: began.elapsed().as_micros() as u64 });
+                    self.step(&step);
                     self.send(&rpc::notify_answer(true)).map_err(trouble)?;
                 }
                 Some(Response::Finished { success: true, pid, .. }) => return Ok(pid),
@@ -128,6 +130,16 @@ impl Service {
                 }
             }
         }
+    }
+
+    /// A step was done, by CRIU or after it.
+    pub fn step(&mut self, name: &str) {
+        self.steps.push(Step { name: name.to_string(), at_us: self.began.elapsed().as_micros() as u64 });
+    }
+
+    /// The steps since they were taken last, counted from when CRIU was asked.
+    pub fn take_steps(&mut self) -> Vec<Step> {
+        std::mem::take(&mut self.steps)
     }
 
     fn send(&self, packet: &[u8]) -> io::Result<()> {

@@ -75,6 +75,11 @@ pub enum Reply {
     Ready,
     /// The program runs, under this pid in its namespace.
     Running(i32),
+    /// The same of a program that was restored, and what was done since it was complete.
+    Restored {
+        pid: i32,
+        steps: Vec<Step>,
+    },
     Frozen {
         steps: Vec<Step>,
     },

@@ -69,6 +69,8 @@ pub struct RestoreReport {
     pub total: Duration,
     /// CRIU's steps until the program was complete, counted from when the namespaces were there.
     pub steps: Vec<Step>,
+    /// Those after that.
+    pub last_steps: Vec<Step>,
     pub log: PathBuf,
 }
 
@@ -77,6 +79,7 @@ struct Course {
     until_restored: Duration,
     restored_step: Duration,
     steps: Vec<Step>,
+    last_steps: Vec<Step>,
 }
 
 impl Sandbox {
@@ -98,10 +101,19 @@ impl Sandbox {
         let log = spec.sandbox.run_dir.join(RESTORE_LOG);
         let turn = ghosts::turn(spec.images_dir);
         match conduct(spec, &empty, before_resume) {
-            Ok((pid, Course { until_restored, restored_step, steps })) => {
+            Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);
                 let total = began.elapsed();
-                let report = RestoreReport { namespaces, until_restored, restored_step, total, steps, log };
+                let Course { until_restored, restored_step, steps, last_steps } = course;
+                let report = RestoreReport {
+                    namespaces,
+                    until_restored,
+                    restored_step,
+                    total,
+                    steps,
+                    last_steps,
+                    log,
+                };
                 Ok((sandbox, report))
             }
             Err(error) => {
@@ -158,7 +170,9 @@ where
     let restored_step = began.elapsed() - until_restored;
     empty.channel.send(&Verdict::Commit, &[]).map_err(Error::io("answering about the restore"))?;
     match empty.recv(Some(patience))? {
-        Reply::Running(pid) => Ok((pid, Course { until_restored, restored_step, steps })),
+        Reply::Restored { pid, steps: last_steps } => {
+            Ok((pid, Course { until_restored, restored_step, steps, last_steps }))
+        }
         other => Err(failed(other)),
     }
 }

@@ -22,6 +22,7 @@ use super::outer::signals;
 use super::program::open_log;
 use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
+use crate::conversation::Service;
 use crate::message::{Command, Exit, Reply};
 use crate::outputs::Output;
 use crate::wire::Channel;
@@ -36,6 +37,8 @@ struct Init<'a> {
     program: Option<Pid>,
     /// What a restored program wrote to outside of its tree; it goes to the log now.
     outputs: Vec<Output>,
+    /// CRIU that has brought the program back and may not have ended.
+    criu: Option<Service>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
     cache: Option<&'a Cache>,
 }
@@ -64,7 +67,15 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
     let first = control.socket().try_clone().map_err(|error| format!("keeping the connection: {error}"))?;
     let first = Channel::new(first);
     first.send(&Reply::Ready, &[]).map_err(|error| format!("answering: {error}"))?;
-    Ok(Init { signals, listener, channels: vec![first], program: None, outputs: Vec::new(), cache })
+    Ok(Init {
+        signals,
+        listener,
+        channels: vec![first],
+        program: None,
+        outputs: Vec::new(),
+        criu: None,
+        cache,
+    })
 }
 
 impl Init<'_> {
@@ -159,14 +170,20 @@ impl Init<'_> {
             (Command::Restore(restore), None) => {
                 let restored = freeze::restore(&restore, descriptors, channel);
                 match restored {
-                    Ok((pid, outputs)) => {
+                    Ok(freeze::Restored { program, outputs, mut criu }) => {
                         self.outputs = outputs;
-                        (self.run(Ok(pid)), false)
+                        self.run(Ok(program));
+                        let steps = criu.take_steps();
+                        self.criu = Some(criu);
+                        (Reply::Restored { pid: program.as_raw(), steps }, false)
                     }
                     Err(failed) => (failed.into(), false),
                 }
             }
             (Command::Dump(dump), Some(program)) => {
+                if let Some(mut criu) = self.criu.take() {
+                    criu.wait();
+                }
                 match freeze::dump(&dump, descriptors, program, channel) {
                     Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
                     Err(failed) => (failed.into(), false),

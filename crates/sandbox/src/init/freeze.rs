@@ -83,12 +83,17 @@ pub fn dump(
     Ok(stats.unwrap_or_default())
 }
 
-/// The program's pid, and our ends of what it writes to outside of its tree.
-pub fn restore(
-    restore: &Restore,
-    descriptors: Vec<OwnedFd>,
-    channel: &Channel,
-) -> Result<(Pid, Vec<Output>), Failed> {
+/// A program that CRIU has brought back.
+pub struct Restored {
+    pub program: Pid,
+    /// Our ends of what it writes to outside of its tree.
+    pub outputs: Vec<Output>,
+    /// It has done its work and is ending, which nobody need wait for before CRIU is wanted again.
+    pub criu: Service,
+}
+
+/// Has CRIU bring a program back.
+pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
     let (images, sockets) =
         descriptors.split_first().filter(|(_, sockets)| sockets.len() == restore.sockets.len()).ok_or_else(
             || Failed::Criu("the images directory and the sockets did not come with the command".into()),
@@ -149,14 +154,15 @@ pub fn restore(
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |steps| {
         raise_pids().and_then(|()| ask(channel, whole, steps))
     });
+    criu.step("end");
     let program = restored.as_ref().ok().copied().flatten().map(Pid::from_raw);
     if let Some(one_processor) = one_processor {
         one_processor.give_back(program);
+        criu.step("processors");
     }
     restored?;
-    criu.wait();
     program
-        .map(|program| (program, ours))
+        .map(|program| Restored { program, outputs: ours, criu })
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
 }
 

@@ -14,7 +14,7 @@ use crate::memory::map_pinned;
 
 impl Engine {
     /// Free and total bytes; what waits to be used again counts as free.
-    pub(super) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
+    pub(crate) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
         let (free, total) = self.on(device)?.memory_info()?;
         let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
         Ok((free.saturating_add(kept).min(total), total))

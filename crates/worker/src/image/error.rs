@@ -6,6 +6,11 @@ use rekindle_cuda::CuResult;
 pub(crate) enum Error {
     #[error("the GPU could not {action}: {code}")]
     Device { action: String, code: CuResult },
+    #[error(
+        "the GPU could not {action}: {free} of its {total} MB are free; there was enough when the restore began, so \
+         another program has taken some since; free some or give another --gpu"
+    )]
+    Taken { action: String, free: u64, total: u64 },
     #[error(transparent)]
     Store(#[from] rekindle_store::Error),
     #[error("the image's GPU state cannot be understood: {0}")]

@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
+use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::Access;
+use rekindle_protocol::fault;
 use rekindle_store::{Image, Part, PartKind};
 
 use super::LeftMemory;
@@ -28,15 +30,34 @@ pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
 }
 
 /// Makes every handle, or takes what was left of it, and maps it; contents come later. With `hidden` none is mapped, and
-/// all are put there.
+/// all are put there. That there is room was checked before, and can have changed since.
 pub(super) fn place(
     engine: &mut Engine,
     state: &State,
     left: &LeftMemory,
+    hidden: Option<&mut Vec<Hidden>>,
+) -> Result<()> {
+    let mut on = 0;
+    place_all(engine, state, left, hidden, &mut on).map_err(|error| match error {
+        Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
+            let (free, total) = engine.memory_space(on).unwrap_or_default();
+            Error::Taken { action, free: free >> 20, total: total >> 20 }
+        }
+        other => other,
+    })
+}
+
+/// `on` is the device that something is placed on.
+fn place_all(
+    engine: &mut Engine,
+    state: &State,
+    left: &LeftMemory,
     mut hidden: Option<&mut Vec<Hidden>>,
+    on: &mut usize,
 ) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
+        *on = index;
         engine.bind(index).map_err(device("be used"))?;
         let heap = engine.heap(index).map_err(device("be used"))?;
         for (start, bytes) in &context.regions {
@@ -44,7 +65,7 @@ pub(super) fn place(
                 start.checked_add(*bytes).ok_or_else(|| Error::State("a region has no end".to_string()))?;
             heap.reserve(*start..end).map_err(device(format!("reserve the addresses from {start:#x}")))?;
         }
-        for buffer in &context.buffers {
+        for (number, buffer) in context.buffers.iter().enumerate() {
             let content = match &buffer.content {
                 ContentState::Large(bytes) => Content::Large { bytes: *bytes, freed: false },
                 ContentState::Slab(used) => {
@@ -54,6 +75,9 @@ pub(super) fn place(
             };
             let action = format!("place {} bytes at {:#x}", buffer.bytes, buffer.address);
             let part = buffer_part(buffer.address);
+            if number > 0 && fault::point("gpu-memory-taken").is_err() {
+                return Err(device(action)(CUDA_ERROR_OUT_OF_MEMORY));
+            }
             if let Some(hidden) = &mut hidden {
                 let placed = heap.place_unmapped(buffer.address, buffer.bytes, content);
                 let mut one = Hidden::new(part, index, placed.map_err(device(action))?, buffer.bytes);
@@ -74,6 +98,7 @@ pub(super) fn place(
         engine.virtual_memory.reservations.insert(row.address, reservation);
     }
     for row in &state.physical {
+        *on = row.device;
         let gpu = engine.on(row.device).map_err(device("be used"))?;
         let made = match left.get(&physical_part(row.serial)) {
             Some(memory) => gpu.memory_import(memory.as_fd(), row.bytes),
