@@ -7,10 +7,11 @@
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //!
-//! And [`fault`], by which tests fail or kill any of them.
+//! And [`fault`], by which tests fail or kill any of them, and [`descriptors`], which travel along with frames.
 
 pub mod client;
 pub mod daemon;
+pub mod descriptors;
 pub mod fault;
 pub mod frame;
 pub mod operation;

@@ -61,6 +61,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 pub(crate) fn prepare_process() {
     allow_descriptors();
+    rekindle_protocol::descriptors::make_room();
     let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
     // A second initialisation in one process would be refused, and the first one serves.
     let _ = env_logger::Builder::from_env(log).try_init();

@@ -97,6 +97,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
+    rekindle_protocol::descriptors::make_room();
     let pool =
         PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit, images: arguments.pool_images };
     let given = arguments.places;
