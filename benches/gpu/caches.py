@@ -1,19 +1,27 @@
-"""One image restored from wherever its contents can be: the disk, the page cache, pinned host memory, GPU memory."""
+"""One image restored from wherever its contents can be: the disk, the page cache, pinned host memory, GPU memory, from
+where they are copied or, as far as nobody writes to them, mapped."""
 
 import contextlib
+import json
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 
-from images import ask, rates, wait_for_worker
+from images import answers, ask, rates, wait_for_worker
 from programs import start_service
 from rekindle import Rekindle
+from scale import gpu_bytes
+
+MODEL = Path(__file__).resolve().parents[2] / "crates/cli/tests/programs/model.py"
 
 LIMITS = {
     "disk": {},
     "page cache": {},
     "host cache": {"REKINDLE_HOST_CACHE": "16G"},
-    "GPU cache": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G"},
+    "GPU cache": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G", "REKINDLE_GPU_SHARE": "off"},
+    "shared": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G"},
 }
 
 
@@ -58,17 +66,92 @@ def restore(rekindle, image, label, trigger, work):
     return {**rates(report["phases"]), **times, "report": report}, answer
 
 
-def measure(binaries, name, work, rounds):
-    """The image lies on the disk that `work` is on; a daemon for each way, the first restore of each not counted."""
+def learn(rekindle, image, trigger):
+    """Has it found out which buffers a request leaves as they are."""
+    request = f"touch {trigger}; while test -e {trigger}; do sleep 0.01; done; sleep 0.3"
+    return len(json.loads(rekindle("--json", "profile", image, "--", "sh", "-c", request))["unwritten"])
+
+
+def further(rekindle, image, trigger, expected):
+    """What one more instance takes of the GPU's memory, its context with it, beside one that has answered too."""
+    names, used = [f"{image}-one", f"{image}-further"], []
+    for name in names:
+        wait_for_worker(rekindle, image)
+        wait_filled(rekindle)
+        used.append(gpu_bytes())
+        rekindle.restore(image, name)
+        while not rekindle.lines(name):
+            ask(trigger)
+    # What mending a fault would take is given back by then.
+    time.sleep(1)
+    wait_for_worker(rekindle, image)
+    used.append(gpu_bytes())
+    one = rekindle.sandbox(names[1])
+    rekindle("kill", *names)
+    own = one["device_bytes"] - one["shared_bytes"]
+    ok = set(answers(trigger)) == {expected}
+    return {"ok": ok, "gpu_bytes": used[2] - used[1], "own_bytes": own, "shared_bytes": one["shared_bytes"]}
+
+
+def mend(binaries, work, rounds):
+    """A kernel of one of two instances writes to a buffer that both share: how long that one then takes."""
+    row = {"ok": True, "mended_s": []}
+    program = [sys.executable, "-u", MODEL, "240"]
+    with Rekindle(gpu="nvidia", binaries=binaries, state=work / "mend-state", **LIMITS["shared"]) as rekindle:
+        rekindle.run("model", *program)
+        rekindle.wait(lambda: rekindle.sandbox("model")["state"] == "running" and len(rekindle.lines("model")) > 3, "the model")
+        rekindle("checkpoint", "model", "--to", "model", "--stop")
+        row["unwritten"] = len(json.loads(rekindle("--json", "profile", "model", "--", "sleep", "0.3"))["unwritten"])
+        for n in range(rounds):
+            names = [f"one-{n}", f"other-{n}"]
+            for name in names:
+                wait_for_worker(rekindle, "model")
+                wait_filled(rekindle)
+                rekindle.restore("model", name)
+                rekindle.wait_lines(name, 4)
+            row["ok"] &= all(rekindle.sandbox(name)["shared_bytes"] == 240 << 20 for name in names)
+            begun, start = len(rekindle.lines(names[0])), time.perf_counter()
+            rekindle("kill", names[0], "--signal", "10")
+            rekindle.wait(lambda: not rekindle.sandbox(names[0])["shared_bytes"] and len(rekindle.lines(names[0])) > begun + 2, "the mending")
+            row["mended_s"].append(time.perf_counter() - start)
+            seen = len(rekindle.lines(names[1]))
+            rekindle.wait(lambda: len(rekindle.lines(names[1])) > seen + 2, "the other")
+            row["ok"] &= rekindle.sandbox(names[0])["pid"] > 0 and rekindle.sandbox(names[1])["shared_bytes"] == 240 << 20
+            # So that the next ones share it too.
+            row["unwritten_then"] = relearn(rekindle)
+            rekindle("kill", *names)
+        row["warnings"] = warnings(work / "mend-state")
+    return row
+
+
+def relearn(rekindle):
+    """Forgets that the buffer was written to, once that was learned."""
+    path = Path(rekindle.json("inspect", "model")["path"]) / "unwritten.json"
+    known = lambda: len(json.loads(path.read_text())["parts"])
+    with contextlib.suppress(TimeoutError):
+        rekindle.wait(lambda: known() == 0, "the lesson", 3)
+    found = known()
+    path.unlink()
+    rekindle("profile", "model", "--", "sleep", "0.3")
+    return found
+
+
+def measure(binaries, name, work, rounds, chosen=None, before=None):
+    """The image lies on the disk that `work` is on; a daemon for each way, the first restore of each not counted. Ways that
+    are not chosen stay as they were measured before."""
     trigger, image, state = work / f"{name}-cache-ask", f"{name}-cached", work / f"{name}-cache-state"
-    row = {"ok": True, "ways": {}}
+    row = {"ok": True, "ways": dict((before or {}).get("ways", {}))}
     with Rekindle(gpu="nvidia", binaries=binaries, state=state) as rekindle:
         start_service(rekindle, image, name, trigger)
-        row["warm_answer_s"], expected = ask(trigger)
+        row["warm_answer_s"], expected = ask(trigger, 150)
         rekindle("checkpoint", image, "--to", image, "--stop")
     for way, limits in LIMITS.items():
+        if chosen and way not in chosen:
+            continue
         with Rekindle(gpu="nvidia", binaries=binaries, state=state, **limits) as rekindle:
             one = row["ways"][way] = {"restores": []}
+            if way == "shared":
+                one["unwritten"] = learn(rekindle, image, trigger)
             for n in range(rounds + 1):
                 with contextlib.suppress(TimeoutError):
                     wait_for_worker(rekindle, image)
@@ -79,6 +162,9 @@ def measure(binaries, name, work, rounds):
                 row["ok"] &= answer == expected
                 if n:
                     one["restores"].append(measured)
+            if "GPU_CACHE" in " ".join(limits):
+                one["further"] = further(rekindle, image, trigger, expected)
+                row["ok"] &= one["further"]["ok"]
             one["warnings"] = warnings(state)
             for key in ("running_s", "first_answer_s", "gb_per_s"):
                 one[key] = statistics.median(each[key] for each in one["restores"])

@@ -1,9 +1,10 @@
-//! `rekindle profile`: learns in which order a program uses its GPU buffers.
+//! `rekindle profile`: learns in which order a program uses its GPU buffers, and which of them it writes to.
 
 use std::process::{Command, Stdio};
 
 use rekindle_daemon::Places;
 use rekindle_protocol::daemon::{Report, Request};
+use serde_json::{Value, json};
 
 use crate::commands::Printer;
 use crate::connection::simply_ask;
@@ -22,16 +23,44 @@ pub fn perform(
     let restore = Request::Restore { image, name: None, gpu, gpu_map: Vec::new(), order: None, record: true };
     let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
     let name = report.name;
-    let learned =
-        send(&name, request).and_then(|()| simply_ask(places, &Request::KeepOrder { name: name.clone() }));
+    let learned = send(&name, request)
+        .and_then(|()| simply_ask(places, &Request::KeepOrder { name: name.clone() }))
+        .map(|mut answer| {
+            let shares = answer["shares"] == true;
+            answer["unwritten"] = json!(shares.then(|| learn_unwritten(places, &name, request)).flatten());
+            answer
+        });
     let ended = simply_ask(places, &Request::Kill { names: vec![name], signal: None });
     let answer = learned?;
     ended?;
     printer.print(&answer, || {
         let parts = answer["parts"].as_array().map_or(0, Vec::len);
-        format!("{} buffers, in the order of their use", parts)
+        match answer["unwritten"].as_array() {
+            Some(unwritten) => format!(
+                "{parts} buffers, in the order of their use; {} that instances can share",
+                unwritten.len()
+            ),
+            None => format!("{parts} buffers, in the order of their use"),
+        }
     });
     Ok(())
+}
+
+/// Sends the request once more, to a program whose buffers were marked: its answer means nothing. Names of the buffers that
+/// it has left as they were; none if that could not be found out.
+fn learn_unwritten(places: &Places, name: &str, request: &[String]) -> Option<Value> {
+    let name = name.to_string();
+    let marked = simply_ask(places, &Request::Mark { name: name.clone() });
+    let kept = marked
+        .and_then(|_| send(&name, request))
+        .and_then(|()| simply_ask(places, &Request::KeepUnwritten { name }));
+    match kept {
+        Ok(answer) => Some(answer["unwritten"].clone()),
+        Err(error) => {
+            eprintln!("rekindle: which buffers instances can share was not found out: {error}");
+            None
+        }
+    }
 }
 
 /// Standard output is the answer's.

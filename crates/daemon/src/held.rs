@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::daemon::{Sandbox as Shown, State};
 use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox, Spec};
 
-use crate::caches::Caches;
+use crate::caches::{Caches, Mapped};
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::places::Places;
@@ -48,6 +48,8 @@ pub struct Held {
     /// Held for as long as a checkpoint, or falling asleep or waking, goes on.
     operation: Mutex<()>,
     wake_problem: Mutex<Option<String>>,
+    /// What it may have mapped of caches.
+    mapped: Mutex<Option<Mapped>>,
     /// The number of the last worker; changed with `workers` locked.
     last_number: AtomicU32,
 }
@@ -72,6 +74,7 @@ impl Held {
             workers: Mutex::default(),
             operation: Mutex::new(()),
             wake_problem: Mutex::default(),
+            mapped: Mutex::default(),
             last_number: AtomicU32::new(0),
             id,
         })
@@ -124,16 +127,17 @@ impl Held {
     /// As `ps` shows it. Asks the workers what they hold, without waiting for one that is busy.
     pub fn shown(&self) -> Shown {
         let record = self.record();
-        let (mut device, mut pinned) = (0, 0);
+        let (mut device, mut shared, mut pinned) = (0, 0, 0);
         let workers = self.live_workers();
         if matches!(record.state, State::Running | State::Asleep) {
             for status in workers.iter().filter_map(|worker| worker.glance()) {
                 device += status.device_bytes;
+                shared += status.shared_bytes;
                 pinned += status.pinned_bytes;
             }
         }
         let pids = workers.iter().map(|worker| worker.pid()).collect();
-        record.shown(device, pinned, pids)
+        record.shown(device, shared, pinned, pids)
     }
 
     /// Where its CPU half lives, and how its init is run.
@@ -222,6 +226,7 @@ impl Held {
             record.workers.clear();
             record.asleep = None;
         });
+        *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }
 
@@ -360,6 +365,17 @@ impl Held {
     /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn caches(&self) -> &Arc<Caches> {
         &self.pool.caches
+    }
+
+    /// This counts as used until the program has ended.
+    pub fn set_mapped(&self, mapped: Mapped) {
+        let mut place = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = self.is_live().then_some(mapped);
+    }
+
+    /// More is known of an image than when workers were made ready for it.
+    pub fn look_again(&self, image: &Path) {
+        self.pool.look_again(image);
     }
 
     /// Ends the workers that wait for images. [`Held::fill_pool`] is to follow.

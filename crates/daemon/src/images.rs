@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use rekindle_protocol::worker::Request;
 use rekindle_store::Store;
 use serde_json::{Value, json};
 
 use crate::caches::Caches;
+use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::kept::Kept;
 use crate::reply::Reply;
-use crate::worker_pool::WorkerPool;
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
@@ -89,13 +91,15 @@ pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
 }
 
 /// Removes images, all that can be, and then the chunks that no other image needs.
-pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result<Value> {
+pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
+    let (store, pool) = (&daemon.store, &daemon.pool);
     let mut freed = 0;
     let mut failures = Vec::new();
     for name in names {
         // What cannot be read can be removed all the same; then it is not known how much that frees.
         let known = store.image(name).map(|image| {
             pool.let_go(image.path());
+            unshare(daemon, name);
             (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
         });
         // Nor does anybody fill a cache from it.
@@ -114,5 +118,19 @@ pub fn remove(store: &Store, pool: &Arc<WorkerPool>, names: &[String]) -> Result
         0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),
         _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
+    }
+}
+
+/// Has programs that share buffers of an image, by which their faults would be mended, have all for themselves.
+fn unshare(daemon: &Daemon, image: &str) {
+    let of_image = |held: &Arc<Held>| held.is_live() && held.record().image.as_deref() == Some(image);
+    let workers = daemon.sandboxes.all().into_iter().filter(of_image).flat_map(|held| held.live_workers());
+    for worker in workers {
+        if worker.glance().is_none_or(|status| status.asleep) {
+            continue;
+        }
+        if let Err(error) = worker.command("have no shared buffers", &Request::Unshare, &[]) {
+            log::warn!("an image stays in use: {error}");
+        }
     }
 }

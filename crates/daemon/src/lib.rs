@@ -58,6 +58,7 @@ mod shared_pages;
 mod sleep;
 mod timeline;
 mod traces;
+mod unwritten;
 mod wake;
 mod worker;
 mod worker_pool;

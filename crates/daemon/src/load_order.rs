@@ -77,5 +77,6 @@ pub fn keep(daemon: &Daemon, held: &Held) -> Result<Value> {
         other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
     };
     daemon.store.image(&image)?.set_load_order(&parts)?;
-    Ok(json!({ "name": name, "image": image, "parts": parts }))
+    let shares = daemon.pool.caches.shares();
+    Ok(json!({ "name": name, "image": image, "parts": parts, "shares": shares }))
 }

@@ -16,7 +16,7 @@ use crate::held::Held;
 use crate::replacement::{self, Left};
 use crate::timeline::GPU;
 use crate::worker::Worker;
-use crate::{page_cache, traces};
+use crate::{page_cache, traces, unwritten};
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
@@ -53,15 +53,17 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
     let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
     std::thread::spawn(move || {
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
-        let mut dead = worker;
+        let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
             let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
             if !held.is_live() {
                 break;
             }
             log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", held.name());
-            (dead, waited) = replacement::replace(&held, &path, &dead, &left, &clock);
+            (worker, waited) = replacement::replace(&held, &path, &worker, &left, &clock);
         }
+        held.set_mapped(loan.mapped());
+        let shares = loan.shares();
         drop(loan);
         let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
         match waited {
@@ -77,6 +79,9 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
             page_cache::fill(&path);
         }
         held.caches().fill_host(&path, Priority::Restored);
+        if unwritten::follow(&held, &worker, &path, shares) {
+            held.look_again(&path);
+        }
     });
 }
 

@@ -55,7 +55,13 @@ impl Record {
     }
 
     /// As the command line shows it.
-    pub fn shown(&self, device_bytes: u64, pinned_bytes: u64, workers: Vec<i32>) -> Sandbox {
+    pub fn shown(
+        &self,
+        device_bytes: u64,
+        shared_bytes: u64,
+        pinned_bytes: u64,
+        workers: Vec<i32>,
+    ) -> Sandbox {
         Sandbox {
             name: self.name.clone(),
             mode: self.mode,
@@ -68,6 +74,7 @@ impl Record {
             image: self.image.clone(),
             problem: self.problem.clone(),
             device_bytes,
+            shared_bytes,
             pinned_bytes,
             workers,
         }

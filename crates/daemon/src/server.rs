@@ -19,7 +19,8 @@ use crate::kill;
 use crate::reply::Reply;
 use crate::run::{self, Wish};
 use crate::{
-    checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, wake,
+    checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, unwritten,
+    wake,
 };
 
 /// How long a connection may take to say what it wants.
@@ -183,6 +184,8 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             json!(restore::restore(daemon, &wish, reply)?)
         }
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
+        Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
+        Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Trace { name } => {
@@ -192,7 +195,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Images => images::list(&daemon.store, &daemon.pool.caches)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
         Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
-        Request::Remove { images } => images::remove(&daemon.store, &daemon.pool, &images)?,
+        Request::Remove { images } => images::remove(daemon, &images)?,
         Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
         Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
         Request::Shutdown => json!({}),

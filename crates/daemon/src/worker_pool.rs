@@ -184,6 +184,23 @@ impl WorkerPool {
         }
     }
 
+    /// More is known of an image: what waits for it is to be cached as that says.
+    pub fn look_again(self: &Arc<WorkerPool>, image: &Path) {
+        let waits =
+            |spare: &&Spare| spare.ready && spare.want.image.as_ref().is_some_and(|key| key.path == image);
+        let spares: Vec<_> = self
+            .lock()
+            .spares
+            .iter()
+            .filter(waits)
+            .map(|spare| (spare.worker.clone(), spare.want.clone()))
+            .collect();
+        for (worker, want) in spares {
+            let pool = self.clone();
+            std::thread::spawn(move || pool.prepare_caches(&worker, &want));
+        }
+    }
+
     pub fn shown(&self) -> Vec<Shown> {
         let name = |image: &ImageKey| {
             image.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())

@@ -85,6 +85,14 @@ pub enum Request {
     KeepOrder {
         name: String,
     },
+    /// Marks the GPU buffers of a program that is there to learn from, for `KeepUnwritten`. It is good for nothing else then.
+    Mark {
+        name: String,
+    },
+    /// Keeps with its image which buffers a program has not written to since.
+    KeepUnwritten {
+        name: String,
+    },
     /// Gives a program's GPU back while it needs none.
     Sleep {
         name: String,
@@ -143,6 +151,9 @@ pub struct Sandbox {
     /// What went wrong, if something did: a dead worker, a checkpoint that was undone.
     pub problem: Option<String>,
     pub device_bytes: u64,
+    /// How much of that others have mapped too, or may.
+    #[serde(default)]
+    pub shared_bytes: u64,
     pub pinned_bytes: u64,
     /// Pids of its workers, as the host sees them.
     #[serde(default)]

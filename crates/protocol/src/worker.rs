@@ -75,6 +75,16 @@ pub enum Request {
     },
     /// The record that was asked for, answered by `Uses`.
     Uses,
+    /// Change all buffers a little: whatever is written to them is seen then. The program is good for nothing else any more.
+    Mark,
+    /// Which buffers still hold what the image at this path has of them, or were not written to since they were marked,
+    /// answered by `Unwritten`. `cheaply`: only where the device finds out by itself.
+    Unwritten {
+        image: String,
+        cheaply: bool,
+    },
+    /// Map no memory that other workers have mapped too: copy it.
+    Unshare,
     /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
     /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,
     /// requests of the program wait.
@@ -167,6 +177,10 @@ pub enum Response {
     Uses {
         names: Vec<String>,
     },
+    /// Names of parts; none where it would have taken long.
+    Unwritten {
+        names: Option<Vec<String>>,
+    },
     /// One sentence: what was found, what was expected, what to do.
     Failed(String),
 }
@@ -194,6 +208,10 @@ pub struct Cached {
     pub memory: u32,
     /// Of the first chunk in the memory, bytes.
     pub offset: u64,
+    /// The row is all of the part and all of the memory, and nobody is expected to write there: rather than copied from,
+    /// the memory may be mapped, read-only, for as long as the worker likes.
+    #[serde(default)]
+    pub share: bool,
 }
 
 /// A step of a checkpoint or restore.
@@ -220,6 +238,9 @@ pub struct Status {
     /// It is a keeper: the GPU half of its client sleeps.
     #[serde(default)]
     pub asleep: bool,
+    /// It has started again after a fault of its program's that was to be mended.
+    #[serde(default)]
+    pub mended: bool,
     /// It was restored, and its client was not let go on yet.
     #[serde(default)]
     pub held_back: bool,
@@ -234,8 +255,10 @@ pub struct Status {
     pub devices: Vec<DeviceInfo>,
     #[serde(default)]
     pub free_bytes: Vec<u64>,
-    /// Bytes of device memory that the program holds, and of pinned memory.
+    /// Bytes of device memory that the program holds, how many of them are a cache's, mapped, and of pinned memory.
     pub device_bytes: u64,
+    #[serde(default)]
+    pub shared_bytes: u64,
     pub pinned_bytes: u64,
     pub buffers: u64,
     pub modules: u64,

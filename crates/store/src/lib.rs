@@ -27,6 +27,7 @@
 //! - No byte is returned that does not match the hash it was stored under.
 //! - Several processes may use a store at once, and any of them may be killed at any moment.
 
+mod advice;
 mod chunk;
 mod collect;
 mod disk;
@@ -47,6 +48,7 @@ mod raw_chunk;
 mod sparse;
 mod staging;
 mod store;
+mod unwritten;
 mod verify;
 
 pub use chunk::{chunk_bytes_for, decode as decode_chunk};

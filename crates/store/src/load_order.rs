@@ -2,22 +2,14 @@
 //! was made. It is advice: what it does not name is loaded too, and what is not there is passed over.
 //!
 //! It is recorded on purpose, or learned from the image's first restores. What was recorded on purpose is never replaced
-//! by what was learned. Writers take turns by a lock on the image's directory, and a whole file is renamed into place.
-
-use std::fs::File;
-use std::path::PathBuf;
+//! by what was learned.
 
 use serde::{Deserialize, Serialize};
 
-use crate::disk::Disk;
-use crate::error::{Error, Result};
+use crate::advice::{self, LOAD_ORDER};
+use crate::error::Result;
 use crate::image::Image;
 
-const FILE: &str = "load-order.json";
-/// Written and then renamed by whoever has the lock.
-const NEW_FILE: &str = "load-order.new";
-/// Longer files are none of ours.
-const MOST_BYTES: u64 = 64 << 20;
 /// From so many restores an order is learned.
 const LEARNING_RESTORES: u32 = 3;
 
@@ -56,63 +48,25 @@ impl LoadOrder {
 impl Image {
     /// The order that was recorded or learned; empty if none was.
     pub fn load_order(&self) -> Result<LoadOrder> {
-        let path = self.load_order_path();
-        let Ok(found) = std::fs::metadata(&path) else { return Ok(LoadOrder::default()) };
-        let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
-        if found.len() > MOST_BYTES {
-            return Err(damaged(format!(
-                "it has {} bytes, and at most {MOST_BYTES} make sense",
-                found.len()
-            )));
-        }
-        let text = std::fs::read(&path).map_err(|error| Error::io("read", &path, 0, error))?;
-        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))
+        Ok(advice::read(self, LOAD_ORDER)?.unwrap_or_default())
     }
 
     /// Keeps an order that was recorded on purpose, in place of any other.
     pub fn set_load_order(&self, parts: &[String]) -> Result<()> {
-        let _turn = self.lock_load_order()?;
-        self.write_load_order(&LoadOrder { parts: parts.to_vec(), restores: None })
+        let _turn = advice::lock(self)?;
+        advice::write(self, LOAD_ORDER, &LoadOrder { parts: parts.to_vec(), restores: None })
     }
 
     /// Adds what a restore's requests have named, the first first, unless the order is settled. Says whether it did.
     pub fn learn_load_order(&self, seen: &[String]) -> Result<bool> {
-        let _turn = self.lock_load_order()?;
+        let _turn = advice::lock(self)?;
         // One that is damaged is as good as none.
         let order = self.load_order().unwrap_or_default();
         let learns = !seen.is_empty() && order.is_to_be_learned();
         if learns {
-            self.write_load_order(&order.with(seen))?;
+            advice::write(self, LOAD_ORDER, &order.with(seen))?;
         }
         Ok(learns)
-    }
-
-    fn write_load_order(&self, order: &LoadOrder) -> Result<()> {
-        let path = self.load_order_path();
-        let text = serde_json::to_vec(order).map_err(|error| Error::io("write", &path, 0, error.into()))?;
-        let disk = Disk::default();
-        let new = self.path().join(NEW_FILE);
-        // Of a writer that died.
-        let _ = std::fs::remove_file(&new);
-        disk.write_new(&new, &text).and_then(|file| disk.sync_file(&file, &new))?;
-        disk.rename(&new, &path)?;
-        disk.sync_dir(self.path())
-    }
-
-    fn lock_load_order(&self) -> Result<File> {
-        let failed = |error| Error::io("lock", self.path(), 0, error);
-        let directory = File::open(self.path()).map_err(failed)?;
-        directory.lock().map_err(failed)?;
-        Ok(directory)
-    }
-
-    /// Files that are written after the image was made.
-    pub(crate) fn is_of_load_order(&self, path: &std::path::Path) -> bool {
-        path == self.load_order_path() || path == self.path().join(NEW_FILE)
-    }
-
-    fn load_order_path(&self) -> PathBuf {
-        self.path().join(FILE)
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use crate::advice::is_advice;
 use crate::chunk;
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -186,7 +187,7 @@ fn strangers(image: &Image) -> Result<Vec<String>> {
             let entry = entry.map_err(failed)?;
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 directories.push(entry.path());
-            } else if !known.contains(&entry.path()) && !image.is_of_load_order(&entry.path()) {
+            } else if !known.contains(&entry.path()) && !is_advice(image, &entry.path()) {
                 problems.push(format!("{} is not in the manifest", entry.path().display()));
             }
         }

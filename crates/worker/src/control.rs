@@ -199,6 +199,9 @@ impl Control {
             Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
             Request::Attach { pid } => self.attach(pid),
             Request::Save { staging, leave_memory } => {
+                if leave_memory {
+                    self.unshare()?;
+                }
                 let ((parts, phases), left) = self.work(stream, move |desk, stop| {
                     let mut left = LeftMemory::new();
                     let leave = leave_memory.then_some(&mut left);
@@ -245,6 +248,17 @@ impl Control {
                 self.demand = Some(Demand { run_ahead, order, record, journal });
                 Ok(Response::Done)
             }
+            Request::Unwritten { image, cheaply } => {
+                let names = self
+                    .work(stream, move |desk, stop| image::unwritten(desk, image.as_ref(), cheaply, stop))?;
+                Ok(Response::Unwritten { names })
+            }
+            Request::Mark => {
+                self.unshare()?;
+                self.work(stream, image::mark)?;
+                Ok(Response::Done)
+            }
+            Request::Unshare => self.unshare().map(|()| Response::Done),
             Request::Uses => {
                 let names = self.remote.ask(|desk| desk.uses.as_ref().map(|uses| uses.names()))?;
                 let names = names.ok_or("this worker was not asked to record what is used first")?;
@@ -343,6 +357,13 @@ impl Control {
             return Err("the client closed its socket before it was welcomed".to_string());
         }
         Ok(Response::Done)
+    }
+
+    /// Waits until no buffer is shared with other programs.
+    fn unshare(&self) -> Result<(), String> {
+        let (answer, outcome) = channel();
+        self.remote.run(move |desk| desk.unshare(answer));
+        outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
     }
 
     /// Waits until the contents of buffers are there.

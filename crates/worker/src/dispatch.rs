@@ -12,13 +12,15 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Up
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
-use crate::image::{CacheMemories, Loading, Outcome, Prepared, Preparing};
-use crate::ondemand::{Admission, Journal, Uses};
+use crate::image::{CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
+use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
 /// How often work that runs ahead of loading is looked at.
 const LOADING_NAP: Duration = Duration::from_micros(200);
+/// How often it is looked whether the GPU has done what a request of a program that shares buffers waits for.
+const SHARING_NAP: Duration = Duration::from_micros(20);
 
 /// Why the dispatch thread ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +47,10 @@ pub(crate) struct Desk {
     pub loaded: Option<Outcome>,
     /// What is done of requests while contents are on their way, for whoever has to do it once more.
     pub journal: Option<Journal>,
+    /// Buffers are shared with other programs.
+    pub sharing: Option<Sharing>,
+    /// What buffers were marked with, to see whether they are written to.
+    pub marks: Option<Marks>,
     /// Requests of the program are not done any more.
     pub is_closed: bool,
     /// They are not done until what another worker did of them is done once more.
@@ -198,6 +204,8 @@ impl Desk {
             loading: None,
             loaded: None,
             journal: None,
+            sharing: None,
+            marks: None,
             is_closed: false,
             is_behind: false,
             uses: None,
@@ -293,6 +301,12 @@ impl Desk {
                 self.quiet_since = Instant::now();
                 continue;
             }
+            if self.look_at_sharing() {
+                let attention = || inbox.shared.attention.load(Ordering::Acquire);
+                board.wait(self.spin, SHARING_NAP, attention);
+                self.look_at_drain(1);
+                continue;
+            }
             if worked != 0 || progress {
                 self.quiet_since = Instant::now();
                 self.look_at_drain(worked);
@@ -310,6 +324,13 @@ impl Desk {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
             };
+            if let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) {
+                match sharing.admit(&mut self.engine, journal, ring, &record) {
+                    Turn::Now => {}
+                    Turn::Later => return Ok(done),
+                    Turn::Alone => self.end_sharing_for_good(),
+                }
+            }
             let mut ahead = self.loading.as_mut().and_then(Loading::on_demand).zip(self.journal.as_mut());
             let admission = ahead.as_mut().map_or(Admission::Now, |(on_demand, journal)| {
                 on_demand.admit(&self.engine, journal, ring, &record)
@@ -357,6 +378,15 @@ impl Desk {
                     on_demand.failed(journal);
                 }
             }
+            if let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) {
+                if self.engine.broken.is_some() {
+                    sharing.put_back(journal);
+                    return Ok(done);
+                }
+                if has_failed {
+                    sharing.failed(journal);
+                }
+            }
             self.engine.operations += 1;
             // Whoever goes on after this worker finds a request either still to be done, or done and answered.
             match (answer, &mut self.journal) {
@@ -391,14 +421,73 @@ impl Desk {
         board.wait(self.spin, LOADING_NAP, ready);
     }
 
+    /// Ends sharing if that is wished and nothing is under way. Whether requests wait for the GPU.
+    fn look_at_sharing(&mut self) -> bool {
+        let Some(sharing) = &self.sharing else { return false };
+        if sharing.is_to_end() && self.engine.is_at_rest() && self.engine.broken.is_none() {
+            let ended = self.end_sharing();
+            if let Some(sharing) = &mut self.sharing {
+                sharing.tell(&ended);
+            }
+            return false;
+        }
+        sharing.is_to_end() || sharing.waits()
+    }
+
+    /// Gives a program that shares buffers memory of its own. Where the GPU has not enough left it goes on sharing.
+    fn end_sharing(&mut self) -> Result<(), String> {
+        let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) else { return Ok(()) };
+        let ended = sharing.end(&mut self.engine, journal);
+        self.engine.bind_anew();
+        ended.map_err(|code| format!("shared buffers could not be copied: {code}"))?;
+        sharing.tell(&Ok(()));
+        self.forget_sharing();
+        Ok(())
+    }
+
+    /// As [`Desk::end_sharing`], for a request that cannot wait.
+    fn end_sharing_for_good(&mut self) {
+        if let Err(problem) = self.end_sharing() {
+            log::error!("{problem}; should the program write to one of them, it gets an error");
+            self.refuse_unsharing(&problem);
+            self.forget_sharing();
+        }
+    }
+
+    fn forget_sharing(&mut self) {
+        (self.sharing, self.journal) = (None, None);
+        self.engine.ahead = false;
+        self.engine.output.let_go();
+    }
+
+    /// Has buffers that are shared become the program's own when nothing is under way.
+    pub(crate) fn unshare(&mut self, answer: Sender<Result<(), String>>) {
+        match &mut self.sharing {
+            Some(sharing) => sharing.leave(answer),
+            None => drop(answer.send(Ok(()))),
+        }
+    }
+
+    /// Whoever waits for buffers of its own is told why that is not waited for.
+    pub(crate) fn refuse_unsharing(&mut self, problem: &str) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.tell(&Err(problem.to_string()));
+        }
+    }
+
     /// Nothing to do right now: polls on, or sleeps.
     fn rest(&mut self, board: &Board, inbox: &Inbox) {
+        let again = match (&mut self.sharing, &mut self.journal) {
+            (Some(sharing), Some(journal)) => sharing.rest(&mut self.engine, journal),
+            _ => None,
+        };
+        let nap = again.unwrap_or(Duration::from_secs(1));
         let attention = || inbox.shared.attention.load(Ordering::Acquire);
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));
         if self.engine.waiting.is_empty() && self.draining.is_none() {
-            board.wait(self.spin, Duration::from_secs(1), ready);
+            board.wait(self.spin, nap, ready);
             return;
         }
         let quiet = self.quiet_since.elapsed();

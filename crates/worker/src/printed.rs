@@ -105,6 +105,20 @@ impl ProgramOutput {
         }
     }
 
+    /// Passes on what was kept back so far, and keeps back what is still to come.
+    pub(crate) fn pass_on(&mut self) {
+        if self.has_text() {
+            self.let_go();
+            self.keep_back();
+        }
+    }
+
+    /// Whether text is kept back.
+    pub(crate) fn has_text(&self) -> bool {
+        let written = |kept: &Kept| kept.file.metadata().is_ok_and(|file| file.len() > 0);
+        self.state().kept.as_ref().is_some_and(|kept| !kept.text.is_empty() || written(kept))
+    }
+
     /// Forgets what was kept back: it will be printed once more.
     pub(crate) fn forget(&self) {
         self.take_kept();

@@ -10,11 +10,14 @@ use super::chunks::At;
 use super::index::{Index, Priority, Slot};
 use super::limits::divide;
 use super::memory::Memory;
+use super::shared::SharedBuffers;
 
 pub struct Cache {
     pub index: Index,
     pub memories: BTreeMap<u32, Arc<Memory>>,
     pub memory_bytes: u64,
+    /// Buffers that lie in memories of their own.
+    pub shared: SharedBuffers,
     limit: u64,
 }
 
@@ -22,7 +25,8 @@ impl Cache {
     pub fn new(limit: u64) -> Cache {
         let (memories, slots) = divide(limit);
         let memory_bytes = u64::from(slots) * CACHE_SLOT;
-        Cache { index: Index::new(memories, slots), memories: BTreeMap::new(), memory_bytes, limit }
+        let shared = SharedBuffers::default();
+        Cache { index: Index::new(memories, slots), memories: BTreeMap::new(), memory_bytes, shared, limit }
     }
 
     pub fn is_off(&self) -> bool {
@@ -55,14 +59,37 @@ impl Cache {
 
     /// Takes bytes as they are held, not as they are used.
     pub fn held_bytes(&self) -> u64 {
-        self.memories.len() as u64 * self.memory_bytes
+        self.memories.len() as u64 * self.memory_bytes + self.shared.bytes()
+    }
+
+    /// Gives up what nobody uses until so much more fits; false if it does not.
+    pub fn fit(&mut self, bytes: u64, priority: Priority, kept: &[ContentHash]) -> bool {
+        while self.held_bytes() + bytes > self.limit {
+            let made: Vec<u32> = self.memories.keys().copied().collect();
+            match self.index.drop_memory(made.into_iter()) {
+                Some(memory) => drop(self.memories.remove(&memory)),
+                None if self.shared.give_up(priority, kept).is_some() => {}
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Gives a memory back that nobody uses; how many bytes that are.
+    pub fn give_back(&mut self) -> Option<u64> {
+        let made: Vec<u32> = self.memories.keys().copied().collect();
+        match self.index.drop_memory(made.into_iter()) {
+            Some(memory) => self.memories.remove(&memory).map(|_| self.memory_bytes),
+            None => self.shared.give_up(Priority::Restored, &[]),
+        }
     }
 
     pub fn shown(&self) -> serde_json::Value {
         serde_json::json!({
             "limit_bytes": self.limit,
             "held_bytes": self.held_bytes(),
-            "used_bytes": self.index.taken() * CACHE_SLOT,
+            "used_bytes": self.index.taken() * CACHE_SLOT + self.shared.bytes(),
+            "shared_bytes": self.shared.bytes(),
         })
     }
 }

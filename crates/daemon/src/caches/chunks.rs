@@ -57,6 +57,7 @@ pub fn rows<'c, 'i: 'c>(
                 count: 1,
                 memory,
                 offset,
+                share: false,
             }),
         }
     }

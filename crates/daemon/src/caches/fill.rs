@@ -1,18 +1,18 @@
 //! Filling caches, in the background: one image at a time, on threads that give way to all others.
 
-use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Request, Response};
+use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached, Request, Response};
 use rekindle_store::{ContentHash, Image, PartKind};
 
 use super::cache::Cache;
 use super::chunks::{self, Chunk};
 use super::index::{Priority, Slot};
 use super::memory::Memory;
+use super::shared;
 use super::{Caches, lock};
 use crate::error::{Error, Result};
 use crate::resources::{available_memory, give_way};
@@ -118,7 +118,9 @@ impl Caches {
         if self.limits.gpu < CACHE_SLOT {
             return Ok(());
         }
-        let chunks = chunks::of(&image);
+        let apart = self.fill_shared(worker, &image, gpu, &cached, &waits)?;
+        let mut chunks = chunks::of(&image);
+        chunks.retain(|chunk| !apart.contains(chunk.part));
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.hash).collect();
         let claimed = {
             let mut gpus = lock(&self.gpus);
@@ -143,7 +145,7 @@ impl Caches {
                 let image = path.to_string_lossy().into_owned();
                 let cached = cached.clone();
                 let request = Request::FillCache { image, memory: memory.described, into, cached };
-                worker.command("fill a cache", &request, &[memory.descriptor().as_fd()])
+                worker.command("fill a cache", &request, &[memory.descriptor()])
             });
             if filled.is_err() {
                 break;
@@ -159,6 +161,49 @@ impl Caches {
         filled
     }
 
+    /// Puts the buffers that instances can share into memories of their own. Names of the parts that lie there.
+    fn fill_shared(
+        &self,
+        worker: &Worker,
+        image: &Image,
+        gpu: &str,
+        cached: &[Cached],
+        waits: impl Fn() -> bool,
+    ) -> Result<HashSet<String>> {
+        let parts = shared::parts(image);
+        let kept: Vec<ContentHash> = parts.iter().map(|(_, contents)| *contents).collect();
+        let mut apart = HashSet::new();
+        for (part, contents) in &parts {
+            let fits = {
+                let mut gpus = lock(&self.gpus);
+                let cache = gpus.entry(gpu.to_string()).or_insert_with(|| Cache::new(self.limits.gpu));
+                if cache.shared.find(contents, Priority::Made).is_some() {
+                    apart.insert(part.name.clone());
+                    continue;
+                }
+                let own = part.chunks.iter().map(|chunk| chunk.hash);
+                cache.index.demote(own);
+                cache.fit(part.bytes, Priority::Made, &kept)
+            };
+            if !waits() || self.is_to_stop() || !fits {
+                break;
+            }
+            let memory = self.make_gpu_memory(worker, part.bytes, image.manifest().sizes.gpu)?;
+            let request = Request::FillCache {
+                image: image.path().to_string_lossy().into_owned(),
+                memory: memory.described,
+                into: vec![shared::row(part, memory.described.number)],
+                cached: cached.to_vec(),
+            };
+            worker.command("fill a cache", &request, &[memory.descriptor()])?;
+            if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
+                cache.shared.add(*contents, memory, Priority::Made);
+            }
+            apart.insert(part.name.clone());
+        }
+        Ok(apart)
+    }
+
     /// The memory of this place on a GPU, made by the worker if need be: never of the last that the image needs itself.
     fn gpu_memory(&self, worker: &Worker, gpu: &str, place: u32, needed: u64) -> Result<Arc<Memory>> {
         let (made, bytes) = match lock(&self.gpus).get(gpu) {
@@ -168,6 +213,19 @@ impl Caches {
         if let Some(memory) = made {
             return Ok(memory);
         }
+        let fits = lock(&self.gpus).get_mut(gpu).is_none_or(|cache| cache.fit(bytes, Priority::Made, &[]));
+        if !fits {
+            let reason = "buffers that instances share leave no more of its limit".to_string();
+            return Err(Error::Worker { action: "make memory for a cache", reason });
+        }
+        let memory = Arc::new(self.make_gpu_memory(worker, bytes, needed)?);
+        if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
+            cache.memories.insert(place, memory.clone());
+        }
+        Ok(memory)
+    }
+
+    fn make_gpu_memory(&self, worker: &Worker, bytes: u64, needed: u64) -> Result<Memory> {
         let action = "make memory for a cache";
         let free = worker.status()?.free_bytes.first().copied().unwrap_or_default();
         if free < bytes + needed {
@@ -181,11 +239,7 @@ impl Caches {
         };
         let reason = || "it sent no descriptor".to_string();
         let descriptor = descriptor.ok_or_else(|| Error::Worker { action, reason: reason() })?;
-        let memory = Arc::new(Memory::of_gpu(memory, descriptor));
-        if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
-            cache.memories.insert(place, memory.clone());
-        }
-        Ok(memory)
+        Ok(Memory::of_gpu(memory, descriptor))
     }
 }
 

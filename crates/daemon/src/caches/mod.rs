@@ -11,6 +11,9 @@
 //! process, or a worker that fills a slot, can write there. What a restore uses is [lent](Caches::lend) to it until its
 //! worker has loaded all, and stays as it is for so long. A daemon that dies takes the caches with it; workers that read
 //! from them have them mapped, and read on.
+//!
+//! Buffers that programs restored from an image were seen to leave as they are lie on the GPU in memories of their own
+//! ([`shared`]), which instances map read-only in place of memory of theirs.
 
 mod cache;
 mod chunks;
@@ -18,6 +21,7 @@ mod fill;
 mod index;
 mod limits;
 mod memory;
+mod shared;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -45,13 +49,23 @@ pub struct Caches {
     /// By the GPU's name, as `--gpu` gives it.
     gpus: Mutex<BTreeMap<String, Cache>>,
     /// The chunks of images that were filled in or lent, by the images' paths.
-    images: Mutex<HashMap<PathBuf, Vec<ContentHash>>>,
+    images: Mutex<HashMap<PathBuf, Known>>,
     numbers: AtomicU32,
     /// Held by the one that fills.
     filling: Mutex<()>,
     /// How many wait for that one to stop.
     waiting: AtomicUsize,
 }
+
+/// What is known of an image.
+struct Known {
+    chunks: Vec<ContentHash>,
+    /// Contents of its buffers that can be shared, with their sizes.
+    shared: Vec<(ContentHash, u64)>,
+}
+
+/// Memories that an instance has mapped: they count as used as long as this lives.
+pub struct Mapped(#[expect(dead_code, reason = "what counts is that it is held")] Vec<Arc<Memory>>);
 
 impl Caches {
     pub fn new(limits: CacheLimits, store: PathBuf) -> Arc<Caches> {
@@ -65,6 +79,11 @@ impl Caches {
             filling: Mutex::default(),
             waiting: AtomicUsize::new(0),
         })
+    }
+
+    /// Whether instances may share what they do not write to.
+    pub fn shares(&self) -> bool {
+        self.limits.gpu >= CACHE_SLOT && !shared::is_off()
     }
 
     fn is_off(&self) -> bool {
@@ -81,21 +100,27 @@ impl Caches {
         if self.is_off() || !image.path().starts_with(&self.store) {
             return loan;
         }
-        let chunks = chunks::of(image);
+        let mut chunks = chunks::of(image);
         self.know(image, &chunks);
         let mut found = HashMap::new();
         let mut memories = BTreeMap::new();
         if let Some(gpu) = gpu
             && let Some(cache) = lock(&self.gpus).get_mut(gpu)
         {
+            for (part, contents) in shared::parts(image) {
+                let Some(memory) = cache.shared.find(&contents, priority) else { continue };
+                loan.rows.push(shared::row(part, memory.described.number));
+                loan.shared.push(memory);
+                chunks.retain(|chunk| chunk.part != part.name);
+            }
             let hashes = chunks.iter().map(|chunk| chunk.hash);
             loan.gpu = Some((gpu.to_string(), cache.borrow(hashes, priority, &mut found, &mut memories)));
         }
         let rest: Vec<_> =
             chunks.iter().map(|chunk| chunk.hash).filter(|hash| !found.contains_key(hash)).collect();
         loan.host = lock(&self.host).borrow(rest.into_iter(), priority, &mut found, &mut memories);
-        loan.rows = chunks::rows(chunks.iter(), &found);
-        loan.memories = memories.into_values().collect();
+        loan.rows.extend(chunks::rows(chunks.iter(), &found));
+        loan.memories = memories.into_values().chain(loan.shared.iter().cloned()).collect();
         loan
     }
 
@@ -113,10 +138,8 @@ impl Caches {
         let mut gained = 0;
         if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
             while free.saturating_add(gained) < needed {
-                let made: Vec<u32> = cache.memories.keys().copied().collect();
-                let Some(memory) = cache.index.drop_memory(made.into_iter()) else { break };
-                cache.memories.remove(&memory);
-                gained += cache.memory_bytes;
+                let Some(bytes) = cache.give_back() else { break };
+                gained += bytes;
             }
         }
         if gained == 0 {
@@ -141,10 +164,11 @@ impl Caches {
 
     /// The image is no more: what it alone needed goes first.
     pub fn forget(&self, image: &Path) {
-        let Some(chunks) = lock(&self.images).remove(image) else { return };
-        lock(&self.host).index.demote(chunks.iter().copied());
+        let Some(known) = lock(&self.images).remove(image) else { return };
+        lock(&self.host).index.demote(known.chunks.iter().copied());
         for cache in lock(&self.gpus).values_mut() {
-            cache.index.demote(chunks.iter().copied());
+            cache.index.demote(known.chunks.iter().copied());
+            cache.shared.demote(known.shared.iter().map(|(contents, _)| *contents));
         }
     }
 
@@ -158,8 +182,13 @@ impl Caches {
     /// How much of an image lies in which cache, bytes.
     pub fn shown_of(&self, image: &Path) -> Value {
         let images = lock(&self.images);
-        let chunks = images.get(image).map_or(&[][..], Vec::as_slice);
-        let bytes = |cache: &Cache| cache.index.count(chunks.iter().copied()) * CACHE_SLOT;
+        let (chunks, shared) =
+            images.get(image).map_or((&[][..], &[][..]), |known| (&known.chunks[..], &known.shared[..]));
+        let bytes = |cache: &Cache| {
+            let shared = shared.iter().filter(|(contents, _)| cache.shared.has(contents));
+            cache.index.count(chunks.iter().copied()) * CACHE_SLOT
+                + shared.map(|(_, bytes)| bytes).sum::<u64>()
+        };
         let gpus: serde_json::Map<_, _> =
             lock(&self.gpus).iter().map(|(gpu, cache)| (gpu.clone(), json!(bytes(cache)))).collect();
         json!({ "host": bytes(&lock(&self.host)), "gpus": gpus })
@@ -167,7 +196,10 @@ impl Caches {
 
     fn know(&self, image: &Image, chunks: &[chunks::Chunk<'_>]) {
         let distinct: HashSet<ContentHash> = chunks.iter().map(|chunk| chunk.hash).collect();
-        lock(&self.images).insert(image.path().to_path_buf(), distinct.into_iter().collect());
+        let shared =
+            shared::parts(image).into_iter().map(|(part, contents)| (contents, part.bytes)).collect();
+        let known = Known { chunks: distinct.into_iter().collect(), shared };
+        lock(&self.images).insert(image.path().to_path_buf(), known);
     }
 
     fn next_number(&self) -> u32 {
@@ -181,12 +213,31 @@ pub struct Loan {
     host: Vec<ContentHash>,
     gpu: Option<(String, Vec<ContentHash>)>,
     memories: Vec<Arc<Memory>>,
+    /// Those of them that may be mapped for good.
+    shared: Vec<Arc<Memory>>,
     rows: Vec<Cached>,
 }
 
 impl Loan {
     fn nothing(caches: &Arc<Caches>) -> Loan {
-        Loan { caches: caches.clone(), host: Vec::new(), gpu: None, memories: Vec::new(), rows: Vec::new() }
+        Loan {
+            caches: caches.clone(),
+            host: Vec::new(),
+            gpu: None,
+            memories: Vec::new(),
+            shared: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// What the instance may have mapped for as long as it lives.
+    pub fn mapped(&self) -> Mapped {
+        Mapped(self.shared.clone())
+    }
+
+    /// Whether there is such memory.
+    pub fn shares(&self) -> bool {
+        !self.shared.is_empty()
     }
 
     /// Gives the worker the memories that the chunks lie in; where each lies is returned. With `register` host memory

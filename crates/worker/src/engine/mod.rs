@@ -97,6 +97,8 @@ pub(crate) struct Engine {
     pub pinned_later: Vec<std::ops::Range<u64>>,
     /// Work runs ahead of loading: a fault is to be mended, and the program is not to see it.
     pub ahead: bool,
+    /// This worker has started again to mend one.
+    pub mended: bool,
     /// The fault that it met.
     pub broken: Option<CuResult>,
     pub recordings: HashMap<u64, Recording>,
@@ -146,6 +148,7 @@ impl Engine {
             pinned: Vec::new(),
             pinned_later: Vec::new(),
             ahead: false,
+            mended: false,
             broken: None,
             recordings: HashMap::new(),
             code: CodeCache::default(),

@@ -23,10 +23,12 @@ impl Engine {
         let contexts = || self.slots.iter().filter_map(|slot| slot.context.as_ref());
         let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
         let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
+        let shared: u64 = contexts().map(|context| context.heap.shared_bytes()).sum();
         let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
         let first = self.slots.first().map(|slot| &slot.info);
         Status {
             asleep: false,
+            mended: self.mended,
             held_back: false,
             pid: std::process::id() as i32,
             client: if self.client != 0 { self.client } else { seen },
@@ -36,6 +38,7 @@ impl Engine {
             devices: self.slots.iter().map(|slot| slot.info.clone()).collect(),
             free_bytes,
             device_bytes: held + physical,
+            shared_bytes: shared,
             pinned_bytes: self.pinned.iter().map(|pinned| pinned.bytes).sum(),
             buffers: (buffers + self.virtual_memory.physical.len()) as u64,
             modules: self.modules.count() as u64,

@@ -99,7 +99,7 @@ impl CacheMemories {
         let mut waiting = std::mem::take(&mut self.device);
         let made = std::mem::take(&mut self.made);
         let mut room = self.room.take();
-        let views = self.views(rows, |number| {
+        let mut views = self.views(rows, |number| {
             let (memory, descriptor) = waiting.remove(&number)?;
             let opened = match made.get(&number) {
                 Some(made) => made.protect(Access::Read).map(|()| made.clone()),
@@ -113,7 +113,23 @@ impl CacheMemories {
             opened.inspect_err(|code| log::warn!("a cache in GPU memory cannot be read: {code}")).ok()
         });
         self.room = room;
+        views.unused = made;
         views
+    }
+
+    /// Takes out the memories that rows let buffers be, by the names of the parts that they hold. Those rows go too.
+    pub(super) fn take_shared(&mut self, rows: &mut Vec<Cached>) -> HashMap<String, OwnedFd> {
+        let mut shared = HashMap::new();
+        rows.retain(|row| {
+            let whole = row.count.saturating_mul(CACHE_SLOT);
+            let fits = |memory: &CacheMemory| memory.bytes == whole && row.offset == 0 && row.first == 0;
+            let known = self.device.get(&row.memory).filter(|(memory, _)| row.share && fits(memory));
+            let taken = known.and_then(|(_, descriptor)| descriptor.try_clone().ok());
+            let kept = taken.is_none();
+            shared.extend(taken.map(|descriptor| (row.part.clone(), descriptor)));
+            kept
+        });
+        shared
     }
 
     /// As [`CacheMemories::open`], of memory of the host alone.
@@ -156,6 +172,8 @@ fn take_room(room: &mut Option<Range<u64>>, bytes: u64) -> Result<u64> {
 #[derive(Default)]
 pub(super) struct Views {
     parts: HashMap<String, Vec<Run>>,
+    /// Memories that are unmapped with those that are used: that takes longer than a program should wait.
+    unused: HashMap<u32, Arc<DeviceMemory>>,
 }
 
 /// Chunks that lie one after the other.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A kernel that comes to such memory too early faults; it never reads what is not there yet, nor is what it writes
-//! overwritten.
+//! overwritten. Shared memory, whose contents are a cache's, is mapped read-only from the start and never filled.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ pub(super) struct Hidden {
     /// The part with its contents.
     pub part: String,
     pub device: usize,
-    pub memory: Memory,
+    /// None where it is shared.
+    pub memory: Option<Memory>,
     pub bytes: u64,
     /// Where it is mapped while it is filled.
     pub window: u64,
@@ -30,14 +31,15 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
-    pub(super) fn new(part: String, device: usize, memory: Memory, bytes: u64) -> Hidden {
+    pub(super) fn new(part: String, device: usize, memory: Option<Memory>, bytes: u64) -> Hidden {
         Hidden { part, device, memory, bytes, window: 0, mappings: Vec::new() }
     }
 
     /// Maps it where the program has it.
     pub(super) fn show(&self, gpu: &dyn Device) -> Result<()> {
+        let Some(memory) = self.memory else { return Ok(()) };
         let map = |&(address, access): &(u64, Access)| {
-            gpu.map(address, self.bytes, self.memory)?;
+            gpu.map(address, self.bytes, memory)?;
             match access {
                 Access::None => Ok(()),
                 _ => gpu.protect(address, self.bytes, access),
@@ -62,7 +64,11 @@ pub(super) struct Windows {
 pub(super) fn open_windows(engine: &mut Engine, hidden: &mut [Hidden]) -> Result<Vec<Windows>> {
     let mut windows = Vec::new();
     for index in 0..engine.slots.len() {
-        let bytes: u64 = hidden.iter().filter(|one| one.device == index).map(|one| one.bytes).sum();
+        let bytes: u64 = hidden
+            .iter()
+            .filter(|one| one.device == index && one.memory.is_some())
+            .map(|one| one.bytes)
+            .sum();
         if bytes == 0 {
             continue;
         }
@@ -75,7 +81,8 @@ pub(super) fn open_windows(engine: &mut Engine, hidden: &mut [Hidden]) -> Result
         let mut opened = Windows { index, device: gpu.clone(), start, bytes, handles: Vec::new() };
         let mut at = start;
         for one in hidden.iter_mut().filter(|one| one.device == index) {
-            gpu.map(at, one.bytes, one.memory).map_err(device("map a buffer to load it"))?;
+            let Some(memory) = one.memory else { continue };
+            gpu.map(at, one.bytes, memory).map_err(device("map a buffer to load it"))?;
             opened.handles.push((at, one.bytes));
             one.window = at;
             at += one.bytes;

@@ -24,7 +24,7 @@ use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
 use crate::dispatch::{Desk, Ended, Remote};
-use crate::ondemand::{OnDemand, Spans};
+use crate::ondemand::{OnDemand, Sharing, Spans};
 
 /// What is answered to whoever waits for the end.
 pub(crate) type Outcome = std::result::Result<Vec<Phase>, String>;
@@ -112,7 +112,9 @@ impl Loading {
     ) -> Result<Loading> {
         let work = Arc::new(work);
         let parts = work.parts()?;
-        let bytes = parts.iter().map(|(place, _)| place.bytes).sum();
+        let bytes: u64 = parts.iter().map(|(place, _)| place.bytes).sum();
+        let shared: u64 =
+            work.hidden.iter().flatten().filter(|one| one.memory.is_none()).map(|one| one.bytes).sum();
         let progress = {
             let views = work.views.lock().unwrap_or_else(PoisonError::into_inner);
             let sources = Sources::of(&work.image, &views);
@@ -135,14 +137,17 @@ impl Loading {
                 contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)
             });
             remote.run(Loading::end);
-            let from = sources.tally();
+            let mut from = sources.tally();
+            if shared > 0 {
+                from.insert("shared".to_string(), shared);
+            }
             // Letting go of memory takes longer than the program should wait.
             std::thread::spawn(move || drop(views));
             result.map(|()| Phase {
                 name: "GPU memory".to_string(),
                 start_us: (began - since).as_micros() as u64,
                 duration_us: began.elapsed().as_micros() as u64,
-                bytes,
+                bytes: bytes + shared,
                 from,
                 ..Phase::default()
             })
@@ -216,11 +221,14 @@ impl Loading {
         }
         let Some(mut loading) = desk.loading.take() else { return };
         let phase = loading.loaded.take().unwrap_or_default();
-        settle_journal(desk);
-        desk.engine.ahead = false;
         desk.engine.pinned_later.clear();
         let pinned = restore_memory::pin(&mut desk.engine, &loading.work.state);
-        desk.engine.output.let_go();
+        desk.sharing = Sharing::begin(&desk.engine, &loading.image(), loading.work.clone());
+        settle_journal(desk);
+        if desk.sharing.is_none() {
+            desk.engine.ahead = false;
+            desk.engine.output.let_go();
+        }
         for windows in loading.windows.drain(..) {
             windows.close(loading.remote.clone());
         }
@@ -283,8 +291,17 @@ impl Drop for Loading {
 
 /// From now on the program is told what no other worker could know.
 fn settle_journal(desk: &mut Desk) {
-    if let Some(journal) = desk.journal.take() {
-        journal.settle();
+    match &mut desk.journal {
+        // A fault of its own kernels can still be mended, by this worker.
+        Some(journal) if desk.sharing.is_some() => {
+            journal.settle();
+            journal.begin_anew();
+        }
+        Some(journal) => {
+            journal.settle();
+            desk.journal = None;
+        }
+        None => {}
     }
 }
 

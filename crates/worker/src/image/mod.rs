@@ -31,6 +31,7 @@ mod source;
 mod state;
 mod timer;
 mod turns;
+mod unwritten;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -45,6 +46,7 @@ pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{expect_save, forget_save, save};
+pub(crate) use unwritten::{Marks, mark, unwritten};
 
 /// Memory that outlives the worker that made it, by the names of the parts that it is in place of.
 pub(crate) type LeftMemory = HashMap<String, OwnedFd>;

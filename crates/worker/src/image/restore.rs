@@ -1,5 +1,6 @@
 //! Building a worker's state from an image. The client's files lie in the run directory; the client comes later.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -55,7 +56,7 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
         None => begin(&mut desk.engine, &image, &state)?,
     };
     timer.lap("worker state", 0);
-    let Wish { directory, left, cached, order, record, again, journal, on_demand } = wish;
+    let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
     desk.journal = noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
     desk.uses = match record {
@@ -69,7 +70,11 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && desk.journal.is_some() && desk.engine.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
-    restore_memory::place(&mut desk.engine, &state, &left, hidden.as_mut())?;
+    let shared = match on_demand && can_share(&desk.engine, &state) {
+        true => desk.cache.take_shared(&mut cached),
+        false => HashMap::new(),
+    };
+    restore_memory::place(&mut desk.engine, &state, &left, hidden.as_mut(), &shared)?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
     match &mut hidden {
         Some(hidden) => {
@@ -205,6 +210,13 @@ fn events(engine: &mut Engine, state: &State) -> Result<()> {
         engine.events.insert(row.id, event).map_err(device("number an event as before"))?;
     }
     Ok(())
+}
+
+/// Whether a fault can be mended at any time after the restore: all that the program can change lies in buffers and
+/// globals of one device.
+fn can_share(engine: &Engine, state: &State) -> bool {
+    let contexts = engine.slots.iter().filter(|slot| slot.context.is_some()).count();
+    contexts == 1 && state.physical.is_empty() && state.pinned.is_empty()
 }
 
 /// Whether graphs name memory that must be mapped when they are built: that of copies and fills.

@@ -1,7 +1,7 @@
 //! Buffers and pinned memory at the addresses that they had.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::Access;
@@ -30,15 +30,17 @@ pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
 }
 
 /// Makes every handle, or takes what was left of it, and maps it; contents come later. With `hidden` none is mapped, and
-/// all are put there. That there is room was checked before, and can have changed since.
+/// all are put there; but for those that can be `shared`, which are mapped with their contents. That there is room
+/// was checked before, and can have changed since.
 pub(super) fn place(
     engine: &mut Engine,
     state: &State,
     left: &LeftMemory,
     hidden: Option<&mut Vec<Hidden>>,
+    shared: &HashMap<String, OwnedFd>,
 ) -> Result<()> {
     let mut on = 0;
-    place_all(engine, state, left, hidden, &mut on).map_err(|error| match error {
+    place_all(engine, state, left, hidden, &mut on, shared).map_err(|error| match error {
         Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
             let (free, total) = engine.memory_space(on).unwrap_or_default();
             Error::Taken { action, free: free >> 20, total: total >> 20 }
@@ -54,6 +56,7 @@ fn place_all(
     left: &LeftMemory,
     mut hidden: Option<&mut Vec<Hidden>>,
     on: &mut usize,
+    shared: &HashMap<String, OwnedFd>,
 ) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
@@ -79,8 +82,18 @@ fn place_all(
                 return Err(device(action)(CUDA_ERROR_OUT_OF_MEMORY));
             }
             if let Some(hidden) = &mut hidden {
+                if let (Some(memory), Content::Large { bytes, .. }) = (shared.get(&part), &content) {
+                    let content = Content::Large { bytes: *bytes, freed: false };
+                    match heap.place_shared(buffer.address, buffer.bytes, content, memory.as_fd()) {
+                        Ok(()) => {
+                            hidden.push(Hidden::new(part, index, None, buffer.bytes));
+                            continue;
+                        }
+                        Err(code) => log::warn!("a buffer is not shared with others: {code}"),
+                    }
+                }
                 let placed = heap.place_unmapped(buffer.address, buffer.bytes, content);
-                let mut one = Hidden::new(part, index, placed.map_err(device(action))?, buffer.bytes);
+                let mut one = Hidden::new(part, index, Some(placed.map_err(device(action))?), buffer.bytes);
                 one.mappings.push((buffer.address, Access::ReadWrite));
                 hidden.push(one);
                 continue;
@@ -108,7 +121,7 @@ fn place_all(
         let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
         engine.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
         if let Some(hidden) = &mut hidden {
-            let mut one = Hidden::new(physical_part(row.serial), row.device, memory, row.bytes);
+            let mut one = Hidden::new(physical_part(row.serial), row.device, Some(memory), row.bytes);
             let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
             for mapping in mappings {
                 let MappingState { address, bytes, serial, access } = *mapping;
@@ -192,7 +205,12 @@ pub(super) fn work<'i>(
 /// Which part goes where: to the windows.
 pub(super) fn hidden_work<'i>(image: &'i Image, hidden: &[Hidden]) -> Result<Vec<(Place, &'i Part)>> {
     let place = |one: &Hidden| Place { device: one.device, address: one.window, bytes: one.bytes };
-    find_parts(image, hidden.iter().map(|one| (one.part.clone(), place(one))).collect())
+    let mut work = find_parts(image, hidden.iter().map(|one| (one.part.clone(), place(one))).collect())?;
+    // What is shared is there already.
+    for ((place, _), _) in work.iter_mut().zip(hidden).filter(|(_, one)| one.memory.is_none()) {
+        place.bytes = 0;
+    }
+    Ok(work)
 }
 
 fn find_parts(image: &Image, wanted: Vec<(String, Place)>) -> Result<Vec<(Place, &Part)>> {

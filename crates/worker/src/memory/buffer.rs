@@ -10,6 +10,8 @@ pub(crate) struct Buffer {
     pub bytes: u64,
     pub memory: Memory,
     pub content: Content,
+    /// The memory is a cache's: others have it mapped too, and it cannot be written to here.
+    pub shared: bool,
 }
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Access, Device, Memory, Result};
+use rekindle_device::{Access, Device, Memory, Result, Stream};
 
 use super::{Buffer, Content, Regions, Slab, Small, Space};
 
@@ -55,6 +55,19 @@ impl Heap {
     /// Bytes of all handles.
     pub(crate) fn bytes(&self) -> u64 {
         self.buffers.values().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// Bytes of those that are shared.
+    pub(crate) fn shared_bytes(&self) -> u64 {
+        self.buffers.values().filter(|buffer| buffer.shared).map(|buffer| buffer.bytes).sum()
+    }
+
+    /// Where shared buffers lie that one of these ranges meets.
+    pub(crate) fn shared_in(&self, ranges: &[Range<u64>]) -> Vec<u64> {
+        let meets =
+            |at: u64, bytes: u64| ranges.iter().any(|range| range.start < at + bytes && at < range.end);
+        let shared = self.buffers.iter().filter(|(at, buffer)| buffer.shared && meets(**at, buffer.bytes));
+        shared.map(|(at, _)| *at).collect()
     }
 
     /// Takes addresses that nothing is mapped at, followed by a gap that catches overruns.
@@ -155,6 +168,58 @@ impl Heap {
         Ok(memory)
     }
 
+    /// Puts a buffer where an image has it, on memory that others have mapped too: it can only be read.
+    pub(crate) fn place_shared(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        content: Content,
+        from: BorrowedFd<'_>,
+    ) -> Result<()> {
+        if !self.take_addresses_at(at, bytes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        match self.back(at, bytes, Some(from), Access::Read) {
+            Ok(memory) => {
+                self.hold(at, bytes, memory, content);
+                if let Some(buffer) = self.buffers.get_mut(&at) {
+                    buffer.shared = true;
+                }
+                Ok(())
+            }
+            Err(code) => {
+                self.give_addresses(at, bytes);
+                Err(code)
+            }
+        }
+    }
+
+    /// Gives a shared buffer memory of its own with the same contents. The device is idle, and its context current.
+    pub(crate) fn make_private(&mut self, at: u64) -> Result<()> {
+        let Some(buffer) = self.buffers.get(&at).filter(|buffer| buffer.shared) else { return Ok(()) };
+        let (bytes, shared) = (buffer.bytes, buffer.memory);
+        let window = self.take_addresses(bytes, self.granularity, 0)?;
+        let copied = self.back(window, bytes, None, Access::ReadWrite).and_then(|memory| {
+            let filled = self
+                .device
+                .copy(window, at, bytes, Stream::LEGACY)
+                .and_then(|()| self.device.stream_synchronize(Stream::LEGACY));
+            let closed = self.device.unmap(window, bytes);
+            filled.and(closed).map(|()| memory).inspect_err(|_| {
+                let _ = self.device.memory_release(memory);
+            })
+        });
+        self.give_addresses(window, bytes);
+        let memory = copied?;
+        self.device.unmap(at, bytes)?;
+        self.device.map(at, bytes, memory)?;
+        self.device.protect(at, bytes, Access::ReadWrite)?;
+        if let Some(buffer) = self.buffers.get_mut(&at) {
+            (buffer.memory, buffer.shared) = (memory, false);
+        }
+        self.device.memory_release(shared)
+    }
+
     fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
         let at = self.take_addresses(bytes, self.granularity, 0)?;
         self.fill(at, bytes, content, None)?;
@@ -162,7 +227,7 @@ impl Heap {
     }
 
     fn fill(&mut self, at: u64, bytes: u64, content: Content, from: Option<BorrowedFd<'_>>) -> Result<()> {
-        match self.back(at, bytes, from) {
+        match self.back(at, bytes, from, Access::ReadWrite) {
             Ok(memory) => {
                 self.hold(at, bytes, memory, content);
                 Ok(())
@@ -178,17 +243,17 @@ impl Heap {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
-        self.buffers.insert(at, Buffer { bytes, memory, content });
+        self.buffers.insert(at, Buffer { bytes, memory, content, shared: false });
     }
 
     /// Makes memory, or takes what there is, and maps it.
-    fn back(&self, at: u64, bytes: u64, from: Option<BorrowedFd<'_>>) -> Result<Memory> {
+    fn back(&self, at: u64, bytes: u64, from: Option<BorrowedFd<'_>>, access: Access) -> Result<Memory> {
         let memory = match from {
             Some(descriptor) => self.device.memory_import(descriptor, bytes)?,
             None => self.device.memory_create(bytes)?,
         };
         let mapped = self.device.map(at, bytes, memory).and_then(|()| {
-            self.device.protect(at, bytes, Access::ReadWrite).inspect_err(|_| {
+            self.device.protect(at, bytes, access).inspect_err(|_| {
                 let _ = self.device.unmap(at, bytes);
             })
         });

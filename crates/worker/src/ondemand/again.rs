@@ -1,10 +1,11 @@
-//! What is done when work that ran ahead of loading has met a fault: the worker starts again.
+//! What is done when work that ran ahead of loading, or wrote to a shared buffer, has met a fault: the worker starts again.
 //!
 //! ```text
 //!   worker ──exec──▶ the same process, without its failed context
 //!                      client's socket, daemon's connection, listener   descriptors
 //!                      journal                                          a file in memory
-//!                    opens the GPU ─ restores and loads all ─ does the journal once more ─ goes on
+//!                      base, if one was taken since the restore         a descriptor of memory
+//!                    opens the GPU ─ restores and loads all ─ base ─ does the journal once more ─ goes on
 //! ```
 //!
 //! The rings lie in files of the run directory; the next request is where it was.
@@ -15,12 +16,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Phase, Recording, Response};
 use serde::{Deserialize, Serialize};
 
+use super::base::{self, Base, Described};
 use super::conversations::{Conversations, wait_for_parting};
 use super::journal::Journal;
 use super::replace::take_up;
@@ -49,6 +51,8 @@ struct Inheritance {
     /// The daemon waits to hear that all is loaded.
     daemon_waits: bool,
     journal: RawFd,
+    /// What memory held when the journal began, where that is not what the image has.
+    base: Option<(Described, RawFd)>,
     /// The client's pid.
     pid: i32,
     /// What becomes of the order in which parts are used, and what was recorded of it.
@@ -67,11 +71,12 @@ pub(crate) fn do_again(
 ) -> Ended {
     let fault = desk.engine.broken.map_or_else(String::new, |code| code.to_string());
     log::info!(
-        "a kernel came to memory that was not loaded yet ({fault}): all is loaded, and it runs once more"
+        "a kernel came to memory that it could not have yet ({fault}): it gets it, and runs once more"
     );
     let (daemon, _client) = conversations.stop(|| {
         inbox.obey(desk);
         desk.refuse_drain("the program's buffers are being loaded; try again");
+        desk.refuse_unsharing("the program's buffers are becoming its own; try again");
     });
     inbox.obey(desk);
     if let Some(ended) = desk.ended() {
@@ -85,12 +90,11 @@ pub(crate) fn do_again(
         Ok(gpu) => gpu,
         Err(error) => return failed(error.to_string()),
     };
-    let Some(loading) = desk.loading.as_mut() else { return failed("nothing is being loaded".to_string()) };
-    let image = loading.image();
-    let Some(journal) = desk.journal.as_ref().filter(|journal| !journal.is_empty()) else {
-        return Ended::Failed(format!("the GPU's context has failed while buffers were loaded: {fault}"));
+    let Some((image, journal, base, age)) = mending(desk) else {
+        return Ended::Failed(format!("the GPU's context has failed, and nothing was to be mended: {fault}"));
     };
-    let age_us = loading.age().as_micros() as u64;
+    let base = base.map(|base| base.described()).map(|(described, memory)| (described, memory.as_raw_fd()));
+    let age_us = age.as_micros() as u64;
     let inheritance = Inheritance {
         gpu,
         image,
@@ -100,6 +104,7 @@ pub(crate) fn do_again(
         daemon: daemon.stream,
         daemon_waits: daemon.waits,
         journal: journal.descriptor().as_raw_fd(),
+        base,
         pid: desk.engine.client,
         record: desk.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
         uses: desk.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
@@ -107,7 +112,19 @@ pub(crate) fn do_again(
     };
     let mut passed = vec![inheritance.listener, inheritance.client, inheritance.journal];
     passed.extend(inheritance.daemon);
+    passed.extend(inheritance.base.as_ref().map(|(_, memory)| *memory));
     failed(successor::start_again(ARGUMENT, &inheritance, &passed).to_string())
+}
+
+/// What is to be done once more, on which image and base, and for how long the restore has been over.
+fn mending(desk: &Desk) -> Option<(PathBuf, &Journal, Option<&Base>, Duration)> {
+    let journal = desk.journal.as_ref()?;
+    if let Some(sharing) = &desk.sharing {
+        let (image, base, age) = sharing.mending()?;
+        return Some((image, journal, Some(base), age));
+    }
+    let loading = desk.loading.as_ref()?;
+    (!journal.is_empty()).then_some((loading.image(), journal, None, loading.age()))
 }
 
 /// Runs a worker that has started again.
@@ -122,6 +139,7 @@ pub(crate) fn main(number: &OsStr) -> ExitCode {
     };
     let mut kept = vec![inheritance.listener, inheritance.client, inheritance.journal];
     kept.extend(inheritance.daemon);
+    kept.extend(inheritance.base.as_ref().map(|(_, memory)| *memory));
     successor::close_others(&kept);
     // SAFETY: the program that this process ran before has left them open, each for one owner here.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
@@ -195,6 +213,7 @@ fn restore(
     let engine = Engine::new(gpu.open()?, link.clone());
     let mut desk = Desk::new(engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))?);
     desk.engine.client = inheritance.pid;
+    desk.engine.mended = true;
     desk.engine.output.of_pid(inheritance.pid);
     let wish = Wish {
         directory: inheritance.directory.clone(),
@@ -212,6 +231,13 @@ fn restore(
         if !inbox.obey_next(&mut desk) {
             return Err("nothing tells whether buffers are loaded".to_string());
         }
+    }
+    if let Some((described, memory)) = &inheritance.base {
+        // SAFETY: the program that this process ran before has left it open, for this one owner.
+        let memory = unsafe { OwnedFd::from_raw_fd(*memory) };
+        let filled = base::put_back(&mut desk.engine, described, memory);
+        filled.map_err(|code| format!("memory could not be made what it was: {code}"))?;
+        desk.engine.bind_anew();
     }
     let mut phases = desk.loaded.take().ok_or("nothing was loaded")??;
     if let Some(uses) = &mut desk.uses {

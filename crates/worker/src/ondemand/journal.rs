@@ -15,7 +15,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rekindle_protocol::operation::{Asynchronous, Upload};
+use std::collections::HashMap;
+
+use rekindle_protocol::operation::{
+    Asynchronous, EventCreate, EventDestroy, EventRecord, FunctionCache, FunctionGet, FunctionSet,
+    StreamCreate, StreamDestroy, Synchronous, Upload,
+};
 
 /// More bytes than this are not kept: what would come then waits until all memory is there.
 const MOST_BYTES: usize = 64 << 20;
@@ -64,6 +69,37 @@ pub(super) struct Entry<'l> {
     pub staged_at: usize,
     pub ticket: u64,
     pub flags: Flags,
+}
+
+/// Operations that make something which later ones name.
+const MAKING: [u32; 7] = [
+    FunctionGet::OPCODE,
+    FunctionSet::OPCODE,
+    FunctionCache::OPCODE,
+    StreamCreate::OPCODE,
+    StreamDestroy::OPCODE,
+    EventCreate::OPCODE,
+    EventDestroy::OPCODE,
+];
+
+/// What of a request lasts when all has ended: of those with the same, the last one counts.
+#[derive(PartialEq, Eq, Hash)]
+enum Lasting {
+    /// An event was recorded.
+    Record(u32),
+    /// So much of a ring's staging area was used.
+    Staged(usize),
+}
+
+fn lasting(entry: &Entry<'_>) -> Option<Lasting> {
+    match entry.opcode {
+        EventRecord::OPCODE => {
+            let record = postcard::from_bytes::<EventRecord>(entry.body).ok()?;
+            Some(Lasting::Record(record.event))
+        }
+        Upload::OPCODE => Some(Lasting::Staged(entry.ring)),
+        _ => None,
+    }
 }
 
 /// What has become of a request.
@@ -212,6 +248,11 @@ impl Journal {
         unsafe { self.base.add(PAGE + at + 20).cast::<u32>().write_unaligned(flags.to_le()) };
     }
 
+    fn set_staged(&mut self, at: usize, bytes: u32) {
+        // SAFETY: `at` is the start of an entry, the length of whose staged bytes is its fifth word.
+        unsafe { self.base.add(PAGE + at + 16).cast::<u32>().write_unaligned(bytes.to_le()) };
+    }
+
     /// The request there.
     pub(super) fn at(&self, at: usize) -> Option<Entry<'_>> {
         read(self.written(), at).map(|(entry, _)| entry)
@@ -238,6 +279,42 @@ impl Journal {
     /// could know.
     pub(crate) fn settle(&self) {
         self.page().settled.store(1, Ordering::Release);
+    }
+
+    /// Forgets what all requests so far have done to memory: it stays as it is. What else they have left is kept.
+    pub(crate) fn begin_anew(&mut self) {
+        let mut last = HashMap::new();
+        for (at, entry) in self.places() {
+            if let Some(lasting) = lasting(&entry) {
+                last.insert(lasting, at);
+            }
+        }
+        let mut kept: Vec<(usize, usize, u32)> = Vec::new();
+        for (at, entry) in self.places() {
+            let bytes = entry.staged_at + entry.staged.len() - at;
+            let flags = entry.flags.0;
+            match lasting(&entry) {
+                Some(lasting) if last.get(&lasting) != Some(&at) => {}
+                // Its bytes are where they were to go, and only how far the area was used is still to be told.
+                Some(Lasting::Staged(_)) => kept.push((at, bytes - entry.staged.len(), FAILED)),
+                Some(Lasting::Record(_)) => kept.push((at, bytes, flags)),
+                None if entry.opcode == RING || MAKING.contains(&entry.opcode) => {
+                    kept.push((at, bytes, flags))
+                }
+                None => {}
+            }
+        }
+        let mut end = 0;
+        for (at, bytes, flags) in kept {
+            // SAFETY: both lie in what was written, the later place is not behind the earlier one, and they may overlap.
+            unsafe { std::ptr::copy(self.base.add(PAGE + at), self.base.add(PAGE + end), bytes) };
+            self.set_flags(end, flags);
+            if flags & FAILED != 0 {
+                self.set_staged(end, 0);
+            }
+            end += bytes;
+        }
+        self.page().bytes.store(end as u64, Ordering::Release);
     }
 
     pub(super) fn is_settled(&self) -> bool {
@@ -396,5 +473,48 @@ mod tests {
         assert_eq!((answered.ring, answered.count), (3, 17));
         journal.done(2, None);
         assert!(journal.answered().is_none() && !journal.is_settled());
+    }
+
+    #[test]
+    fn of_what_has_ended_only_what_lasts_is_kept() {
+        let record = |event: u32| {
+            let record = EventRecord { device: 0, stream: 0, event, flags: 0 };
+            postcard::to_stdvec(&record).unwrap()
+        };
+        let upload = |end: u64| {
+            let upload = Upload { device: 0, stream: 0, to: 0, offset: 0, bytes: 6, end };
+            postcard::to_stdvec(&upload).unwrap()
+        };
+        let mut journal = Journal::new(crate::successor::memory_file(&[]).unwrap().into()).unwrap();
+        let mut push = |ring, opcode, body: &[u8]| {
+            let flags = Flags::default();
+            let staged: &[u8] = if opcode == Upload::OPCODE { b"staged" } else { b"" };
+            journal.push(&Entry { ring, opcode, body, trailer: b"", staged, staged_at: 0, ticket: 0, flags });
+        };
+        push(0, StreamCreate::OPCODE, b"stream");
+        push(0, EventRecord::OPCODE, &record(1));
+        push(1, Upload::OPCODE, &upload(70));
+        push(0, EventRecord::OPCODE, &record(2));
+        push(1, Upload::OPCODE, &upload(90));
+        push(0, EventRecord::OPCODE, &record(1));
+        push(1, FunctionGet::OPCODE, b"function");
+        journal.begin_anew();
+        let kept: Vec<_> = journal.requests().map(|entry| (entry.opcode, entry.body.to_vec())).collect();
+        let expected = [
+            (StreamCreate::OPCODE, b"stream".to_vec()),
+            (EventRecord::OPCODE, record(2)),
+            (Upload::OPCODE, upload(90)),
+            (EventRecord::OPCODE, record(1)),
+            (FunctionGet::OPCODE, b"function".to_vec()),
+        ];
+        assert_eq!(kept, expected);
+        assert!(journal.requests().all(|entry| entry.flags.has_failed() == (entry.opcode == Upload::OPCODE)));
+        assert_eq!(
+            (journal.staged(), journal.requests().map(|entry| entry.staged.len()).sum()),
+            (vec![0, 90], 0)
+        );
+        let bytes = journal.memory().1;
+        journal.begin_anew();
+        assert_eq!(journal.memory().1, bytes);
     }
 }

@@ -19,12 +19,14 @@
 
 mod again;
 mod aside;
+mod base;
 mod conversations;
 mod journal;
 mod needs;
 mod order;
 mod replace;
 mod replay;
+mod sharing;
 mod uses;
 
 use std::sync::Arc;
@@ -37,6 +39,7 @@ pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_parting, wait_readable};
 pub(crate) use journal::Journal;
 pub(crate) use replace::{go_on, restore};
+pub(crate) use sharing::{Sharing, Turn};
 pub(crate) use uses::{Spans, Uses};
 
 use crate::engine::Engine;

@@ -22,6 +22,8 @@ pub(super) struct Touched {
     pub ranges: Vec<Range<u64>>,
     /// Words that may be addresses.
     pub words: Vec<u64>,
+    /// Which of the ranges are certainly written.
+    pub written: Vec<Range<u64>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -51,7 +53,7 @@ pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -
         }
         SetMemory::OPCODE => postcard::from_bytes::<SetMemory>(body).is_ok_and(|fill| touched.set(&fill.set)),
         Upload::OPCODE => postcard::from_bytes::<Upload>(body)
-            .is_ok_and(|upload| touched.range(upload.to, Some(upload.bytes))),
+            .is_ok_and(|upload| touched.write(upload.to, Some(upload.bytes))),
         GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body)
             .is_ok_and(|launch| engine.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(&exec.recipe))),
         FunctionGet::OPCODE
@@ -92,8 +94,14 @@ impl Touched {
         end.is_some()
     }
 
+    fn write(&mut self, start: u64, bytes: Option<u64>) -> bool {
+        let known = self.range(start, bytes);
+        self.written.extend(self.ranges.last().filter(|_| known).cloned());
+        known
+    }
+
     fn copy(&mut self, to: u64, from: u64, bytes: u64) -> bool {
-        self.range(to, Some(bytes)) && self.range(from, Some(bytes))
+        self.write(to, Some(bytes)) && self.range(from, Some(bytes))
     }
 
     fn strided(&mut self, copy: &Copy3D) -> bool {
@@ -102,14 +110,14 @@ impl Touched {
             let rows = height.saturating_sub(1).checked_mul(pitch)?;
             depth.saturating_sub(1).checked_mul(slice)?.checked_add(rows)?.checked_add(width)
         };
-        self.range(copy.to, extent(copy.to_pitch, copy.to_slice))
+        self.write(copy.to, extent(copy.to_pitch, copy.to_slice))
             && self.range(copy.from, extent(copy.from_pitch, copy.from_slice))
     }
 
     fn set(&mut self, set: &MemorySet) -> bool {
         let row = set.width.checked_mul(u64::from(set.element));
         let rows = set.height.saturating_sub(1).checked_mul(set.pitch);
-        self.range(set.address, row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)))
+        self.write(set.address, row.zip(rows).and_then(|(row, rows)| rows.checked_add(row)))
     }
 
     /// False for a graph that does more than launches, copies and fills.

@@ -159,7 +159,11 @@ mod tests {
         let names = ["a", "b", "c"].map(str::to_string).to_vec();
         let spans = Spans::new(names, vec![(300..400, 2), (100..200, 0), (200..250, 1)]);
         let touched = |start: u64, end: u64, words: &[u64]| {
-            spans.parts(&Touched { ranges: std::iter::once(start..end).collect(), words: words.to_vec() })
+            spans.parts(&Touched {
+                ranges: std::iter::once(start..end).collect(),
+                words: words.to_vec(),
+                ..Touched::default()
+            })
         };
         assert_eq!(touched(0, 0, &[399, 150, 199, 400, 99, 250]), [2, 0]);
         assert_eq!(touched(180, 301, &[]), [0, 1, 2]);

@@ -1,0 +1,224 @@
+//! What of a GPU's memory a program can change, as it was when all that had been asked for was known to have ended well:
+//! what later requests are done once more on.
+//!
+//! It lies in one piece of memory of the GPU, or of the host where the GPU has none left, of which a descriptor is kept:
+//! it outlives the context that fails.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_device::{Access, Device, Memory, Result, Stream};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Engine;
+use crate::successor;
+
+/// Where each row begins is a multiple of this.
+const ALIGNMENT: u64 = 512;
+
+/// Something that the program can change.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum What {
+    Buffer { address: u64 },
+    Global { loaded_at: u64, name: String },
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Row {
+    what: What,
+    bytes: u64,
+    /// In the base's memory.
+    offset: u64,
+}
+
+/// What a worker that starts again has to know of a base, whose descriptor comes along.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Described {
+    rows: Vec<Row>,
+    bytes: u64,
+    on_device: bool,
+    device: usize,
+}
+
+pub(super) struct Base {
+    index: usize,
+    device: Arc<dyn Device>,
+    stream: Stream,
+    rows: Vec<(Row, u64)>,
+    room: Room,
+}
+
+/// The memory that it lies in, and where that is mapped.
+struct Room {
+    device: Arc<dyn Device>,
+    address: u64,
+    bytes: u64,
+    /// None for memory of the host.
+    memory: Option<Memory>,
+    descriptor: OwnedFd,
+}
+
+impl Base {
+    /// Makes room for all that the program can change on this device, as it has it now.
+    pub(super) fn new(engine: &mut Engine, index: usize) -> Result<Base> {
+        engine.bind(index)?;
+        let context = engine.context(index)?;
+        let (device, stream) = (context.device.clone(), context.copies.first().copied());
+        let mut offset = 0;
+        let mut rows = Vec::new();
+        let mut add = |what, address, bytes: u64| {
+            rows.push((Row { what, bytes, offset }, address));
+            offset = (offset + bytes).next_multiple_of(ALIGNMENT);
+        };
+        for (&address, buffer) in context.heap.buffers().iter().filter(|(_, buffer)| !buffer.shared) {
+            add(What::Buffer { address }, address, buffer.bytes);
+        }
+        for (_, module) in engine.modules.iter().filter(|(_, module)| module.device == index) {
+            for global in device.globals(module.handle)?.into_iter().filter(|global| !global.constant) {
+                let what = What::Global { loaded_at: module.loaded_at, name: global.name };
+                add(what, global.address, global.bytes);
+            }
+        }
+        let room = Room::new(engine, index, offset.max(1))?;
+        Ok(Base { index, device, stream: stream.unwrap_or(Stream::LEGACY), rows, room })
+    }
+
+    /// Makes it what memory holds now. The device is idle.
+    pub(super) fn take(&self) -> Result<()> {
+        self.device.bind()?;
+        for (row, address) in &self.rows {
+            self.device.copy(self.room.address + row.offset, *address, row.bytes, self.stream)?;
+        }
+        self.device.stream_synchronize(self.stream)
+    }
+
+    pub(super) fn described(&self) -> (Described, &OwnedFd) {
+        let rows = self.rows.iter().map(|(row, _)| row.clone()).collect();
+        let Room { bytes, memory, .. } = self.room;
+        let described = Described { rows, bytes, on_device: memory.is_some(), device: self.index };
+        (described, &self.room.descriptor)
+    }
+
+    /// Gives its memory back.
+    pub(super) fn let_go(self, engine: &mut Engine) {
+        self.room.close(engine, self.index);
+    }
+}
+
+/// Gives a program what a base holds. Its buffers are where they were.
+pub(super) fn put_back(engine: &mut Engine, base: &Described, descriptor: OwnedFd) -> Result<()> {
+    let index = base.device;
+    let room = Room::open(engine, base, descriptor)?;
+    let filled = (|| {
+        let device = engine.context(index)?.device.clone();
+        for Row { what, bytes, offset } in &base.rows {
+            let to = match what {
+                What::Buffer { address } => *address,
+                What::Global { loaded_at, name } => {
+                    let module = engine.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
+                    let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let (address, found) = device.global(module.handle, name)?;
+                    if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
+                }
+            };
+            device.copy(to, room.address + offset, *bytes, Stream::LEGACY)?;
+        }
+        device.stream_synchronize(Stream::LEGACY)
+    })();
+    room.close(engine, index);
+    filled
+}
+
+impl Room {
+    fn new(engine: &mut Engine, index: usize, bytes: u64) -> Result<Room> {
+        let device = engine.context(index)?.device.clone();
+        let granularity = device.granularity().max(1);
+        let bytes = bytes.next_multiple_of(granularity);
+        match device.memory_create(bytes) {
+            Ok(memory) => {
+                let descriptor = device.memory_export(memory).inspect_err(|_| {
+                    let _ = device.memory_release(memory);
+                })?;
+                Room::on_device(engine, index, memory, bytes, descriptor)
+            }
+            Err(CUDA_ERROR_OUT_OF_MEMORY) => {
+                let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+                file.set_len(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+                Room::on_host(device, bytes, file.into())
+            }
+            Err(code) => Err(code),
+        }
+    }
+
+    fn open(engine: &mut Engine, base: &Described, descriptor: OwnedFd) -> Result<Room> {
+        engine.bind(base.device)?;
+        let device = engine.context(base.device)?.device.clone();
+        if !base.on_device {
+            return Room::on_host(device, base.bytes, descriptor);
+        }
+        let memory = device.memory_import(descriptor.as_fd(), base.bytes)?;
+        Room::on_device(engine, base.device, memory, base.bytes, descriptor)
+    }
+
+    fn on_device(
+        engine: &mut Engine,
+        index: usize,
+        memory: Memory,
+        bytes: u64,
+        descriptor: OwnedFd,
+    ) -> Result<Room> {
+        let heap = engine.heap(index)?;
+        let granularity = heap.granularity();
+        let address = heap.take_addresses(bytes, granularity, 0)?;
+        let device = engine.context(index)?.device.clone();
+        let room = Room { device: device.clone(), address, bytes, memory: Some(memory), descriptor };
+        let mapped = device
+            .map(address, bytes, memory)
+            .and_then(|()| device.protect(address, bytes, Access::ReadWrite));
+        match mapped {
+            Ok(()) => Ok(room),
+            Err(code) => {
+                room.close(engine, index);
+                Err(code)
+            }
+        }
+    }
+
+    fn on_host(device: Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<Room> {
+        let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, descriptor.as_raw_fd());
+        // SAFETY: a new mapping of a file that is so long, at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes as usize, protection, libc::MAP_SHARED, number, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        if let Err(code) = device.host_register(base as u64, bytes) {
+            // SAFETY: mapped above, and known to nobody.
+            unsafe { libc::munmap(base, bytes as usize) };
+            return Err(code);
+        }
+        Ok(Room { device, address: base as u64, bytes, memory: None, descriptor })
+    }
+
+    fn close(self, engine: &mut Engine, index: usize) {
+        let Room { device, address, bytes, memory, .. } = self;
+        let closed = match memory {
+            Some(memory) => device.unmap(address, bytes).and(device.memory_release(memory)),
+            None => {
+                let forgotten = device.host_unregister(address);
+                // SAFETY: mapped by `on_host`; no copy from or to it is under way.
+                unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
+                forgotten
+            }
+        };
+        if let Err(code) = closed {
+            log::warn!("memory that requests might have been done again on stays in use: {code}");
+        } else if memory.is_some()
+            && let Ok(heap) = engine.heap(index)
+        {
+            heap.give_addresses(address, bytes);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Requests of a program that has buffers mapped which others have mapped too, and which nobody may change.
+//!
+//! ```text
+//!   requests    launch ─ copy ─ launch ─ download │ launch ─ … ─ synchronise ─ …
+//!   journal     base ═ log ═══════════════════════╡ base ═ log ═════════════════
+//!                 └ copied on the GPU, 4 TB/s     └ at rest: what is answered now holds for ever
+//! ```
+//!
+//! What the worker itself sees to be written (copies, fills, uploads) has memory of its own before that. A kernel that
+//! writes to a shared buffer faults, at any time; the worker then starts again, with all memory the program's own, as it
+//! was at the last base, and does the log once more ([`super::again`]). What makes that right:
+//!
+//! - The program is given contents of memory only when all that it has asked for before has ended without a fault; then
+//!   the journal begins anew, on a new base. So nothing that was given is computed a second time.
+//! - That it has waited for something may be told again and again: it cannot tell the difference.
+//! - What could not be done once more, or would change what a base is made of (allocations, modules, pinned memory,
+//!   captures), ends the sharing before: all buffers get memory of their own, by a copy on the GPU.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CuResult};
+use rekindle_protocol::operation::*;
+use rekindle_ring::Record;
+
+use super::base::Base;
+use super::journal::{Entry, Flags, Journal};
+use super::needs::{Needs, needs};
+use super::{reaches_host, staged};
+use crate::engine::Engine;
+
+/// A base's memory is given back when it was not needed for so long.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// Something that holds an image for as long as it lives.
+type Lease = Arc<dyn Send + Sync>;
+
+pub(crate) struct Sharing {
+    /// Where the image lies, which a worker that starts again begins with.
+    image: PathBuf,
+    _lease: Lease,
+    began: Instant,
+    /// The device whose buffers are shared.
+    device: usize,
+    base: Option<Base>,
+    /// The journal begins where the base was taken.
+    is_based: bool,
+    /// Where the request is in the journal that was admitted last, if it is there.
+    noted: Option<usize>,
+    /// A request waits until nothing is under way.
+    waits: bool,
+    used: Instant,
+    /// Who waits for the end of sharing.
+    leaving: Vec<Sender<Result<(), String>>>,
+}
+
+/// What becomes of the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Now,
+    Later,
+    /// Now, once nothing is shared any more.
+    Alone,
+}
+
+impl Sharing {
+    /// Of a program on whose GPU nothing is under way; none if it shares nothing.
+    pub(crate) fn begin(engine: &Engine, image: &Path, lease: Lease) -> Option<Sharing> {
+        let shares = |(index, slot): (usize, &crate::engine::Slot)| {
+            slot.context.as_ref().filter(|context| context.heap.shared_bytes() > 0).map(|_| index)
+        };
+        let device = engine.slots.iter().enumerate().find_map(shares)?;
+        Some(Sharing {
+            image: image.to_path_buf(),
+            _lease: lease,
+            began: Instant::now(),
+            device,
+            base: None,
+            is_based: false,
+            noted: None,
+            waits: false,
+            used: Instant::now(),
+            leaving: Vec::new(),
+        })
+    }
+
+    /// Whether the next request can be done; if it could be done once more, it is in the journal then.
+    pub(crate) fn admit(
+        &mut self,
+        engine: &mut Engine,
+        journal: &mut Journal,
+        ring: usize,
+        record: &Record<'_>,
+    ) -> Turn {
+        self.noted = None;
+        self.used = Instant::now();
+        let turn = match self.leaving.is_empty() {
+            true => self.judge(engine, journal, ring, record),
+            false => self.at_rest(engine, Turn::Alone),
+        };
+        self.waits = turn == Turn::Later;
+        turn
+    }
+
+    fn judge(
+        &mut self,
+        engine: &mut Engine,
+        journal: &mut Journal,
+        ring: usize,
+        record: &Record<'_>,
+    ) -> Turn {
+        let touched = match needs(engine, record.opcode, record.body, record.trailer) {
+            Needs::Look(_) => return Turn::Now,
+            Needs::Memory(touched) if !reaches_host(engine, &touched) => touched,
+            _ if only_waits(record.opcode) => {
+                return match self.at_rest(engine, Turn::Now) {
+                    // Text that kernels have printed is to be seen then.
+                    Turn::Now if engine.output.has_text() => self.begin_anew(engine, journal),
+                    turn => turn,
+                };
+            }
+            _ if record.opcode == Download::OPCODE => {
+                return match self.at_rest(engine, Turn::Now) {
+                    Turn::Now => self.begin_anew(engine, journal),
+                    turn => turn,
+                };
+            }
+            _ => return self.at_rest(engine, Turn::Alone),
+        };
+        let Some(brought) = staged(engine, ring, record).map(<[u8]>::len) else {
+            return self.at_rest(engine, Turn::Alone);
+        };
+        let written = match engine.context(self.device) {
+            Ok(context) => context.heap.shared_in(&touched.written),
+            Err(_) => Vec::new(),
+        };
+        let bytes = record.body.len() + record.trailer.len() + brought;
+        let full = !journal.has_room(bytes);
+        if full || !written.is_empty() {
+            if self.at_rest(engine, Turn::Now) == Turn::Later {
+                return Turn::Later;
+            }
+            self.begin_anew(engine, journal);
+            if !journal.has_room(bytes) {
+                return Turn::Alone;
+            }
+            if !written.is_empty() {
+                self.forget_base(engine);
+                let made = engine.bind(self.device).and_then(|()| {
+                    let heap = engine.heap(self.device)?;
+                    written.iter().try_for_each(|at| heap.make_private(*at))
+                });
+                if let Err(code) = made {
+                    log::warn!("a buffer that is to be written is shared and could not be copied: {code}");
+                    return Turn::Alone;
+                }
+                if engine.context(self.device).is_ok_and(|context| context.heap.shared_bytes() == 0) {
+                    return Turn::Alone;
+                }
+            }
+        }
+        if let Err(code) = self.find_base(engine) {
+            log::warn!("nothing is shared any more, for faults could not be mended: {code}");
+            return Turn::Alone;
+        }
+        let staged = staged(engine, ring, record).unwrap_or_default();
+        let Record { opcode, ticket, body, trailer, .. } = *record;
+        let flags = Flags::default();
+        let at = journal.push(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
+        self.noted = Some(at);
+        Turn::Now
+    }
+
+    fn at_rest(&mut self, engine: &mut Engine, then: Turn) -> Turn {
+        if engine.is_at_rest() && engine.broken.is_none() { then } else { Turn::Later }
+    }
+
+    /// What has ended is never done once more.
+    fn begin_anew(&mut self, engine: &mut Engine, journal: &mut Journal) -> Turn {
+        // Text of kernels comes with a synchronisation.
+        let device = engine.bind(self.device).and_then(|()| engine.context(self.device));
+        if let Err(code) = device.and_then(|context| context.device.synchronize()) {
+            engine.note_fault(self.device, code);
+            return Turn::Later;
+        }
+        journal.begin_anew();
+        self.is_based = false;
+        engine.output.pass_on();
+        Turn::Now
+    }
+
+    /// Sees to a base that the log can begin with.
+    fn find_base(&mut self, engine: &mut Engine) -> Result<(), CuResult> {
+        if self.is_based {
+            return Ok(());
+        }
+        let base = match self.base.take() {
+            Some(base) => base,
+            None => Base::new(engine, self.device)?,
+        };
+        let taken = base.take();
+        engine.bind_anew();
+        self.base = Some(base);
+        self.is_based = taken.is_ok();
+        taken
+    }
+
+    fn forget_base(&mut self, engine: &mut Engine) {
+        if let Some(base) = self.base.take() {
+            base.let_go(engine);
+        }
+    }
+
+    /// Gives all buffers memory of their own. Nothing is under way on the device.
+    pub(crate) fn end(&mut self, engine: &mut Engine, journal: &mut Journal) -> Result<(), CuResult> {
+        if self.begin_anew(engine, journal) == Turn::Later {
+            return Err(engine.broken.unwrap_or(CUDA_ERROR_UNKNOWN));
+        }
+        self.forget_base(engine);
+        engine.bind(self.device)?;
+        let all = 0..u64::MAX;
+        let heap = engine.heap(self.device)?;
+        let shared = heap.shared_in(std::slice::from_ref(&all));
+        shared.into_iter().try_for_each(|at| heap.make_private(at))
+    }
+
+    /// What a worker that starts again needs: none if it could mend nothing.
+    pub(super) fn mending(&self) -> Option<(PathBuf, &Base, Duration)> {
+        let base = self.base.as_ref().filter(|_| self.is_based)?;
+        Some((self.image.clone(), base, self.began.elapsed()))
+    }
+
+    /// A request waits until nothing is under way.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Sharing is to end as soon as nothing is under way.
+    pub(crate) fn is_to_end(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    pub(crate) fn leave(&mut self, answer: Sender<Result<(), String>>) {
+        self.leaving.push(answer);
+    }
+
+    /// Tells those who wait how it ended.
+    pub(crate) fn tell(&mut self, result: &Result<(), String>) {
+        self.leaving.drain(..).for_each(|answer| drop(answer.send(result.clone())));
+    }
+
+    /// Gives a base's memory back that nobody has needed for a while; when to look again, if there is one.
+    pub(crate) fn rest(&mut self, engine: &mut Engine, journal: &mut Journal) -> Option<Duration> {
+        self.base.as_ref()?;
+        if self.used.elapsed() < LINGER || self.at_rest(engine, Turn::Now) == Turn::Later {
+            return Some(LINGER);
+        }
+        if self.begin_anew(engine, journal) == Turn::Now {
+            self.forget_base(engine);
+        }
+        None
+    }
+
+    /// The request that was admitted last has failed, and had no effect.
+    pub(crate) fn failed(&mut self, journal: &mut Journal) {
+        if let Some(at) = self.noted.take() {
+            journal.fail(at);
+        }
+    }
+
+    /// The request that was admitted last was not done.
+    pub(crate) fn put_back(&mut self, journal: &mut Journal) {
+        if let Some(at) = self.noted.take() {
+            journal.put_back(at);
+        }
+    }
+}
+
+/// Requests that change nothing, and are answered when the GPU has come so far.
+fn only_waits(opcode: u32) -> bool {
+    [
+        ContextSynchronize::OPCODE,
+        StreamQuery::OPCODE,
+        StreamSynchronize::OPCODE,
+        EventQuery::OPCODE,
+        EventSynchronize::OPCODE,
+        EventElapsed::OPCODE,
+        MemoryRange::OPCODE,
+        CaptureStatus::OPCODE,
+        GraphNodes::OPCODE,
+    ]
+    .contains(&opcode)
+}
