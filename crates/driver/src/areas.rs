@@ -13,6 +13,7 @@ use crate::message::Area;
 const LEAST: u64 = 16 << 20;
 
 /// The private anonymous memory of processes before the driver adds to it.
+#[derive(Clone)]
 pub struct Before(HashMap<i32, Vec<Range<u64>>>);
 
 impl Before {
@@ -29,6 +30,15 @@ impl Before {
             out.extend(large.map(|span| Area { pid, start: span.start, end: span.end }));
         }
         out
+    }
+
+    /// These areas are no news any more.
+    pub fn add(&mut self, areas: &[Area]) {
+        for area in areas {
+            let known = self.0.entry(area.pid).or_default();
+            known.push(area.start..area.end);
+            known.sort_by_key(|span| span.start);
+        }
     }
 }
 

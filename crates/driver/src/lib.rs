@@ -14,6 +14,7 @@
 //!   frozen can't answer the driver.
 //! - What is written in a journal is done afterwards, never before.
 
+mod ahead;
 mod areas;
 mod candidate;
 mod client;

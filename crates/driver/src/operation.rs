@@ -9,6 +9,7 @@ use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::process::{tracer, tree};
 
+use crate::ahead::Ahead;
 use crate::areas::Before;
 use crate::candidate::candidates;
 use crate::error::{Error, Result};
@@ -56,7 +57,7 @@ impl Operation {
         let journal = Journal::begin(directory, id, processes, Vec::new())?;
         let mut operation =
             Operation { driver: driver.clone(), journal, limits, began: Instant::now(), phases: Vec::new() };
-        match operation.take(root) {
+        match operation.take(root, most_added(&gpus)) {
             Ok(areas) => {
                 let phases = std::mem::take(&mut operation.phases);
                 let held = Held { pids: operation.pids(), areas, gpus, phases };
@@ -71,7 +72,8 @@ impl Operation {
         }
     }
 
-    fn take(&mut self, root: i32) -> Result<Vec<Area>> {
+    /// The driver adds `bytes` to the processes' memory at most, if that is known.
+    fn take(&mut self, root: i32, bytes: u64) -> Result<Vec<Area>> {
         fault::point("driver-locking")?;
         let limit = self.limits.lock;
         let mut next = self.pids();
@@ -90,9 +92,11 @@ impl Operation {
         self.journal.step(Step::Checkpointing)?;
         let all = self.pids();
         let before = Before::of(&all);
+        let ahead = Ahead::begin(&before, bytes);
         self.each("checkpoint", all, self.limits.step, State::Checkpointed, |driver, pid| {
             driver.checkpoint(pid)
         })?;
+        drop(ahead);
         fault::point("driver-checkpointed")?;
         self.journal.step(Step::Held)?;
         Ok(before.new_areas())
@@ -327,14 +331,29 @@ fn gpus_of(driver: &Arc<dyn Driver>, processes: &[Process]) -> Result<Vec<Gpu>> 
     Ok(gpus)
 }
 
+/// How much the driver may add to the host's memory: what the processes have on the GPUs, or, where NVML does not tell
+/// that, what anybody has.
+fn most_added(gpus: &[Gpu]) -> u64 {
+    let used: u64 = gpus.iter().map(|gpu| gpu.used_bytes).sum();
+    let anybody = gpus.iter().filter_map(|gpu| gpu.memory_bytes.checked_sub(gpu.free_bytes?)).sum();
+    let most: u64 = if used > 0 { used } else { anybody };
+    // What the driver needs beside contents.
+    (most + most / 8).min(available_memory())
+}
+
 /// The driver would fail half-way, or the kernel would end a process.
 fn check_host_memory(gpus: &[Gpu]) -> Result<()> {
     let needed: u64 = gpus.iter().map(|gpu| gpu.used_bytes).sum();
+    let available = available_memory();
+    if needed > available { Err(Error::HostMemory { needed, available }) } else { Ok(()) }
+}
+
+/// Of the host; all there could be if the kernel does not tell.
+fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let available = kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10);
-    if needed > available { Err(Error::HostMemory { needed, available }) } else { Ok(()) }
+    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10)
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ impl Drop for Scene {
 fn all_are_held_and_released() {
     let scene = Scene::new();
     let mut operation = scene.operation();
-    operation.take(-1).unwrap();
+    operation.take(-1, 0).unwrap();
     assert!(scene.is(State::Checkpointed));
     assert_eq!(operation.journal.entry.step, Step::Held);
     let phases = operation.release().unwrap();
@@ -151,7 +151,7 @@ fn a_step_that_fails_or_lies_on_one_brings_all_back() {
             let scene = Scene::new();
             scene.fake.faults.lock().unwrap().insert((step, scene.pids()[1]), fault);
             let mut operation = scene.operation();
-            match operation.take(-1) {
+            match operation.take(-1, 0) {
                 Ok(_) => drop(operation.release().unwrap()),
                 Err(_) => operation.undo().unwrap(),
             }
@@ -168,7 +168,7 @@ fn a_step_that_hangs_is_left_to_the_next_helper() {
         scene.fake.faults.lock().unwrap().insert((step, scene.pids()[0]), Fault::Hang);
         let mut operation = scene.operation();
         operation.limits.lock = Duration::ZERO;
-        let took = operation.take(-1);
+        let took = operation.take(-1, 0);
         let hung = match took {
             Ok(_) => operation.release().unwrap_err(),
             Err(error) => {
@@ -190,7 +190,7 @@ fn a_step_that_hangs_is_left_to_the_next_helper() {
 fn what_is_left_is_brought_back_and_told() {
     let scene = Scene::new();
     let mut operation = scene.operation();
-    operation.take(-1).unwrap();
+    operation.take(-1, 0).unwrap();
     drop(operation);
     scene.fake.faults.lock().unwrap().insert(("restore", scene.pids()[0]), Fault::Fail);
     let journal = Journal::take_over(scene.directory.path(), "a", Duration::ZERO).unwrap().unwrap();
