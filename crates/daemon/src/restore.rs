@@ -329,7 +329,6 @@ impl Attempt<'_> {
             images_dir: &images,
             inventory: Some(&self.kept.inventory),
             sockets,
-            tcp_established: false,
             timeout: CRIU_LIMIT,
         };
         let failure = Mutex::new(None);

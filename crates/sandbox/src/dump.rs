@@ -28,8 +28,6 @@ pub struct DumpSpec<'a> {
     pub leave_running: bool,
     /// Inodes of the program's ends of Unix sockets whose other ends are outside the sandbox.
     pub external_sockets: Vec<u32>,
-    /// Whether established TCP connections are taken along; without, they make the dump fail.
-    pub tcp_established: bool,
     /// How long it may take to bring all threads to a stand.
     pub freeze_timeout: Duration,
     /// How long the step taken while the program stands may take.
@@ -45,7 +43,6 @@ impl<'a> DumpSpec<'a> {
             images_dir,
             leave_running,
             external_sockets: Vec::new(),
-            tcp_established: false,
             freeze_timeout: Duration::from_secs(10),
             frozen_timeout: Duration::from_secs(600),
             page_server: None,
@@ -179,7 +176,6 @@ impl Sandbox {
             criu: spec.criu.command().to_vec(),
             leave_running: spec.leave_running,
             external_sockets: spec.external_sockets.clone(),
-            tcp_established: spec.tcp_established,
             freeze_seconds: u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
             verdict_millis: u64::try_from(spec.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
         });

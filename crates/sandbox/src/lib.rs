@@ -18,6 +18,7 @@
 pub mod amd;
 pub mod autobound;
 pub mod capability;
+mod connections;
 mod conversation;
 mod criu;
 mod devshm;

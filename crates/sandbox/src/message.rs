@@ -44,7 +44,6 @@ pub struct Dump {
     pub criu: Vec<OsString>,
     pub leave_running: bool,
     pub external_sockets: Vec<u32>,
-    pub tcp_established: bool,
     pub freeze_seconds: u32,
     pub verdict_millis: u64,
 }
@@ -60,7 +59,6 @@ pub struct Restore {
     pub session_outside: bool,
     /// The highest pid that comes back: CRIU's own must lie above.
     pub highest_pid: i32,
-    pub tcp_established: bool,
     pub timeout_millis: u64,
 }
 

@@ -31,8 +31,6 @@ pub struct RestoreSpec<'a> {
     pub sockets: Vec<ExternalSocket<'a>>,
     /// Taken at the dump; with it, files that the program writes may have grown since.
     pub inventory: Option<&'a Inventory>,
-    /// Whether TCP connections that the dump took along are brought back.
-    pub tcp_established: bool,
     pub timeout: Duration,
 }
 
@@ -146,7 +144,6 @@ where
         outputs: inventory.outputs,
         session_outside: inventory.session_outside,
         highest_pid: inventory.highest_pid,
-        tcp_established: spec.tcp_established,
         timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
     });
     let mut descriptors = vec![images.as_fd()];

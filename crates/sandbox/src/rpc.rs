@@ -10,6 +10,7 @@ const REQUEST_DUMP: u64 = 1;
 const REQUEST_RESTORE: u64 = 2;
 const REQUEST_NOTIFY: u64 = 6;
 const CGROUPS_IGNORE: u64 = 0;
+const NETWORK_LOCK_SKIP: u64 = 3;
 /// All that CRIU does, value by value; and only its steps.
 pub const LOG_DEBUG: u32 = 4;
 pub const LOG_STEPS: u32 = 3;
@@ -24,6 +25,7 @@ pub struct Options {
     pub work_dir: Option<i32>,
     pub pid: Option<i32>,
     pub leave_running: bool,
+    /// Whether established TCP connections are taken along or brought back; without, they make it fail.
     pub tcp_established: bool,
     /// Whether the program's session is that of somebody outside of its tree.
     pub shell_job: bool,
@@ -52,6 +54,10 @@ fn options(options: &Options) -> Encoder {
         .number(18, 1)
         .number(34, CGROUPS_IGNORE)
         .number(35, GHOST_LIMIT);
+    if options.tcp_established {
+        // Both ends stand still: nothing comes meanwhile, and no packet filter is needed against it.
+        out.number(64, NETWORK_LOCK_SKIP);
+    }
     if let Some(fd) = options.page_server {
         let mut server = Encoder::default();
         server.number(4, fd as u64);

@@ -17,7 +17,7 @@ use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
-use crate::{capability, devshm, outputs};
+use crate::{capability, connections, devshm, outputs};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -89,7 +89,7 @@ impl Tree {
             images_dir: images.as_raw_fd(),
             pid: Some(self.root),
             leave_running: spec.leave_running,
-            tcp_established: spec.tcp_established,
+            tcp_established: connections::are_inside(&pids),
             shell_job: process::is_session_outside(&pids),
             timeout_seconds: Some(u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX)),
             log_file: DUMP_LOG,

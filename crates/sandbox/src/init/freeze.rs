@@ -20,7 +20,7 @@ use crate::message::{Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
 use crate::wire::Channel;
-use crate::{devshm, process};
+use crate::{connections, devshm, process};
 
 /// CRIU's log of a dump, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -56,7 +56,7 @@ pub fn dump(
         pid: Some(program.as_raw()),
         shell_job: process::is_session_outside(&tree),
         leave_running: dump.leave_running,
-        tcp_established: dump.tcp_established,
+        tcp_established: connections::are_inside(&tree),
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
         log_level: rpc::LOG_DEBUG,
@@ -130,7 +130,7 @@ pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) 
     let options = Options {
         images_dir: images.as_raw_fd(),
         work_dir: Some(work.as_raw_fd()),
-        tcp_established: restore.tcp_established,
+        tcp_established: true,
         shell_job: restore.session_outside,
         log_file: RESTORE_LOG,
         log_level: rpc::LOG_STEPS,

@@ -164,7 +164,6 @@ fn a_program_goes_on_with_its_own_log() {
         images_dir: &dir,
         sockets: Vec::new(),
         inventory: None,
-        tcp_established: false,
         timeout: Duration::from_secs(20),
     };
     let error = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
@@ -247,7 +246,6 @@ fn doomed_daemon() {
             images_dir: images.as_ref(),
             sockets: Vec::new(),
             inventory: None,
-            tcp_established: false,
             timeout: Duration::from_secs(20),
         };
         let hook = |_: &Restored| {

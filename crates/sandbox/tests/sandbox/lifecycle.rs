@@ -142,7 +142,6 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
         images_dir: &dir.join("second"),
         sockets: Vec::new(),
         inventory: None,
-        tcp_established: false,
         timeout: Duration::from_secs(20),
     };
     let (sandbox, report) = Sandbox::restore(&restore, |_: &Restored| Ok::<(), Error>(())).unwrap();
@@ -165,7 +164,6 @@ fn a_restore_that_cannot_be_or_takes_too_long_ends() {
             images_dir,
             sockets: Vec::new(),
             inventory: None,
-            tcp_established: false,
             timeout,
         };
         Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err()

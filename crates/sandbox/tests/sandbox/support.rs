@@ -199,7 +199,6 @@ impl Running {
             images_dir: images,
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
             inventory: None,
-            tcp_established: false,
             timeout: Duration::from_secs(30),
         };
         let (sandbox, report) = Sandbox::restore(&spec, hook)?;
