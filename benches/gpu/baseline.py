@@ -123,5 +123,5 @@ def measure(name, work, memory, rounds=3, started=None):
         "warm_answer_s": warm_s,
         "checkpoint": checkpoint,
         "restores": restores,
-        "first_answer_s": statistics.median(row["first_answer_s"] for row in restores),
+        "first_answer_s": statistics.median(row["first_answer_s"] for row in restores) if restores else None,
     }

@@ -12,8 +12,8 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::Cpu;
-use rekindle_sandbox::pages::{self, PageServer, ServeError, Served, Wanted};
-use rekindle_store::{Draft, Image, PartKind, Store};
+use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
 
 use crate::error::{Error, Result};
 use crate::places::private_directory;
@@ -52,7 +52,7 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
     };
     for file in &rewritten.files {
-        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes)?;
+        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known_chunks(file))?;
     }
     shared_pages::take(draft, earlier, &rewritten.shared, &known.unwrap_or_default())?;
     Ok(rewritten.warnings)
@@ -91,7 +91,7 @@ impl<'a> Pages<'a> {
     pub fn serve(self) -> Result<Option<Served>> {
         let Pages { cpu, images, out, wanted, first, socket } = self;
         fault::point("pages-begun")?;
-        let server = PageServer { socket, images, out: &out, wanted: &wanted, first };
+        let server = PageServer { socket, images, out: &out, wanted: &wanted, first, digest: content_hash };
         match server.serve(&|pid| cpu.host_pid(pid)) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
@@ -104,9 +104,19 @@ impl<'a> Pages<'a> {
 pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
     pages::point(images, served).map_err(|what| Error::Pages { what })?;
     for file in &served.files {
-        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes)?;
+        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known_chunks(file))?;
     }
     Ok(())
+}
+
+fn content_hash(bytes: &[u8]) -> [u8; 32] {
+    *ContentHash::of(bytes).bytes()
+}
+
+/// What is known of a page file's contents.
+fn known_chunks(file: &PageFile) -> KnownChunks {
+    let known = |piece: &Piece| Known { hash: ContentHash::from(piece.digest), filled: piece.filled };
+    file.pieces.iter().map(|piece| (piece.at, known(piece))).collect()
 }
 
 /// Checks an image's page files and links them into a directory for the program to map, which is not made where there

@@ -35,6 +35,10 @@ pub enum Error {
         needed >> 20, available >> 20
     )]
     HostMemory { needed: u64, available: u64 },
+    #[error(
+        "processes {first} and {second} share GPU memory through NCCL, and driver {driver_version} could not bring them back; start the program with NCCL_P2P_DISABLE=1, or use driver 610 or newer"
+    )]
+    Shared { first: i32, second: i32, driver_version: String },
     #[error("these processes could not be brought back to running: {0}")]
     Stuck(String),
     #[error("the driver helper ended while it was to {action}; its log: {}", log.display())]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::huge::Previous;
 use crate::message::UuidPair;
 
 const LONGEST: u64 = 16 << 20;
@@ -56,6 +57,9 @@ pub struct Entry {
     pub processes: Vec<Process>,
     /// For processes that are brought back onto other GPUs.
     pub pairs: Vec<UuidPair>,
+    /// To be put back.
+    #[serde(default)]
+    pub huge_pages: Option<Previous>,
 }
 
 pub struct Journal {
@@ -73,7 +77,7 @@ impl Journal {
         processes: Vec<Process>,
         pairs: Vec<UuidPair>,
     ) -> Result<Journal> {
-        let entry = Entry { boot: boot(), step: Step::Locking, processes, pairs };
+        let entry = Entry { boot: boot(), step: Step::Locking, processes, pairs, huge_pages: None };
         let lock = take_lock(&lock_path(directory, id), Duration::ZERO)?;
         let journal = Journal { directory: directory.to_path_buf(), id: id.to_string(), _lock: lock, entry };
         journal.write()?;

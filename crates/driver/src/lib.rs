@@ -20,12 +20,14 @@ mod candidate;
 mod client;
 mod error;
 mod helper;
+mod huge;
 mod journal;
 mod library;
 mod map;
 mod message;
 mod nvml;
 mod operation;
+mod sharing;
 mod states;
 
 pub use candidate::{Candidate, candidates};

@@ -13,8 +13,10 @@ use crate::ahead::Ahead;
 use crate::areas::Before;
 use crate::candidate::candidates;
 use crate::error::{Error, Result};
+use crate::huge::Switch;
 use crate::journal::{Journal, Process, Step};
 use crate::message::{Area, Gpu, Held, UuidPair};
+use crate::sharing;
 use crate::states::{Driver, State};
 
 /// The driver's own limit on a lock may be this much late.
@@ -54,6 +56,8 @@ impl Operation {
         let processes = find(driver, root, &[])?;
         let gpus = gpus_of(driver, &processes)?;
         check_host_memory(&gpus)?;
+        let pids: Vec<_> = processes.iter().map(|process| process.pid).collect();
+        sharing::refuse(&pids, gpus.first().map_or("", |gpu| &gpu.driver_version))?;
         let journal = Journal::begin(directory, id, processes, Vec::new())?;
         let mut operation =
             Operation { driver: driver.clone(), journal, limits, began: Instant::now(), phases: Vec::new() };
@@ -89,7 +93,10 @@ impl Operation {
             self.journal.add(more)?;
         }
         fault::point("driver-locked")?;
+        let huge = Switch::take();
+        self.journal.entry.huge_pages = huge.as_ref().map(|huge| huge.previous.clone());
         self.journal.step(Step::Checkpointing)?;
+        let huge = huge.map(Switch::set);
         let all = self.pids();
         let before = Before::of(&all);
         let ahead = Ahead::begin(&before, bytes);
@@ -97,6 +104,8 @@ impl Operation {
             driver.checkpoint(pid)
         })?;
         drop(ahead);
+        drop(huge);
+        self.journal.entry.huge_pages = None;
         fault::point("driver-checkpointed")?;
         self.journal.step(Step::Held)?;
         Ok(before.new_areas())
@@ -182,7 +191,10 @@ impl Operation {
     }
 
     /// Reads the states back and brings every process that lives to running, whatever was done to it.
-    fn undo(self) -> Result<()> {
+    fn undo(mut self) -> Result<()> {
+        if let Some(previous) = self.journal.entry.huge_pages.take() {
+            previous.put_back();
+        }
         let limit = self.limits.step;
         let (sender, receiver) = mpsc::channel();
         let count = self.journal.entry.processes.len();

@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use crate::process::sockets;
+
 /// In the kernel's table: a socket that waits to be called, and one that is only remembered.
 const LISTEN: &str = "0A";
 const TIME_WAIT: &str = "06";
@@ -16,15 +18,6 @@ pub fn are_inside(pids: &[i32]) -> bool {
     let Some(pid) = pids.first() else { return false };
     let table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
     among(&own, &[table("tcp"), table("tcp6")])
-}
-
-/// The inodes of a process's sockets.
-fn sockets(pid: i32) -> Vec<u64> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-    links
-        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
-        .collect()
 }
 
 fn among(own: &BTreeSet<u64>, tables: &[String]) -> bool {

@@ -70,6 +70,15 @@ fn private_span(line: &str) -> Option<Range<u64>> {
     plain.then_some(span)
 }
 
+/// The inodes of a process's sockets.
+pub fn sockets(pid: i32) -> Vec<u64> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links
+        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
+        .collect()
+}
+
 /// The threads of `pid`; none of a process that is gone.
 pub fn threads(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

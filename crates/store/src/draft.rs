@@ -23,7 +23,7 @@ use crate::lease::{Guard, Lease};
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::part_writer::PartWriter;
 use crate::pool;
-use crate::staging::Staging;
+use crate::staging::{KnownChunks, Staging};
 use crate::store::list;
 
 /// An image in the making. Dropped without being committed, it is removed with all its contents.
@@ -103,8 +103,15 @@ impl Draft {
     }
 
     /// Moves a file into the image that is to be mapped in place; see [`Staging::take_pages`].
-    pub fn take_pages(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<()> {
-        self.enter(self.staging.take_pages(kind, name, path, bytes)?);
+    pub fn take_pages(
+        &self,
+        kind: PartKind,
+        name: &str,
+        path: &Path,
+        bytes: u64,
+        known: &KnownChunks,
+    ) -> Result<()> {
+        self.enter(self.staging.take_pages(kind, name, path, bytes, known)?);
         Ok(())
     }
 

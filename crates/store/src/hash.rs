@@ -20,6 +20,12 @@ impl ContentHash {
     }
 }
 
+impl From<[u8; 32]> for ContentHash {
+    fn from(hash: [u8; 32]) -> ContentHash {
+        ContentHash(hash)
+    }
+}
+
 impl From<blake3::Hash> for ContentHash {
     fn from(hash: blake3::Hash) -> ContentHash {
         ContentHash(*hash.as_bytes())

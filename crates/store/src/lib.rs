@@ -67,6 +67,6 @@ pub use manifest::{
 pub use names::LONGEST_NAME;
 pub use part_writer::PartWriter;
 pub use raw_chunk::RawChunk;
-pub use staging::Staging;
+pub use staging::{Known, KnownChunks, Staging};
 pub use store::{Outline, Store, Summary};
 pub use verify::Report;

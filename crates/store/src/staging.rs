@@ -26,6 +26,18 @@ use crate::part_writer::PartWriter;
 use crate::pool;
 use crate::sparse;
 
+/// What is known of so many bytes of a file, from whoever wrote them: they need not be read again.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    pub hash: ContentHash,
+    /// Bytes of its pages that are not all zero.
+    pub filled: u64,
+}
+
+/// By their places in the file.
+pub type KnownChunks = HashMap<u64, Known>;
+const KNOWN_BYTES: u64 = 2 << 20;
+
 /// Writes parts of one image in the making. Cloning is cheap; all clones write to the same image.
 #[derive(Clone, Debug)]
 pub struct Staging {
@@ -92,7 +104,7 @@ impl Staging {
     pub fn put_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let bytes = fs::metadata(path).map_err(failed)?.len();
-        self.file_part(kind, name, path, bytes, |kind, _, data| self.stage(kind, data))
+        self.file_part(kind, name, path, bytes, |_, _| None, |kind, _, data| self.stage(kind, data))
     }
 
     /// Moves a file into the image as it is: it will lie at `Image::file_path`, ready to be read
@@ -101,16 +113,28 @@ impl Staging {
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let bytes = fs::metadata(path).map_err(failed)?.len();
-        self.take(kind, name, path, bytes, |_| {})
+        self.take(kind, name, path, bytes, |_, _| None, |_| {})
     }
 
     /// As [`Staging::take_file`], for a file that is to be mapped in place. The part is its first `bytes`; what is
     /// beyond them is a hole that is kept as it is.
-    pub fn take_pages(&self, kind: PartKind, name: &str, path: &Path, bytes: u64) -> Result<Part> {
+    pub fn take_pages(
+        &self,
+        kind: PartKind,
+        name: &str,
+        path: &Path,
+        bytes: u64,
+        known: &KnownChunks,
+    ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let length = fs::metadata(path).map_err(failed)?.len();
         let filled = AtomicU64::new(0);
-        let mut part = self.take(kind, name, path, bytes, |data| {
+        let known = |start, length| {
+            let one = known.get(&start).filter(|_| length == KNOWN_BYTES)?;
+            filled.fetch_add(one.filled, Ordering::Relaxed);
+            Some(one.hash)
+        };
+        let mut part = self.take(kind, name, path, bytes, known, |data| {
             filled.fetch_add(chunk::filled(data), Ordering::Relaxed);
         })?;
         part.filled = Some(filled.into_inner());
@@ -146,13 +170,15 @@ impl Staging {
         }
     }
 
-    /// `see` is shown every extent that may hold data.
+    /// `known` is asked for each extent that may hold data, by place and length; `see` is shown those that it does not
+    /// know, or that must be read anyway.
     fn take(
         &self,
         kind: PartKind,
         name: &str,
         path: &Path,
         bytes: u64,
+        known: impl Fn(u64, u64) -> Option<ContentHash> + Sync,
         see: impl Fn(&[u8]) + Sync,
     ) -> Result<Part> {
         let disk = &self.inner.disk;
@@ -162,7 +188,8 @@ impl Staging {
         let mut part = match disk.rename(path, &to) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
                 let copy = disk.create_new(&to)?;
-                let part = self.file_part(kind, name, path, bytes, |_, offset, data| {
+                let unknown = |_, _| None;
+                let part = self.file_part(kind, name, path, bytes, unknown, |_, offset, data| {
                     see(data);
                     let extent = extent(data);
                     if extent.encoding != Encoding::Zero {
@@ -180,7 +207,7 @@ impl Staging {
                 let failed = |error| Error::io("set the mode of", &to, 0, error);
                 fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).map_err(failed)?;
                 disk.start_writeback(&File::open(&to).map_err(failed)?);
-                self.file_part(kind, name, &to, bytes, |_, _, data| {
+                self.file_part(kind, name, &to, bytes, known, |_, _, data| {
                     see(data);
                     Ok(extent(data))
                 })?
@@ -204,6 +231,7 @@ impl Staging {
         name: &str,
         path: &Path,
         bytes: u64,
+        known: impl Fn(u64, u64) -> Option<ContentHash> + Sync,
         keep: impl Fn(&PartKind, u64, &[u8]) -> Result<ChunkRef> + Sync,
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
@@ -217,6 +245,9 @@ impl Staging {
             let length = size.min(bytes - start);
             if !sparse::overlaps(&spans, start..start + length) {
                 return Ok(ChunkRef::zero(length));
+            }
+            if let Some(hash) = known(start, length) {
+                return Ok(ChunkRef { hash, bytes: length, stored: length, encoding: Encoding::Raw });
             }
             buffer.resize(length as usize, 0);
             file.read_exact_at(buffer, start).map_err(failed)?;

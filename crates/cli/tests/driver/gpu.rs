@@ -199,6 +199,20 @@ fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
 }
 
 #[test]
+fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost() {
+    let scene = Scene::new();
+    let sharing = scene.start_in(2, 0, &[("LIKE_NCCL", "1")]);
+    let error = said(scene.checkpoint(&sharing, "image", "--stop"));
+    assert!(error.contains("share GPU memory") && error.contains("NCCL_P2P_DISABLE=1"), "{error}");
+    scene.go_on(2);
+    drop(sharing);
+    let apart = scene.start_in(2, 0, &[("LIKE_NCCL", "1"), ("NCCL_P2P_DISABLE", "1")]);
+    assert!(scene.checkpoint(&apart, "image", "--leave-running").status.success());
+    scene.grow(2);
+    scene.assert_tidy();
+}
+
+#[test]
 fn a_process_that_somebody_else_has_locked_is_left_alone() {
     let scene = Scene::new();
     let program = scene.start_with(1, 0);

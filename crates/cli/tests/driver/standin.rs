@@ -14,6 +14,9 @@ use crate::support::{Program, goes_on, numbers};
 /// How long a step of the driver may take in tests, milliseconds.
 const LIMIT: &str = "1500";
 
+/// In place of the kernel's switch for large pages.
+const HUGE_PAGES: &str = "huge-pages";
+
 pub struct Scene {
     pub rekindle: Rekindle,
     directory: TempDir,
@@ -42,7 +45,10 @@ fn library() -> &'static Path {
 impl Scene {
     pub fn new() -> Scene {
         let directory = tempfile::tempdir().unwrap();
+        let huge_pages = directory.path().join(HUGE_PAGES);
+        fs::write(&huge_pages, "always [madvise] never\n").unwrap();
         let rekindle = Rekindle::with(&[
+            ("REKINDLE_DRIVER_HUGE_PAGES", huge_pages.to_str().unwrap()),
             ("REKINDLE_LIBCUDA", library().to_str().unwrap()),
             ("STANDIN_DIR", directory.path().to_str().unwrap()),
             ("REKINDLE_DRIVER_LIMIT_MS", LIMIT),
@@ -92,12 +98,18 @@ impl Scene {
     }
 
     pub fn start_with(&self, processes: usize, microseconds: u32) -> Program {
+        self.start_in(processes, microseconds, &[])
+    }
+
+    /// As [`Scene::start_with`], with these variables in its environment.
+    pub fn start_in(&self, processes: usize, microseconds: u32, variables: &[(&str, &str)]) -> Program {
         let words = self.command(processes, microseconds);
         let mut command = Command::new(&words[0]);
         command
             .args(&words[1..])
             .env("REKINDLE_LIBCUDA", library())
-            .env("STANDIN_DIR", self.directory.path());
+            .env("STANDIN_DIR", self.directory.path())
+            .envs(variables.iter().copied());
         let program = Program::spawn(command.stdin(std::process::Stdio::null()));
         for number in 0..processes {
             wait("the program", || !numbers(&self.output(number)).is_empty());
@@ -149,6 +161,8 @@ impl Scene {
     /// Nothing is locked, and nothing is left of work that was not finished.
     pub fn assert_tidy(&self) {
         let journals = self.rekindle.path("state/driver");
+        let huge_pages = fs::read_to_string(self.directory.path().join(HUGE_PAGES)).unwrap();
+        assert_ne!(huge_pages, "always", "it was not set back");
         wait("the journals to be done", || fs::read_dir(&journals).is_ok_and(|all| all.count() == 0));
         self.rekindle.assert_tidy();
     }

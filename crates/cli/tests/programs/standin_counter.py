@@ -1,7 +1,10 @@
-"""Counts on the stand-in's GPU: N processes, each on GPU INDEX, into FILE, FILE.1, ... A kernel takes MICROSECONDS."""
+"""Counts on the stand-in's GPU: N processes, each on GPU INDEX, into FILE, FILE.1, ... A kernel takes MICROSECONDS.
+
+With LIKE_NCCL each process has a socket of the name that NCCL gives the one for sharing memory."""
 
 import ctypes
 import os
+import socket
 import sys
 import time
 
@@ -12,6 +15,9 @@ for number in range(1, processes):
     if os.fork() == 0:
         path = f"{path}.{number}"
         break
+if "LIKE_NCCL" in os.environ:
+    sharing = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sharing.bind(f"\0tmp/nccl-socket-0-{os.getpid()}")
 out = open(path, "a", buffering=1)
 assert driver.cuInit(0) == 0
 driver.standin_begin(index)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::PageFile;
 use super::area::Area;
 use super::contents::{Base, Run, Source, stretches};
-use super::copier::{From, Job, Jobs};
+use super::copier::{From, Job, Jobs, Pieces};
 use super::files::Files;
 use super::kept::{Kept, each_block, without};
 use super::mark;
@@ -185,7 +185,7 @@ impl<'a> Conversion<'a> {
         }
         Ok(Converted {
             areas: self.areas,
-            files: self.writers.finish()?,
+            files: self.writers.finish(&Pieces::default())?,
             runs: self.kept.finish(self.out)?,
             pages: self.kept_path,
         })

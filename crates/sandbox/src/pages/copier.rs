@@ -20,6 +20,30 @@ const LEAST_HOLE: u64 = 64 << 10;
 /// More than these share a machine's memory to no end.
 const MOST_THREADS: usize = 16;
 
+/// Names the contents of a piece.
+pub type Digest = fn(&[u8]) -> [u8; 32];
+
+/// Two megabytes of a file, written whole and not all zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Its place in the file.
+    pub at: u64,
+    pub digest: [u8; 32],
+    /// Bytes of its pages that are not all zero.
+    pub filled: u64,
+}
+
+/// Of files, what is known of their pieces.
+#[derive(Default)]
+pub struct Pieces(Vec<(Arc<File>, Vec<Piece>)>);
+
+impl Pieces {
+    pub fn of(&self, file: &Arc<File>) -> Vec<Piece> {
+        let found = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, file));
+        found.map(|(_, pieces)| pieces.clone()).unwrap_or_default()
+    }
+}
+
 /// How many threads copy.
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
@@ -96,6 +120,7 @@ pub struct Job {
 pub struct Jobs {
     state: Mutex<State>,
     more: Condvar,
+    digest: Option<Digest>,
 }
 
 #[derive(Default)]
@@ -110,6 +135,7 @@ struct Queue {
     file: Arc<File>,
     waiting: VecDeque<Job>,
     busy: usize,
+    pieces: Vec<Piece>,
 }
 
 impl Jobs {
@@ -119,7 +145,17 @@ impl Jobs {
         first: Option<&OnceLock<()>>,
         feed: impl FnOnce(&Jobs) -> Result<T, E>,
     ) -> (Result<T, E>, io::Result<()>) {
-        let jobs = Jobs::default();
+        let (fed, copied) = Jobs::with_digests(first, None, feed);
+        (fed, copied.map(|_| ()))
+    }
+
+    /// As [`Jobs::with_workers`], with digests of what was copied: each piece is looked at while it is at hand.
+    pub fn with_digests<T, E>(
+        first: Option<&OnceLock<()>>,
+        digest: Option<Digest>,
+        feed: impl FnOnce(&Jobs) -> Result<T, E>,
+    ) -> (Result<T, E>, io::Result<Pieces>) {
+        let jobs = Jobs { digest, ..Jobs::default() };
         let fed = std::thread::scope(|scope| {
             for number in 0..threads() {
                 let jobs = &jobs;
@@ -134,7 +170,10 @@ impl Jobs {
             jobs.close(fed.is_err());
             fed
         });
-        let copied = jobs.failure();
+        let copied = jobs.failure().map(|()| {
+            let queues = std::mem::take(&mut jobs.state().queues);
+            Pieces(queues.into_iter().map(|queue| (queue.file, queue.pieces)).collect())
+        });
         (fed, copied)
     }
 
@@ -145,7 +184,8 @@ impl Jobs {
         }
         let known = state.queues.iter().position(|queue| Arc::ptr_eq(&queue.file, &job.file));
         let at = known.unwrap_or_else(|| {
-            state.queues.push(Queue { file: job.file.clone(), waiting: VecDeque::new(), busy: 0 });
+            let file = job.file.clone();
+            state.queues.push(Queue { file, waiting: VecDeque::new(), busy: 0, pieces: Vec::new() });
             state.queues.len() - 1
         });
         state.queues[at].waiting.push_back(job);
@@ -175,12 +215,15 @@ impl Jobs {
     fn work(&self) {
         let mut block = vec![0; PIECE as usize];
         while let Some((queue, piece)) = self.next() {
-            let done = piece.copy(&mut block);
+            let done = piece.copy(&mut block, self.digest);
             let mut state = self.state();
             state.queues[queue].busy -= 1;
-            if let Err(error) = done {
-                state.drop_waiting();
-                state.failure.get_or_insert((error.kind(), error.to_string()));
+            match done {
+                Ok(known) => state.queues[queue].pieces.extend(known),
+                Err(error) => {
+                    state.drop_waiting();
+                    state.failure.get_or_insert((error.kind(), error.to_string()));
+                }
             }
         }
     }
@@ -226,14 +269,26 @@ impl State {
 }
 
 impl Job {
-    fn copy(&self, block: &mut [u8]) -> io::Result<()> {
+    /// Tells of what is a piece and not all zero.
+    fn copy(&self, block: &mut [u8], digest: Option<Digest>) -> io::Result<Option<Piece>> {
         let block = &mut block[..self.bytes as usize];
         self.from.read(block)?;
         let least = match self.from {
             From::Process(..) => LEAST_HOLE,
             From::File(..) => PAGE,
         };
-        filled(block, least, |at, bytes| self.file.write_all_at(bytes, self.offset + at as u64))
+        let mut is_zero = true;
+        filled(block, least, |at, bytes| {
+            is_zero = false;
+            self.file.write_all_at(bytes, self.offset + at as u64)
+        })?;
+        let Some(digest) = digest.filter(|_| self.bytes == PIECE && !is_zero) else { return Ok(None) };
+        let mut bytes_filled = 0;
+        filled(block, PAGE, |_, bytes| {
+            bytes_filled += bytes.len() as u64;
+            Ok::<(), io::Error>(())
+        })?;
+        Ok(Some(Piece { at: self.offset, digest: digest(block), filled: bytes_filled }))
     }
 }
 
@@ -291,6 +346,44 @@ mod tests {
         assert!(file.metadata().unwrap().blocks() * 512 <= 8 * PAGE, "three pages are not zero");
         // SAFETY: unmaps what was mapped above; the slice is not used any more.
         unsafe { libc::munmap(at, bytes) };
+    }
+
+    #[test]
+    fn whole_pieces_have_digests() {
+        let contents: Vec<u8> = (0..3 * PIECE).map(|at| if at < 2 * PIECE { at as u8 } else { 0 }).collect();
+        let from = Arc::new(tempfile::tempfile().unwrap());
+        from.write_all_at(&contents, 0).unwrap();
+        let (file, other) =
+            (Arc::new(tempfile::tempfile().unwrap()), Arc::new(tempfile::tempfile().unwrap()));
+        let digest: Digest = |bytes| [bytes[1], 2, 3, 4].repeat(8).try_into().unwrap();
+        let (_, copied) = Jobs::with_digests(None, Some(digest), |jobs| {
+            jobs.add(Job {
+                from: From::File(from.clone(), 0),
+                bytes: 3 * PIECE,
+                file: file.clone(),
+                offset: PIECE,
+            });
+            jobs.add(Job {
+                from: From::File(from.clone(), 0),
+                bytes: 2 * PIECE,
+                file: other.clone(),
+                offset: PAGE,
+            });
+            Ok::<(), ()>(())
+        });
+        let pieces = copied.unwrap();
+        let places = |file: &Arc<File>| {
+            let mut places: Vec<_> =
+                pieces.of(file).into_iter().map(|piece| (piece.at, piece.digest[0], piece.filled)).collect();
+            places.sort_unstable();
+            places
+        };
+        assert_eq!(places(&file), [(PIECE, 1, PIECE), (2 * PIECE, 1, PIECE)], "the third is zero");
+        assert_eq!(
+            places(&other),
+            [(PIECE, (PIECE - PAGE + 1) as u8, PIECE)],
+            "the others are parts of pieces"
+        );
     }
 
     #[test]

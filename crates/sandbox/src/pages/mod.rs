@@ -54,6 +54,7 @@ mod writers;
 
 use std::path::{Path, PathBuf};
 
+pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use point::point;
 pub use rewrite::{Wish, rewrite};
@@ -89,6 +90,8 @@ pub struct PageFile {
     pub path: PathBuf,
     /// Bytes of contents; the file is longer by [`TAIL`].
     pub bytes: u64,
+    /// What is known of it, where it was asked for.
+    pub pieces: Vec<Piece>,
 }
 
 /// The path of a page file as the program sees it.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::area::PAGE;
-use super::copier::{From, Job, Jobs, Source};
+use super::copier::{From, Job, Jobs, Pieces, Source};
 use super::server::{Placed, Served};
 use super::writers::Writers;
 use crate::proto::Encoder;
@@ -32,7 +32,19 @@ pub struct Map {
 }
 
 impl Map {
-    /// Has memory copied to where it belongs.
+    /// Has the placed areas copied.
+    pub fn copy_placed(&self, source: &Arc<Source>, jobs: &Jobs) {
+        for (placed, file) in &self.placed {
+            jobs.add(Job {
+                from: From::Process(source.clone(), placed.span.start),
+                bytes: placed.span.end - placed.span.start,
+                file: file.clone(),
+                offset: placed.offset,
+            });
+        }
+    }
+
+    /// Has memory copied that is in no placed area.
     pub fn add(&mut self, source: &Arc<Source>, memory: Range<u64>, flags: u32, jobs: &Jobs) {
         let mut from = memory.start;
         while from < memory.end {
@@ -47,25 +59,18 @@ impl Map {
             let piece = from..to.min(memory.end);
             from = piece.end;
             let bytes = piece.end - piece.start;
-            let (file, offset) = match area {
-                Some((placed, file)) => (file, placed.offset + (piece.start - placed.span.start)),
-                None => (&self.pages, self.end),
-            };
-            jobs.add(Job {
-                from: From::Process(source.clone(), piece.start),
-                bytes,
-                file: file.clone(),
-                offset,
-            });
-            if area.is_none() {
-                self.entries.push((piece.start, bytes / PAGE, flags));
-                self.end += bytes;
+            if area.is_some() {
+                continue;
             }
+            let from = From::Process(source.clone(), piece.start);
+            jobs.add(Job { from, bytes, file: self.pages.clone(), offset: self.end });
+            self.entries.push((piece.start, bytes / PAGE, flags));
+            self.end += bytes;
         }
     }
 
     /// Writes the image of the map and gives all files their lengths.
-    pub fn finish(self, served: &mut Served) -> io::Result<()> {
+    pub fn finish(self, pieces: &Pieces, served: &mut Served) -> io::Result<()> {
         self.pages.set_len(self.end)?;
         let mut out = [COMMON_MAGIC.to_le_bytes(), PAGEMAP_MAGIC.to_le_bytes()].concat();
         let mut entry = |message: &Encoder| {
@@ -82,7 +87,7 @@ impl Map {
         }
         fs::write(&self.image, out)?;
         if let Some(writers) = self.writers {
-            served.files.extend(writers.finish()?);
+            served.files.extend(writers.finish(pieces)?);
         }
         served.placed.extend(self.placed.into_iter().map(|(placed, _)| placed));
         Ok(())

@@ -8,7 +8,8 @@
 //!                                      dropped ◀──┘                     └──▶ anon-PID, page files
 //! ```
 //!
-//! Areas that were named before go to page files, to be mapped. Pages that are all zero become holes everywhere.
+//! Areas that were named before go to page files, to be mapped, from when CRIU speaks of the process for the first
+//! time. Pages that are all zero become holes everywhere.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::area::PAGE;
-use super::copier::{Jobs, Source};
+use super::copier::{Digest, Jobs, Source};
 use super::drain::{Drain, take};
 use super::page_map::Map;
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
@@ -85,16 +86,20 @@ pub struct PageServer<'a> {
     pub wanted: &'a [Wanted],
     /// Set when what goes first is done: a worker's half, which has more to copy.
     pub first: Option<&'a OnceLock<()>>,
+    /// Taken of the pieces of page files.
+    pub digest: Digest,
 }
 
 impl PageServer<'_> {
     /// Serves one dump. `host_pid` tells our pid of a process that CRIU names.
     pub fn serve(self, host_pid: &dyn Fn(i32) -> Option<i32>) -> Result<Served, ServeError> {
-        let (maps, copied) = Jobs::with_workers(self.first, |jobs| self.listen(host_pid, jobs));
+        let (maps, copied) =
+            Jobs::with_digests(self.first, Some(self.digest), |jobs| self.listen(host_pid, jobs));
         let maps = maps?;
-        copied.map_err(|error| ServeError::Failed(format!("its pages could not be copied: {error}")))?;
+        let pieces =
+            copied.map_err(|error| ServeError::Failed(format!("its pages could not be copied: {error}")))?;
         let mut served = Served::default();
-        let finished = maps.into_iter().try_for_each(|map| map.finish(&mut served));
+        let finished = maps.into_iter().try_for_each(|map| map.finish(&pieces, &mut served));
         finished.map_err(|error| ServeError::Failed(format!("its pages could not be written: {error}")))?;
         Ok(served)
     }
@@ -117,7 +122,12 @@ impl PageServer<'_> {
             match word.command {
                 OPEN => {
                     let number = maps.len() as u32 + 1;
-                    maps.push(self.open(&word, number, host_pid)?);
+                    let map = self.open(&word, number, host_pid)?;
+                    // All threads stand still by now, and CRIU takes a while to come to these.
+                    if let Some(source) = &map.source {
+                        map.copy_placed(source, jobs);
+                    }
+                    maps.push(map);
                     socket.write_all(&[0])?;
                 }
                 PARENT => socket.write_all(&0i32.to_ne_bytes())?,

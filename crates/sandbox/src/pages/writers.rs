@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::copier::threads;
+use super::copier::{Pieces, threads};
 use super::{PageFile, TAIL};
 
 /// Areas lie at the same place within one of these in memory and in the file, as large pages want it.
@@ -134,12 +134,13 @@ impl Writers {
         sets.find(|set| !self.taken.iter().any(|name| set_of(name) == set)).unwrap_or(plain)
     }
 
-    pub fn finish(self) -> io::Result<Vec<PageFile>> {
+    pub fn finish(self, pieces: &Pieces) -> io::Result<Vec<PageFile>> {
         let mut out = Vec::new();
         for writer in self.all {
             writer.file.set_len(writer.end + TAIL)?;
             let path = self.out.join(&writer.name);
-            out.push(PageFile { name: writer.name, path, bytes: writer.end });
+            let pieces = pieces.of(&writer.file);
+            out.push(PageFile { name: writer.name, path, bytes: writer.end, pieces });
         }
         Ok(out)
     }
@@ -169,7 +170,7 @@ mod tests {
         // Behind the hole; and where large pages fit, at its place in memory within one.
         assert_eq!(place(0x7f00_0009_0000..0x7f00_000a_0000, false), 0x3_0000);
         assert_eq!(place(0x7f00_0101_0000..0x7f00_0201_0000, false), 0x21_0000);
-        assert_eq!(writers.finish().unwrap()[0].name, "anon-7-3");
+        assert_eq!(writers.finish(&Pieces::default()).unwrap()[0].name, "anon-7-3");
     }
 
     #[test]
@@ -184,7 +185,7 @@ mod tests {
             assert!(offset >= last);
             last = offset + 2 * (span.end - span.start);
         }
-        let made = writers.finish().unwrap();
+        let made = writers.finish(&Pieces::default()).unwrap();
         assert_eq!((made.len(), made[0].name.as_str()), (1, "anon-7"));
         assert_eq!(fs::metadata(&made[0].path).unwrap().len(), made[0].bytes + TAIL);
     }
@@ -203,7 +204,7 @@ mod tests {
             let (writer, offset) = writers.place(ANONYMOUS, part).unwrap();
             assert!(offset + part.end - part.start == writer.end);
         }
-        let made = writers.finish().unwrap();
+        let made = writers.finish(&Pieces::default()).unwrap();
         let names: Vec<_> = made.iter().map(|file| file.name.as_str()).collect();
         assert_eq!(names, ["anon-7-2", "anon-7-2.1", "anon-7-2.2"]);
         let small = stripes(&(0x1000..0x5000));
