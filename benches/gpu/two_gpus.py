@@ -11,13 +11,15 @@ from images import ask
 from programs import Native, python_program
 from rekindle import CommandError
 
-PROGRAM = "train-two"
-# What NCCL may do between two GPUs, in variables of its own.
+PROGRAMS = ["copy-two", "train-two"]
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+# What NCCL may do between two GPUs, in variables of its own. Linux 6.16 and newer needs CRIU 4.2 for its connections.
 NCCL = {
     "nccl-threads": {},
+    "nccl-threads, sockets": SOCKETS,
     "nccl-processes": {},
-    "nccl-processes, no peer access": {"NCCL_P2P_DISABLE": "1"},
-    "nccl-processes, sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+    "nccl-processes, no peer access": {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"},
+    "nccl-processes, sockets": SOCKETS,
 }
 
 
@@ -26,7 +28,7 @@ def uuids():
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
 
 
-def measure(rekindle, work, memory):
+def measure(rekindle, program, work, memory):
     def then(image, trigger, expected):
         first, second = uuids()[:2]
         start = time.perf_counter()
@@ -36,7 +38,7 @@ def measure(rekindle, work, memory):
         rekindle("kill", "swapped")
         return {"same": answer == expected, "swapped": swapped, "one_gpu": with_one_gpu(rekindle, image)}
 
-    return driver_mode.measure(rekindle, PROGRAM, work, memory, then=then)
+    return driver_mode.measure(rekindle, program, work, memory, then=then)
 
 
 def with_one_gpu(rekindle, image):

@@ -167,6 +167,19 @@ def train_large():
     return step
 
 
+@workload("copy-two")
+def copy_two():
+    """Two tensors of 64 MB, each copied to the other's GPU."""
+    torch = torch_module()
+    a, b = (torch.randn(1 << 24, device=f"cuda:{n}") for n in range(2))
+
+    def step(i):
+        both = torch.stack([(a + b.to(a.device)).double().sum().cpu(), (b - a.to(b.device)).double().sum().cpu()])
+        return both.numpy()
+
+    return step
+
+
 @workload("train-two")
 def train_two():
     """As `train-large`, on two GPUs: each has a half of the batch, gradients go from GPU to GPU."""

@@ -126,7 +126,7 @@ fn the_holes_of_a_page_file_take_no_room() {
     file.set_len(1000 * 4096).unwrap();
     drop(file);
     let draft = store.begin("base").unwrap();
-    draft.take_pages(PartKind::CpuPages, "anon-1", &path, 1000 * 4096).unwrap();
+    draft.take_pages(PartKind::CpuPages, "anon-1", &path, 1000 * 4096, &KnownChunks::new()).unwrap();
     let base = draft.commit().unwrap();
     let part = base.part(PartKind::CpuPages, "anon-1").unwrap().clone();
     assert_eq!((part.stored(), base.manifest().sizes.stored), (4 * 4096, 4 * 4096));
