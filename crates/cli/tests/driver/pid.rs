@@ -43,6 +43,29 @@ fn a_tree_comes_back_whole() {
 }
 
 #[test]
+fn connections_of_a_program_with_itself_come_along() {
+    let rekindle = Rekindle::new();
+    let code = "import os, socket, time\ns = socket.create_server(('127.0.0.1', 0))\na = socket.create_connection(s.getsockname())\nb, _ = s.accept()\nif os.fork() == 0:\n    n = 0\n    while True:\n        a.sendall(b'%08d' % n)\n        n += 1\n        time.sleep(0.02)\nwhile True:\n    print(int(b.recv(8, socket.MSG_WAITALL)), flush=True)";
+    let out = output(&rekindle);
+    let mut program = Program::start(Command::new("python3").args(["-c", code]), &out);
+    let taken = rekindle.output(&["checkpoint", "--pid", &program.pid(), "--to", "talks", "--stop"]);
+    if !taken.status.success() {
+        let said = String::from_utf8(taken.stderr).unwrap();
+        assert!(said.contains("Operation not supported"), "{said}");
+        eprintln!("skipped: this kernel's internet sockets need CRIU 4.2");
+        goes_on(&out);
+        return;
+    }
+    program.wait().unwrap();
+    rekindle.ok(&["restore", "talks", "-d", "--name", "talks"]);
+    goes_on(&out);
+    rekindle.ok(&["checkpoint", "talks", "--to", "again", "--stop"]);
+    rekindle.ok(&["restore", "again", "-d", "--name", "talks"]);
+    goes_on(&out);
+    rekindle.ok(&["kill", "talks"]);
+}
+
+#[test]
 fn memory_that_processes_share_comes_back_shared() {
     let rekindle = Rekindle::new();
     // The child counts in memory that has no name; a memfd holds what must not change.
