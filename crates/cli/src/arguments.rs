@@ -69,6 +69,16 @@ pub enum Command {
         #[arg(short, long, value_name = "NUMBER")]
         signal: Option<i32>,
     },
+    /// Make an emulated GPU for a container: a device by the name `rekindle.dev/gpu=NAME`.
+    ///
+    /// `podman --runtime runc run --device rekindle.dev/gpu=NAME` gives it to a container, one at a time. `kill NAME`
+    /// removes it.
+    Device {
+        name: String,
+        /// The GPU: emulated[:SETTINGS].
+        #[arg(long, value_name = "GPU")]
+        gpu: Option<String>,
+    },
     /// Take an image of a running program.
     #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
     Checkpoint {

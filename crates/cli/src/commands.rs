@@ -43,6 +43,10 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Kill { names, signal })?;
             printer.print_json(&answer);
         }
+        Command::Device { name, gpu } => {
+            let answer = simply_ask(&places, &Request::Device { name, gpu })?;
+            printer.print(&answer, || answer["device"].as_str().unwrap_or_default().to_string());
+        }
         Command::Checkpoint { name, pid, container, engine, mode, gpu_wait, to, leave_running, .. } => {
             let gpu_wait_ms = (gpu_wait * 1000.0).ceil() as u64;
             let request = match (pid, container) {

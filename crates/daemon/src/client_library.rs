@@ -14,7 +14,7 @@ const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// Where links to the client lie in a run directory. They are there, and not where the library is, so that a program
 /// finds them at one place before and after a restore.
-const LINKS: &str = "lib";
+pub const LINKS: &str = "lib";
 
 /// The client: that of an installation (`../lib/rekindle` beside the executable), or the one that lies beside the
 /// executable, as it does where it was built.
@@ -33,6 +33,17 @@ pub fn link_into(run_directory: &Path, library: &Path) -> Result<()> {
     for name in NAMES {
         let place = links.join(name);
         symlink(library, &place).map_err(|source| Error::io("make the link", &place, source))?;
+    }
+    Ok(())
+}
+
+/// Puts the client itself into a run directory that is mounted where there is nothing else of ours.
+pub fn copy_into(run_directory: &Path, library: &Path) -> Result<()> {
+    let place = run_directory.join(LINKS);
+    private_directory(&place, true)?;
+    for name in NAMES {
+        let place = place.join(name);
+        fs::copy(library, &place).map_err(|source| Error::io("write", &place, source))?;
     }
     Ok(())
 }

@@ -11,8 +11,10 @@
 mod archive;
 mod cdi;
 mod containerd;
+pub mod device;
 mod engine;
 mod podman;
+mod worker_half;
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +34,7 @@ use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, Timeline};
 use crate::{fault, machine, names, preflight, restore};
 
-use engine::{Container, Engine};
+use engine::{Container, Engine, Exported};
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -58,6 +60,24 @@ pub struct KeptContainer {
     /// Of the machine, what is mounted in it.
     #[serde(default)]
     pub mounts: Vec<PathBuf>,
+    /// The GPU of Rekindle's that it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<device::KeptDevice>,
+}
+
+impl KeptContainer {
+    fn new(engine: &dyn Engine, container: &Container, exported: Exported) -> KeptContainer {
+        KeptContainer {
+            engine: engine.name().to_string(),
+            runtime: container.runtime.clone(),
+            name: container.name.clone(),
+            namespace: container.namespace.clone(),
+            reference: exported.reference,
+            devices: exported.devices,
+            mounts: exported.mounts,
+            device: None,
+        }
+    }
 }
 
 fn kind() -> PartKind {
@@ -75,6 +95,12 @@ pub fn checkpoint(
     let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
     let container = container.running()?;
     let engine = engine.as_ref();
+    if let Some(held) = device::of(daemon, container.pid) {
+        if engine.name() != podman::Podman::NAME {
+            return Err(Error::ForeignDevice { name: container.name, device: held.name() });
+        }
+        return worker_half::checkpoint(daemon, &held, &container, wish, reply);
+    }
     let _claim = daemon.claims.take(tree(container.pid))?;
     let draft = daemon.store.begin(wish.to)?;
     fault::point("checkpoint-begun")?;
@@ -91,22 +117,15 @@ pub fn checkpoint(
     reply.progress("dump", 0, 0);
     let export = || engine.export(&container, &archive, wish.leave_running);
     let exported = timeline.lane(CPU).time("dump", export)?;
-    let kept = KeptContainer {
-        engine: engine.name().to_string(),
-        runtime: container.runtime.clone(),
-        name: container.name.clone(),
-        namespace: container.namespace.clone(),
-        reference: exported.reference,
-        devices: exported.devices,
-        mounts: exported.mounts,
-    };
+    let kept = KeptContainer::new(engine, &container, exported);
+    let processes = half.as_ref().map_or(0, |half| half.pids.len());
     let seal = || seal(draft, &archive, &container, kept.clone(), half.as_ref(), reply, &timeline);
     if wish.leave_running {
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
         seal()?;
-        return Ok(report(&kept, wish, half.as_ref(), &timeline, stopped_us));
+        return Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us));
     }
     let sealed = seal();
     if let Some(hold) = hold {
@@ -119,7 +138,7 @@ pub fn checkpoint(
     }
     timeline.lane(CPU).time("end", || engine.end(&container))?;
     let stopped_us = timeline.elapsed_us();
-    Ok(report(&kept, wish, half.as_ref(), &timeline, stopped_us))
+    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
 }
 
 /// Takes the GPU halves of the container's processes; none where none has one.
@@ -210,18 +229,19 @@ fn bring_back(
 
 fn report(
     of: &KeptContainer,
-    wish: &Wish<'_>,
-    half: Option<&DriverHalf>,
+    image: &str,
+    mode: Mode,
+    gpu_processes: usize,
     timeline: &Timeline,
     stopped_us: u64,
 ) -> Report {
-    log::info!("container {:?} is in image {:?}", of.name, wish.to);
+    log::info!("container {:?} and image {image:?} are done", of.name);
     Report {
         name: of.name.clone(),
-        image: wish.to.to_string(),
-        mode: Mode::Driver,
+        image: image.to_string(),
+        mode,
         container: Some(of.engine.clone()),
-        gpu_processes: half.map_or(0, |half| half.pids.len()),
+        gpu_processes,
         total_us: timeline.elapsed_us(),
         stopped_us,
         warnings: Vec::new(),
@@ -268,6 +288,12 @@ pub fn restore(
     let archive = image.file_path(part).ok_or_else(|| refused(format!("its part {ARCHIVE} is no file")))?;
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     timeline.time("check", || image.check_parts(&[part], threads))?;
+    if let Some(device) = &of.device {
+        worker_half::restore(daemon, image, kept, of, device, name, wish, &timeline)?;
+        let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+        let (image, processes) = (&image.manifest().name, usize::from(kept.client.is_some()));
+        return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
+    }
     timeline.lane(CPU).time("restore", || engine.import(&archive, of, name))?;
     let half = kept.driver.as_ref();
     let back = fault::point("restore-complete")
@@ -277,19 +303,9 @@ pub fn restore(
         daemon.driver.abandon(&id);
         return Err(error);
     }
-    log::info!("image {:?} runs as container {name:?}", image.manifest().name);
-    let total_us = timeline.elapsed_us();
-    Ok(Report {
-        name: name.to_string(),
-        image: image.manifest().name.clone(),
-        mode: Mode::Driver,
-        container: Some(of.engine.clone()),
-        gpu_processes: half.map_or(0, |half| half.pids.len()),
-        total_us,
-        stopped_us: total_us,
-        warnings: kept.warnings.clone(),
-        phases: timeline.phases(),
-    })
+    let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    let (image, processes) = (&image.manifest().name, half.map_or(0, |half| half.pids.len()));
+    Ok(report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us()))
 }
 
 /// What a restore needs of the machine, beside GPUs: the devices that the container was given by name, and what is

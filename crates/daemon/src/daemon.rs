@@ -11,6 +11,7 @@ use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
 use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
+use crate::container::device;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gpu;
@@ -103,8 +104,14 @@ impl Daemon {
         for record in Record::load_all(&self.places.sandboxes())? {
             known.insert(record.id.clone());
             let held = Held::new(&self.places, &self.pool, record);
-            if held.is_live() {
-                self.take_over(&held);
+            match held.is_live() {
+                true if held.record().device => {
+                    if let Err(error) = device::adopt(self, &held) {
+                        log::error!("{error}");
+                    }
+                }
+                true => self.take_over(&held),
+                false => {}
             }
             adopted.push(held);
         }

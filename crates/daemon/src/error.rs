@@ -84,6 +84,31 @@ pub enum Error {
     )]
     SeveralContainers { name: String, places: String },
 
+    #[error(
+        "{gpu:?} is no GPU for a container; containers get real ones from their engine (`--device nvidia.com/gpu=all`)"
+    )]
+    RealContainerGpu { gpu: String },
+
+    #[error(
+        "a container's GPU cannot be named {shown:?}; use letters, digits, `-`, `_` and `.`, a letter or digit first"
+    )]
+    BadDeviceName { shown: String },
+
+    #[error(
+        "{name:?} is a container's GPU, so that it cannot be {wanted}; that is for the container and its engine"
+    )]
+    ContainerDevice { name: String, wanted: &'static str },
+
+    #[error(
+        "the container {name} has the GPU {device:?} of Rekindle's; only Podman's containers are taken with such"
+    )]
+    ForeignDevice { name: String, device: String },
+
+    #[error(
+        "the container {name} was restored, so that its connection to its GPU is not in its network namespace, where CRIU looks for it; only one with the host's network (`--network host`) can be checkpointed again"
+    )]
+    RestoredContainer { name: String },
+
     #[error("the container {name} is {found}, not running; start it first")]
     ContainerNotRunning { name: String, found: String },
 

@@ -10,10 +10,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use rekindle_protocol::client::{Admission, GATE};
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::Request;
+use rekindle_sandbox::process;
 
 use crate::error::{Error, Result};
 use crate::held::Held;
@@ -83,7 +85,11 @@ fn answer(held: &Arc<Held>, stream: &UnixStream) -> Result<()> {
 
 fn admit(held: &Arc<Held>, peer: i32) -> Result<UnixStream> {
     let (client_end, worker_end) =
-        UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+        pair_for(peer).map_err(|source| Error::system("make a pair of sockets", source))?;
+    if held.record().device {
+        // Its program is not the one that was restored here last.
+        held.note(|record| record.image = None);
+    }
     let serve = Request::Serve { run_directory: held.run_directory.to_string_lossy().into_owned() };
     let mut worker = free_worker(held)?;
     let mut served = worker.command("serve", &serve, &[worker_end.as_fd()]);
@@ -97,6 +103,20 @@ fn admit(held: &Arc<Held>, peer: i32) -> Result<UnixStream> {
     worker.set_client(peer);
     held.note_workers();
     Ok(client_end)
+}
+
+/// Two connected sockets in the process's network namespace: CRIU finds a program's sockets in that alone.
+fn pair_for(peer: i32) -> io::Result<(UnixStream, UnixStream)> {
+    if process::namespace(peer, "net") == process::namespace(std::process::id() as i32, "net") {
+        return UnixStream::pair();
+    }
+    let network = fs::File::open(format!("/proc/{peer}/ns/net"))?;
+    // The thread ends in that namespace; the daemon's others stay where they are.
+    let made = std::thread::spawn(move || {
+        setns(&network, CloneFlags::CLONE_NEWNET)?;
+        UnixStream::pair()
+    });
+    made.join().unwrap_or_else(|_| Err(io::Error::other("the thread that made them panicked")))
 }
 
 fn free_worker(held: &Arc<Held>) -> Result<Arc<Worker>> {

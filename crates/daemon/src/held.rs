@@ -155,6 +155,7 @@ impl Held {
     pub fn cpu(&self, wanted: &'static str) -> Result<&Sandbox> {
         let record = self.record();
         match self.cpu.get() {
+            _ if record.device => Err(Error::ContainerDevice { name: record.name, wanted }),
             Some(cpu) if record.is_live() => Ok(cpu),
             _ => Err(Error::NotRunning {
                 name: record.name,
@@ -280,7 +281,9 @@ impl Held {
             let record = self.record();
             return Err(Error::Occupied { name: record.name, state: state_word(record.state).to_string() });
         };
-        self.cpu(wanted)?;
+        if !self.lock().device {
+            self.cpu(wanted)?;
+        }
         self.update(|record| record.state = state)?;
         Ok(Operation { held: self, _guard: guard })
     }

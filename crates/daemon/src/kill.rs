@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use crate::container::device;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 
@@ -38,6 +39,10 @@ pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Va
 
 fn one(daemon: &Daemon, name: &str, signal: Option<Signal>) -> Result<()> {
     let held = daemon.sandboxes.get(name)?;
+    if held.is_live() && held.record().device && signal.is_none() {
+        device::remove(daemon, &held);
+        return Ok(());
+    }
     let cpu = held.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);

@@ -101,6 +101,10 @@ pub fn on_clock(phases: Vec<Phase>, began_us: u64) -> Vec<Phase> {
 }
 
 fn end(held: &Held, image: &str, error: &Error) {
+    if held.record().device {
+        // Its program is the engine's, and sees its calls fail.
+        return held.tell(format!("image {image:?} could not be restored: {error}"));
+    }
     let Ok(cpu) = held.cpu("ended") else { return };
     held.tell(format!("image {image:?} could not be restored, and the program was ended: {error}"));
     if let Err(error) = cpu.kill() {

@@ -20,6 +20,9 @@ pub struct Record {
     pub name: String,
     #[serde(default)]
     pub mode: Mode,
+    /// Whether it is a GPU for a container, whose engine has the program.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device: bool,
     pub state: State,
     pub pid: i32,
     pub command: Vec<String>,
@@ -167,6 +170,7 @@ mod tests {
             id: "0a".into(),
             name: "../$(x)".into(),
             mode: Mode::Driver,
+            device: false,
             state: State::Running,
             pid: 7,
             command: vec!["true".into()],

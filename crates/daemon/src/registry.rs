@@ -115,6 +115,7 @@ mod tests {
             id: format!("{:x}", name.len()),
             name: name.to_string(),
             mode: Default::default(),
+            device: false,
             state,
             pid: 1,
             command: Vec::new(),

@@ -65,24 +65,24 @@ pub struct Wish<'a> {
     pub record: bool,
 }
 
-struct Attempt<'a> {
-    daemon: &'a Daemon,
-    held: &'a Arc<Held>,
-    image: &'a Image,
-    kept: &'a Kept,
+pub struct Attempt<'a> {
+    pub daemon: &'a Daemon,
+    pub held: &'a Arc<Held>,
+    pub image: &'a Image,
+    pub kept: &'a Kept,
     /// Onto which GPUs the driver brings its half back.
-    pairs: &'a [UuidPair],
-    timeline: &'a Timeline,
-    wish: &'a Wish<'a>,
+    pub pairs: &'a [UuidPair],
+    pub timeline: &'a Timeline,
+    pub wish: &'a Wish<'a>,
 }
 
 /// A GPU half in its place, but for contents.
-struct GpuHalf {
+pub struct GpuHalf {
     /// On the restore's clock.
-    began_us: u64,
+    pub began_us: u64,
     /// What it reads from caches.
-    loan: Loan,
-    journal: OwnedFd,
+    pub loan: Loan,
+    pub journal: OwnedFd,
 }
 
 /// Returns when the program runs.
@@ -170,6 +170,7 @@ fn hold(
             id: new_id()?,
             name,
             mode,
+            device: false,
             state: State::Restoring,
             pid: 0,
             command,
@@ -276,7 +277,7 @@ impl Attempt<'_> {
     }
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
-    fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
+    pub fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
         let (caches, gpu) = (self.held.caches(), self.held.record().gpu);
         let let_go = || self.held.end_prepared();
@@ -389,7 +390,7 @@ impl Attempt<'_> {
     }
 
     /// Makes the board, ring and pinned files that the program had mapped, all zero.
-    fn make_files(&self, client: &Quiesced) -> Result<()> {
+    pub fn make_files(&self, client: &Quiesced) -> Result<()> {
         for (name, bytes) in &client.files {
             let path = self.held.run_directory.join(name);
             OpenOptions::new()
@@ -403,7 +404,7 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    fn load_pinned(&self, client: &Quiesced) -> Result<()> {
+    pub fn load_pinned(&self, client: &Quiesced) -> Result<()> {
         for part in self.image.parts(PartKind::Pinned) {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));

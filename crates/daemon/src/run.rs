@@ -43,6 +43,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
             id: new_id()?,
             name,
             mode: wish.mode,
+            device: false,
             state: State::Starting,
             pid: 0,
             command: wish.command.clone(),
@@ -86,6 +87,7 @@ pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
         .create(&held.run_directory)
         .map_err(|source| Error::io("make directory", &held.run_directory, source))
         .and_then(|()| match &library {
+            Some(library) if held.record().device => client_library::copy_into(&held.run_directory, library),
             Some(library) => client_library::link_into(&held.run_directory, library),
             None => Ok(()),
         })

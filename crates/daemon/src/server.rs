@@ -183,6 +183,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             };
             json!(restore::restore(daemon, &wish, reply)?)
         }
+        Request::Device { name, gpu } => container::device::make(daemon, &name, gpu.as_deref())?,
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,

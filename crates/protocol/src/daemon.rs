@@ -61,6 +61,11 @@ pub enum Request {
         leave_running: bool,
         gpu_wait_ms: u64,
     },
+    /// Makes a GPU for a container.
+    Device {
+        name: String,
+        gpu: Option<String>,
+    },
     /// Takes an image of a container.
     CheckpointContainer {
         container: String,

@@ -37,6 +37,12 @@ impl Handle {
     }
 }
 
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Whether `fd` can be read, or its other side has closed, within `timeout` (`None`: waits for ever).
 pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     let deadline = timeout.map(|timeout| std::time::Instant::now() + timeout);

@@ -156,6 +156,12 @@ impl Message {
         self
     }
 
+    /// Adds a field behind those that are there.
+    pub fn add_bytes(&mut self, field: u64, new: Vec<u8>) -> &mut Self {
+        self.0.push((field, Field::Bytes(new)));
+        self
+    }
+
     pub fn remove(&mut self, field: u64) -> &mut Self {
         self.0.retain(|(number, _)| *number != field);
         self

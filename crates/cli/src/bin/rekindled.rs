@@ -1,5 +1,5 @@
 //! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled driver-helper`,
-//! `rekindled sandbox-init`.
+//! `rekindled sandbox-init`, `rekindled criu-relay`.
 //!
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
@@ -80,6 +80,7 @@ fn main() -> ExitCode {
     match words.next().as_ref().and_then(|word| word.to_str()) {
         Some("worker") => return rekindle_worker::main(words),
         Some(rekindle_driver::HELPER_ARGUMENT) => return rekindle_driver::main(words),
+        Some(rekindle_sandbox::RELAY_ARGUMENT) => return rekindle_sandbox::relay_main(words),
         Some("gpus") => return gpus(),
         Some(rekindle_sandbox::INIT_ARGUMENT) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());

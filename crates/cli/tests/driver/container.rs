@@ -185,7 +185,7 @@ pub fn root_archive(directory: &Path) -> PathBuf {
 }
 
 /// What the container has counted, none of it missing.
-fn counted(name: &str) -> Vec<u64> {
+pub fn counted(name: &str) -> Vec<u64> {
     let output = podman(&["exec", name, "/bin/cat", "/count"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let all: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
@@ -193,12 +193,12 @@ fn counted(name: &str) -> Vec<u64> {
     all
 }
 
-fn goes_on(name: &str) {
+pub fn goes_on(name: &str) {
     let before = counted(name).len();
     wait("the container to go on", || counted(name).len() > before + 3);
 }
 
-fn is_running(name: &str) -> bool {
+pub fn is_running(name: &str) -> bool {
     let output = podman(&["inspect", "--format", "{{.State.Status}}", name]);
     String::from_utf8_lossy(&output.stdout).trim() == "running"
 }

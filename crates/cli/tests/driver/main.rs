@@ -5,6 +5,7 @@ mod harness;
 
 mod amd;
 mod container;
+mod container_gpu;
 mod containerd;
 mod faults;
 mod gpu;

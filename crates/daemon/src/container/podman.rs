@@ -71,6 +71,19 @@ impl Podman {
         Podman { path: search_path(criu) }
     }
 
+    /// With another CRIU's directory before ours.
+    pub fn through(criu: &Criu, directory: &Path) -> Podman {
+        let mut path = directory.as_os_str().to_owned();
+        path.push(":");
+        path.push(search_path(criu));
+        Podman { path }
+    }
+
+    /// Ends a container at once.
+    pub fn stop(&self, container: &Container) -> Result<()> {
+        self.run("end the container", &["stop", "--time", "0", &container.id]).map(drop)
+    }
+
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(Podman::PROGRAM);
         command.args(words).env("PATH", &self.path);
