@@ -14,6 +14,7 @@ mod containerd;
 pub mod device;
 mod engine;
 mod podman;
+mod standing;
 mod worker_half;
 
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ use crate::timeline::{CPU, GPU, Timeline};
 use crate::{fault, machine, names, preflight, restore};
 
 use engine::{Container, Engine, Exported};
+use standing::Stopped;
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -115,12 +117,19 @@ pub fn checkpoint(
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
-    let export = || engine.export(&container, &archive, wish.leave_running);
-    let exported = timeline.lane(CPU).time("dump", export)?;
+    let export = || match wish.leave_running && engine.name() == podman::Podman::NAME {
+        true => standing::export(daemon, &scratch, &container, &archive),
+        false => {
+            let exported = engine.export(&container, &archive, wish.leave_running);
+            exported.map(|exported| (exported, Stopped::default()))
+        }
+    };
+    let (exported, stopped) = timeline.lane(CPU).time("dump", export)?;
     let kept = KeptContainer::new(engine, &container, exported);
     let processes = half.as_ref().map_or(0, |half| half.pids.len());
     let seal = || seal(draft, &archive, &container, kept.clone(), half.as_ref(), reply, &timeline);
     if wish.leave_running {
+        drop(stopped);
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();

@@ -224,6 +224,10 @@ fn a_container_goes_on_beside_its_image_and_the_image_continues_it_with_its_file
     let second = base.own(&format!("{name}-again"));
     rekindle.ok(&["restore", "two", "--name", &second]);
     goes_on(&second);
+    // Its files are as old as its memory, also in the image of one that went on.
+    let third = base.own(&format!("{name}-first"));
+    rekindle.ok(&["restore", "one", "--name", &third]);
+    goes_on(&third);
     rekindle.assert_tidy();
 }
 

@@ -19,12 +19,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Mode, Report, State};
 use rekindle_protocol::worker::{Request, Response};
-use rekindle_sandbox::process::{Handle, innermost_pid, namespace, tree};
+use rekindle_sandbox::process::{innermost_pid, namespace, tree};
 use rekindle_sandbox::{Course, Inventory, Relay};
 use rekindle_store::{Draft, Image, Part};
 
 use super::engine::{Container, Engine, Exported};
 use super::podman::Podman;
+use super::standing::{self, Stopped};
 use super::{ARCHIVE, KeptContainer, device, kind};
 use crate::checkpoint::{Scratch, Wish, parse_part, serving_worker};
 use crate::client_library;
@@ -68,7 +69,7 @@ pub fn checkpoint(
     let id = format!("container-{}", container.id);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
-    let relay = relay(daemon, held, &scratch)?;
+    let relay = standing::relay(daemon, &held.id, &scratch)?;
     let podman = Podman::through(daemon.criu()?, relay.directory());
     reply.progress("dump", 0, 0);
     let client = quiet.as_ref().map(|quiet| quiet.client.clone());
@@ -205,36 +206,6 @@ fn shares_network(pid: i32) -> bool {
     namespace(pid, "net") == namespace(std::process::id() as i32, "net")
 }
 
-/// The relay of one checkpoint or restore. Its socket's path must be short.
-fn relay(daemon: &Daemon, held: &Held, scratch: &Scratch) -> Result<Relay> {
-    let socket = daemon.places.runs.join(format!("criu-{}.sock", held.id));
-    Ok(Relay::make(&scratch.path.join("criu"), &socket, &daemon.program, daemon.criu()?)?)
-}
-
-/// Processes that a signal keeps from running; they go on when this is dropped.
-#[derive(Default)]
-struct Stopped(Vec<Handle>);
-
-impl Stopped {
-    fn all(root: i32) -> Stopped {
-        let handles = tree(root).into_iter().filter_map(|pid| Handle::open(pid).ok());
-        // One that has ended needs none.
-        Stopped(handles.filter(|handle| handle.signal(libc::SIGSTOP).is_ok()).collect())
-    }
-
-    fn forget(mut self) {
-        self.0.clear();
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        for handle in &self.0 {
-            let _ = handle.signal(libc::SIGCONT);
-        }
-    }
-}
-
 /// Makes a container of the image and continues it, its GPU half in a new worker. The name is free, the archive whole.
 pub fn restore(
     daemon: &Daemon,
@@ -295,7 +266,7 @@ fn both_halves(
 ) -> Result<Rest> {
     let (held, timeline) = (attempt.held, attempt.timeline);
     let scratch = Scratch::make(daemon.places.dumps().join(format!("restore-{}", held.id)))?;
-    let relay = relay(daemon, held, &scratch)?;
+    let relay = standing::relay(daemon, &held.id, &scratch)?;
     let podman = Podman::through(daemon.criu()?, relay.directory());
     let (client_end, worker_end) =
         UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
