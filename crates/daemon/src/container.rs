@@ -142,7 +142,7 @@ pub fn checkpoint(
     }
     if let Err(error) = sealed {
         engine.go_on(&container)?;
-        bring_back(daemon, engine, &kept, &container.name, &id, half.as_ref(), &[], &timeline)?;
+        bring_back(daemon, engine, &kept, &id, half.as_ref(), &[], &timeline)?;
         return Err(error);
     }
     timeline.lane(CPU).time("end", || engine.end(&container))?;
@@ -214,14 +214,13 @@ fn bring_back(
     daemon: &Daemon,
     engine: &dyn Engine,
     of: &KeptContainer,
-    name: &str,
     id: &str,
     half: Option<&DriverHalf>,
     pairs: &[UuidPair],
     timeline: &Timeline,
 ) -> Result<()> {
     let Some(half) = half else { return Ok(()) };
-    let pids = pid_map(engine::running(engine, of.namespace.as_deref(), name)?.pid);
+    let pids = pid_map(engine::running(engine, of.namespace.as_deref(), &of.name)?.pid);
     let host = |pid: &i32| {
         pids.get(pid).copied().ok_or_else(|| Error::Engine {
             engine: engine.name(),
@@ -297,22 +296,21 @@ pub fn restore(
     let archive = image.file_path(part).ok_or_else(|| refused(format!("its part {ARCHIVE} is no file")))?;
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     timeline.time("check", || image.check_parts(&[part], threads))?;
-    if let Some(device) = &of.device {
-        worker_half::restore(daemon, image, kept, of, device, name, wish, &timeline)?;
-        let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    if of.device.is_some() {
+        worker_half::restore(daemon, image, kept, of, name, wish, &timeline)?;
         let (image, processes) = (&image.manifest().name, usize::from(kept.client.is_some()));
         return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
     }
     timeline.lane(CPU).time("restore", || engine.import(&archive, of, name))?;
     let half = kept.driver.as_ref();
     let back = fault::point("restore-complete")
-        .and_then(|()| bring_back(daemon, engine, of, name, &id, half, &pairs, &timeline));
+        .and_then(|()| bring_back(daemon, engine, &renamed, &id, half, &pairs, &timeline));
     if let Err(error) = back {
         engine.remove(of, name);
         daemon.driver.abandon(&id);
         return Err(error);
     }
-    let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
     let (image, processes) = (&image.manifest().name, half.map_or(0, |half| half.pids.len()));
     Ok(report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us()))
 }

@@ -113,7 +113,7 @@ impl Containerd {
         self.begin("probe")?;
         let taken = self.ctr(&["containers", "checkpoint", "--task", "probe", "localhost/probe:1"]);
         self.remove("probe");
-        self.ctr(&["images", "rm", "localhost/probe:1"]);
+        self.ctr(&["images", "rm", "--sync", "localhost/probe:1"]);
         taken.status.success().then_some(()).ok_or_else(|| said(&taken))
     }
 

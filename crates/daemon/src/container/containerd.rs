@@ -92,7 +92,9 @@ impl Containerd {
         let place = archive.to_string_lossy();
         let words = ["images", "export", "--skip-manifest-json", &place, &reference];
         let exported = paused.and_then(|()| self.of(CHECKPOINT, container, &words));
-        if let Err(error) = self.of("forget its checkpoint", container, &["images", "rm", &reference]) {
+        if let Err(error) =
+            self.of("forget its checkpoint", container, &["images", "rm", "--sync", &reference])
+        {
             log::warn!("{error}");
         }
         if let Err(error) = exported {
@@ -147,7 +149,8 @@ impl Engine for Containerd {
     }
 
     /// containerd lets the container go on by itself; one that is to end is paused right behind that. What an archive
-    /// must have is looked for in it: containerd was seen to make one that it could not restore.
+    /// must have is looked for in it: `ctr` leaves out, and says nothing, where containerd has an equal part already. So
+    /// its checkpoints are removed at once, with all that they had.
     fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported> {
         let mut reference = self.try_export(container, archive, leave_running)?;
         if let Err(lack) = check_archive(archive) {
@@ -163,7 +166,9 @@ impl Engine for Containerd {
                 return Err(Error::Engine {
                     engine: Containerd::NAME,
                     action: CHECKPOINT,
-                    reason: format!("what it has exported has no {lack}; try again"),
+                    reason: format!(
+                        "what it has exported has no {lack}, as happens where it has an equal part of another checkpoint; remove that (`ctr images ls`)"
+                    ),
                 });
             }
         }
@@ -210,7 +215,9 @@ impl Engine for Containerd {
         self.run(action, namespace, &["images", "import", "--no-unpack", &archive])?;
         let words = ["containers", "restore", "--rw", "--live", name, reference];
         let restored = self.run(action, namespace, &words);
-        if let Err(error) = self.run("forget the checkpoint", namespace, &["images", "rm", reference]) {
+        if let Err(error) =
+            self.run("forget the checkpoint", namespace, &["images", "rm", "--sync", reference])
+        {
             log::warn!("{error}");
         }
         restored.map(drop).inspect_err(|_| self.remove(of, name))

@@ -63,7 +63,7 @@ pub fn checkpoint(
     fault::point("checkpoint-begun")?;
     let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
     reply.progress("quiesce", 0, 0);
-    let quiet = worker.as_ref().map(|worker| timeline.time("quiesce", || Quiet::begin(held, worker)));
+    let quiet = worker.as_ref().map(|worker| timeline.time("quiesce", || Quiet::begin(held, worker, false)));
     let mut quiet = quiet.transpose()?;
     fault::point("quiesced")?;
     let id = format!("container-{}", container.id);
@@ -212,15 +212,16 @@ pub fn restore(
     image: &Image,
     kept: &Kept,
     of: &KeptContainer,
-    kept_device: &device::KeptDevice,
     name: &str,
     wish: &restore::Wish<'_>,
     timeline: &Timeline,
 ) -> Result<()> {
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let device =
+        of.device.as_ref().ok_or_else(|| refused("its container had no GPU of Rekindle's".to_string()))?;
     check_library(daemon, image).map_err(refused)?;
     let gpu = gpu::choose(Some(wish.gpu.unwrap_or(&kept.gpu)))?;
-    let held = device::bring_back(daemon, kept_device, &gpu).map_err(refused)?;
+    let held = device::bring_back(daemon, device, &gpu).map_err(refused)?;
     let operation = held.begin_settled(State::Restoring, "restored")?;
     held.note(|record| {
         record.gpu = gpu;
@@ -316,8 +317,8 @@ fn both_halves(
 /// Our pid of the process that the container knows as `inside`, which descends from the relay.
 fn find(relay: i32, inside: i32) -> Option<i32> {
     let ours = namespace(relay, "pid");
-    let restored = tree(relay).into_iter().filter(|pid| namespace(*pid, "pid") != ours);
-    restored.filter(|pid| innermost_pid(*pid) == Some(inside)).next()
+    let mut restored = tree(relay).into_iter().filter(|pid| namespace(*pid, "pid") != ours);
+    restored.find(|pid| innermost_pid(*pid) == Some(inside))
 }
 
 /// The program has the client of its image mapped.
