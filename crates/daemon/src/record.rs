@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rekindle_protocol::daemon::{Mode, Sandbox, State};
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::error::{Error, Result};
 use crate::sleep::Asleep;
 
@@ -48,6 +49,28 @@ pub struct WorkerRecord {
 }
 
 impl Record {
+    /// Of a sandbox that begins now and has nothing yet.
+    pub fn new(id: String, name: String, mode: Mode, state: State, gpu: String) -> Record {
+        Record {
+            id,
+            name,
+            mode,
+            device: false,
+            state,
+            pid: 0,
+            command: Vec::new(),
+            directory: String::new(),
+            gpu,
+            started: clock::now(),
+            ended: None,
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: Vec::new(),
+            asleep: None,
+        }
+    }
+
     pub fn is_live(&self) -> bool {
         is_live(self.state)
     }

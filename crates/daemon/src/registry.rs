@@ -112,22 +112,16 @@ mod tests {
 
     fn held(places: &Places, name: &str, state: State) -> Arc<Held> {
         let record = Record {
-            id: format!("{:x}", name.len()),
-            name: name.to_string(),
-            mode: Default::default(),
-            device: false,
-            state,
             pid: 1,
-            command: Vec::new(),
-            directory: String::new(),
-            gpu: String::new(),
             started: name.to_string(),
             ended: Some(name.to_string()),
-            exit_code: None,
-            image: None,
-            problem: None,
-            workers: Vec::new(),
-            asleep: None,
+            ..Record::new(
+                format!("{:x}", name.len()),
+                name.to_string(),
+                rekindle_protocol::daemon::Mode::default(),
+                state,
+                String::new(),
+            )
         };
         let caches = Caches::new(CacheLimits::default(), places.store());
         let none = PoolSize { per_gpu: 0, most: 0, images: 0 };

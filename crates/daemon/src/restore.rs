@@ -11,21 +11,17 @@
 //! is not there yet; what is on the GPU it cannot see, so contents of buffers may come later ([`loading`]). Whatever
 //! fails, all that was taken is given back.
 
-use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
-use std::time::Duration;
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::worker::{Request, Response};
-use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, autobound};
-use rekindle_store::{Image, PartKind};
+use rekindle_sandbox::{ExternalSocket, Sandbox};
+use rekindle_store::Image;
 
 use crate::caches::Loan;
 use crate::daemon::Daemon;
@@ -43,14 +39,10 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{
-    clock, container, cpu_pages, driver_half, fault, framework, gpu, load_order, machine, names, preflight,
-};
+use crate::{container, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
 
-/// How long CRIU may take.
-const CRIU_LIMIT: Duration = Duration::from_secs(120);
-/// Pinned memory is loaded in pieces of this size.
-const PIECE: u64 = 8 << 20;
+mod cpu;
+mod shared_files;
 
 /// What the user asks for.
 pub struct Wish<'a> {
@@ -167,22 +159,10 @@ fn hold(
     };
     daemon.sandboxes.add(name, &stem, |name| {
         let record = Record {
-            id: new_id()?,
-            name,
-            mode,
-            device: false,
-            state: State::Restoring,
-            pid: 0,
             command,
             directory,
-            gpu,
-            started: clock::now(),
-            ended: None,
-            exit_code: None,
             image: Some(image.manifest().name.clone()),
-            problem: None,
-            workers: Vec::new(),
-            asleep: None,
+            ..Record::new(new_id()?, name, mode, State::Restoring, gpu)
         };
         create(daemon, record)
     })
@@ -300,126 +280,6 @@ impl Attempt<'_> {
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }
-    }
-
-    fn restore_cpu(
-        &self,
-        sockets: &[ExternalSocket<'_>],
-        before_resume: impl FnOnce(&Restored) -> Result<()>,
-    ) -> Result<Sandbox> {
-        let cpu = self.timeline.lane(CPU);
-        let checked = cpu.time("check files", || self.check_cpu_files())?;
-        let own = self.held.pages.with_extension("images");
-        let mut names = autobound::settle(&checked, &own)
-            .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
-        let images = names.as_ref().map_or(&*checked, |names| names.images(&checked)).to_path_buf();
-        cpu.time("link pages", || cpu_pages::link(self.image, &self.held.pages, available_threads()))?;
-        let sockets = sockets
-            .iter()
-            .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
-            .collect();
-        let criu = match self.kept.amd.is_empty() {
-            true => self.daemon.criu()?.clone(),
-            false => {
-                driver_half::amd_criu(self.daemon.criu()?, || "the image has an AMD GPU half".to_string())?
-            }
-        };
-        let spec = RestoreSpec {
-            sandbox: self.held.place(),
-            criu: &criu,
-            images_dir: &images,
-            inventory: Some(&self.kept.inventory),
-            sockets,
-            timeout: CRIU_LIMIT,
-        };
-        let failure = Mutex::new(None);
-        let start_us = self.timeline.elapsed_us();
-        let restored = Sandbox::restore(&spec, |restored| {
-            if let Some(names) = &mut names {
-                names.bound();
-            }
-            before_resume(restored).map_err(|error| {
-                let sentence = error.to_string();
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                sentence
-            })
-        });
-        match restored {
-            Ok((cpu, report)) => {
-                self.note_restore(start_us, &report);
-                Ok(cpu)
-            }
-            Err(error) => {
-                let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
-            }
-        }
-    }
-
-    fn note_restore(&self, start_us: u64, report: &RestoreReport) {
-        let micros = |duration: Duration| duration.as_micros() as u64;
-        let cpu = self.timeline.lane(CPU);
-        cpu.note("namespaces", start_us, micros(report.namespaces), 0);
-        let criu_us = start_us + micros(report.namespaces);
-        let mut step_us = 0;
-        for step in &report.steps {
-            let name = format!("criu to {}", step.name);
-            cpu.note(&name, criu_us + step_us, step.at_us.saturating_sub(step_us), 0);
-            step_us = step.at_us;
-        }
-        let end_us = micros(report.until_restored + report.restored_step);
-        // CRIU's clock began when it was asked, which its last step so far tells.
-        let asked_us = micros(report.until_restored).saturating_sub(step_us);
-        let mut done_us = end_us;
-        for step in &report.last_steps {
-            let (name, at_us) = (format!("criu to {}", step.name), asked_us + step.at_us);
-            cpu.note(&name, criu_us + done_us, at_us.saturating_sub(done_us), 0);
-            done_us = done_us.max(at_us);
-        }
-        let left = micros(report.total).saturating_sub(micros(report.namespaces) + done_us);
-        cpu.note("criu lets go", criu_us + done_us, left, 0);
-    }
-
-    /// CRIU reads its files in place: they are checked whole before it does.
-    fn check_cpu_files(&self) -> Result<PathBuf> {
-        let parts: Vec<_> = self.image.parts(PartKind::CpuFile).collect();
-        self.image.check_parts(&parts, available_threads())?;
-        let file = parts.last().and_then(|part| self.image.file_path(part));
-        let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
-        directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
-    }
-
-    /// Makes the board, ring and pinned files that the program had mapped, all zero.
-    pub fn make_files(&self, client: &Quiesced) -> Result<()> {
-        for (name, bytes) in &client.files {
-            let path = self.held.run_directory.join(name);
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)
-                .and_then(|file| file.set_len(*bytes))
-                .map_err(|source| Error::io("make", &path, source))?;
-        }
-        Ok(())
-    }
-
-    pub fn load_pinned(&self, client: &Quiesced) -> Result<()> {
-        for part in self.image.parts(PartKind::Pinned) {
-            if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
-                return Err(self.refused("it has pinned memory that no file of the program is for"));
-            }
-            let path = self.held.run_directory.join(&part.name);
-            let failed = |source| Error::io("write", &path, source);
-            let file: File = OpenOptions::new().write(true).open(&path).map_err(failed)?;
-            let mut piece = Vec::new();
-            for at in (0..part.bytes).step_by(PIECE as usize) {
-                piece.resize(PIECE.min(part.bytes - at) as usize, 0);
-                self.image.read_part(part, at, &mut piece)?;
-                file.write_all_at(&piece, at).map_err(failed)?;
-            }
-        }
-        Ok(())
     }
 
     fn refused(&self, reason: &str) -> Error {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::held::{Held, remove_directory};
 use crate::record::Record;
-use crate::{client_library, clock, fault, framework, gpu, names};
+use crate::{client_library, fault, framework, gpu, names};
 
 /// What the user asks for.
 pub struct Wish {
@@ -40,22 +40,9 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     };
     let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name| {
         let record = Record {
-            id: new_id()?,
-            name,
-            mode: wish.mode,
-            device: false,
-            state: State::Starting,
-            pid: 0,
             command: wish.command.clone(),
             directory: wish.directory.clone(),
-            gpu,
-            started: clock::now(),
-            ended: None,
-            exit_code: None,
-            image: None,
-            problem: None,
-            workers: Vec::new(),
-            asleep: None,
+            ..Record::new(new_id()?, name, wish.mode, State::Starting, gpu)
         };
         create(daemon, record)
     })?;

@@ -5,29 +5,26 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::client::ToClient;
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::worker::{CacheMemory, Phase, Recording, Request, Response, Status};
 
-use crate::client_thread::ClientThread;
 use crate::dispatch::{Desk, Ended, Remote};
 use crate::image::{self, LeftMemory, Loading, Wish};
 use crate::keeper;
-use crate::link::{Answer, Link};
+use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting, wait_readable};
+
+mod client;
+mod standstill;
 
 /// A worker that nobody needs ends after this time.
 const LONELY: Duration = Duration::from_secs(60);
-/// How long the client may take to let its threads run again.
-const RESUME_LIMIT: Duration = Duration::from_secs(10);
-/// What the client is given beyond the limit that it was told, to answer that it could not keep it.
-const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
 pub(crate) struct Control {
     listener: UnixListener,
@@ -345,20 +342,6 @@ impl Control {
         Ok(Response::Done)
     }
 
-    /// Takes the client's socket and greets it.
-    fn welcome(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
-        let for_engine = directory.clone();
-        let welcome = self.remote.ask(move |desk| {
-            desk.engine.directory = for_engine;
-            desk.engine.welcome()
-        })?;
-        self.connect(directory, descriptors)?;
-        if !self.link.send(&welcome) {
-            return Err("the client closed its socket before it was welcomed".to_string());
-        }
-        Ok(Response::Done)
-    }
-
     /// Waits until no buffer is shared with other programs.
     fn unshare(&self) -> Result<(), String> {
         let (answer, outcome) = channel();
@@ -371,110 +354,6 @@ impl Control {
         let (answer, outcome) = channel();
         self.remote.run(move |desk| Loading::await_outcome(desk, answer));
         outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
-    }
-
-    fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
-        let directory = self.remote.ask(move |desk| {
-            desk.engine.client = pid;
-            desk.engine.output.of_pid(pid);
-            desk.engine.directory.clone()
-        })?;
-        self.connect(directory, descriptors)?;
-        Ok(Response::Done)
-    }
-
-    /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
-    fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<Response, String> {
-        let journal = descriptors.pop().ok_or("the journal did not come along")?;
-        self.remote.ask(move |desk| ondemand::go_on(desk, journal, pid))??;
-        let adopted = self.adopt(pid, descriptors)?;
-        self.remote.run(|desk| desk.is_behind = false);
-        Ok(adopted)
-    }
-
-    fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
-        let descriptor = descriptors.into_iter().next().ok_or("the client's socket did not come along")?;
-        let socket = Arc::new(UnixStream::from(descriptor));
-        if !self.link.connect(socket.clone()) {
-            return Err("this worker has a client already".to_string());
-        }
-        let (remote, link) = (self.remote.clone(), self.link.clone());
-        let conversations = self.conversations.clone();
-        let thread = ClientThread { socket, directory, remote, link, conversations };
-        let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
-        spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
-    }
-
-    fn quiesce(&mut self, limit: Duration, leave_memory: bool) -> Result<Quiesced, String> {
-        let began = Instant::now();
-        self.quiesced = true;
-        if !leave_memory {
-            self.remote.run(image::expect_save);
-        }
-        let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
-        let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
-            Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
-            Answer::Busy(reason) => Some(Err(reason)),
-            _ => None,
-        });
-        let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
-        let drained = stopped.and_then(|quiesced| {
-            let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
-            self.remote.drain(left).map(|()| quiesced)
-        });
-        drained.inspect_err(|_| self.undo())
-    }
-
-    fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<Response, String> {
-        let platform = self.remote.ask(move |desk| {
-            desk.engine.client = pid;
-            desk.engine.platform.clone()
-        })?;
-        let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
-        platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
-        self.detached = Some(pid);
-        if let Err(code) = platform.process_checkpoint(pid) {
-            let _ = platform.process_unlock(pid);
-            self.detached = None;
-            return Err(failed("detach from")(code));
-        }
-        Ok(Response::Done)
-    }
-
-    fn attach(&mut self, pid: i32) -> Result<Response, String> {
-        let platform = self.remote.ask(|desk| desk.engine.platform.clone())?;
-        let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
-        platform.process_restore(pid).map_err(failed)?;
-        platform.process_unlock(pid).map_err(failed)?;
-        self.detached = None;
-        Ok(Response::Done)
-    }
-
-    fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<Response, String> {
-        let message = ToClient::Resume { restored, driver_attached };
-        let answered =
-            self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
-        self.remote.run(image::forget_save);
-        self.quiesced = false;
-        self.held_back = false;
-        self.detached = None;
-        self.left.clear();
-        answered.map(|()| Response::Done).map_err(|unanswered| unanswered.to_string())
-    }
-
-    /// Lets the client go on after a checkpoint that came to nothing.
-    fn undo(&mut self) {
-        if let Some(pid) = self.detached
-            && let Err(problem) = self.attach(pid)
-        {
-            log::error!("{problem}");
-        }
-        if std::mem::take(&mut self.quiesced) {
-            self.remote.run(image::forget_save);
-            self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
-        }
-        self.detached = None;
-        self.left.clear();
     }
 
     /// Has the dispatch thread do something long, and tells it to stop when the daemon goes away meanwhile.

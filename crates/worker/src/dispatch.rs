@@ -3,9 +3,7 @@
 //! While there are requests it makes no system call; while there is nothing it sleeps on the board. Other threads of the
 //! worker have it do things through a [`Remote`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Upload, dispatch};
@@ -14,6 +12,11 @@ use rekindle_ring::{Board, Merge, Spin};
 use crate::engine::{Engine, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
 use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
+
+mod remote;
+mod sharing;
+
+pub(crate) use remote::{Inbox, Remote, remote};
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -30,8 +33,6 @@ pub enum Ended {
     /// What is wrong, in a sentence.
     Failed(String),
 }
-
-pub(crate) type Command = Box<dyn FnOnce(&mut Desk) + Send>;
 
 /// What the dispatch thread works on.
 pub(crate) struct Desk {
@@ -71,126 +72,6 @@ struct Drain {
     limit: Duration,
     since: Instant,
     answer: Sender<Result<(), String>>,
-}
-
-/// Has the dispatch thread do things.
-#[derive(Clone)]
-pub(crate) struct Remote {
-    commands: Sender<Command>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    attention: AtomicBool,
-    board: OnceLock<&'static Board>,
-    /// Why there is no dispatch thread.
-    problem: OnceLock<String>,
-    /// The daemon was answered after there was a problem.
-    heard: AtomicBool,
-}
-
-/// The dispatch thread's end of a [`Remote`].
-pub(crate) struct Inbox {
-    commands: Receiver<Command>,
-    shared: Arc<Shared>,
-}
-
-pub(crate) fn remote() -> (Remote, Inbox) {
-    let (sender, commands) = channel();
-    let shared = Arc::new(Shared::default());
-    (Remote { commands: sender, shared: shared.clone() }, Inbox { commands, shared })
-}
-
-impl Remote {
-    pub(crate) fn run(&self, command: impl FnOnce(&mut Desk) + Send + 'static) {
-        if self.commands.send(Box::new(command)).is_ok() {
-            self.wake();
-        }
-    }
-
-    /// Has the dispatch thread look at everything.
-    pub(crate) fn wake(&self) {
-        self.shared.attention.store(true, Ordering::Release);
-        if let Some(board) = self.shared.board.get() {
-            board.ring();
-        }
-    }
-
-    /// Runs a command and leads its result back; the other end closes without one when the thread has ended.
-    pub(crate) fn start<T: Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
-    ) -> Receiver<T> {
-        let (sender, receiver) = channel();
-        self.run(move |desk| {
-            let _ = sender.send(command(desk));
-        });
-        receiver
-    }
-
-    /// Runs a command and waits for its result. `Err` says why there is none.
-    pub(crate) fn ask<T: Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
-    ) -> Result<T, String> {
-        self.start(command).recv().map_err(|_| self.problem())
-    }
-
-    /// Why commands are not run any more.
-    pub(crate) fn problem(&self) -> String {
-        self.shared.problem.get().cloned().unwrap_or_else(|| "the worker is ending".to_string())
-    }
-
-    /// Waits until nothing is under way on any ring or device.
-    pub(crate) fn drain(&self, limit: Duration) -> Result<(), String> {
-        let (answer, result) = channel();
-        self.run(move |desk| desk.draining = Some(Drain { limit, since: Instant::now(), answer }));
-        result.recv().unwrap_or_else(|_| Err(self.problem()))
-    }
-
-    pub(crate) fn end(&self, how: Ended) {
-        self.run(move |desk| desk.ended = Some(how));
-    }
-
-    /// The daemon got an answer.
-    pub(crate) fn heard(&self) {
-        if self.shared.problem.get().is_some() {
-            self.shared.heard.store(true, Ordering::Release);
-        }
-    }
-
-    /// Gives the daemon some time to ask, and so to learn the problem.
-    pub(crate) fn wait_until_heard(&self) {
-        let since = Instant::now();
-        while !self.shared.heard.load(Ordering::Acquire) && since.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// From now on the dispatch thread can be woken through this board.
-    pub(crate) fn use_board(&self, board: &'static Board) {
-        let _ = self.shared.board.set(board);
-    }
-}
-
-impl Inbox {
-    /// Does what was asked for so far.
-    pub(crate) fn obey(&self, desk: &mut Desk) {
-        while let Ok(command) = self.commands.try_recv() {
-            command(desk);
-        }
-    }
-
-    /// Waits for something that is asked for, and does it; false when nobody can ask any more.
-    pub(crate) fn obey_next(&self, desk: &mut Desk) -> bool {
-        self.commands.recv().map(|command| command(desk)).is_ok()
-    }
-
-    /// Runs no command, now or later: all who ask get this sentence.
-    pub(crate) fn refuse(self, problem: String) {
-        let _ = self.shared.problem.set(problem);
-    }
 }
 
 impl Desk {
@@ -259,7 +140,7 @@ impl Desk {
         // SAFETY: sets a property of this thread only.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
         loop {
-            if inbox.shared.attention.swap(false, Ordering::Acquire) {
+            if inbox.is_wanted_anew() {
                 inbox.obey(&mut self);
             }
             if let Some(ended) = self.ended.take() {
@@ -302,7 +183,7 @@ impl Desk {
                 continue;
             }
             if self.look_at_sharing() {
-                let attention = || inbox.shared.attention.load(Ordering::Acquire);
+                let attention = || inbox.is_wanted();
                 board.wait(self.spin, SHARING_NAP, attention);
                 self.look_at_drain(1);
                 continue;
@@ -414,65 +295,11 @@ impl Desk {
 
     /// Requests wait for memory, or for the end of what ran ahead, or there are none.
     fn rest_while_loading(&mut self, board: &Board, inbox: &Inbox) {
-        let attention = || inbox.shared.attention.load(Ordering::Acquire);
+        let attention = || inbox.is_wanted();
         let merge = &mut self.merge;
         let idle = matches!(merge.peek(), Ok(None));
         let ready = || attention() || idle && !matches!(merge.peek(), Ok(None));
         board.wait(self.spin, LOADING_NAP, ready);
-    }
-
-    /// Ends sharing if that is wished and nothing is under way. Whether requests wait for the GPU.
-    fn look_at_sharing(&mut self) -> bool {
-        let Some(sharing) = &self.sharing else { return false };
-        if sharing.is_to_end() && self.engine.is_at_rest() && self.engine.broken.is_none() {
-            let ended = self.end_sharing();
-            if let Some(sharing) = &mut self.sharing {
-                sharing.tell(&ended);
-            }
-            return false;
-        }
-        sharing.is_to_end() || sharing.waits()
-    }
-
-    /// Gives a program that shares buffers memory of its own. Where the GPU has not enough left it goes on sharing.
-    fn end_sharing(&mut self) -> Result<(), String> {
-        let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) else { return Ok(()) };
-        let ended = sharing.end(&mut self.engine, journal);
-        self.engine.bind_anew();
-        ended.map_err(|code| format!("shared buffers could not be copied: {code}"))?;
-        sharing.tell(&Ok(()));
-        self.forget_sharing();
-        Ok(())
-    }
-
-    /// As [`Desk::end_sharing`], for a request that cannot wait.
-    fn end_sharing_for_good(&mut self) {
-        if let Err(problem) = self.end_sharing() {
-            log::error!("{problem}; should the program write to one of them, it gets an error");
-            self.refuse_unsharing(&problem);
-            self.forget_sharing();
-        }
-    }
-
-    fn forget_sharing(&mut self) {
-        (self.sharing, self.journal) = (None, None);
-        self.engine.ahead = false;
-        self.engine.output.let_go();
-    }
-
-    /// Has buffers that are shared become the program's own when nothing is under way.
-    pub(crate) fn unshare(&mut self, answer: Sender<Result<(), String>>) {
-        match &mut self.sharing {
-            Some(sharing) => sharing.leave(answer),
-            None => drop(answer.send(Ok(()))),
-        }
-    }
-
-    /// Whoever waits for buffers of its own is told why that is not waited for.
-    pub(crate) fn refuse_unsharing(&mut self, problem: &str) {
-        if let Some(sharing) = &mut self.sharing {
-            sharing.tell(&Err(problem.to_string()));
-        }
     }
 
     /// Nothing to do right now: polls on, or sleeps.
@@ -482,7 +309,7 @@ impl Desk {
             _ => None,
         };
         let nap = again.unwrap_or(Duration::from_secs(1));
-        let attention = || inbox.shared.attention.load(Ordering::Acquire);
+        let attention = || inbox.is_wanted();
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));

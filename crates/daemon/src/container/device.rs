@@ -20,7 +20,7 @@ use crate::held::Held;
 use crate::process::is_alive;
 use crate::record::Record;
 use crate::run::{create, new_id};
-use crate::{client_library, clock, gpu, wake};
+use crate::{client_library, gpu, wake};
 
 /// What all these devices are called.
 const KIND: &str = "rekindle.dev/gpu";
@@ -60,24 +60,8 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Held>> 
         return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
     }
     let held = daemon.sandboxes.add(Some(name), "", |name| {
-        let record = Record {
-            id,
-            name,
-            mode: Mode::Sandbox,
-            device: true,
-            state: State::Running,
-            pid: 0,
-            command: Vec::new(),
-            directory: String::new(),
-            gpu: gpu.to_string(),
-            started: clock::now(),
-            ended: None,
-            exit_code: None,
-            image: None,
-            problem: None,
-            workers: Vec::new(),
-            asleep: None,
-        };
+        let record =
+            Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
         create(daemon, record)
     })?;
     if let Err(error) = Gate::open(&held).and_then(|()| describe(&held)) {

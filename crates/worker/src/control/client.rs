@@ -1,0 +1,64 @@
+//! The client's socket comes from the daemon: that of a new client, of one that was restored, or of another worker's.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rekindle_protocol::worker::Response;
+
+use super::Control;
+use crate::client_thread::ClientThread;
+use crate::ondemand;
+
+impl Control {
+    /// Takes the client's socket and greets it.
+    pub(super) fn welcome(
+        &mut self,
+        directory: PathBuf,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Response, String> {
+        let for_engine = directory.clone();
+        let welcome = self.remote.ask(move |desk| {
+            desk.engine.directory = for_engine;
+            desk.engine.welcome()
+        })?;
+        self.connect(directory, descriptors)?;
+        if !self.link.send(&welcome) {
+            return Err("the client closed its socket before it was welcomed".to_string());
+        }
+        Ok(Response::Done)
+    }
+
+    pub(super) fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let directory = self.remote.ask(move |desk| {
+            desk.engine.client = pid;
+            desk.engine.output.of_pid(pid);
+            desk.engine.directory.clone()
+        })?;
+        self.connect(directory, descriptors)?;
+        Ok(Response::Done)
+    }
+
+    /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
+    pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+        let journal = descriptors.pop().ok_or("the journal did not come along")?;
+        self.remote.ask(move |desk| ondemand::go_on(desk, journal, pid))??;
+        let adopted = self.adopt(pid, descriptors)?;
+        self.remote.run(|desk| desk.is_behind = false);
+        Ok(adopted)
+    }
+
+    fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let descriptor = descriptors.into_iter().next().ok_or("the client's socket did not come along")?;
+        let socket = Arc::new(UnixStream::from(descriptor));
+        if !self.link.connect(socket.clone()) {
+            return Err("this worker has a client already".to_string());
+        }
+        let (remote, link) = (self.remote.clone(), self.link.clone());
+        let conversations = self.conversations.clone();
+        let thread = ClientThread { socket, directory, remote, link, conversations };
+        let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
+        spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
+    }
+}

@@ -1,0 +1,89 @@
+//! The program stands still for a checkpoint, and goes on.
+
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::worker::Response;
+
+use super::Control;
+use crate::image;
+use crate::link::Answer;
+
+/// How long the client may take to let its threads run again.
+const RESUME_LIMIT: Duration = Duration::from_secs(10);
+/// What the client is given beyond the limit that it was told, to answer that it could not keep it.
+const ANSWER_SLACK: Duration = Duration::from_secs(1);
+
+impl Control {
+    pub(super) fn quiesce(&mut self, limit: Duration, leave_memory: bool) -> Result<Quiesced, String> {
+        let began = Instant::now();
+        self.quiesced = true;
+        if !leave_memory {
+            self.remote.run(image::expect_save);
+        }
+        let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
+        let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
+            Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
+            Answer::Busy(reason) => Some(Err(reason)),
+            _ => None,
+        });
+        let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
+        let drained = stopped.and_then(|quiesced| {
+            let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
+            self.remote.drain(left).map(|()| quiesced)
+        });
+        drained.inspect_err(|_| self.undo())
+    }
+
+    pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<Response, String> {
+        let platform = self.remote.ask(move |desk| {
+            desk.engine.client = pid;
+            desk.engine.platform.clone()
+        })?;
+        let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
+        platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
+        self.detached = Some(pid);
+        if let Err(code) = platform.process_checkpoint(pid) {
+            let _ = platform.process_unlock(pid);
+            self.detached = None;
+            return Err(failed("detach from")(code));
+        }
+        Ok(Response::Done)
+    }
+
+    pub(super) fn attach(&mut self, pid: i32) -> Result<Response, String> {
+        let platform = self.remote.ask(|desk| desk.engine.platform.clone())?;
+        let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
+        platform.process_restore(pid).map_err(failed)?;
+        platform.process_unlock(pid).map_err(failed)?;
+        self.detached = None;
+        Ok(Response::Done)
+    }
+
+    pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<Response, String> {
+        let message = ToClient::Resume { restored, driver_attached };
+        let answered =
+            self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
+        self.remote.run(image::forget_save);
+        self.quiesced = false;
+        self.held_back = false;
+        self.detached = None;
+        self.left.clear();
+        answered.map(|()| Response::Done).map_err(|unanswered| unanswered.to_string())
+    }
+
+    /// Lets the client go on after a checkpoint that came to nothing.
+    pub(super) fn undo(&mut self) {
+        if let Some(pid) = self.detached
+            && let Err(problem) = self.attach(pid)
+        {
+            log::error!("{problem}");
+        }
+        if std::mem::take(&mut self.quiesced) {
+            self.remote.run(image::forget_save);
+            self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
+        }
+        self.detached = None;
+        self.left.clear();
+    }
+}
