@@ -10,31 +10,28 @@
 //!           body   trailer   staged bytes
 //! ```
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use std::collections::HashMap;
+use rekindle_protocol::operation::{Asynchronous, Upload};
 
-use rekindle_protocol::operation::{
-    Asynchronous, EventCreate, EventDestroy, EventRecord, FunctionCache, FunctionGet, FunctionSet,
-    StreamCreate, StreamDestroy, Synchronous, Upload,
-};
+mod entry;
+#[cfg(test)]
+mod tests;
+
+pub(super) use entry::{Entry, Flags};
+use entry::{FAILED, HEAD, Lasting, MAKING, lasting, read};
 
 /// More bytes than this are not kept: what would come then waits until all memory is there.
 const MOST_BYTES: usize = 64 << 20;
 const PAGE: usize = 4096;
-const HEAD: usize = 32;
 /// Memory is taken in steps of this.
 const STEP: usize = 1 << 20;
 /// Stands for a ring that came; the body is its number with the client, the trailer its name.
 const RING: u32 = u32::MAX;
-/// The request had no effect.
-const FAILED: u32 = 1;
-/// It was taken from its ring and is not done yet.
-const ASIDE: u32 = 2;
-
 pub(crate) struct Journal {
     file: File,
     base: *mut u8,
@@ -55,67 +52,6 @@ struct Page {
     ring: AtomicU64,
     count: AtomicU64,
     settled: AtomicU64,
-}
-
-/// One request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Entry<'l> {
-    pub ring: usize,
-    pub opcode: u32,
-    pub body: &'l [u8],
-    pub trailer: &'l [u8],
-    /// What an upload has brought along, and where that lies among the entries.
-    pub staged: &'l [u8],
-    pub staged_at: usize,
-    pub ticket: u64,
-    pub flags: Flags,
-}
-
-/// Operations that make something which later ones name.
-const MAKING: [u32; 7] = [
-    FunctionGet::OPCODE,
-    FunctionSet::OPCODE,
-    FunctionCache::OPCODE,
-    StreamCreate::OPCODE,
-    StreamDestroy::OPCODE,
-    EventCreate::OPCODE,
-    EventDestroy::OPCODE,
-];
-
-/// What of a request lasts when all has ended: of those with the same, the last one counts.
-#[derive(PartialEq, Eq, Hash)]
-enum Lasting {
-    /// An event was recorded.
-    Record(u32),
-    /// So much of a ring's staging area was used.
-    Staged(usize),
-}
-
-fn lasting(entry: &Entry<'_>) -> Option<Lasting> {
-    match entry.opcode {
-        EventRecord::OPCODE => {
-            let record = postcard::from_bytes::<EventRecord>(entry.body).ok()?;
-            Some(Lasting::Record(record.event))
-        }
-        Upload::OPCODE => Some(Lasting::Staged(entry.ring)),
-        _ => None,
-    }
-}
-
-/// What has become of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Flags(u32);
-
-impl Flags {
-    pub(super) const ASIDE: Flags = Flags(ASIDE);
-
-    pub(super) fn has_failed(self) -> bool {
-        self.0 & FAILED != 0
-    }
-
-    pub(super) fn is_aside(self) -> bool {
-        self.0 & ASIDE != 0
-    }
 }
 
 /// An answer that may not have been given yet.
@@ -411,110 +347,5 @@ impl Drop for Journal {
     fn drop(&mut self) {
         // SAFETY: mapped by `map`, and nothing borrows from it.
         unsafe { libc::munmap(self.base.cast(), PAGE + MOST_BYTES) };
-    }
-}
-
-/// The entry at a place, and where the next one is.
-fn read(bytes: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
-    let (head, rest) = bytes.get(at..)?.split_at_checked(HEAD)?;
-    let number = |n: usize| {
-        let word = head.get(n * 4..n * 4 + 4)?;
-        Some(u32::from_le_bytes(word.try_into().ok()?) as usize)
-    };
-    let (body, rest) = rest.split_at_checked(number(2)?)?;
-    let (trailer, rest) = rest.split_at_checked(number(3)?)?;
-    let (staged, _) = rest.split_at_checked(number(4)?)?;
-    let staged_at = at + HEAD + body.len() + trailer.len();
-    let ticket = u64::from_le_bytes(head.get(24..32)?.try_into().ok()?);
-    let (ring, opcode, flags) = (number(0)?, number(1)? as u32, Flags(number(5)? as u32));
-    let entry = Entry { ring, opcode, body, trailer, staged, staged_at, ticket, flags };
-    Some((entry, staged_at + staged.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(ring: usize, opcode: u32, ticket: u64) -> Entry<'static> {
-        let (body, trailer, staged): (&[u8], &[u8], &[u8]) = (b"body", b"trailer", b"staged");
-        Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags: Flags::ASIDE }
-    }
-
-    #[test]
-    fn another_worker_reads_what_was_done_and_what_was_answered() {
-        let file = crate::successor::memory_file(&[]).unwrap();
-        let other = OwnedFd::from(file.try_clone().unwrap());
-        let mut journal = Journal::new(file.into()).unwrap();
-        assert!(journal.is_empty() && journal.has_room(100) && !journal.has_room(MOST_BYTES));
-        let aside = journal.push(&entry(0, 7, 0));
-        assert!(journal.at(aside).unwrap().flags.is_aside());
-        journal.came_back(aside);
-        journal.done(0, None);
-        assert!(journal.push_ring(5, "ring-1-5"));
-        let failed = journal.push(&entry(3, 9, 1));
-        journal.fail(failed);
-        journal.done(1, Some((3, 17)));
-        // The worker dies in this one.
-        journal.push(&entry(1, 8, 2));
-        drop(journal);
-
-        let mut journal = Journal::inherit(other).unwrap();
-        journal.cut();
-        let read: Vec<_> = journal.requests().collect();
-        assert_eq!(read.len(), 2);
-        assert_eq!((read[0].ring, read[0].opcode, read[0].body), (0, 7, &b"body"[..]));
-        assert_eq!((read[1].trailer, read[1].staged), (&b"trailer"[..], &b"staged"[..]));
-        assert!(read[1].flags.has_failed() && !read[0].flags.has_failed() && !read[0].flags.is_aside());
-        let (base, bytes) = journal.memory();
-        assert!(base != 0 && read[1].staged_at + 6 == bytes);
-        assert_eq!(journal.rings().collect::<Vec<_>>(), [(5, "ring-1-5".to_string())]);
-        assert_eq!(journal.next(), 2);
-        let answered = journal.answered().unwrap();
-        assert_eq!((answered.ring, answered.count), (3, 17));
-        journal.done(2, None);
-        assert!(journal.answered().is_none() && !journal.is_settled());
-    }
-
-    #[test]
-    fn of_what_has_ended_only_what_lasts_is_kept() {
-        let record = |event: u32| {
-            let record = EventRecord { device: 0, stream: 0, event, flags: 0 };
-            postcard::to_stdvec(&record).unwrap()
-        };
-        let upload = |end: u64| {
-            let upload = Upload { device: 0, stream: 0, to: 0, offset: 0, bytes: 6, end };
-            postcard::to_stdvec(&upload).unwrap()
-        };
-        let mut journal = Journal::new(crate::successor::memory_file(&[]).unwrap().into()).unwrap();
-        let mut push = |ring, opcode, body: &[u8]| {
-            let flags = Flags::default();
-            let staged: &[u8] = if opcode == Upload::OPCODE { b"staged" } else { b"" };
-            journal.push(&Entry { ring, opcode, body, trailer: b"", staged, staged_at: 0, ticket: 0, flags });
-        };
-        push(0, StreamCreate::OPCODE, b"stream");
-        push(0, EventRecord::OPCODE, &record(1));
-        push(1, Upload::OPCODE, &upload(70));
-        push(0, EventRecord::OPCODE, &record(2));
-        push(1, Upload::OPCODE, &upload(90));
-        push(0, EventRecord::OPCODE, &record(1));
-        push(1, FunctionGet::OPCODE, b"function");
-        journal.begin_anew();
-        let kept: Vec<_> = journal.requests().map(|entry| (entry.opcode, entry.body.to_vec())).collect();
-        let expected = [
-            (StreamCreate::OPCODE, b"stream".to_vec()),
-            (EventRecord::OPCODE, record(2)),
-            (Upload::OPCODE, upload(90)),
-            (EventRecord::OPCODE, record(1)),
-            (FunctionGet::OPCODE, b"function".to_vec()),
-        ];
-        assert_eq!(kept, expected);
-        assert!(journal.requests().all(|entry| entry.flags.has_failed() == (entry.opcode == Upload::OPCODE)));
-        assert_eq!(
-            (journal.staged(), journal.requests().map(|entry| entry.staged.len()).sum()),
-            (vec![0, 90], 0)
-        );
-        let bytes = journal.memory().1;
-        journal.begin_anew();
-        assert_eq!(journal.memory().1, bytes);
     }
 }

@@ -1,0 +1,88 @@
+use rekindle_protocol::operation::{
+    Asynchronous, EventRecord, FunctionGet, StreamCreate, Synchronous, Upload,
+};
+
+use super::*;
+
+fn entry(ring: usize, opcode: u32, ticket: u64) -> Entry<'static> {
+    let (body, trailer, staged): (&[u8], &[u8], &[u8]) = (b"body", b"trailer", b"staged");
+    Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags: Flags::ASIDE }
+}
+
+#[test]
+fn another_worker_reads_what_was_done_and_what_was_answered() {
+    let file = crate::successor::memory_file(&[]).unwrap();
+    let other = OwnedFd::from(file.try_clone().unwrap());
+    let mut journal = Journal::new(file.into()).unwrap();
+    assert!(journal.is_empty() && journal.has_room(100) && !journal.has_room(MOST_BYTES));
+    let aside = journal.push(&entry(0, 7, 0));
+    assert!(journal.at(aside).unwrap().flags.is_aside());
+    journal.came_back(aside);
+    journal.done(0, None);
+    assert!(journal.push_ring(5, "ring-1-5"));
+    let failed = journal.push(&entry(3, 9, 1));
+    journal.fail(failed);
+    journal.done(1, Some((3, 17)));
+    // The worker dies in this one.
+    journal.push(&entry(1, 8, 2));
+    drop(journal);
+
+    let mut journal = Journal::inherit(other).unwrap();
+    journal.cut();
+    let read: Vec<_> = journal.requests().collect();
+    assert_eq!(read.len(), 2);
+    assert_eq!((read[0].ring, read[0].opcode, read[0].body), (0, 7, &b"body"[..]));
+    assert_eq!((read[1].trailer, read[1].staged), (&b"trailer"[..], &b"staged"[..]));
+    assert!(read[1].flags.has_failed() && !read[0].flags.has_failed() && !read[0].flags.is_aside());
+    let (base, bytes) = journal.memory();
+    assert!(base != 0 && read[1].staged_at + 6 == bytes);
+    assert_eq!(journal.rings().collect::<Vec<_>>(), [(5, "ring-1-5".to_string())]);
+    assert_eq!(journal.next(), 2);
+    let answered = journal.answered().unwrap();
+    assert_eq!((answered.ring, answered.count), (3, 17));
+    journal.done(2, None);
+    assert!(journal.answered().is_none() && !journal.is_settled());
+}
+
+#[test]
+fn of_what_has_ended_only_what_lasts_is_kept() {
+    let record = |event: u32| {
+        let record = EventRecord { device: 0, stream: 0, event, flags: 0 };
+        postcard::to_stdvec(&record).unwrap()
+    };
+    let upload = |end: u64| {
+        let upload = Upload { device: 0, stream: 0, to: 0, offset: 0, bytes: 6, end };
+        postcard::to_stdvec(&upload).unwrap()
+    };
+    let mut journal = Journal::new(crate::successor::memory_file(&[]).unwrap().into()).unwrap();
+    let mut push = |ring, opcode, body: &[u8]| {
+        let flags = Flags::default();
+        let staged: &[u8] = if opcode == Upload::OPCODE { b"staged" } else { b"" };
+        journal.push(&Entry { ring, opcode, body, trailer: b"", staged, staged_at: 0, ticket: 0, flags });
+    };
+    push(0, StreamCreate::OPCODE, b"stream");
+    push(0, EventRecord::OPCODE, &record(1));
+    push(1, Upload::OPCODE, &upload(70));
+    push(0, EventRecord::OPCODE, &record(2));
+    push(1, Upload::OPCODE, &upload(90));
+    push(0, EventRecord::OPCODE, &record(1));
+    push(1, FunctionGet::OPCODE, b"function");
+    journal.begin_anew();
+    let kept: Vec<_> = journal.requests().map(|entry| (entry.opcode, entry.body.to_vec())).collect();
+    let expected = [
+        (StreamCreate::OPCODE, b"stream".to_vec()),
+        (EventRecord::OPCODE, record(2)),
+        (Upload::OPCODE, upload(90)),
+        (EventRecord::OPCODE, record(1)),
+        (FunctionGet::OPCODE, b"function".to_vec()),
+    ];
+    assert_eq!(kept, expected);
+    assert!(journal.requests().all(|entry| entry.flags.has_failed() == (entry.opcode == Upload::OPCODE)));
+    assert_eq!(
+        (journal.staged(), journal.requests().map(|entry| entry.staged.len()).sum()),
+        (vec![0, 90], 0)
+    );
+    let bytes = journal.memory().1;
+    journal.begin_anew();
+    assert_eq!(journal.memory().1, bytes);
+}
