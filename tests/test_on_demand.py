@@ -280,7 +280,7 @@ def test_gpu_memory_that_another_program_takes_after_the_check_refuses_the_resto
         with pytest.raises(CommandError) as refused:
             restore(rekindle, "refused", "default")
         message = refused.value.message
-        assert "another program has taken some" in message and message.count("\n") == 0, message
+        assert "another program may have taken some" in message and message.count("\n") == 0, message
         assert not [row for row in rekindle.sandboxes() if row["pid"]]
         rekindle.wait(lambda: not list((rekindle.run_root / "run").iterdir()), "an empty run directory")
         rekindle("verify", "image")

@@ -7,8 +7,8 @@ pub(crate) enum Error {
     #[error("the GPU could not {action}: {code}")]
     Device { action: String, code: CuResult },
     #[error(
-        "the GPU could not {action}: {free} of its {total} MB are free; there was enough when the restore began, so \
-         another program has taken some since; free some or give another --gpu"
+        "the GPU could not {action}: {free} of its {total} MB are free now; another program may have \
+         taken some since that was checked; free some or give another --gpu"
     )]
     Taken { action: String, free: u64, total: u64 },
     #[error(transparent)]
