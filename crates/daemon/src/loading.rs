@@ -65,12 +65,17 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
         held.set_mapped(loan.mapped());
         let shares = loan.shares();
         drop(loan);
+        let failed = waited.is_err();
         let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
         match waited {
             Ok(phases) => traces::extend(&held.traces, phases),
             // A program that ended takes its worker with it.
             Err(_) if !held.is_live() => {}
             Err(error) => end(&held, &image, &error),
+        }
+        if failed {
+            // One that came in another's place may have no client yet, whose end would be its own.
+            held.end_worker(&worker);
         }
         // From now on the client sees it when its worker ends.
         drop(left);

@@ -99,7 +99,7 @@ impl Context {
     }
 
     pub fn stream_query(&self, stream: Stream) -> Result<bool> {
-        Ok(self.scheduler.is_done(&self.ends(stream)?))
+        self.scheduler.is_done(&self.ends(stream)?)
     }
 
     pub fn stream_synchronize(&self, stream: Stream) -> Result<()> {
@@ -177,7 +177,7 @@ impl Context {
     }
 
     pub fn event_query(&self, event: Event) -> Result<bool> {
-        Ok(self.scheduler.is_done(&[self.event_task(event)?]))
+        self.scheduler.is_done(&[self.event_task(event)?])
     }
 
     pub fn event_synchronize(&self, event: Event) -> Result<()> {

@@ -122,9 +122,13 @@ impl Scheduler {
         self.batch().add(work, engine, priority, after)
     }
 
-    pub fn is_done(&self, tasks: &[TaskId]) -> bool {
+    pub fn is_done(&self, tasks: &[TaskId]) -> Result<bool> {
         let state = self.shared.state.lock();
-        tasks.iter().all(|task| !state.tasks.contains_key(task))
+        let done = tasks.iter().all(|task| !state.tasks.contains_key(task));
+        drop(state);
+        // A failure takes all tasks away: those are not done.
+        self.check()?;
+        Ok(done)
     }
 
     /// Leaves those that are not done.

@@ -6,7 +6,7 @@
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::operation::{Asynchronous, Download, Origin, ReplyHead, Upload, dispatch};
+use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispatch};
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
@@ -246,7 +246,7 @@ impl Desk {
                 dispatch(&mut self.engine, origin, record.opcode, record.body, record.trailer, failed);
             let answer = answer.map_err(|error| error.to_string())?;
             if let Some(reply) = &answer {
-                has_failed |= self.note_failure(reply);
+                has_failed |= self.engine.note_failure(self.engine.bound(), reply);
             }
             if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand)
                 && let Some(journal) = &mut self.journal
@@ -281,16 +281,6 @@ impl Desk {
             self.merge.release(ring, record);
         }
         Ok(ROUND)
-    }
-
-    /// Whether a reply is of a failure.
-    fn note_failure(&mut self, reply: &[u8]) -> bool {
-        let head = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from);
-        let status = head.and_then(|head| head.ok()).map_or(0, |head| ReplyHead::decode(head).status);
-        if status != 0 {
-            self.engine.note_fault(self.engine.bound(), rekindle_cuda::CuResult(status));
-        }
-        status != 0
     }
 
     /// Requests wait for memory, or for the end of what ran ahead, or there are none.

@@ -203,6 +203,25 @@ fn a_fault_is_told_to_everyone_who_waits() {
 }
 
 #[test]
+fn a_fault_that_shows_only_after_a_wait_is_told_too() {
+    let (_held, worker, _daemon, client, mut lane) = session();
+    worker.knobs.events_first.store(true, Ordering::Relaxed);
+    load(&mut lane, 1);
+    kernel(&mut lane, 1, 1, "spin");
+    kernel(&mut lane, 1, 2, "fault");
+    let flag = pinned(&mut lane, &client, "pinned-9-0", PINNED_RANGE.start);
+    launch(&mut lane, 0, 1, &[PINNED_RANGE.start]);
+    launch(&mut lane, 0, 2, &[]);
+    lane.send(StreamSynchronize { device: 0, stream: 0 }, &[]);
+    std::thread::sleep(Duration::from_millis(20));
+    flag.store(1, Ordering::Release);
+    assert_eq!(lane.answer::<StreamSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
+    client.die();
+    worker.end();
+}
+
+#[test]
 fn graphs_by_capture_and_by_hand() {
     let (_held, worker, daemon, client, mut lane) = session();
     load(&mut lane, 1);

@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CuResult};
 use rekindle_device::{Device, DeviceInfo, Event, Platform, Result, Stream};
+use rekindle_protocol::operation::ReplyHead;
 use rekindle_ring::{Board, Ring};
 
 use crate::code::CodeCache;
@@ -292,6 +293,16 @@ impl Engine {
         if let Some(board) = self.board {
             board.set_error(device, code.0);
         }
+    }
+
+    /// Whether a reply is of a failure, which is then written down before anybody is told.
+    pub(crate) fn note_failure(&mut self, device: usize, reply: &[u8]) -> bool {
+        let head = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from);
+        let status = head.and_then(|head| head.ok()).map_or(0, |head| ReplyHead::decode(head).status);
+        if status != 0 {
+            self.note_fault(device, CuResult(status));
+        }
+        status != 0
     }
 
     /// Whether this is a fault of work that ran ahead of loading.

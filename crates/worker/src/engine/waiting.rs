@@ -228,13 +228,11 @@ impl Engine {
 
     fn finish(&mut self, at: usize, result: Result<()>) {
         let pending = self.waiting.pending.remove(at);
-        if let Err(code) = result {
-            self.note_fault(pending.device, code);
-        }
         for awaited in pending.events.into_iter().filter(|awaited| awaited.scratch) {
             self.give_event(pending.device, awaited.event);
         }
         let reply = (pending.then)(self, result);
+        self.note_failure(pending.device, &reply);
         self.reply(pending.ring, &reply);
     }
 

@@ -4,7 +4,7 @@
 mod queue;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -24,6 +24,8 @@ pub struct Knobs {
     pub memory: AtomicU64,
     /// The code that every call that is waited for answers with, once a kernel has failed.
     pub sticky: AtomicI32,
+    /// Events come before that: they are done, and other calls have the code.
+    pub events_first: AtomicBool,
     /// Moves the first module's globals, as another driver would.
     pub arena_shift: AtomicU64,
 }
@@ -396,6 +398,9 @@ impl Device for FakeDevice {
     }
     fn event_query(&self, event: Event) -> Result<bool> {
         let number = self.state().events.get(&event.0).copied().unwrap_or(0);
+        if self.shared.knobs.events_first.load(Ordering::Relaxed) {
+            return Ok(self.shared.done.load(Ordering::Acquire) >= number);
+        }
         self.is_done(number)
     }
     fn event_synchronize(&self, event: Event) -> Result<()> {
