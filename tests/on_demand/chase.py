@@ -205,7 +205,8 @@ def main():
             program.many_streams()
         else:
             getattr(program, kind)()
-        print("issued", flush=True)
+        # At once: kernels print meanwhile.
+        os.write(1, b"issued\n")
         print(program.digest(), flush=True)
         program.chase(40)
         print(program.digest(), int(program.counter[0]), flush=True)
