@@ -231,7 +231,9 @@ fn a_gpu_without_room_for_a_cache_is_restored_to_all_the_same() {
     rekindle.pool_for(&Value::from("image"), 1);
     settled(&rekindle);
     assert_eq!(cached(&rekindle, "image", "emulated"), 0, "the last memory is the image's own");
-    assert_eq!(megabytes(&restore(&rekindle, "image"), "store"), 60);
+    // The kernel may have dropped some of it from the page cache.
+    let report = restore(&rekindle, "image");
+    assert_eq!(megabytes(&report, "store") + megabytes(&report, "disk"), 60);
 }
 
 /// Has no memory hold what the store keeps. What becomes of it is read past the page cache where the machine can do that.
