@@ -84,7 +84,7 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
             page_cache::fill(&path);
         }
         held.caches().fill_host(&path, Priority::Restored);
-        if unwritten::follow(&held, &worker, &path, shares) {
+        if held.caches().shares() && unwritten::follow(&held, &worker, &path, shares) {
             held.look_again(&path);
         }
     });
