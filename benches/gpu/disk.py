@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 
-from caches import drop, restore, warnings
+from caches import drop, read_bytes, restore, wait_quiet, warnings
 from images import ask, wait_for_worker
 from programs import start_service
 from rekindle import Rekindle
@@ -22,21 +22,6 @@ STEP = 3
 
 def chunks(state):
     return sorted(path for path in (state / "store/chunks").rglob("*") if path.is_file() and path.stat().st_size == CHUNK)
-
-
-def read_bytes(state):
-    """What was read from the disk that this lies on, since the machine was started."""
-    device = os.stat(state).st_dev
-    with open(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat") as stat:
-        return int(stat.read().split()[2]) * 512
-
-
-def wait_quiet(state, limit=20):
-    """Until nothing more is read: what a restore has read past the page cache is read into it afterwards."""
-    last, end = -1, time.monotonic() + limit
-    while (now := read_bytes(state)) != last and time.monotonic() < end:
-        last = now
-        time.sleep(0.3)
 
 
 def rate(paths, threads, direct):
