@@ -227,3 +227,17 @@ fn doctor_says_what_is_needed() {
         }
     }
 }
+
+#[test]
+fn the_daemon_has_breakpoints_at_hand_for_criu() {
+    let rekindle = Rekindle::with(&[("REKINDLE_LOG", "debug")]);
+    rekindle.ok(&["ps"]);
+    let descriptors = format!("/proc/{}/fd", rekindle.daemon_pid().unwrap());
+    let targets = std::fs::read_dir(descriptors).unwrap();
+    let held = targets
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .any(|target| target.as_os_str() == "anon_inode:[perf_event]");
+    // Whatever the machine allows, one of the two is the case, and the daemon serves.
+    let refused = rekindle.daemon_log().contains("no performance event is held");
+    assert_ne!(held, refused, "{}", rekindle.daemon_log());
+}

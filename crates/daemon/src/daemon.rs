@@ -9,6 +9,7 @@ use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Criu, Sandbox};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
+use crate::breakpoints::AtHand;
 use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
 use crate::container::device;
@@ -36,6 +37,7 @@ pub struct Daemon {
     pub claims: Claims,
     pub pool: Arc<WorkerPool>,
     criu: OnceLock<Criu>,
+    _breakpoints: Option<AtHand>,
     _lock: Lock,
 }
 
@@ -70,6 +72,7 @@ impl Daemon {
             claims: Claims::default(),
             pool,
             criu: OnceLock::new(),
+            _breakpoints: AtHand::keep(),
             _lock: lock,
         });
         daemon.clear_dumps();

@@ -15,7 +15,9 @@
 //! | contents of images in memory | `caches` |
 //! | images that apps start from | `framework` |
 //! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
+//! | what CRIU would wait for | `breakpoints` |
 
+mod breakpoints;
 mod caches;
 mod checkpoint;
 mod claims;
