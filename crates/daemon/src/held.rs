@@ -365,7 +365,6 @@ impl Held {
         Place::in_sandbox(&self.run_directory, number, log)
     }
 
-    /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn caches(&self) -> &Arc<Caches> {
         &self.pool.caches
     }
@@ -386,8 +385,19 @@ impl Held {
         self.pool.end_prepared();
     }
 
+    /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn fill_pool(&self) {
         self.pool.refill();
+    }
+
+    /// Has a worker wait for an image on this sandbox's GPU.
+    pub fn have_wait(&self, image: &ImageKey) {
+        self.pool.prepare(&self.record().gpu, Some(image));
+    }
+
+    /// Has no worker wait for an image any more.
+    pub fn let_go_of(&self, image: &Path) {
+        self.pool.let_go(image);
     }
 
     fn on_worker_end(self: &Arc<Held>) -> OnEnd {

@@ -115,7 +115,7 @@ fn fall_asleep(
     draft.adopt(parts.collect::<Result<Vec<Part>>>()?)?;
     draft.manifest().gpus = machine::gpus(status);
     let image = timeline.time("commit", || draft.commit())?;
-    let key = ImageKey::of(&image);
+    let key = ImageKey::of_asleep(&image, level);
     fault::point("sleep-saved")?;
     let (client, pid) = (quiet.client.clone(), worker.client());
     let store = store.root().to_path_buf();
@@ -152,6 +152,8 @@ fn let_go(worker: &Worker) -> Result<()> {
 /// Removes what a sandbox that is no more has left asleep.
 pub fn end(held: &Held) {
     if let Some(asleep) = held.record().asleep {
+        // Who waits for it has its memory pinned.
+        held.let_go_of(&asleep.image);
         forget(&asleep.store, &held.id);
     }
 }

@@ -73,7 +73,7 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
         how: "what kept it while it slept has ended".to_string(),
     })?;
     let image = Image::open(&asleep.image)?;
-    let worker = held.start_worker(Some(&ImageKey::of(&image)))?;
+    let worker = held.start_worker(Some(&ImageKey::of_asleep(&image, asleep.level)))?;
     let woken = bring_up(held, &asleep, &image, &keeper, &worker, &timeline);
     drop(image);
     match tracing.end(held, &timeline, timeline.elapsed_us(), woken) {
@@ -204,6 +204,10 @@ pub fn settle(held: &Arc<Held>) {
         None => {
             others().for_each(|worker| held.end_worker(worker));
             held.note_workers();
+            match Image::open(&asleep.image) {
+                Ok(image) => held.have_wait(&ImageKey::of_asleep(&image, asleep.level)),
+                Err(error) => held.tell(format!("what sleeps of it cannot be woken: {error}")),
+            }
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rekindle_protocol::daemon::Spare as Shown;
+use rekindle_protocol::daemon::{Level, Spare as Shown};
 use rekindle_protocol::worker::Request;
 use rekindle_store::Image;
 
@@ -48,11 +48,18 @@ struct Want {
 pub struct ImageKey {
     id: String,
     path: PathBuf,
+    /// It lies in memory that workers may pin, for it stays there in any case until it is loaded.
+    in_memory: bool,
 }
 
 impl ImageKey {
     pub fn of(image: &Image) -> ImageKey {
-        ImageKey { id: image.manifest().id.clone(), path: image.path().to_path_buf() }
+        ImageKey { id: image.manifest().id.clone(), path: image.path().to_path_buf(), in_memory: false }
+    }
+
+    /// Of what sleeps at this level.
+    pub fn of_asleep(image: &Image, level: Level) -> ImageKey {
+        ImageKey { in_memory: level == Level::Host, ..ImageKey::of(image) }
     }
 }
 
@@ -268,9 +275,9 @@ impl WorkerPool {
 
     fn get_ready(&self, worker: &Arc<Worker>, want: &Want) {
         let ready = worker.status().and_then(|_| match &want.image {
-            Some(image) => {
-                let image = image.path.to_string_lossy().into_owned();
-                worker.command("load an image's modules", &Request::Prepare { image }, &[])
+            Some(ImageKey { path, in_memory, .. }) => {
+                let (image, register) = (path.to_string_lossy().into_owned(), *in_memory);
+                worker.command("load an image's modules", &Request::Prepare { image, register }, &[])
             }
             None => Ok(()),
         });

@@ -32,9 +32,12 @@ pub enum Request {
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
     /// outlives the daemon.
     Take,
-    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone.
+    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone. With
+    /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.
     Prepare {
         image: String,
+        #[serde(default)]
+        register: bool,
     },
     /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
     Serve {

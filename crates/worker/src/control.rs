@@ -185,8 +185,8 @@ impl Control {
         match request {
             Request::Status => self.status().map(Response::Status),
             Request::Take => self.take(descriptors),
-            Request::Prepare { image } => {
-                self.work(stream, move |desk, _| image::prepare(desk, image.as_ref()))?;
+            Request::Prepare { image, register } => {
+                self.work(stream, move |desk, _| image::prepare(desk, image.as_ref(), register))?;
                 Ok(Response::Done)
             }
             Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),

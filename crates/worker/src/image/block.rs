@@ -175,9 +175,16 @@ impl<'b> Block<'b> {
     }
 
     /// Begins a copy to the device from elsewhere, memory that the device knows and that stays as it is until the
-    /// block has waited. It is not hashed.
-    pub(super) fn put_from(&mut self, gpu: &Gpu, address: u64, from: u64, count: u64) -> Result<()> {
-        self.copy(gpu, address, from, count, None)
+    /// block has waited. Only with `hashed` it is, if the device can; no more than the block's own size then.
+    pub(super) fn put_from(
+        &mut self,
+        gpu: &Gpu,
+        address: u64,
+        from: u64,
+        count: u64,
+        hashed: bool,
+    ) -> Result<()> {
+        self.copy(gpu, address, from, count, hashed.then_some(address))
     }
 
     /// What lies at `on_device` afterwards is hashed.

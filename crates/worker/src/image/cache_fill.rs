@@ -48,7 +48,7 @@ pub(crate) fn fill_cache(
     let gpu =
         gpu.ok_or_else(|| Error::State(format!("a cache is on device {index}, which has no context")))?;
     let views = desk.cache.open_host(cached);
-    let sources = Sources::of(&image, &views);
+    let sources = Sources::of(&image, &views, None);
     desk.engine.bind(index).map_err(device("be used"))?;
     let heap = desk.engine.heap(index).map_err(device("be used"))?;
     desk.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;

@@ -19,6 +19,7 @@ use super::cache::Views;
 use super::contents::Place;
 use super::error::{Error, Result};
 use super::hidden::{Hidden, Windows};
+use super::resident::Resident;
 use super::save_memory::{Window, unmap_windows};
 use super::source::Sources;
 use super::state::State;
@@ -39,6 +40,8 @@ pub(super) struct Work {
     pub left: HashSet<String>,
     /// What of the image lies in caches; the thread that loads takes it.
     pub views: Mutex<Views>,
+    /// What of it a device can copy from where it lies; as with `views`.
+    pub resident: Mutex<Option<Resident>>,
     /// All of memory, where the program is not to reach it before its contents are there.
     pub hidden: Option<Vec<Hidden>>,
     /// Names of parts, those first that are to be loaded first.
@@ -117,7 +120,7 @@ impl Loading {
             work.hidden.iter().flatten().filter(|one| one.memory.is_none()).map(|one| one.bytes).sum();
         let progress = {
             let views = work.views.lock().unwrap_or_else(PoisonError::into_inner);
-            let sources = Sources::of(&work.image, &views);
+            let sources = Sources::of(&work.image, &views, None);
             Arc::new(contents::to_load(&parts, &sources, &work.order(&parts)))
         };
         let on_demand = work.hidden.is_some().then(|| OnDemand::new(progress.clone(), spans(&work.state)));
@@ -126,7 +129,8 @@ impl Loading {
         let load = move || {
             let began = Instant::now();
             let views = std::mem::take(&mut *loaded.views.lock().unwrap_or_else(PoisonError::into_inner));
-            let sources = Sources::of(&loaded.image, &views);
+            let resident = loaded.resident.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let sources = Sources::of(&loaded.image, &views, resident.as_ref());
             let whole = |number: usize| {
                 loaded.show(number)?;
                 progress.set_whole(number);
@@ -143,6 +147,9 @@ impl Loading {
             }
             // Letting go of memory takes longer than the program should wait.
             std::thread::spawn(move || drop(views));
+            if let Some(resident) = resident {
+                resident.leave();
+            }
             result.map(|()| Phase {
                 name: "GPU memory".to_string(),
                 start_us: (began - since).as_micros() as u64,

@@ -21,6 +21,7 @@ mod pinned;
 mod prepare;
 mod progress;
 mod replay;
+mod resident;
 mod restore;
 mod restore_code;
 mod restore_memory;

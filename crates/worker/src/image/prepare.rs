@@ -8,7 +8,8 @@ use std::path::Path;
 
 use rekindle_store::Image;
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, device};
+use super::resident::Registering;
 use super::restore::{Begun, begin, read_state};
 use super::state::State;
 use super::{replay, restore_memory};
@@ -20,8 +21,9 @@ pub(crate) struct Prepared {
     begun: Begun,
 }
 
-/// Does it, for a worker that has nobody to serve yet. Nothing of the image is held afterwards.
-pub(crate) fn prepare(desk: &mut Desk, image: &Path) -> Result<()> {
+/// Does it, for a worker that has nobody to serve yet. Nothing of the image is held afterwards; but with `register` the
+/// memory that its contents lie in is made known to the device, and is then this worker's too.
+pub(crate) fn prepare(desk: &mut Desk, image: &Path, register: bool) -> Result<()> {
     if desk.engine.board.is_some() || desk.prepared.is_some() {
         return Err(Error::Refused("this worker is in use; make a new one ready".to_string()));
     }
@@ -31,6 +33,10 @@ pub(crate) fn prepare(desk: &mut Desk, image: &Path) -> Result<()> {
     let mut begun = begin(&mut desk.engine, &image, &state)?;
     restore_memory::leave_free(&mut desk.engine, &state)?;
     begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state)?);
+    if register && begun.blocks.is_some() {
+        let any = desk.engine.any_device().map_err(device("be used"))?;
+        begun.registering = Some(Registering::begin(&image, any));
+    }
     desk.prepared = Some(Prepared { state: encoded, begun });
     Ok(())
 }

@@ -16,6 +16,7 @@ use super::error::{Error, Result, device};
 use super::hidden::open_windows;
 use super::loading::{Loading, Work, spans};
 use super::replay::OwnStreams;
+use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
@@ -107,6 +108,7 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
         gpus,
         left: left.keys().cloned().collect(),
         views: Mutex::new(views),
+        resident: Mutex::new(begun.registering.and_then(Registering::end)),
         hidden,
         order,
     };
@@ -130,6 +132,8 @@ pub(super) struct Begun {
     pub blocks: Option<Preparing>,
     /// None while modules and streams are still to be made.
     pub own_streams: Option<OwnStreams>,
+    /// Where contents in memory are made known to a device.
+    pub registering: Option<Registering>,
 }
 
 /// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
@@ -140,7 +144,7 @@ pub(super) fn begin(engine: &mut Engine, image: &Image, state: &State) -> Result
     engine.platform.expect_placements(&state.placements);
     engine.history = state.history;
     open_contexts(engine, state)?;
-    Ok(Begun { blocks, own_streams: None })
+    Ok(Begun { blocks, own_streams: None, registering: None })
 }
 
 /// The encoded state of the image.

@@ -6,7 +6,8 @@
 //! when what lies on the [disk](super::disk) was read; and it is there once that was [settled](Sources::settle), its hash
 //! compared.
 //!
-//! What caches hold was checked when it was put there; what the store holds is checked now.
+//! What caches hold was checked when it was put there; what the store holds is checked now, also where the device
+//! copies it from where it [lies](super::resident).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,6 +22,7 @@ use super::block::{Block, Gpu};
 use super::cache::{At, Views};
 use super::disk::Reader;
 use super::error::{Result, device as device_error};
+use super::resident::Resident;
 use crate::hashing::Hasher;
 
 /// The most that is copied at once from host memory that the device knows. More at a time is no faster.
@@ -80,9 +82,11 @@ impl Cold<'_> {
 pub(super) struct Sources<'i> {
     image: &'i Image,
     views: &'i Views,
+    resident: Option<&'i Resident>,
     zeros: AtomicU64,
     gpu_cache: AtomicU64,
     host_cache: AtomicU64,
+    registered: AtomicU64,
     store: AtomicU64,
     disk: AtomicU64,
 }
@@ -94,14 +98,16 @@ enum Hit {
 }
 
 impl<'i> Sources<'i> {
-    pub(super) fn of(image: &'i Image, views: &'i Views) -> Sources<'i> {
+    pub(super) fn of(image: &'i Image, views: &'i Views, resident: Option<&'i Resident>) -> Sources<'i> {
         let none = || AtomicU64::new(0);
         Sources {
             image,
             views,
+            resident,
             zeros: none(),
             gpu_cache: none(),
             host_cache: none(),
+            registered: none(),
             store: none(),
             disk: none(),
         }
@@ -164,7 +170,7 @@ impl<'i> Sources<'i> {
         let (part, offset, count) = (extent.part, extent.range.start, extent.bytes() as usize);
         if let Some(Hit::Host { address, registered }) = self.hit(&extent, gpu) {
             if registered {
-                block.put_from(gpu, extent.address, address, count as u64).map_err(failed)?;
+                block.put_from(gpu, extent.address, address, count as u64, false).map_err(failed)?;
             } else {
                 let bytes = block.bytes(count).map_err(failed)?;
                 // SAFETY: the run lies within its mapping, which the views keep; the block is elsewhere.
@@ -173,6 +179,20 @@ impl<'i> Sources<'i> {
             }
             self.host_cache.fetch_add(count as u64, Ordering::Relaxed);
             return Ok(Brought::Copies(None));
+        }
+        if let Some((address, expected)) = self.registered(&extent, block.capacity() as u64) {
+            let by_device = gpu.hasher.is_some() && Hasher::takes(count as u64);
+            if !by_device {
+                // SAFETY: so many bytes of a file are mapped there for as long as the resident memory lives.
+                let found =
+                    ContentHash::of(unsafe { std::slice::from_raw_parts(address as *const u8, count) });
+                if found != expected {
+                    return Err(self.image.damaged(part, offset, found).into());
+                }
+            }
+            block.put_from(gpu, extent.address, address, count as u64, by_device).map_err(failed)?;
+            self.registered.fetch_add(count as u64, Ordering::Relaxed);
+            return Ok(Brought::Copies(by_device.then_some(Unproved { extent, expected })));
         }
         let room = block.capacity() as u64;
         let bytes = block.bytes(count).map_err(failed)?;
@@ -255,11 +275,21 @@ impl<'i> Sources<'i> {
             ("zeros", &self.zeros),
             ("GPU cache", &self.gpu_cache),
             ("host cache", &self.host_cache),
+            ("registered", &self.registered),
             ("store", &self.store),
             ("disk", &self.disk),
         ];
         let counts = counts.map(|(name, count)| (name.to_string(), count.load(Ordering::Relaxed)));
         counts.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Where the extent lies in memory that the device knows, if it is one whole chunk that does, and what it hashes to.
+    fn registered(&self, extent: &Extent<'_>, most: u64) -> Option<(u64, ContentHash)> {
+        let number = extent.range.start / extent.part.chunk_bytes.max(1);
+        let chunk = extent.part.chunks.get(number as usize)?;
+        let whole = chunk.bytes == extent.bytes() && chunk.bytes <= most;
+        let raw = whole && chunk.encoding == Encoding::Raw && extent.part.file.is_none();
+        Some((self.resident.filter(|_| raw)?.find(&chunk.hash)?, chunk.hash))
     }
 
     fn hit(&self, extent: &Extent<'_>, gpu: &Gpu) -> Option<Hit> {
