@@ -1,6 +1,7 @@
 """A service that is put to sleep and woken by the next request: how long each takes, and the GPU memory that is free meanwhile."""
 
 import contextlib
+import time
 
 from images import ask
 from programs import start_service, wait_for
@@ -19,6 +20,8 @@ def wait_for_worker(rekindle):
     known = {image["name"] for image in rekindle.json("images")["images"]} | {None}
     with contextlib.suppress(TimeoutError):
         wait_for(lambda: any(one["ready"] and one["image"] not in known for one in rekindle.json("ps")["pool"]), 10, "a worker")
+    # It registers what sleeps in memory once it is ready, in a quarter of a second.
+    time.sleep(0.5)
 
 
 def measure(rekindle, name, work, rounds=5):
