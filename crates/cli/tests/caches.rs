@@ -19,7 +19,11 @@ const MEGABYTE: u64 = 1 << 20;
 
 /// A program with weights of its own, for each seed others, taken as an image and stopped.
 fn image(rekindle: &Rekindle, name: &str, seed: &str) {
-    rekindle.start(name, &[&WEIGHTS[..], &[seed]].concat());
+    image_of(rekindle, name, &[seed]);
+}
+
+fn image_of(rekindle: &Rekindle, name: &str, arguments: &[&str]) {
+    rekindle.start(name, &[&WEIGHTS[..], arguments].concat());
     rekindle.goes_on(name);
     rekindle.ok(&["checkpoint", name, "--to", name, "--stop"]);
 }
@@ -342,8 +346,8 @@ const KERNEL_WRITES: &str = "10";
 const FILL_WRITES: &str = "12";
 
 /// A daemon that shares what it knows nobody to write to.
-fn sharing() -> Rekindle {
-    let rekindle = Rekindle::with(&[("REKINDLE_GPU_CACHE", "64M"), ("REKINDLE_GPU_HASH", "on")]);
+fn sharing(limit: &str) -> Rekindle {
+    let rekindle = Rekindle::with(&[("REKINDLE_GPU_CACHE", limit), ("REKINDLE_GPU_HASH", "on")]);
     rekindle.start("model", &MODEL);
     rekindle.goes_on("model");
     rekindle.ok(&["checkpoint", "model", "--to", "model", "--stop"]);
@@ -390,7 +394,7 @@ fn write(rekindle: &Rekindle, name: &str, how: &str) {
 
 #[test]
 fn instances_share_what_none_writes_to_and_who_writes_gets_its_own() {
-    let rekindle = sharing();
+    let rekindle = sharing("64M");
     rekindle.ok(&["profile", "model", "--", "sleep", "0.2"]);
     assert_eq!(
         unwritten(&rekindle).unwrap().len(),
@@ -419,7 +423,7 @@ fn instances_share_what_none_writes_to_and_who_writes_gets_its_own() {
 
 #[test]
 fn what_is_learned_by_itself_and_proves_wrong_is_not_shared_again() {
-    let rekindle = sharing();
+    let rekindle = sharing("64M");
     rekindle.ok(&["restore", "model", "-d", "--name", "first"]);
     // What was written there has been there before, so that hashes do not tell.
     wait("what is not written to", || unwritten(&rekindle).is_some());
@@ -434,7 +438,7 @@ fn what_is_learned_by_itself_and_proves_wrong_is_not_shared_again() {
 
 #[test]
 fn who_shares_goes_on_without_daemon_and_image_and_through_sleep() {
-    let rekindle = sharing();
+    let rekindle = sharing("64M");
     rekindle.ok(&["profile", "model", "--", "sleep", "0.2"]);
     wait_shared(&rekindle, 6);
     for name in ["one", "other", "third"] {
@@ -451,5 +455,28 @@ fn who_shares_goes_on_without_daemon_and_image_and_through_sleep() {
     rekindle.goes_on("third");
     write(&rekindle, "third", KERNEL_WRITES);
     rekindle.ok(&["kill", "one", "other", "third"]);
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn what_an_instance_shares_stays_when_others_need_the_room_and_goes_after_it() {
+    let rekindle = sharing("14M");
+    rekindle.ok(&["profile", "model", "--", "sleep", "0.2"]);
+    wait_shared(&rekindle, 6);
+    restore_sharing(&rekindle, "one");
+    for (other, megabytes, stays) in [("other", "8", 6), ("third", "10", 0)] {
+        image_of(&rekindle, other, &["8", megabytes]);
+        restore(&rekindle, other);
+        wait_cached(&rekindle, other, "emulated", megabytes.parse().unwrap());
+        wait_shared(&rekindle, stays);
+        if stays > 0 {
+            rekindle.goes_on("one");
+            assert_eq!(shared(&rekindle, "one"), 6);
+            rekindle.ok(&["kill", "one"]);
+        }
+    }
+    rekindle.ok(&["restore", "model", "-d", "--name", "again"]);
+    rekindle.goes_on("again");
+    rekindle.ok(&["kill", "again"]);
     rekindle.assert_tidy();
 }

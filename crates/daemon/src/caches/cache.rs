@@ -62,11 +62,12 @@ impl Cache {
         self.memories.len() as u64 * self.memory_bytes + self.shared.bytes()
     }
 
-    /// Gives up what nobody uses until so much more fits; false if it does not.
-    pub fn fit(&mut self, bytes: u64, priority: Priority, kept: &[ContentHash]) -> bool {
+    /// Gives up what nobody uses and matters no more than this until so much more fits; false if it does not. Chunks that
+    /// were used at this time or later stay, and so do the buffers `kept`.
+    pub fn fit(&mut self, bytes: u64, priority: Priority, time: u64, kept: &[ContentHash]) -> bool {
         while self.held_bytes() + bytes > self.limit {
             let made: Vec<u32> = self.memories.keys().copied().collect();
-            match self.index.drop_memory(made.into_iter()) {
+            match self.index.drop_memory(made.into_iter(), priority, time) {
                 Some(memory) => drop(self.memories.remove(&memory)),
                 None if self.shared.give_up(priority, kept).is_some() => {}
                 None => return false,
@@ -78,7 +79,7 @@ impl Cache {
     /// Gives a memory back that nobody uses; how many bytes that are.
     pub fn give_back(&mut self) -> Option<u64> {
         let made: Vec<u32> = self.memories.keys().copied().collect();
-        match self.index.drop_memory(made.into_iter()) {
+        match self.index.drop_memory(made.into_iter(), Priority::Restored, u64::MAX) {
             Some(memory) => self.memories.remove(&memory).map(|_| self.memory_bytes),
             None => self.shared.give_up(Priority::Restored, &[]),
         }

@@ -35,7 +35,7 @@ impl Caches {
         // One that was removed meanwhile needs no cache.
         let Ok(image) = Image::open(path) else { return };
         let chunks = chunks::of(&image);
-        self.know(&image, &chunks);
+        let priority = self.know(&image, &chunks, priority);
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.hash).collect();
         let claimed = lock(&self.host).index.claim(&hashes, priority);
         let places = by_hash(&chunks);
@@ -118,14 +118,15 @@ impl Caches {
         if self.limits.gpu < CACHE_SLOT {
             return Ok(());
         }
-        let apart = self.fill_shared(worker, &image, gpu, &cached, &waits)?;
         let mut chunks = chunks::of(&image);
+        let priority = self.know(&image, &chunks, Priority::Made);
+        let apart = self.fill_shared(worker, &image, gpu, &cached, priority, &waits)?;
         chunks.retain(|chunk| !apart.contains(chunk.part));
         let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.hash).collect();
         let claimed = {
             let mut gpus = lock(&self.gpus);
             let cache = gpus.entry(gpu.to_string()).or_insert_with(|| Cache::new(self.limits.gpu));
-            cache.index.claim(&hashes, Priority::Made)
+            cache.index.claim(&hashes, priority)
         };
         let places = by_hash(&chunks);
         let mut done = 0;
@@ -140,7 +141,8 @@ impl Caches {
                 chunks.sort_by_key(|chunk| (chunk.part, chunk.number));
                 chunks::rows(chunks.into_iter(), &found)
             };
-            filled = self.gpu_memory(worker, gpu, memory, image.manifest().sizes.gpu).and_then(|memory| {
+            let needed = image.manifest().sizes.gpu;
+            filled = self.gpu_memory(worker, gpu, memory, needed, priority).and_then(|memory| {
                 let into = lock(&self.gpus).get(gpu).map(rows).unwrap_or_default();
                 let image = path.to_string_lossy().into_owned();
                 let cached = cached.clone();
@@ -168,6 +170,7 @@ impl Caches {
         image: &Image,
         gpu: &str,
         cached: &[Cached],
+        priority: Priority,
         waits: impl Fn() -> bool,
     ) -> Result<HashSet<String>> {
         let parts = shared::parts(image);
@@ -177,13 +180,13 @@ impl Caches {
             let fits = {
                 let mut gpus = lock(&self.gpus);
                 let cache = gpus.entry(gpu.to_string()).or_insert_with(|| Cache::new(self.limits.gpu));
-                if cache.shared.find(contents, Priority::Made).is_some() {
+                if cache.shared.find(contents, priority).is_some() {
                     apart.insert(part.name.clone());
                     continue;
                 }
                 let own = part.chunks.iter().map(|chunk| chunk.hash);
                 cache.index.demote(own);
-                cache.fit(part.bytes, Priority::Made, &kept)
+                cache.fit(part.bytes, priority, u64::MAX, &kept)
             };
             if !waits() || self.is_to_stop() || !fits {
                 break;
@@ -197,7 +200,7 @@ impl Caches {
             };
             worker.command("fill a cache", &request, &[memory.descriptor()])?;
             if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
-                cache.shared.add(*contents, memory, Priority::Made);
+                cache.shared.add(*contents, memory, priority);
             }
             apart.insert(part.name.clone());
         }
@@ -205,7 +208,14 @@ impl Caches {
     }
 
     /// The memory of this place on a GPU, made by the worker if need be: never of the last that the image needs itself.
-    fn gpu_memory(&self, worker: &Worker, gpu: &str, place: u32, needed: u64) -> Result<Arc<Memory>> {
+    fn gpu_memory(
+        &self,
+        worker: &Worker,
+        gpu: &str,
+        place: u32,
+        needed: u64,
+        priority: Priority,
+    ) -> Result<Arc<Memory>> {
         let (made, bytes) = match lock(&self.gpus).get(gpu) {
             Some(cache) => (cache.memories.get(&place).cloned(), cache.memory_bytes),
             None => (None, 0),
@@ -213,9 +223,12 @@ impl Caches {
         if let Some(memory) = made {
             return Ok(memory);
         }
-        let fits = lock(&self.gpus).get_mut(gpu).is_none_or(|cache| cache.fit(bytes, Priority::Made, &[]));
+        let fits = lock(&self.gpus).get_mut(gpu).is_none_or(|cache| {
+            let claimed = cache.index.now();
+            cache.fit(bytes, priority, claimed, &[])
+        });
         if !fits {
-            let reason = "buffers that instances share leave no more of its limit".to_string();
+            let reason = "what is in use or matters more leaves no more of its limit".to_string();
             return Err(Error::Worker { action: "make memory for a cache", reason });
         }
         let memory = Arc::new(self.make_gpu_memory(worker, bytes, needed)?);

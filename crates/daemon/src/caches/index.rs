@@ -148,12 +148,24 @@ impl Index {
         }
     }
 
-    /// Empties the memory that was used longest ago, if nobody uses some of it now.
-    pub fn drop_memory(&mut self, made: impl Iterator<Item = u32>) -> Option<u32> {
+    /// The time of the last claim or loan.
+    pub fn now(&self) -> u64 {
+        self.clock
+    }
+
+    /// Empties the memory that was used longest ago, if nobody uses some of it now, all of it was used before this time,
+    /// and none of it matters more than this.
+    pub fn drop_memory(
+        &mut self,
+        made: impl Iterator<Item = u32>,
+        priority: Priority,
+        before: u64,
+    ) -> Option<u32> {
         let last_use = |memory: u32| {
             let held = self.entries.values().filter(|entry| entry.slot.memory == memory);
-            let in_use = |entry: &Entry| !entry.ready || entry.readers > 0;
-            held.map(|entry| (!in_use(entry)).then_some(entry.used))
+            let idle = |entry: &Entry| entry.ready && entry.readers == 0;
+            let less = |entry: &Entry| entry.priority <= priority && entry.used < before;
+            held.map(|entry| (idle(entry) && less(entry)).then_some(entry.used))
                 .try_fold(0, |last, used| Some(last.max(used?)))
         };
         let memory = made.filter_map(|memory| Some((last_use(memory)?, memory))).min()?.1;
@@ -250,7 +262,7 @@ mod tests {
         let lent = index.borrow(chunks(0..2).into_iter(), Priority::Made);
         let again = index.borrow(chunks(0..1).into_iter(), Priority::Made);
         assert!(put(&mut index, 2..4, Priority::Restored).is_empty());
-        assert_eq!(index.drop_memory([0].into_iter()), None);
+        assert_eq!(index.drop_memory([0].into_iter(), Priority::Restored, u64::MAX), None);
         index.give_back(lent.keys());
         assert_eq!(put(&mut index, 2..4, Priority::Restored).len(), 1, "one is still read");
         assert!(has(&index, 0) && !has(&index, 1));
@@ -264,10 +276,13 @@ mod tests {
         put(&mut index, 0..2, Priority::Made);
         put(&mut index, 2..4, Priority::Made);
         index.claim(&chunks(0..1), Priority::Made);
-        assert_eq!(index.drop_memory([0, 1].into_iter()), Some(1));
+        assert_eq!(index.drop_memory([0, 1].into_iter(), Priority::Removed, u64::MAX), None);
+        assert_eq!(index.drop_memory([0, 1].into_iter(), Priority::Made, 1), None, "both were used since");
+        assert_eq!(index.drop_memory([0, 1].into_iter(), Priority::Made, index.now()), Some(1));
         assert!(has(&index, 0) && has(&index, 1) && !has(&index, 2));
         index.claim(&chunks(5..6), Priority::Made);
-        assert_eq!(index.drop_memory([1].into_iter()), None, "something is on its way to it");
+        let dropped = index.drop_memory([1].into_iter(), Priority::Restored, u64::MAX);
+        assert_eq!(dropped, None, "something is on its way to it");
     }
 
     #[test]

@@ -62,6 +62,8 @@ struct Known {
     chunks: Vec<ContentHash>,
     /// Contents of its buffers that can be shared, with their sizes.
     shared: Vec<(ContentHash, u64)>,
+    /// The highest that it was filled in or lent with.
+    priority: Priority,
 }
 
 /// Memories that an instance has mapped: they count as used as long as this lives.
@@ -101,7 +103,7 @@ impl Caches {
             return loan;
         }
         let mut chunks = chunks::of(image);
-        self.know(image, &chunks);
+        self.know(image, &chunks, priority);
         let mut found = HashMap::new();
         let mut memories = BTreeMap::new();
         if let Some(gpu) = gpu
@@ -194,12 +196,17 @@ impl Caches {
         json!({ "host": bytes(&lock(&self.host)), "gpus": gpus })
     }
 
-    fn know(&self, image: &Image, chunks: &[chunks::Chunk<'_>]) {
+    /// Its priority from now on.
+    fn know(&self, image: &Image, chunks: &[chunks::Chunk<'_>], priority: Priority) -> Priority {
         let distinct: HashSet<ContentHash> = chunks.iter().map(|chunk| chunk.hash).collect();
         let shared =
             shared::parts(image).into_iter().map(|(part, contents)| (contents, part.bytes)).collect();
-        let known = Known { chunks: distinct.into_iter().collect(), shared };
-        lock(&self.images).insert(image.path().to_path_buf(), known);
+        let mut images = lock(&self.images);
+        let before = images.get(image.path()).map_or(priority, |known| known.priority);
+        let priority = before.max(priority);
+        let known = Known { chunks: distinct.into_iter().collect(), shared, priority };
+        images.insert(image.path().to_path_buf(), known);
+        priority
     }
 
     fn next_number(&self) -> u32 {
