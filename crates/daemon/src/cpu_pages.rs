@@ -12,7 +12,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::Cpu;
-use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::pages::{self, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
 
 use crate::error::{Error, Result};
@@ -52,7 +52,13 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
     };
     for file in &rewritten.files {
-        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known_chunks(file))?;
+        draft.take_pages(
+            PartKind::CpuPages,
+            &file.name,
+            &file.path,
+            file.bytes,
+            &known_chunks(&file.pieces),
+        )?;
     }
     shared_pages::take(draft, earlier, &rewritten.shared, &known.unwrap_or_default())?;
     Ok(rewritten.warnings)
@@ -104,7 +110,13 @@ impl<'a> Pages<'a> {
 pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
     pages::point(images, served).map_err(|what| Error::Pages { what })?;
     for file in &served.files {
-        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known_chunks(file))?;
+        draft.take_pages(
+            PartKind::CpuPages,
+            &file.name,
+            &file.path,
+            file.bytes,
+            &known_chunks(&file.pieces),
+        )?;
     }
     Ok(())
 }
@@ -113,10 +125,15 @@ fn content_hash(bytes: &[u8]) -> [u8; 32] {
     *ContentHash::of(bytes).bytes()
 }
 
-/// What is known of a page file's contents.
-fn known_chunks(file: &PageFile) -> KnownChunks {
+/// What is known of those of CRIU's images that a served dump has put pages into, by their names.
+pub fn known_images(served: &Served) -> HashMap<String, KnownChunks> {
+    served.contents.iter().map(|(name, pieces)| (name.clone(), known_chunks(pieces))).collect()
+}
+
+/// What is known of a file's contents.
+fn known_chunks(pieces: &[Piece]) -> KnownChunks {
     let known = |piece: &Piece| Known { hash: ContentHash::from(piece.digest), filled: piece.filled };
-    file.pieces.iter().map(|piece| (piece.at, known(piece))).collect()
+    pieces.iter().map(|piece| (piece.at, known(piece))).collect()
 }
 
 /// Checks an image's page files and links them into a directory for the program to map, which is not made where there

@@ -102,6 +102,12 @@ impl Draft {
         Ok(())
     }
 
+    /// Moves a file into the image of which some contents are known; see [`Staging::take_known`].
+    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &KnownChunks) -> Result<()> {
+        self.enter(self.staging.take_known(kind, name, path, known)?);
+        Ok(())
+    }
+
     /// Moves a file into the image that is to be mapped in place; see [`Staging::take_pages`].
     pub fn take_pages(
         &self,

@@ -111,9 +111,15 @@ impl Staging {
     /// or mapped in place. It takes its full room in the store, shared with nothing. A failure
     /// may leave it moved.
     pub fn take_file(&self, kind: PartKind, name: &str, path: &Path) -> Result<Part> {
+        self.take_known(kind, name, path, &KnownChunks::new())
+    }
+
+    /// As [`Staging::take_file`], for a file of which some contents are known.
+    pub fn take_known(&self, kind: PartKind, name: &str, path: &Path, known: &KnownChunks) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let bytes = fs::metadata(path).map_err(failed)?.len();
-        self.take(kind, name, path, bytes, |_, _| None, |_| {})
+        let known = |start, length| known.get(&start).filter(|_| length == KNOWN_BYTES).map(|one| one.hash);
+        self.take(kind, name, path, bytes, known, |_| {})
     }
 
     /// As [`Staging::take_file`], for a file that is to be mapped in place. The part is its first `bytes`; what is

@@ -1,6 +1,8 @@
 //! What an attempt puts into the image: both halves, what describes them, and then the whole.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
@@ -8,7 +10,7 @@ use rekindle_driver::Hold;
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::{Request, Response, Status};
 use rekindle_sandbox::{Frozen, driver_socket};
-use rekindle_store::{Draft, Part, PartKind};
+use rekindle_store::{Draft, KnownChunks, Part, PartKind};
 
 use crate::cpu_pages;
 use crate::driver_half::DriverHalf;
@@ -20,6 +22,9 @@ use crate::worker::Worker;
 use crate::{fault, machine};
 
 use super::attempt::{Attempt, Subject};
+
+/// CRIU writes dozens of images, most of them small.
+const FILE_THREADS: usize = 4;
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
@@ -85,7 +90,12 @@ impl Attempt<'_> {
             if self.subject.mode == Mode::Sandbox {
                 driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
             }
-            self.timeline.time("cpu files", || take_cpu_files(draft, images))?;
+            // A conversion has written its images anew.
+            let known = match (self.subject.mode, &*served) {
+                (Mode::Driver, Some(served)) => cpu_pages::known_images(served),
+                _ => HashMap::new(),
+            };
+            self.timeline.time("cpu files", || take_cpu_files(draft, images, &known))?;
         }
         fault::point("before-commit")?;
         if let Some(draft) = slot.take() {
@@ -161,16 +171,30 @@ pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part>
 }
 
 /// Moves CRIU's images into the draft. Its log and statistics stay: they are no part of the program.
-fn take_cpu_files(draft: &Draft, images: &Path) -> Result<()> {
+fn take_cpu_files(draft: &Draft, images: &Path, known: &HashMap<String, KnownChunks>) -> Result<()> {
     let failed = |source| Error::io("list", images, source);
+    let mut names = Vec::new();
     for entry in std::fs::read_dir(images).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if path.is_file() && name.ends_with(".img") {
-            draft.take_file(PartKind::CpuFile, &name, &path)?;
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".img") && entry.path().is_file() {
+            names.push(name);
         }
     }
-    Ok(())
+    let (next, nothing) = (AtomicUsize::new(0), KnownChunks::new());
+    let take = || {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let known = known.get(name).unwrap_or(&nothing);
+            draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..FILE_THREADS).map(|_| scope.spawn(take)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 /// Says when it goes that something is done.

@@ -1,4 +1,8 @@
 //! Copying memory of programs that stand still, and of files, into files, by many threads. Zero pages are left out.
+//!
+//! Jobs that follow each other in a file are done together, up to the next boundary of a piece: memory comes in many small
+//! stretches, and the kernel lets one thread at a time write to a file, so that threads which each had a small stretch
+//! would only wait for each other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -115,6 +119,14 @@ pub struct Job {
     pub offset: u64,
 }
 
+/// Jobs that follow each other in a file, or parts of such, within one piece.
+struct Batch {
+    file: Arc<File>,
+    offset: u64,
+    bytes: u64,
+    parts: Vec<(From, u64)>,
+}
+
 /// What is to be copied, and what went wrong.
 #[derive(Default)]
 pub struct Jobs {
@@ -189,8 +201,9 @@ impl Jobs {
             state.queues.len() - 1
         });
         state.queues[at].waiting.push_back(job);
-        drop(state);
-        self.more.notify_all();
+        if state.queues[at].is_ready(false) {
+            self.more.notify_one();
+        }
     }
 
     /// No more jobs come.
@@ -214,8 +227,8 @@ impl Jobs {
     /// Copies until no more jobs come.
     fn work(&self) {
         let mut block = vec![0; PIECE as usize];
-        while let Some((queue, piece)) = self.next() {
-            let done = piece.copy(&mut block, self.digest);
+        while let Some((queue, batch)) = self.next() {
+            let done = batch.copy(&mut block, self.digest);
             let mut state = self.state();
             state.queues[queue].busy -= 1;
             match done {
@@ -228,11 +241,15 @@ impl Jobs {
         }
     }
 
-    /// The next piece, with the number of its queue.
-    fn next(&self) -> Option<(usize, Job)> {
+    /// What is to be done next, with the number of its queue.
+    fn next(&self) -> Option<(usize, Batch)> {
         let mut state = self.state();
         loop {
             if let Some(found) = state.take() {
+                // Each thread that finds work wakes the next one.
+                if state.ready().next().is_some() {
+                    self.more.notify_one();
+                }
                 return Some(found);
             }
             if state.closed {
@@ -248,19 +265,17 @@ impl Jobs {
 }
 
 impl State {
-    fn take(&mut self) -> Option<(usize, Job)> {
-        let queues = self.queues.iter_mut().enumerate();
-        let (number, queue) =
-            queues.filter(|(_, queue)| !queue.waiting.is_empty()).min_by_key(|(_, queue)| queue.busy)?;
-        let job = queue.waiting.front_mut()?;
-        let bytes = job.bytes.min(PIECE - job.offset % PIECE);
-        let piece = Job { from: job.from.clone(), bytes, file: job.file.clone(), offset: job.offset };
-        (job.from, job.offset, job.bytes) = (job.from.after(bytes), job.offset + bytes, job.bytes - bytes);
-        if job.bytes == 0 {
-            queue.waiting.pop_front();
-        }
+    /// The queues with work for one more thread.
+    fn ready(&mut self) -> impl Iterator<Item = (usize, &mut Queue)> {
+        let closed = self.closed;
+        self.queues.iter_mut().enumerate().filter(move |(_, queue)| queue.is_ready(closed))
+    }
+
+    fn take(&mut self) -> Option<(usize, Batch)> {
+        let (number, queue) = self.ready().min_by_key(|(_, queue)| queue.busy)?;
+        let batch = queue.batch()?;
         queue.busy += 1;
-        Some((number, piece))
+        Some((number, batch))
     }
 
     fn drop_waiting(&mut self) {
@@ -268,14 +283,54 @@ impl State {
     }
 }
 
-impl Job {
+impl Queue {
+    /// What does not fill a piece waits until more has come.
+    fn is_ready(&self, closed: bool) -> bool {
+        let (Some(front), Some(back)) = (self.waiting.front(), self.waiting.back()) else { return false };
+        let boundary = front.offset + room(front.offset);
+        let reach = (front.offset + front.bytes).max(back.offset + back.bytes);
+        closed || reach >= boundary
+    }
+
+    fn batch(&mut self) -> Option<Batch> {
+        let offset = self.waiting.front()?.offset;
+        let mut batch = Batch { file: self.file.clone(), offset, bytes: 0, parts: Vec::new() };
+        while let Some(job) = self.waiting.front_mut() {
+            let left = room(offset) - batch.bytes;
+            if left == 0 || job.offset != offset + batch.bytes {
+                break;
+            }
+            let bytes = job.bytes.min(left);
+            batch.parts.push((job.from.clone(), bytes));
+            batch.bytes += bytes;
+            (job.from, job.offset, job.bytes) =
+                (job.from.after(bytes), job.offset + bytes, job.bytes - bytes);
+            if job.bytes == 0 {
+                self.waiting.pop_front();
+            }
+        }
+        Some(batch)
+    }
+}
+
+/// Up to the next boundary of a piece.
+fn room(offset: u64) -> u64 {
+    PIECE - offset % PIECE
+}
+
+impl Batch {
     /// Tells of what is a piece and not all zero.
     fn copy(&self, block: &mut [u8], digest: Option<Digest>) -> io::Result<Option<Piece>> {
         let block = &mut block[..self.bytes as usize];
-        self.from.read(block)?;
-        let least = match self.from {
-            From::Process(..) => LEAST_HOLE,
-            From::File(..) => PAGE,
+        let mut rest = &mut *block;
+        for (from, bytes) in &self.parts {
+            let (part, after) = rest.split_at_mut(*bytes as usize);
+            from.read(part)?;
+            rest = after;
+        }
+        let least = match self.parts.iter().any(|(from, _)| matches!(from, From::Process(..))) {
+            true => LEAST_HOLE,
+            false => PAGE,
         };
         let mut is_zero = true;
         filled(block, least, |at, bytes| {
@@ -418,6 +473,31 @@ mod tests {
             read_zero_filled(&files[number % 3], &mut found, number as u64 * PAGE).unwrap();
             assert_eq!(found, page);
         }
+    }
+
+    #[test]
+    fn what_follows_in_a_file_is_done_together() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut queue = Queue { file: file.clone(), waiting: VecDeque::new(), busy: 1, pieces: Vec::new() };
+        let add = |queue: &mut Queue, offset, bytes| {
+            let from = From::File(file.clone(), 0);
+            queue.waiting.push_back(Job { from, bytes, file: file.clone(), offset });
+        };
+        assert!(!queue.is_ready(true));
+        add(&mut queue, PAGE, PAGE);
+        add(&mut queue, 2 * PAGE, PAGE);
+        assert!(!queue.is_ready(false) && queue.is_ready(true), "it fills no piece");
+        add(&mut queue, 3 * PAGE, PIECE);
+        assert!(queue.is_ready(false));
+        let mut batches =
+            std::iter::from_fn(|| queue.batch()).map(|one| (one.offset, one.bytes, one.parts.len()));
+        assert_eq!(batches.next(), Some((PAGE, PIECE - PAGE, 3)), "up to the next boundary");
+        assert_eq!(batches.next(), Some((PIECE, 3 * PAGE, 1)));
+        assert_eq!(batches.next(), None);
+        drop(batches);
+        add(&mut queue, 0, PAGE);
+        add(&mut queue, 9 * PAGE, PAGE);
+        assert_eq!(queue.batch().map(|one| one.parts.len()), Some(1), "there is a gap behind it");
     }
 
     #[test]

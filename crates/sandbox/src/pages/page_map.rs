@@ -86,6 +86,7 @@ impl Map {
             entry(&one);
         }
         fs::write(&self.image, out)?;
+        served.contents.push((format!("pages-{}.img", self.number), pieces.of(&self.pages)));
         if let Some(writers) = self.writers {
             served.files.extend(writers.finish(pieces)?);
         }

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::area::PAGE;
-use super::copier::{Digest, Jobs, Source};
+use super::copier::{Digest, Jobs, Piece, Source};
 use super::drain::{Drain, take};
 use super::page_map::Map;
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
@@ -54,6 +54,8 @@ pub(super) struct Placed {
 #[derive(Debug, Default)]
 pub struct Served {
     pub files: Vec<PageFile>,
+    /// Those of CRIU's images that have pages in them, and what is known of their pieces.
+    pub contents: Vec<(String, Vec<Piece>)>,
     pub(super) placed: Vec<Placed>,
 }
 
@@ -86,7 +88,7 @@ pub struct PageServer<'a> {
     pub wanted: &'a [Wanted],
     /// Set when what goes first is done: a worker's half, which has more to copy.
     pub first: Option<&'a OnceLock<()>>,
-    /// Taken of the pieces of page files.
+    /// Taken of the pieces of files.
     pub digest: Digest,
 }
 
