@@ -39,6 +39,10 @@ pub enum Error {
         "processes {first} and {second} share GPU memory through NCCL, and driver {driver_version} could not bring them back; start the program with NCCL_P2P_DISABLE=1, or use driver 610 or newer"
     )]
     Shared { first: i32, second: i32, driver_version: String },
+    #[error(
+        "process {pid} has gigabytes on several GPUs, and driver {driver_version} loses one that has peer access between them and an allocation of 512 MB or more; start it with smaller ones (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or, if it has no peer access or no such allocation, the daemon with REKINDLE_DRIVER_PEERS=allow"
+    )]
+    Peers { pid: i32, driver_version: String },
     #[error("these processes could not be brought back to running: {0}")]
     Stuck(String),
     #[error("the driver helper ended while it was to {action}; its log: {}", log.display())]

@@ -25,9 +25,10 @@ mod journal;
 mod library;
 mod map;
 mod message;
+mod nccl;
 mod nvml;
 mod operation;
-mod sharing;
+mod peers;
 mod states;
 
 pub use candidate::{Candidate, candidates};

@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::huge::Switch;
 use crate::journal::{Journal, Process, Step};
 use crate::message::{Area, Gpu, Held, UuidPair};
-use crate::sharing;
 use crate::states::{Driver, State};
+use crate::{nccl, peers};
 
 /// The driver's own limit on a lock may be this much late.
 const LOCK_GRACE: Duration = Duration::from_secs(5);
@@ -55,9 +55,11 @@ impl Operation {
     ) -> Result<(Operation, Held)> {
         let processes = find(driver, root, &[])?;
         let gpus = gpus_of(driver, &processes)?;
-        check_host_memory(&gpus)?;
         let pids: Vec<_> = processes.iter().map(|process| process.pid).collect();
-        sharing::refuse(&pids, gpus.first().map_or("", |gpu| &gpu.driver_version))?;
+        let driver_version = gpus.first().map_or("", |gpu| &gpu.driver_version);
+        nccl::refuse(&pids, driver_version)?;
+        peers::refuse(&pids, &driver.usage(), driver_version)?;
+        check_host_memory(&gpus)?;
         let journal = Journal::begin(directory, id, processes, Vec::new())?;
         let mut operation =
             Operation { driver: driver.clone(), journal, limits, began: Instant::now(), phases: Vec::new() };

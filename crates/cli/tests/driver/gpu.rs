@@ -213,6 +213,29 @@ fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost
 }
 
 #[test]
+fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
+    let mut scene = Scene::new();
+    scene.write("everywhere", "");
+    let program = scene.start_with(1, 0);
+    assert!(scene.checkpoint(&program, "little", "--leave-running").status.success());
+    scene.write("used", "2200000000\n");
+    let error = said(scene.checkpoint(&program, "image", "--stop"));
+    assert!(error.contains("peer access") && error.contains("REKINDLE_DRIVER_PEERS=allow"), "{error}");
+    scene.grow(1);
+    let small = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    drop(program);
+    let program = scene.start_in(1, 0, &small);
+    assert!(scene.checkpoint(&program, "small", "--leave-running").status.success());
+    drop(program);
+    let program = scene.start_with(1, 0);
+    scene.rekindle.set_fault(None);
+    scene.rekindle.set_environment("REKINDLE_DRIVER_PEERS", "allow");
+    assert!(scene.checkpoint(&program, "image", "--leave-running").status.success());
+    scene.grow(1);
+    scene.assert_tidy();
+}
+
+#[test]
 fn a_process_that_somebody_else_has_locked_is_left_alone() {
     let scene = Scene::new();
     let program = scene.start_with(1, 0);

@@ -7,6 +7,7 @@
  * In $STANDIN_DIR: gpus    a line for each: number of the UUID (hexadecimal), model, bytes, bytes free
  *                  driver  the driver's version
  *                  used    what NVML says that each process uses
+ *                  everywhere   if it is there, NVML says so on each GPU
  *                  plan    lines of STEP ACTION COUNT, met when a step is begun: fail, lie (claim that it worked), hang,
  *                          kill (end the caller), kill-after (do it first)
  */
@@ -459,12 +460,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
         used = 1 << 20;
     if (file)
         fclose(file);
+    in_directory(path, "everywhere");
+    int everywhere = access(path, F_OK) == 0;
     *count = 0;
     DIR *processes = opendir("/proc");
     for (struct dirent *entry; processes && (entry = readdir(processes)) && index < here;) {
         struct program there;
         int pid = atoi(entry->d_name);
-        if (pid > 0 && *count < room && reach(pid, &there, READ) && there.gpu == all[index].number)
+        if (pid > 0 && *count < room && reach(pid, &there, READ) && (everywhere || there.gpu == all[index].number))
             out[(*count)++] = (struct process){ pid, used, { 0, 0 } };
     }
     if (processes)

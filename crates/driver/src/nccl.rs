@@ -1,9 +1,9 @@
-//! GPU memory that processes share with each other: a driver older than 610 takes such processes, and then refuses to bring
-//! any of them back (CUDA_ERROR_NOT_SUPPORTED, or CUDA_ERROR_INVALID_VALUE), so that the program would be lost.
+//! NCCL between processes: the usual way in which they share GPU memory. A driver older than 610 takes such processes, and
+//! then refuses to bring any of them back (CUDA_ERROR_NOT_SUPPORTED, or CUDA_ERROR_INVALID_VALUE), so that the program would
+//! be lost.
 //!
-//! The driver does not say which processes do. What can be told is NCCL's way of it, the usual one: between processes it
-//! gives out memory over a socket of its own, unless it is told not to, and then it has files in `/dev/shm` in place of
-//! that.
+//! The driver does not say which processes share memory. What can be told is NCCL's way of it: between processes it gives out
+//! memory over a socket of its own, unless it is told not to, and then it has files in `/dev/shm` in place of that.
 
 use std::fs;
 
