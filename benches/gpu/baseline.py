@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from images import ask
-from programs import Native, python_program
+from programs import Native, label, served_program
 
 DRIVER_STEPS = ("Lock", "Checkpoint", "Restore", "Unlock")
 
@@ -73,20 +73,31 @@ def restore(images, log):
     return process, children(criu)[0]
 
 
-def start(name, work):
+def start(name, work, way="driver", **variables):
     """The program, and the file that it waits for."""
-    trigger = work / f"{name}-driver-ask"
-    return Native(python_program(name, "--serve", trigger), work / f"{name}-driver.log", start_new_session=True), trigger
+    trigger, log = work / f"{label(name)}-{way}-ask", work / f"{label(name)}-{way}.log"
+    environment = {**os.environ, **variables}
+    return Native(served_program(name, trigger), log, start_new_session=True, env=environment), trigger
 
 
-def measure(name, work, memory, rounds=3, started=None):
+def measure(name, work, memory, rounds=3, started=None, row=None):
+    """The row is filled as far as it goes, so that a failure leaves what was measured before it."""
+    row = {} if row is None else row
     driver = Driver()
-    images = memory / f"driver-{name}"
+    images = memory / f"driver-{label(name)}"
     images.mkdir()
-    program, trigger = started or start(name, work)
+    try:
+        return measure_in(images, driver, started or start(name, work), rounds, row)
+    finally:
+        shutil.rmtree(images)
+
+
+def measure_in(images, driver, started, rounds, row):
+    program, trigger = started
     try:
         program.wait_ready()
-        warm_s, expected = ask(trigger)
+        row["warm_answer_s"], expected = ask(trigger)
+        row["reached"] = "ran"
         pid = program.process.pid
         checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
         began = time.perf_counter()
@@ -95,33 +106,29 @@ def measure(name, work, memory, rounds=3, started=None):
         checkpoint["total_s"] = sum(checkpoint.values())
     finally:
         program.end()
-    restores, same = [], True
+    size = sum(path.stat().st_blocks * 512 for path in images.iterdir())
+    row |= {"reached": "checkpointed", "checkpoint": checkpoint, "image_bytes": size, "restores": [], "first_answer_s": None}
     # CRIU wants the program's output as long as it was.
-    written = program.log.stat().st_size
+    written, same = program.log.stat().st_size, True
     for _ in range(rounds):
         os.truncate(program.log, written)
         began = time.perf_counter()
         process, pid = restore(images, images / "restore.log")
         try:
-            row = {"criu_restore_s": time.perf_counter() - began}
-            row["driver_restore_s"] = driver.step("Restore", pid)
-            row["driver_unlock_s"] = driver.step("Unlock", pid)
-            row["running_s"] = time.perf_counter() - began
+            one = {"criu_restore_s": time.perf_counter() - began}
+            one["driver_restore_s"] = driver.step("Restore", pid)
+            one["driver_unlock_s"] = driver.step("Unlock", pid)
+            one["running_s"] = time.perf_counter() - began
             _, answer = ask(trigger)
-            row["first_answer_s"] = time.perf_counter() - began
+            one["first_answer_s"] = time.perf_counter() - began
         finally:
             process.kill()
             process.wait()
         same = same and answer == expected
-        restores.append(row)
+        row["restores"].append(one)
+        row["reached"] = "restored"
         time.sleep(0.5)
-    size = sum(path.stat().st_blocks * 512 for path in images.iterdir())
-    shutil.rmtree(images)
-    return {
-        "ok": same,
-        "image_bytes": size,
-        "warm_answer_s": warm_s,
-        "checkpoint": checkpoint,
-        "restores": restores,
-        "first_answer_s": statistics.median(row["first_answer_s"] for row in restores) if restores else None,
-    }
+    if row["restores"]:
+        row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
+    row["ok"] = same
+    return row

@@ -7,47 +7,66 @@ import statistics
 import time
 
 import baseline
-from images import ask
-from programs import Native, python_program
+from images import answers, ask
+from programs import Native, label, python_program, wait_for
+from rekindle import CommandError
 
 
-def start(name, work):
+def start(name, work, **variables):
     """The program twice, for either way: they take long to start, and not longer beside each other."""
-    trigger = work / f"{name}-pid-ask"
-    program = Native(python_program(name, "--serve", trigger), work / f"{name}-pid.log", start_new_session=True)
-    return (program, trigger), baseline.start(name, work)
+    return baseline.start(name, work, "pid", **variables), baseline.start(name, work, **variables)
 
 
-def measure(rekindle, name, work, memory, started=None, quick=False, then=None):
-    """`then(image, trigger, answer)` takes part in the row."""
-    (ours, theirs) = started or start(name, work)
-    # Of what is large CRIU alone is not asked to bring it back.
-    checkpoints, restores, rounds = (1, 2, 0) if quick else (2, 3, 2)
-    try:
-        row = tried(lambda: by_rekindle(rekindle, name, *ours, checkpoints, restores, then))
-        row["criu"] = tried(lambda: baseline.measure(name, work, memory, rounds, theirs))
-    finally:
-        for program, _ in (ours, theirs):
-            program.end()
+def end(programs):
+    """All that were started, whatever became of them."""
+    for ours, theirs in programs.values():
+        ours[0].end()
+        theirs[0].end()
+
+
+# Checkpoints and restores by Rekindle, restores by CRIU alone. What is large CRIU alone is not asked to bring back.
+USUAL, LARGE = (2, 3, 2), (1, 2, 0)
+
+
+def measure(rekindle, name, work, memory, started, counts=USUAL, then=None):
+    """`then(row, image, trigger, answer)` does more with the image."""
+    (ours, theirs), (checkpoints, restores, rounds) = started, counts
+    row = tried(lambda row: by_rekindle(rekindle, name, *ours, checkpoints, restores, then, row))
+    row["criu"] = tried(lambda row: baseline.measure(name, work, memory, rounds, theirs, row))
     if name.startswith("train-"):
         row["gb_per_gpu"] = float(os.environ.get("REKINDLE_BENCH_GB", "25"))
     return {**row, "ok": row["ok"] and row["criu"]["ok"]}
 
 
+# What the daemon may do with the machine's switch for large pages; `usual` is what it does by itself.
+LARGE_PAGES = {"off": "off", "usual": None}
+
+
+def with_large_pages(rekindle, word, name, work, memory, started):
+    """A daemon has the environment that it was started with."""
+    rekindle("shutdown", check=False)
+    rekindle.environment.pop("REKINDLE_DRIVER_HUGE_PAGES", None)
+    rekindle.environment |= {"REKINDLE_DRIVER_HUGE_PAGES": word} if word else {}
+    return measure(rekindle, name, work, memory, started, (2, 2, 1))
+
+
 def tried(way):
-    """One way that fails does not keep the other from being measured."""
+    """One way that fails does not keep the other from being measured, and leaves what it has measured."""
+    row = {"ok": False, "reached": "nothing"}
     try:
-        return way()
+        way(row)
     except Exception as error:
-        return {"ok": False, "error": str(error)[-1500:]}
+        row |= {"ok": False, "error": str(error)[-1500:]}
+    return row
 
 
-def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then=None):
-    image = f"{name}-pid"
-    row = {"ok": False, "checkpoints": [], "restores": []}
+def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then, row):
+    image = f"{label(name)}-pid"
+    row |= {"checkpoints": [], "restores": []}
     try:
         program.wait_ready()
         row["warm_answer_s"], expected = ask(trigger)
+        row["reached"] = "ran"
         same, pid = True, program.process.pid
         for n in range(checkpoints):
             last = n == checkpoints - 1
@@ -55,30 +74,57 @@ def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then=No
             report = rekindle.json("checkpoint", "--pid", pid, "--mode", "driver", "--to", image, "--stop" if last else "--leave-running")
             row["checkpoints"].append({"seconds": time.perf_counter() - start, "report": report})
             if not last:
+                row["reached"] = "went on"
                 same = same and ask(trigger)[1] == expected
                 rekindle("rm", image)
     finally:
         program.end()
-    row["sizes"] = rekindle.json("inspect", image)["sizes"]
-    # What the program has written may only have grown since.
-    written = program.log.stat().st_size
-    for n in range(restores):
-        os.truncate(program.log, written)
-        restored = f"{name}-pid-{n}"
-        start = time.perf_counter()
-        report = rekindle.json("restore", image, "--name", restored, "-d")
-        running = time.perf_counter() - start
-        _, answer = ask(trigger)
-        first = time.perf_counter() - start
-        again, _ = ask(trigger)
-        same = same and answer == expected
-        row["restores"].append({"running_s": running, "first_answer_s": first, "warm_answer_s": again, "report": report})
-        rekindle("kill", restored)
-    if then:
-        os.truncate(program.log, written)
-        more = then(image, trigger, expected)
-        row, same = {**row, **more}, same and more.get("same", True)
-    rekindle("rm", image)
-    row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
+    row |= {"reached": "checkpointed", "sizes": rekindle.json("inspect", image)["sizes"]}
     row["checkpoint_s"] = statistics.median(one["seconds"] for one in row["checkpoints"])
-    return {**row, "ok": same}
+    try:
+        # What the program has written may only have grown since.
+        written = program.log.stat().st_size
+        for n in range(restores):
+            os.truncate(program.log, written)
+            restored = f"{image}-{n}"
+            start = time.perf_counter()
+            report = rekindle.json("restore", image, "--name", restored, "-d")
+            running = time.perf_counter() - start
+            _, answer = ask(trigger)
+            first = time.perf_counter() - start
+            again, _ = ask(trigger)
+            same = same and answer == expected
+            row["restores"].append({"running_s": running, "first_answer_s": first, "warm_answer_s": again, "report": report})
+            row["reached"] = "restored"
+            rekindle("kill", restored)
+        if then:
+            os.truncate(program.log, written)
+            same = then(row, image, trigger, expected) and same
+    finally:
+        rekindle("rm", image)
+    row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
+    row["ok"] = same
+
+
+def refused(rekindle, work):
+    """A checkpoint while a kernel runs that does not end in time: the program goes on to its answer."""
+    trigger, wait = work / "busy-ask", 3
+    program = Native(python_program("busy", "--serve", trigger), work / "busy.log", start_new_session=True)
+    row = {"ok": False, "gpu_wait_s": wait, "went_on": False}
+    try:
+        program.wait_ready()
+        began = time.perf_counter()
+        trigger.touch()
+        wait_for(lambda: not trigger.exists(), 10, "the program to take the request")
+        time.sleep(0.5)
+        start = time.perf_counter()
+        try:
+            rekindle("checkpoint", "--pid", program.process.pid, "--mode", "driver", "--to", "busy", "--stop", "--gpu-wait", wait)
+            row["said"] = "nothing: it was taken"
+        except CommandError as error:
+            row |= {"said": error.message, "refused_after_s": time.perf_counter() - start}
+        wait_for(lambda: answers(trigger), 60, "the program's answer")
+        row |= {"went_on": True, "answer_s": time.perf_counter() - began}
+    finally:
+        program.end()
+    return {**row, "ok": "did not end within" in row["said"]}

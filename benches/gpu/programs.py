@@ -31,6 +31,16 @@ def python_program(name, *options):
     return [sys.executable, str(HERE / "workloads.py"), name, *map(str, options)]
 
 
+def served_program(name, trigger):
+    """What follows a comma tells apart programs that are the same but for their variables."""
+    return python_program(name.split(",")[0], "--serve", trigger)
+
+
+def label(name):
+    """The name as files and images may have it."""
+    return name.replace(", ", "-").replace(" ", "-")
+
+
 def steps_program(name, work, steps, pause):
     if name != "nvcc-static":
         return python_program(name, "--steps", steps, "--pause", pause)

@@ -1,5 +1,5 @@
-"""Driver mode with two GPUs: one program on both, brought back as it was, with the GPUs swapped, and refused where there
-is one alone; and how far the driver takes NCCL.
+"""Driver mode with two GPUs: one program on both, brought back as it was and with the GPUs swapped, beside the driver's
+checkpoint with CRIU alone; and how far the driver takes NCCL.
 """
 
 import os
@@ -8,10 +8,20 @@ import time
 
 import driver_mode
 from images import ask
-from programs import Native, python_program
+from programs import Native, label, served_program
 from rekindle import CommandError
 
-PROGRAMS = ["copy-two", "train-two"]
+# The programs, with variables of their own.
+PROGRAMS = {
+    "copy-two": {},
+    "separate-two-large": {},
+    "copy-two-large, expandable segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "copy-two-large": {},
+}
+# Rekindle refuses a process with gigabytes on several GPUs unless it is told that it has no peer access.
+ALLOWED = {"separate-two-large"}
+# See `driver_mode.measure`.
+COUNTS = (2, 1, 1)
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 # What NCCL may do between two GPUs, in variables of its own. Linux 6.16 and newer needs CRIU 4.2 for its connections.
 NCCL = {
@@ -28,29 +38,26 @@ def uuids():
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
 
 
-def measure(rekindle, program, work, memory):
-    def then(image, trigger, expected):
+def start(work):
+    """All of them: they take long to start, and not longer beside each other."""
+    return {name: driver_mode.start(name, work, **variables) for name, variables in PROGRAMS.items()}
+
+
+def measure(rekindle, name, work, memory, started):
+    def then(row, image, trigger, expected):
         first, second = uuids()[:2]
         start = time.perf_counter()
         rekindle.json("restore", image, "--name", "swapped", "-d", "--gpu-map", f"{first}={second},{second}={first}")
         _, answer = ask(trigger)
-        swapped = {"first_answer_s": time.perf_counter() - start}
+        row["swapped"] = {"first_answer_s": time.perf_counter() - start}
+        row["reached"] = "restored, also with the GPUs swapped"
         rekindle("kill", "swapped")
-        return {"same": answer == expected, "swapped": swapped, "one_gpu": with_one_gpu(rekindle, image)}
+        return answer == expected
 
-    return driver_mode.measure(rekindle, program, work, memory, then=then)
-
-
-def with_one_gpu(rekindle, image):
-    """What a daemon says that cannot open the second GPU's device."""
-    rekindle("shutdown")
-    hidden = 'mount --bind /dev/null /dev/nvidia1 && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", hidden, "sh", rekindle.command, "restore", image, "--name", "one", "-d"]
-    try:
-        done = subprocess.run(command, env=rekindle.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-        return done.stderr.strip() if done.returncode else "restored"
-    finally:
-        rekindle("shutdown", check=False)
+    # A daemon has the environment that it was started with.
+    rekindle("shutdown", check=False)
+    rekindle.environment["REKINDLE_DRIVER_PEERS"] = "allow" if name in ALLOWED else ""
+    return driver_mode.measure(rekindle, name, work, memory, started, COUNTS, then)
 
 
 def start_nccl(work):
@@ -58,7 +65,7 @@ def start_nccl(work):
     started = {}
     for number, (name, variables) in enumerate(NCCL.items()):
         trigger = work / f"nccl-{number}-ask"
-        command = python_program(name.split(",")[0], "--serve", trigger)
+        command = served_program(name, trigger)
         environment = {**os.environ, **variables, "NCCL_NVLS_ENABLE": "0"}
         started[name] = (Native(command, work / f"nccl-{number}.log", start_new_session=True, env=environment), trigger)
     return started
@@ -66,22 +73,26 @@ def start_nccl(work):
 
 def measure_nccl(rekindle, name, program, trigger):
     """How far it is taken: every step that went well, and what the next one said."""
-    row, image = {"ok": True, "reached": "nothing"}, name.replace(", ", "-").replace(" ", "-")
+    row, image = {"ok": True, "reached": "nothing"}, label(name)
     try:
         program.wait_ready(60)
         _, expected = ask(trigger, 20)
         row["reached"] = "ran"
         report = rekindle.json("checkpoint", "--pid", program.process.pid, "--mode", "driver", "--to", image, "--leave-running", limit=60)
         row |= {"reached": "checkpointed", "gpu_processes": report["gpu_processes"], "report": report}
+        row["checkpoint_s"] = report["total_us"] / 1e6
         if ask(trigger, 20)[1] != expected:
             raise RuntimeError("after the checkpoint it gave another answer")
         row["reached"] = "went on"
         written = program.log.stat().st_size
         program.end()
         os.truncate(program.log, written)
+        start = time.perf_counter()
         rekindle.json("restore", image, "--name", image, "-d", limit=60)
-        row["reached"] = "restored"
-        if ask(trigger, 20)[1] != expected:
+        row |= {"reached": "restored", "running_s": time.perf_counter() - start}
+        _, answer = ask(trigger, 20)
+        row["first_answer_s"] = time.perf_counter() - start
+        if answer != expected:
             raise RuntimeError("after the restore it gave another answer")
         row["reached"] = "answered after the restore"
         rekindle("kill", image)

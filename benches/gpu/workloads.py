@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import os
 import statistics
 import sys
@@ -18,6 +19,8 @@ import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 WORKLOADS = {}
+# Steps before a program says that it is ready.
+WARM_UP = 8
 
 
 def workload(name, **environment):
@@ -167,52 +170,25 @@ def train_large():
     return step
 
 
-@workload("copy-two")
-def copy_two():
-    """Two tensors of 64 MB, each copied to the other's GPU."""
-    torch = torch_module()
-    a, b = (torch.randn(1 << 24, device=f"cuda:{n}") for n in range(2))
+def two_tensors(count, copied):
+    """A tensor on each of two GPUs; where they are copied, each goes to the other's GPU in every step."""
 
-    def step(i):
-        both = torch.stack([(a + b.to(a.device)).double().sum().cpu(), (b - a.to(b.device)).double().sum().cpu()])
-        return both.numpy()
+    def build():
+        torch = torch_module()
+        a, b = (torch.randn(count, device=f"cuda:{n}") for n in range(2))
 
-    return step
+        def step(i):
+            first, second = (b.to(a.device), a.to(b.device)) if copied else (a, b)
+            return torch.stack([(a + first).double().sum().cpu(), (b - second * 2).double().sum().cpu()]).numpy()
+
+        return step
+
+    return build
 
 
-@workload("train-two")
-def train_two():
-    """As `train-large`, on two GPUs: each has a half of the batch, gradients go from GPU to GPU."""
-    torch = torch_module()
-    devices = [torch.device("cuda", n) for n in range(2)]
-    models = [large_model(torch, device) for device in devices]
-    with torch.no_grad():
-        for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
-            ours.copy_(theirs)
-    optimizers = [torch.optim.Adam(model.parameters(), 1e-5, fused=True) for model in models]
-    halves = [torch.randn(16, 8192, device=device) for device in devices]
-
-    def gradients():
-        losses = []
-        for model, optimizer, half in zip(models, optimizers, halves, strict=True):
-            optimizer.zero_grad(set_to_none=False)
-            losses.append(model(half).square().mean())
-            losses[-1].backward()
-        for first, second in zip(*(model.parameters() for model in models), strict=True):
-            first.grad.add_(second.grad.to(devices[0])).div_(2)
-            second.grad.copy_(first.grad)
-        return losses
-
-    def step(i):
-        losses = torch.stack([loss.detach().cpu() for loss in gradients()]).view(torch.int32).long()
-        sums = [state_sums(torch, model, optimizer).cpu() for model, optimizer in zip(models, optimizers, strict=True)]
-        return torch.cat([*sums, losses]).numpy()
-
-    for _ in range(2):
-        gradients()
-        for optimizer in optimizers:
-            optimizer.step()
-    return step
+for _size, _count in (("", 1 << 24), ("-large", 1 << 27)):
+    workload(f"separate-two{_size}")(two_tensors(_count, copied=False))
+    workload(f"copy-two{_size}")(two_tensors(_count, copied=True))
 
 
 @workload("nccl-threads", NCCL_NVLS_ENABLE="0")
@@ -257,6 +233,19 @@ def nccl_processes():
     def step(i):
         os.write(write, b"x")
         return reduced()
+
+    return step
+
+
+@workload("busy")
+def busy():
+    """After its warm-up each answer takes a kernel of a quarter of a minute, at the clock's highest rate."""
+    torch = torch_module()
+    calls = itertools.count()
+
+    def step(i):
+        torch.cuda._sleep(15 * 2_000_000_000 if next(calls) >= WARM_UP else 1000)
+        return torch.ones(1, device="cuda")
 
     return step
 
@@ -396,7 +385,7 @@ def give_back():
 
 def requests(step, trigger, trim=False):
     """Warms up, then yields whenever the file has appeared."""
-    for i in range(8):
+    for i in range(WARM_UP):
         to_bytes(step(i))
     if trim:
         give_back()

@@ -84,26 +84,95 @@ def phases(results):
     return lines
 
 
-def step(results):
-    """The driver's own step with and without what makes memory ready for it."""
-    lines = ["| the driver's step, 5.5 GB | takes, s | its restore, s |", "| --- | --- | --- |"]
-    step = results["step"]
-    for way, times in step.items():
-        if isinstance(times, list):
-            back = step["restore after it"].get(way)
-            lines.append(f"| {way} | {spread(times, 2)} | {spread(back, 2) if back else ''} |")
+def large_pages(results):
+    """A checkpoint with and without the machine's switch for large pages, beside driver + CRIU in the same run."""
+    lines = [
+        "| gpt2-large | the driver's step, s | CPU half, s | the program's end, s | in all, s | against driver + CRIU | restore to first answer, s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    labels = {"off": "switch left alone", "usual": "switch set for the step"}
+    for way, row in results["large-pages"].items():
+        report = row["checkpoints"][-1]["report"]
+        took = {phase["name"]: phase["duration_us"] / 1e6 for phase in report["phases"]}
+        total, other = report["total_us"] / 1e6, row["criu"]["checkpoint"]
+        columns = [took["checkpoint"], took["freeze"] + took["dump"], took["stop"], total]
+        first = spread([one["first_answer_s"] for one in row["restores"]], 2)
+        shown = " | ".join(f"{value:.2f}" for value in columns)
+        lines.append(f"| {labels[way]} | {shown} | {other['total_s'] / total:.2f} times as fast | {first} |")
+        first = spread([one["first_answer_s"] for one in row["criu"]["restores"]], 2)
+        lines.append(
+            f"| driver + CRIU, in that run | {other['driver_checkpoint_s']:.2f} | {other['criu_dump_s']:.2f} | | {other['total_s']:.2f} | 1 | {first} |"
+        )
     return lines
 
 
+def lock(results):
+    row = results["lock"]["busy"]
+    went = "went on to its answer" if row["went_on"] else "**did not go on**"
+    return [
+        f"A kernel that runs for {row['answer_s']:.0f} s, with `--gpu-wait {row['gpu_wait_s']}`: refused after"
+        f" {row['refused_after_s']:.1f} s, and the program {went}."
+    ]
+
+
+def words(error):
+    """What Rekindle or the driver said, without how it was asked."""
+    said = error.split("exit 1: rekindle: ")[-1].split(" (its log:")[0]
+    return " ".join(said.split()).replace("|", "\\|")[-420:]
+
+
 def two_gpus(results):
-    """How far programs on two GPUs got, and what stopped them."""
-    lines = ["| program on two GPUs | by | got as far as | then |", "| --- | --- | --- | --- |"]
-    for part in ("two-gpus", "nccl"):
-        for name, row in results.get(part, {}).items():
-            if row.get("error", "").startswith("not run"):
-                continue
-            then = row.get("then") or row.get("error") or ""
-            said = " ".join(then.split("exit 1: rekindle: ")[-1].split(" (its log:")[0].split()).replace("|", "\\|")
-            reached = row.get("reached") or ("all" if row["ok"] else "checkpointed" if "rekindle restore" in then else "ran")
-            lines.append(f"| {name} | {row.get('by', 'Rekindle')} | {reached} | {said[-300:]} |")
+    """Programs on two GPUs by Rekindle and by driver + CRIU: how long it took, and what stopped them."""
+    lines = [
+        "| program on two GPUs | way | got as far as | checkpoint, s | restore to running, s | to first answer, s | image, MB | then |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    number = lambda value, digits=2: "" if value is None else f"{value:.{digits}f}"
+
+    def line(name, way, row, checkpoint, restore, size):
+        times = [number(checkpoint), number(restore.get("running_s")), number(restore.get("first_answer_s"))]
+        size = "" if size is None else f"{size / 1e6:.0f}"
+        then = words(row.get("then") or row.get("error") or "")
+        lines.append(f"| {name} | {way} | {row['reached']} | {' | '.join(times)} | {size} | {then} |")
+
+    for name, row in results["two-gpus"].items():
+        taken = row["checkpoints"][-1]["report"]["total_us"] / 1e6 if row.get("checkpoints") else None
+        line(name, "Rekindle", row, taken, (row.get("restores") or [{}])[0], row.get("sizes", {}).get("stored"))
+        other = row["criu"]
+        restore = (other.get("restores") or [{}])[0]
+        line(name, "driver + CRIU", other, other.get("checkpoint", {}).get("total_s"), restore, other.get("image_bytes"))
+    for name, row in results["nccl"].items():
+        line(name, row.get("by", "Rekindle"), row, row.get("checkpoint_s"), row, None)
+    return lines
+
+
+def peers(results):
+    """Which memory with peer access the driver brings back where nothing stops."""
+    lines = ["| memory | allocations | the driver's checkpoint, s | its restore, s | |", "| --- | --- | --- | --- | --- |"]
+    for row in results["peers"]:
+        steps = row["steps"]
+        times = [f"{steps[name]['seconds']:.2f}" if name in steps else "" for name in ("Checkpoint", "Restore")]
+        failed = [f"{name.lower()}: error {step['code']}" for name, step in steps.items() if step["code"]]
+        end = "as it was" if row["ok"] else f"**{', '.join(failed) or row.get('memory') or row.get('error')}**"
+        lines.append(f"| {row['kind']} | {row['count']} of {row['mb']} MB | {' | '.join(times)} | {end} |")
+    return lines
+
+
+def containers(results):
+    """A real GPU in Podman's containers."""
+    lines = [
+        "| container | checkpoint, goes on, s | checkpoint, ends, s | restore to running, s | to first answer, s | image, MB | |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in results["containers"].items():
+        if not row.get("restores"):
+            lines.append(f"| {name} | | | | | | **no**: {words(row.get('error') or row.get('skipped', ''))} |")
+            continue
+        times = [f"{one['seconds']:.2f}" for one in row["checkpoints"]]
+        times += [
+            spread([one[key] for one in row["restores"] if key in one], 2) if key in row["restores"][0] else ""
+            for key in ("running_s", "first_answer_s")
+        ]
+        same = "the same, bit for bit" if row["ok"] else "**other answers**"
+        lines.append(f"| {name} | {' | '.join(times)} | {row['sizes']['stored'] / 1e6:.0f} | {same} |")
     return lines
