@@ -37,6 +37,8 @@ pub(crate) struct Journal {
     base: *mut u8,
     /// Bytes of the file that have memory.
     reserved: usize,
+    /// Where the request is that is being done, if it is here. Entries that follow one another do not move meanwhile.
+    admitted: Option<usize>,
 }
 
 // SAFETY: the mapping belongs to this value alone; who else has the file reads it when this process has let go of it.
@@ -97,7 +99,7 @@ impl Journal {
         };
         match base == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
-            false => Ok(Journal { file, base: base.cast(), reserved: 0 }),
+            false => Ok(Journal { file, base: base.cast(), reserved: 0, admitted: None }),
         }
     }
 
@@ -150,6 +152,37 @@ impl Journal {
         at
     }
 
+    /// Another request is looked at: what becomes of it is no matter of the one before.
+    pub(super) fn next_admission(&mut self) {
+        self.admitted = None;
+    }
+
+    /// Adds the request that is done next, as [`Journal::push`] does.
+    pub(super) fn admit(&mut self, entry: &Entry<'_>) -> usize {
+        let at = self.push(entry);
+        self.admitted = Some(at);
+        at
+    }
+
+    /// Whether the request that is being done is here.
+    pub(super) fn has_admitted(&self) -> bool {
+        self.admitted.is_some()
+    }
+
+    /// The request that is being done has failed, and had no effect.
+    pub(crate) fn fail_admitted(&mut self) {
+        if let Some(at) = self.admitted.take() {
+            self.fail(at);
+        }
+    }
+
+    /// The request that was to be done was not done.
+    pub(crate) fn put_back_admitted(&mut self) {
+        if let Some(at) = self.admitted.take() {
+            self.put_back(at);
+        }
+    }
+
     /// A ring has come.
     pub(crate) fn push_ring(&mut self, index: u32, name: &str) -> bool {
         let body = index.to_le_bytes();
@@ -195,7 +228,7 @@ impl Journal {
     }
 
     /// Forgets the last entry, which is there: its request is still to be taken from its ring.
-    pub(super) fn put_back(&mut self, at: usize) {
+    fn put_back(&mut self, at: usize) {
         self.page().bytes.store(at as u64, Ordering::Release);
     }
 
@@ -213,12 +246,14 @@ impl Journal {
 
     /// All memory is there and all that was done has ended: from now on the program is told things that no other worker
     /// could know.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn settle(&mut self) {
+        self.admitted = None;
         self.page().settled.store(1, Ordering::Release);
     }
 
     /// Forgets what all requests so far have done to memory: it stays as it is. What else they have left is kept.
     pub(crate) fn begin_anew(&mut self) {
+        self.admitted = None;
         let mut last = HashMap::new();
         for (at, entry) in self.places() {
             if let Some(lasting) = lasting(&entry) {

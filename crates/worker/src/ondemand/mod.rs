@@ -70,23 +70,13 @@ pub(crate) struct OnDemand {
     waits: Option<u64>,
     /// A request waits for all memory, as all after it do then.
     held: bool,
-    /// Where the request is in the journal that was admitted last, if it is there.
-    noted: Option<usize>,
     /// The parts that the request named which was looked at last.
     named: Vec<usize>,
 }
 
 impl OnDemand {
     pub(crate) fn new(progress: Arc<Progress>, spans: Spans) -> OnDemand {
-        OnDemand {
-            progress,
-            spans,
-            aside: Aside::default(),
-            waits: None,
-            held: false,
-            noted: None,
-            named: Vec::new(),
-        }
+        OnDemand { progress, spans, aside: Aside::default(), waits: None, held: false, named: Vec::new() }
     }
 
     /// Whether the next request can be done now; if it is not to wait, it is in the journal.
@@ -97,6 +87,7 @@ impl OnDemand {
         ring: usize,
         record: &Record<'_>,
     ) -> Admission {
+        journal.next_admission();
         if self.held {
             return Admission::Wait;
         }
@@ -118,7 +109,6 @@ impl OnDemand {
             }
             return Admission::Wait;
         }
-        self.noted = None;
         if noted {
             let Some(staged) = staged(engine, ring, record) else { return self.hold(opcode) };
             if !journal.has_room(body.len() + trailer.len() + staged.len()) {
@@ -126,8 +116,7 @@ impl OnDemand {
             }
             let flags = if aside.is_some() { Flags::ASIDE } else { Flags::default() };
             let at =
-                journal.push(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
-            self.noted = Some(at);
+                journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
             if let Some(stream) = aside {
                 let (parts, named) = (self.named.clone(), order.named);
                 self.aside.push(stream, Waiting { ticket, at, parts, named, hurried: false });
@@ -165,8 +154,8 @@ impl OnDemand {
     }
 
     /// The parts that the request names which was admitted last, if that is to be done again after a fault.
-    pub(crate) fn admitted(&self) -> &[usize] {
-        if self.noted.is_some() { &self.named } else { &[] }
+    pub(crate) fn admitted(&self, journal: &Journal) -> &[usize] {
+        if journal.has_admitted() { &self.named } else { &[] }
     }
 
     fn hold(&mut self, opcode: u32) -> Admission {
@@ -177,20 +166,6 @@ impl OnDemand {
         );
         self.held = true;
         Admission::Wait
-    }
-
-    /// The request that was admitted last has failed, and had no effect.
-    pub(crate) fn failed(&mut self, journal: &mut Journal) {
-        if let Some(at) = self.noted.take() {
-            journal.fail(at);
-        }
-    }
-
-    /// The request that was admitted last was not done.
-    pub(crate) fn put_back(&mut self, journal: &mut Journal) {
-        if let Some(at) = self.noted.take() {
-            journal.put_back(at);
-        }
     }
 }
 

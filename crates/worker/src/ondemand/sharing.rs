@@ -47,8 +47,6 @@ pub(crate) struct Sharing {
     base: Option<Base>,
     /// The journal begins where the base was taken.
     is_based: bool,
-    /// Where the request is in the journal that was admitted last, if it is there.
-    noted: Option<usize>,
     /// A request waits until nothing is under way.
     waits: bool,
     used: Instant,
@@ -79,7 +77,6 @@ impl Sharing {
             device,
             base: None,
             is_based: false,
-            noted: None,
             waits: false,
             used: Instant::now(),
             leaving: Vec::new(),
@@ -94,7 +91,7 @@ impl Sharing {
         ring: usize,
         record: &Record<'_>,
     ) -> Turn {
-        self.noted = None;
+        journal.next_admission();
         self.used = Instant::now();
         let turn = match self.leaving.is_empty() {
             true => self.judge(engine, journal, ring, record),
@@ -168,8 +165,7 @@ impl Sharing {
         let staged = staged(engine, ring, record).unwrap_or_default();
         let Record { opcode, ticket, body, trailer, .. } = *record;
         let flags = Flags::default();
-        let at = journal.push(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
-        self.noted = Some(at);
+        journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
         Turn::Now
     }
 
@@ -261,20 +257,6 @@ impl Sharing {
             self.forget_base(engine);
         }
         None
-    }
-
-    /// The request that was admitted last has failed, and had no effect.
-    pub(crate) fn failed(&mut self, journal: &mut Journal) {
-        if let Some(at) = self.noted.take() {
-            journal.fail(at);
-        }
-    }
-
-    /// The request that was admitted last was not done.
-    pub(crate) fn put_back(&mut self, journal: &mut Journal) {
-        if let Some(at) = self.noted.take() {
-            journal.put_back(at);
-        }
     }
 }
 

@@ -86,3 +86,27 @@ fn of_what_has_ended_only_what_lasts_is_kept() {
     journal.begin_anew();
     assert_eq!(journal.memory().1, bytes);
 }
+
+#[test]
+fn only_the_request_that_is_being_done_fails_or_is_put_back() {
+    let mut journal = Journal::new(crate::successor::memory_file(&[]).unwrap().into()).unwrap();
+    assert!(journal.has_room(1000) && !journal.has_admitted());
+    let first = journal.admit(&entry(0, 1, 0));
+    journal.fail_admitted();
+    assert!(journal.at(first).unwrap().flags.has_failed() && !journal.has_admitted());
+    let second = journal.admit(&entry(0, 2, 1));
+    assert!(journal.has_admitted());
+    // The next one is none that is kept: its failure is not the second one's, nor does it take that away.
+    journal.next_admission();
+    journal.fail_admitted();
+    journal.put_back_admitted();
+    assert!(!journal.at(second).unwrap().flags.has_failed());
+    journal.admit(&entry(0, 3, 2));
+    journal.put_back_admitted();
+    journal.put_back_admitted();
+    assert_eq!(journal.requests().map(|entry| entry.opcode).collect::<Vec<_>>(), [1, 2]);
+    journal.admit(&entry(0, 4, 2));
+    journal.settle();
+    journal.put_back_admitted();
+    assert_eq!(journal.requests().count(), 3);
+}
