@@ -1,5 +1,6 @@
 //! One device's context, and what belongs to it as a whole.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use rekindle_device::{Device, Event, Result, Stream};
@@ -24,8 +25,8 @@ pub(crate) struct Context {
     pub freed: Vec<Freed>,
     /// When times before the last restore are asked for, they are counted from here.
     pub anchor: Option<Mark>,
-    /// Staging areas that this context knows.
-    pub registered: Vec<u64>,
+    /// Units of staging areas that this context knows, by their addresses.
+    pub registered: HashSet<u64>,
     /// Streams for what a checkpoint and a restore copy. Made with the context: streams take room in the driver's heaps,
     /// where one that came and went would move the globals of later modules.
     pub copies: Vec<Stream>,
@@ -65,7 +66,7 @@ impl Context {
             limits: Vec::new(),
             freed: Vec::new(),
             anchor: None,
-            registered: Vec::new(),
+            registered: HashSet::new(),
             copies,
         })
     }

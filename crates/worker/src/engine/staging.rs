@@ -3,8 +3,12 @@
 //! Transfers that follow one another on one stream are a batch; one event behind a batch tells that it is complete, and
 //! then its last position is published. Positions of a ring are published in their order. A batch is closed before any
 //! other kind of work is issued, because that might never end until the program has been told of the batch.
+//!
+//! The driver is told of an area unit by unit, as far as it is used: that takes all memory of the unit, and for a whole
+//! area as long as a small program takes to answer.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use rekindle_cuda::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_INVALID_VALUE,
@@ -18,6 +22,10 @@ use super::Engine;
 
 /// A batch is closed when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
+/// What is registered at once. A copy never crosses from one unit to the next.
+const UNIT: u64 = 2 << 20;
+
+const _: () = assert!((STAGING_BYTES as u64).is_multiple_of(UNIT));
 
 /// The staging transfers of one ring.
 #[derive(Debug, Default)]
@@ -45,13 +53,15 @@ struct Closed {
 impl Engine {
     pub(super) fn stage_up(&mut self, origin: Origin, request: Upload) -> Result<()> {
         let Upload { device, stream, to, offset, bytes, end } = request;
-        let issued = self.stage(origin, device, stream, offset, bytes, end, |area| (to, area));
+        let issued =
+            self.stage(origin, device, stream, offset, bytes, end, |area, at| (to.wrapping_add(at), area));
         self.abandon_if_failed(origin, device, end, issued)
     }
 
     pub(super) fn stage_down(&mut self, origin: Origin, request: Download) -> Result<()> {
         let Download { device, stream, from, offset, bytes, end } = request;
-        let issued = self.stage(origin, device, stream, offset, bytes, end, |area| (area, from));
+        let issued =
+            self.stage(origin, device, stream, offset, bytes, end, |area, at| (area, from.wrapping_add(at)));
         self.abandon_if_failed(origin, device, end, issued)
     }
 
@@ -64,39 +74,46 @@ impl Engine {
         offset: u64,
         bytes: u64,
         end: u64,
-        sides: impl FnOnce(u64) -> (u64, u64),
+        sides: impl Fn(u64, u64) -> (u64, u64),
     ) -> Result<()> {
-        if offset.checked_add(bytes).is_none_or(|last| last > STAGING_BYTES as u64) {
+        if bytes == 0 || offset.checked_add(bytes).is_none_or(|last| last > STAGING_BYTES as u64) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (device, stream) = self.enter(origin, device, stream)?;
         if !self.recordings.is_empty() && stream != Stream::LEGACY && self.is_capturing(device, stream)? {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
-        let area = self.staging_area(origin, device)?;
-        let (to, from) = sides(area + offset);
-        let thread = &self.threads[origin.ring];
-        if thread.lane.open.is_some_and(|open| (open.device, open.stream) != (device, stream)) {
+        let area = self.threads.get(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?.ring.staging_area() as u64;
+        let parts = split(offset, bytes);
+        for part in &parts {
+            self.register_unit(device, area + part.start / UNIT * UNIT)?;
+        }
+        let open = self.threads[origin.ring].lane.open;
+        if open.is_some_and(|open| (open.device, open.stream) != (device, stream)) {
             self.close_batch(origin.ring);
         }
-        self.context(device)?.device.copy(to, from, bytes, stream)?;
-        let lane = &mut self.threads[origin.ring].lane;
-        let total = match &mut lane.open {
-            Some(open) => {
-                open.bytes += bytes;
-                open.end = end;
-                open.bytes
-            }
-            None => {
-                lane.open = Some(Open { device, stream, bytes, end });
-                self.waiting.transfers += 1;
-                bytes
-            }
-        };
-        if total >= BATCH_BYTES {
+        for part in parts {
+            let (to, from) = sides(area + part.start, part.start - offset);
+            self.context(device)?.device.copy(to, from, part.end - part.start, stream)?;
+            self.add_to_batch(origin.ring, Open { device, stream, bytes: part.end - part.start, end });
+        }
+        if self.threads[origin.ring].lane.open.is_some_and(|open| open.bytes >= BATCH_BYTES) {
             self.close_batch(origin.ring);
         }
         Ok(())
+    }
+
+    fn add_to_batch(&mut self, ring: usize, more: Open) {
+        match &mut self.threads[ring].lane.open {
+            Some(open) => {
+                open.bytes += more.bytes;
+                open.end = more.end;
+            }
+            none => {
+                *none = Some(more);
+                self.waiting.transfers += 1;
+            }
+        }
     }
 
     /// A transfer that could not be issued must not hold up those after it.
@@ -110,18 +127,18 @@ impl Engine {
         issued
     }
 
-    /// Where a ring's staging area lies, known to the device.
-    fn staging_area(&mut self, origin: Origin, device: usize) -> Result<u64> {
-        let thread = self.threads.get(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let area = thread.ring.staging_area() as u64;
+    /// Makes the unit of a staging area that begins there known to the device.
+    fn register_unit(&mut self, device: usize, unit: u64) -> Result<()> {
         let context = self.context_mut(device)?;
-        if !context.registered.contains(&area) {
-            match context.device.host_register(area, STAGING_BYTES as u64) {
-                Ok(()) | Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => context.registered.push(area),
+        if !context.registered.contains(&unit) {
+            match context.device.host_register(unit, UNIT) {
+                Ok(()) | Err(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) => {
+                    context.registered.insert(unit);
+                }
                 Err(code) => return Err(code),
             }
         }
-        Ok(area)
+        Ok(())
     }
 
     /// Puts an event behind what every ring has staged.
@@ -168,5 +185,34 @@ impl Engine {
             }
         }
         progress
+    }
+}
+
+/// A range of the area, cut where units meet.
+fn split(offset: u64, bytes: u64) -> Vec<Range<u64>> {
+    let end = offset + bytes;
+    let mut parts = Vec::with_capacity(2);
+    let mut at = offset;
+    while at < end {
+        let next = ((at / UNIT + 1) * UNIT).min(end);
+        parts.push(at..next);
+        at = next;
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_are_cut_where_units_meet() {
+        let parts = |offset, bytes| -> Vec<(u64, u64)> {
+            split(offset, bytes).into_iter().map(|part| (part.start, part.end)).collect()
+        };
+        assert_eq!(parts(64, 4096), [(64, 4160)]);
+        assert_eq!(parts(UNIT - 64, 64), [(UNIT - 64, UNIT)]);
+        let rest = [(UNIT - 64, UNIT), (UNIT, 2 * UNIT), (2 * UNIT, 3 * UNIT - 64)];
+        assert_eq!(parts(UNIT - 64, 2 * UNIT), rest);
     }
 }
