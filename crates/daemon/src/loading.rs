@@ -5,7 +5,7 @@
 //! ([`replacement`](crate::replacement)).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::worker::{Phase, Request, Response};
 use rekindle_store::Image;
@@ -20,6 +20,10 @@ use crate::{page_cache, traces, unwritten};
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
+
+/// So long the program has the GPU for itself after the load: a driver that makes a context for the next worker lets
+/// others wait, and the program most likely has its first answer to give.
+const FIRST_WORK: Duration = Duration::from_millis(150);
 
 /// A worker that loads.
 pub struct Rest {
@@ -79,6 +83,7 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
         }
         // From now on the client sees it when its worker ends.
         drop(left);
+        std::thread::sleep(FIRST_WORK);
         held.fill_pool();
         if passed_by {
             page_cache::fill(&path);

@@ -13,9 +13,12 @@ use crate::engine::{Engine, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
 use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
 
+mod later;
 mod remote;
 mod sharing;
+mod slow;
 
+use later::Later;
 pub(crate) use remote::{Inbox, Remote, remote};
 
 /// Requests between two looks at what is outstanding.
@@ -58,6 +61,8 @@ pub(crate) struct Desk {
     pub is_behind: bool,
     /// Which parts of the image's memory requests have named.
     pub uses: Option<Uses>,
+    /// What the program is not to be held up by.
+    pub later: Later,
     merge: Merge<'static>,
     draining: Option<Drain>,
     ended: Option<Ended>,
@@ -90,6 +95,7 @@ impl Desk {
             is_closed: false,
             is_behind: false,
             uses: None,
+            later: Later::default(),
             merge: Merge::new(),
             draining: None,
             ended: None,
@@ -196,6 +202,7 @@ impl Desk {
                 self.rest(board, inbox);
             }
             self.look_at_uses();
+            self.look_at_later();
         }
     }
 
@@ -221,7 +228,7 @@ impl Desk {
             }
             if let Some(uses) = &mut self.uses {
                 match &ahead {
-                    Some((on_demand, _)) => uses.note_parts(on_demand.admitted()),
+                    Some((on_demand, journal)) => uses.note_parts(on_demand.admitted(journal)),
                     None => uses.note(&self.engine, record.opcode, record.body, record.trailer),
                 }
             }
@@ -242,30 +249,21 @@ impl Desk {
                 engine.asynchronous_failure(name, code);
             };
             let origin = Origin { ring };
+            let began = slow::begin();
             let answer =
                 dispatch(&mut self.engine, origin, record.opcode, record.body, record.trailer, failed);
             let answer = answer.map_err(|error| error.to_string())?;
+            slow::end(&self.engine, began, record.opcode, record.body);
             if let Some(reply) = &answer {
                 has_failed |= self.engine.note_failure(self.engine.bound(), reply);
             }
-            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand)
-                && let Some(journal) = &mut self.journal
-            {
+            if let Some(journal) = &mut self.journal {
                 if self.engine.broken.is_some() {
-                    on_demand.put_back(journal);
+                    journal.put_back_admitted();
                     return Ok(done);
                 }
                 if has_failed {
-                    on_demand.failed(journal);
-                }
-            }
-            if let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) {
-                if self.engine.broken.is_some() {
-                    sharing.put_back(journal);
-                    return Ok(done);
-                }
-                if has_failed {
-                    sharing.failed(journal);
+                    journal.fail_admitted();
                 }
             }
             self.engine.operations += 1;

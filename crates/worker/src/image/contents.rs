@@ -58,6 +58,7 @@ pub(super) fn save(
     let chunk = |number: usize| work[number].1.chunk_bytes().clamp(1, BLOCK as u64);
     let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
     let pieces = Pieces::of(&progress, stop);
+    let Some(mut blocks) = pieces.blocks(gpus, blocks)? else { return Ok(()) };
     let write = |piece: &Piece, block: &mut Block<'_>| -> Result<()> {
         let failed = |code| device_error("copy a buffer out")(code);
         let hash = block.hash().map_err(failed)?;
@@ -69,7 +70,7 @@ pub(super) fn save(
         }
         Ok(())
     };
-    pieces.on_threads(gpus, blocks, |turns| {
+    pieces.on_threads(&mut blocks, |turns| {
         let mut under_way: VecDeque<(Piece, usize)> = VecDeque::with_capacity(TURNS);
         let mut turn = 0;
         loop {
@@ -95,7 +96,8 @@ pub(super) fn to_load(work: &[(Place, &Part)], sources: &Sources<'_>, order: &[u
     Progress::new(&sizes, |number, at| sources.cut(work[number].1, at), order)
 }
 
-/// Loads each part's contents, checked, to its place. `whole` is told when all of a part is there.
+/// Loads each part's contents, checked, to its place. `whole` is told when all of a part is there. Returns the blocks that
+/// it has used: letting go of them waits for all that the device is doing, and holds up what is to come.
 pub(super) fn load(
     gpus: &Gpus,
     blocks: Option<Preparing>,
@@ -104,8 +106,9 @@ pub(super) fn load(
     progress: &Progress,
     stop: &AtomicBool,
     whole: impl Fn(usize) -> Result<()> + Sync,
-) -> Result<()> {
+) -> Result<Option<Blocks>> {
     let pieces = Pieces::of(progress, stop);
+    let Some(mut made) = pieces.blocks(gpus, blocks)? else { return Ok(None) };
     let arrived = |number: usize| if progress.arrived(number) { whole(number) } else { Ok(()) };
     // What devices do by themselves has nobody else who waits for it.
     let filled = |numbers: &mut Vec<usize>| {
@@ -116,7 +119,7 @@ pub(super) fn load(
         numbers.drain(..).try_for_each(arrived)
     };
     let disk = Disk::new();
-    pieces.on_threads(gpus, blocks, |blocks| {
+    pieces.on_threads(&mut made, |blocks| {
         let mut turns = Turns::new(blocks, sources, &disk);
         let mut fills = Vec::new();
         while let Some(Piece { number, range }) = pieces.next()? {
@@ -132,7 +135,8 @@ pub(super) fn load(
         }
         filled(&mut fills)?;
         turns.finish_all(arrived)
-    })
+    })?;
+    Ok(Some(made))
 }
 
 fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
@@ -163,21 +167,23 @@ impl<'s> Pieces<'s> {
         Ok(self.progress.next())
     }
 
-    /// Runs on as many threads as there are blocks for, which are made now if they were not before; the first error ends
-    /// it.
-    fn on_threads(
-        &self,
-        gpus: &Gpus,
-        blocks: Option<Preparing>,
-        run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
-    ) -> Result<()> {
+    /// What to copy through, made now if it was not before; none where nothing is to be copied.
+    fn blocks(&self, gpus: &Gpus, blocks: Option<Preparing>) -> Result<Option<Blocks>> {
         if self.progress.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let device = gpus.iter().flatten().next().map(|gpu| gpu.device.clone());
         let blocks = blocks.or_else(|| device.map(prepare));
         let blocks = blocks.ok_or_else(|| Error::State("no GPU's context is open".to_string()))?;
-        let mut blocks = blocks.wait().map_err(device_error("pin host memory to copy through"))?;
+        blocks.wait().map(Some).map_err(device_error("pin host memory to copy through"))
+    }
+
+    /// Runs on as many threads as there are blocks for; the first error ends it.
+    fn on_threads(
+        &self,
+        blocks: &mut Blocks,
+        run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,
+    ) -> Result<()> {
         let mut blocks = blocks.split();
         let run =
             |turns: &mut [Block<'_>]| run(turns).inspect_err(|_| self.failed.store(true, Ordering::Relaxed));

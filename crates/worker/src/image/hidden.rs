@@ -94,23 +94,20 @@ pub(super) fn open_windows(engine: &mut Engine, hidden: &mut [Hidden]) -> Result
 }
 
 impl Windows {
-    /// Unmaps them on a thread of its own, for nobody waits for that; then the heap has its addresses again.
-    pub(super) fn close(self, remote: Remote) {
-        std::thread::spawn(move || {
-            let Windows { index, device, start, bytes, handles } = self;
-            let unmapped = device
-                .bind()
-                .and_then(|()| handles.iter().try_for_each(|(at, bytes)| device.unmap(*at, *bytes)));
-            match unmapped {
-                Ok(()) => remote.run(move |desk| {
-                    if let Ok(heap) = desk.engine.heap(index) {
-                        heap.give_addresses(start, bytes);
-                    }
-                }),
-                Err(code) => {
-                    log::warn!("the addresses that buffers were loaded through stay in use: {code}");
+    /// Unmaps them; then the heap has its addresses again.
+    pub(super) fn close(self, remote: &Remote) {
+        let Windows { index, device, start, bytes, handles } = self;
+        let unmapped =
+            device.bind().and_then(|()| handles.iter().try_for_each(|(at, bytes)| device.unmap(*at, *bytes)));
+        match unmapped {
+            Ok(()) => remote.run(move |desk| {
+                if let Ok(heap) = desk.engine.heap(index) {
+                    heap.give_addresses(start, bytes);
                 }
+            }),
+            Err(code) => {
+                log::warn!("the addresses that buffers were loaded through stay in use: {code}");
             }
-        });
+        }
     }
 }

@@ -48,13 +48,16 @@ pub(super) struct Work {
     pub order: Vec<String>,
 }
 
+/// What was read from and copied through.
+type Left = Box<dyn Send>;
+
 pub(crate) struct Loading {
     work: Arc<Work>,
     remote: Remote,
     /// When the restore began.
     since: Instant,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<Phase>>>,
+    thread: Option<JoinHandle<Result<(Phase, Left)>>>,
     waiting: Vec<Sender<Outcome>>,
     on_demand: Option<OnDemand>,
     windows: Vec<Windows>,
@@ -145,19 +148,20 @@ impl Loading {
             if shared > 0 {
                 from.insert("shared".to_string(), shared);
             }
-            // Letting go of memory takes longer than the program should wait.
-            std::thread::spawn(move || drop(views));
             if let Some(resident) = resident {
                 resident.leave();
             }
-            result.map(|()| Phase {
+            let blocks = result?;
+            let phase = Phase {
                 name: "GPU memory".to_string(),
                 start_us: (began - since).as_micros() as u64,
                 duration_us: began.elapsed().as_micros() as u64,
                 bytes: bytes + shared,
                 from,
                 ..Phase::default()
-            })
+            };
+            let left: Left = Box::new((blocks, views));
+            Ok((phase, left))
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
@@ -237,7 +241,8 @@ impl Loading {
             desk.engine.output.let_go();
         }
         for windows in loading.windows.drain(..) {
-            windows.close(loading.remote.clone());
+            let remote = loading.remote.clone();
+            desk.later.push(move || windows.close(&remote));
         }
         loading.tell(desk, pinned.map(|()| phase));
     }
@@ -265,7 +270,8 @@ impl Loading {
         let panicked = || Err(Error::Refused("a thread that loaded buffers panicked".to_string()));
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
-        let phase = loaded?;
+        let (phase, left) = loaded?;
+        desk.later.push(move || drop(left));
         if self.work.hidden.is_none() {
             unmap_windows(&mut desk.engine, &self.work.windows)?;
             restore_memory::protect(&mut desk.engine, &self.work.state)?;
