@@ -288,3 +288,34 @@ def test_gpu_memory_that_another_program_takes_after_the_check_refuses_the_resto
         rekindle("shutdown")
         restore(rekindle, "whole", "default")
         assert rekindle.wait_end("whole") == expected
+
+
+def test_pages_that_a_first_restore_touched_are_in_place_in_the_next_one(rekindle):
+    go = rekindle.root / "go"
+    rekindle.run("touch", sys.executable, PROGRAM.with_name("touch.py"), go)
+    assert rekindle.wait_lines("touch", 1) == ["ready"]
+    rekindle("checkpoint", "touch", "--to", "image", "--stop")
+    learned = Path(rekindle.json("inspect", "image")["path"]) / "first-pages.json"
+    answers = []
+    for name in "ab":
+        rekindle.restore("image", name)
+        if learned.exists():
+            anonymous = lambda: int(next(line.split()[1] for line in smaps(rekindle, name) if line.startswith("Anonymous:")))
+            rekindle.wait(lambda: anonymous() > 2000 * 4, "memory that nobody has touched yet")
+        go.touch()
+        answers.append(rekindle.wait_lines(name, 1)[0].split())
+        rekindle.wait(learned.exists, "what was touched first")
+        rekindle("kill", name)
+    (_, faults, result), (_, fewer, same) = answers
+    assert result == same
+    assert int(faults) >= 2000 and int(fewer) < 100, answers
+    rekindle("verify", "image")
+    # It is advice: nothing depends on what it says.
+    learned.write_text('{"runs": [{"start": 1, "pages": 18446744073709551615, "written": true}], "restores": 9}')
+    rekindle.restore("image", "c")
+    go.touch()
+    assert rekindle.wait_lines("c", 1)[0].split()[2] == result
+
+
+def smaps(rekindle, name):
+    return Path(f"/proc/{rekindle.sandbox(name)['pid']}/smaps_rollup").read_text().splitlines()

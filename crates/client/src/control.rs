@@ -10,7 +10,7 @@ use rekindle_protocol::client::{Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
 use crate::session::Session;
-use crate::{gate, genuine, host_call, seat};
+use crate::{first_pages, gate, genuine, host_call, seat};
 
 /// How often a closing gate is looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -75,6 +75,9 @@ fn serve(session: &'static Session) {
                 genuine::set_attached(driver_attached);
                 gate::open();
                 let _ = session.send(&ToWorker::Resumed);
+                if restored {
+                    first_pages::take(&session.directory);
+                }
             }
             ToClient::Attached { problem } => genuine::attached(problem),
         }

@@ -29,6 +29,7 @@ mod driver;
 mod event;
 mod export;
 mod exports;
+mod first_pages;
 mod fork;
 mod gate;
 mod genuine;

@@ -30,7 +30,9 @@ pub fn usual() -> LoadOrder {
 /// image's order by itself while there is something to learn. Returns its journal.
 pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> Result<OwnedFd> {
     let known = known(image);
-    let record = match (record, known.is_to_be_learned()) {
+    // What the program touches of its own memory is learned with it.
+    let pages = image.first_pages().is_ok_and(|pages| pages.is_to_be_learned());
+    let record = match (record, known.is_to_be_learned() || pages) {
         (true, _) => Recording::Asked,
         (false, true) => Recording::Learned,
         (false, false) => Recording::None,

@@ -67,6 +67,43 @@ pub enum ToWorker {
     Attach,
 }
 
+/// A file of the run directory: which pages a restored program will touch first, one [`PageRun`] after the other.
+pub const FIRST_PAGES: &str = "first-pages";
+
+/// Pages of a program's memory that follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    pub start: u64,
+    pub bytes: u64,
+    /// They are written to, not only read.
+    pub written: bool,
+}
+
+impl PageRun {
+    const BYTES: usize = 24;
+
+    pub fn encode(&self) -> [u8; PageRun::BYTES] {
+        let mut bytes = [0; PageRun::BYTES];
+        let words = [self.start, self.bytes, u64::from(self.written)];
+        for (word, into) in words.into_iter().zip(bytes.chunks_exact_mut(8)) {
+            into.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// All that a file has, as far as it is whole.
+    pub fn decode(bytes: &[u8]) -> impl Iterator<Item = PageRun> {
+        bytes.chunks_exact(PageRun::BYTES).map(|bytes| {
+            let word = |n: usize| {
+                let mut word = [0; 8];
+                word.copy_from_slice(&bytes[n * 8..n * 8 + 8]);
+                u64::from_le_bytes(word)
+            };
+            PageRun { start: word(0), bytes: word(1), written: word(2) != 0 }
+        })
+    }
+}
+
 /// What a checkpoint must know of a quiesced client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quiesced {

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::image::Image;
 
 pub(crate) const LOAD_ORDER: &str = "load-order.json";
+pub(crate) const FIRST_PAGES: &str = "first-pages.json";
 pub(crate) const UNWRITTEN: &str = "unwritten.json";
 /// Written and then renamed by whoever has the lock.
 const NEW_FILE: &str = "advice.new";
@@ -54,5 +55,5 @@ pub(crate) fn lock(image: &Image) -> Result<File> {
 
 /// Whether a file in the image's directory is one that was written after the image was made.
 pub(crate) fn is_advice(image: &Image, path: &Path) -> bool {
-    [LOAD_ORDER, UNWRITTEN, NEW_FILE].iter().any(|file| path == image.path().join(file))
+    [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, NEW_FILE].iter().any(|file| path == image.path().join(file))
 }

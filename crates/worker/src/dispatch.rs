@@ -324,7 +324,7 @@ impl Desk {
         if self.loading.is_none()
             && let Some(uses) = self.uses.take_if(|uses| uses.is_learned(quiet))
         {
-            uses.keep();
+            uses.keep(self.engine.client);
         }
     }
 

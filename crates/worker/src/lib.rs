@@ -28,6 +28,7 @@ mod ondemand;
 mod printed;
 mod start;
 mod successor;
+mod touched;
 
 pub use arguments::{Arguments, ArgumentsError};
 pub use dispatch::Ended;

@@ -37,6 +37,13 @@ unsafe fn advise(start: usize, length: usize, advice: c_int) -> isize {
     unsafe { call(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
 }
 
+/// Has the kernel map these pages now, to be written to or to be read. Their contents stay what they are.
+pub fn populate(start: usize, length: usize, write: bool) {
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: it changes no contents; where there is no such memory the kernel says so.
+    unsafe { advise(start, length, advice) };
+}
+
 /// Each area in its own way; like the kernel, goes on over gaps and tells of them in the end.
 fn give_back(span: Range<usize>, advice: c_int) -> isize {
     // To say that it could not be done now is right whatever the memory is.

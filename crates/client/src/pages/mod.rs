@@ -13,3 +13,5 @@ mod direct;
 mod mark;
 mod remap;
 mod vma;
+
+pub use advise::populate;

@@ -3,14 +3,15 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use rekindle_protocol::client::Quiesced;
-use rekindle_store::PartKind;
+use rekindle_protocol::client::{FIRST_PAGES, PageRun, Quiesced};
+use rekindle_store::{FirstPages, PartKind};
 
 use super::Attempt;
 use crate::error::{Error, Result};
 
 /// Pinned memory is loaded in pieces of this size.
 const PIECE: u64 = 8 << 20;
+const PAGE: u64 = 4096;
 
 impl Attempt<'_> {
     /// Makes the board, ring and pinned files that the program had mapped, all zero.
@@ -28,7 +29,28 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Tells the client which pages to have in place. That is advice, and a restore goes on without it.
+    fn tell_first_pages(&self) {
+        let known = self.image.first_pages().unwrap_or_else(|error| {
+            log::warn!("memory comes as it is touched: {error}");
+            FirstPages::default()
+        });
+        if known.runs.is_empty() {
+            return;
+        }
+        let run = |run: &rekindle_store::PageRun| {
+            let bytes = run.pages.saturating_mul(PAGE);
+            PageRun { start: run.start, bytes, written: run.written }.encode()
+        };
+        let bytes: Vec<u8> = known.runs.iter().flat_map(run).collect();
+        if let Err(error) = std::fs::write(self.held.run_directory.join(FIRST_PAGES), bytes) {
+            log::warn!("memory comes as it is touched, for {FIRST_PAGES} could not be written: {error}");
+        }
+    }
+
+    /// Fills pinned memory, and says which pages are touched first. The program does not run yet.
     pub fn load_pinned(&self, client: &Quiesced) -> Result<()> {
+        self.tell_first_pages();
         for part in self.image.parts(PartKind::Pinned) {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));

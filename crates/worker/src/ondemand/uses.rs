@@ -13,6 +13,7 @@ use rekindle_store::Image;
 
 use super::needs::{Needs, Touched, needs};
 use crate::engine::Engine;
+use crate::touched::touched;
 
 /// Addresses of the program, and which part has their contents.
 #[derive(Default)]
@@ -132,13 +133,22 @@ impl Uses {
         quiet >= QUIET || since.elapsed() >= LONGEST
     }
 
-    /// Adds what was learned to the image's load order, beside the program's requests.
-    pub(crate) fn keep(self) {
+    /// Adds what was learned to the image's load order, and which pages the client of this pid has touched, beside the
+    /// program's requests.
+    pub(crate) fn keep(self, client: i32) {
         let names = self.names();
         let Some(Learned { path, id, .. }) = self.learned else { return };
         std::thread::spawn(move || {
+            // Before the image is opened: one that is held cannot be removed.
+            let pages = touched(client).unwrap_or_else(|error| {
+                log::debug!("which pages process {client} has touched is not known: {error}");
+                Vec::new()
+            });
             let kept = Image::open(&path).and_then(|image| match image.manifest().id == id {
-                true => image.learn_load_order(&names),
+                true => {
+                    image.learn_first_pages(&pages)?;
+                    image.learn_load_order(&names)
+                }
                 false => Ok(false),
             });
             // An image that is removed by now needs no order.
