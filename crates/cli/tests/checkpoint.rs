@@ -3,6 +3,8 @@
 mod harness;
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use harness::{COUNTER, GPU_COUNTER, Rekindle, wait};
@@ -180,7 +182,9 @@ fn a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running(program: 
 fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back(program: &[&str]) {
     let mut rekindle = counting(program);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--leave-running"]);
-    for point in ["restore-checked", "restore-created", "restore-complete", "restore-running"] {
+    for point in
+        ["restore-checked", "restore-created", "restore-vacant", "restore-complete", "restore-running"]
+    {
         for action in ["fail", "kill"] {
             rekindle.set_fault(Some(&format!("{point}:{action}")));
             let error = rekindle.refused(&["restore", "image", "--name", "again", "-d"]);
@@ -265,19 +269,31 @@ fn images_in_use_and_unknown_are_named() {
 }
 
 #[test]
-fn damage_is_found_before_anything_is_touched() {
+fn damage_of_the_cpu_half_is_found_before_the_program_runs() {
     let rekindle = counting(&COUNTER);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
     let path = rekindle.json(&["inspect", "image"])["path"].as_str().unwrap().to_string();
-    let pages = format!("{path}/cpu/pages-1.img");
-    let mut bytes = std::fs::read(&pages).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    std::fs::write(&pages, bytes).unwrap();
-    assert!(rekindle.refused(&["verify", "image"]).contains("pages-1.img"));
-    rekindle.refused(&["restore", "image", "--name", "x", "-d"]);
-    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
-    rekindle.assert_tidy();
+    let largest = fs::read_dir(format!("{path}/pages")).unwrap().map(|entry| entry.unwrap().path());
+    let largest = largest.max_by_key(|path| path.metadata().unwrap().blocks()).unwrap();
+    // What CRIU acts on, what it copies, what the program maps.
+    for damaged in [format!("{path}/cpu/files.img").into(), format!("{path}/cpu/pages-1.img").into(), largest]
+    {
+        let file = fs::File::options().read(true).write(true).open(&damaged).unwrap();
+        // SAFETY: an open file.
+        let first = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) } as u64;
+        let mut sound = [0];
+        file.read_exact_at(&mut sound, first).unwrap();
+        file.write_all_at(&[sound[0] ^ 1], first).unwrap();
+        let name = damaged.file_name().unwrap().to_str().unwrap();
+        assert!(rekindle.refused(&["verify", "image"]).contains(name), "{name}");
+        let error = rekindle.refused(&["restore", "image", "--name", "x", "-d"]);
+        assert!(error.contains(name) && error.contains("is damaged"), "{error}");
+        assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
+        rekindle.assert_tidy();
+        file.write_all_at(&sound, first).unwrap();
+    }
+    rekindle.ok(&["restore", "image", "--name", "x", "-d"]);
+    rekindle.goes_on("x");
 }
 
 #[test]

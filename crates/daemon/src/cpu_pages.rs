@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -136,20 +137,36 @@ fn known_chunks(pieces: &[Piece]) -> KnownChunks {
     pieces.iter().map(|piece| (piece.at, known(piece))).collect()
 }
 
-/// Checks an image's page files and links them into a directory for the program to map, which is not made where there
-/// are none.
-pub fn link(image: &Image, directory: &Path, threads: usize) -> Result<()> {
-    let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
-    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))?;
-    for &part in &parts {
-        private_directory(directory, true)?;
+/// Makes the directory that a program maps an image's page files from, if there are any.
+pub fn furnish(image: &Image, directory: &Path) -> Result<()> {
+    match image.parts(PartKind::CpuPages).next() {
+        Some(_) => private_directory(directory, true),
+        None => Ok(()),
+    }
+}
+
+/// Links an image's page files into that directory.
+pub fn link(image: &Image, directory: &Path) -> Result<()> {
+    for part in image.parts(PartKind::CpuPages) {
         let to = directory.join(&part.name);
         let from = image.file_path(part).ok_or_else(|| Error::CannotRestore {
             image: image.manifest().name.clone(),
             reason: format!("its page file {:?} does not lie in a file of its own", part.name),
         })?;
-        fs::hard_link(&from, &to).map_err(|source| Error::io("link", &to, source))?;
+        fs::hard_link(&from, &to).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => {
+                shared_pages::explained(image, rekindle_store::Error::ChunkMissing { path: from.clone() })
+            }
+            _ => Error::io("link", &to, source),
+        })?;
     }
+    Ok(())
+}
+
+/// Checks an image's page files, and writes down what they are where they were linked: all of it before the program runs.
+pub fn check(image: &Image, directory: &Path, threads: usize) -> Result<()> {
+    let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
+    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))?;
     shared_pages::note(image, directory, &parts)
 }
 

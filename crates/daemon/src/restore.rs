@@ -4,6 +4,7 @@
 //! checks ─▶ run directory, gate, files ─┬─ worker: GPU check, Restore ─┬─ Adopt ─▶ program runs ─ Resume
 //!                                       │           └─ buffers loading ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ Loaded
 //!                                       ├─ pinned files loaded ────────┤
+//!                                       ├─ sandbox made ───────────────┤
 //!                                       └─ CPU files checked ─ CRIU ───┘
 //! ```
 //!
@@ -296,9 +297,9 @@ impl Attempt<'_> {
 }
 
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|_| {
-        Err(Error::Worker { action: "restore the GPU half", reason: "the thread that asked panicked".into() })
-    })
+    let panicked =
+        || Error::system("restore", std::io::Error::other("one of the threads that do it panicked"));
+    thread.join().unwrap_or_else(|_| Err(panicked()))
 }
 
 fn available_threads() -> usize {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Beside the page files of a program.
 const LIST: &str = "parts.json";
 
-/// Writes down what the image says of the page files that were linked into a directory.
+/// Writes down what the image says of its page files, where they are linked.
 pub fn note(image: &Image, directory: &Path, parts: &[&Part]) -> Result<()> {
     if parts.is_empty() {
         return Ok(());
@@ -24,8 +24,8 @@ pub fn note(image: &Image, directory: &Path, parts: &[&Part]) -> Result<()> {
     let failed = |source| Error::io("write", &place, source);
     let mut passed = Vec::with_capacity(parts.len());
     for &part in parts {
-        // One that says otherwise was read whole before it was linked.
-        let found = fs::metadata(directory.join(&part.name)).map_err(failed)?;
+        // One that says otherwise was read whole.
+        let found = fs::metadata(image.file_path(part).unwrap_or_default()).map_err(failed)?;
         let modified_ns = Some(rekindle_store::modified_ns(&found));
         passed.push(Part { modified_ns, ..part.clone().passed_on(&origin) });
     }

@@ -8,6 +8,9 @@ use rekindle_protocol::worker::Phase;
 /// The lanes: who works.
 pub const DAEMON: &str = "daemon";
 pub const CPU: &str = "cpu half";
+/// What the CPU half needs and CRIU does not wait for: its sandbox, checks of pages.
+pub const SANDBOX: &str = "sandbox";
+pub const PAGES: &str = "cpu pages";
 pub const GPU: &str = "gpu half";
 pub const PINNED: &str = "pinned memory";
 

@@ -1,7 +1,7 @@
 //! A conversation with `criu swrk`, for a dump or a restore.
 //!
-//! CRIU announces each step and waits for leave to go on. At one of them its caller is asked; a refusal makes CRIU
-//! undo what it did. CRIU outlives a caller that dies meanwhile: its next announcement fails, and it undoes all too.
+//! CRIU announces each step and waits for leave to go on, which its caller gives; a refusal makes CRIU undo what it
+//! did. CRIU outlives a caller that dies meanwhile: its next announcement fails, and it undoes all too.
 
 use std::fs;
 use std::io::{self, Read};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::unistd::Pid;
 
 use crate::message::Step;
 use crate::process;
@@ -29,9 +30,11 @@ pub enum Failed {
     Criu(String),
 }
 
-/// The step at which leave is asked for, and how long all may take.
+/// Asked at every step of CRIU's, by its name, with the steps that nobody was told of yet.
+pub type Leave<'a> = dyn FnMut(&str, &mut Vec<Step>) -> Result<(), String> + 'a;
+
+/// How long all may take, and where CRIU's words are.
 pub struct Course {
-    pub step: &'static str,
     pub whole: Option<Duration>,
     pub log: PathBuf,
 }
@@ -83,7 +86,7 @@ impl Service {
         &mut self,
         request: &[u8],
         course: &Course,
-        leave: &mut dyn FnMut(Vec<Step>) -> Result<(), String>,
+        leave: &mut Leave<'_>,
     ) -> Result<Option<i32>, Failed> {
         self.began = Instant::now();
         let deadline = course.whole.map(|whole| self.began + whole);
@@ -110,16 +113,11 @@ impl Service {
                     )));
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
-                Some(Response::Notify { step }) if step == course.step => {
-                    self.step(&step);
-                    let verdict = leave(self.take_steps());
-                    let commit = verdict.is_ok();
-                    aborted = verdict.err();
-                    self.send(&rpc::notify_answer(commit)).map_err(trouble)?;
-                }
                 Some(Response::Notify { step }) => {
                     self.step(&step);
-                    self.send(&rpc::notify_answer(true)).map_err(trouble)?;
+                    let verdict = leave(&step, &mut self.steps);
+                    self.send(&rpc::notify_answer(verdict.is_ok())).map_err(trouble)?;
+                    aborted = aborted.or(verdict.err());
                 }
                 Some(Response::Finished { success: true, pid, .. }) => return Ok(pid),
                 Some(Response::Finished { message, .. }) => {
@@ -145,6 +143,10 @@ impl Service {
     fn send(&self, packet: &[u8]) -> io::Result<()> {
         send(self.socket.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL)?;
         Ok(())
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
     }
 
     pub fn wait(&mut self) {

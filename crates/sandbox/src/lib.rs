@@ -50,6 +50,6 @@ pub use inventory::{Identity, Inventory, MappedFile, Mismatch};
 pub use message::{DumpStats, Exit, Program, Step};
 pub use openfile::OpenFile;
 pub use relay::{Course, RELAY_ARGUMENT, Relay, relay_main};
-pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored};
+pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Vacant};
 pub use sandbox::{Adopted, Sandbox, Spec};
 pub use tree::Tree;

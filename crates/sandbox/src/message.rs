@@ -2,7 +2,8 @@
 //!
 //! A connection carries one command at a time: `Start` is answered by `Running` or `Failed`; `Dump` and
 //! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
-//! `Dumped`, `Running` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
+//! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
+//! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that.
 
 use std::ffi::OsString;
 
@@ -35,7 +36,7 @@ pub enum Command {
     Start(Program),
     /// One descriptor comes along: the images directory.
     Dump(Dump),
-    /// The images directory and a descriptor for each of the sockets come along.
+    /// A descriptor for each of the sockets comes along.
     Restore(Restore),
 }
 
@@ -61,6 +62,10 @@ pub struct Restore {
     pub highest_pid: i32,
     pub timeout_millis: u64,
 }
+
+/// The image may be restored from now on; the images directory comes along.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Begin;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Verdict {

@@ -1,4 +1,6 @@
 //! Bringing the CPU half back in a new sandbox.
+//!
+//! Namespaces and CRIU's process need nothing of the image, so they are made beside what is checked of it ([`Vacant`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::ghosts;
 use crate::init::RESTORE_LOG;
 use crate::inventory::Inventory;
-use crate::message::{Command, Reply, Restore, Step, Verdict};
+use crate::message::{Begin, Command, Reply, Restore, Step, Verdict};
 use crate::openfile;
 use crate::process;
 use crate::sandbox::{Empty, Sandbox, Spec, unexpected};
@@ -21,12 +23,10 @@ const GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct RestoreSpec<'a> {
-    /// The new sandbox. Its run directory holds a file of the same name and size for every one that the
-    /// program had mapped from its old run directory.
+    /// The new sandbox. By when the program is restored, its run directory holds a file of the same name and size for
+    /// every one that the program had mapped from its old run directory.
     pub sandbox: Spec,
     pub criu: &'a Criu,
-    /// Only read; several restores may use it at once.
-    pub images_dir: &'a Path,
     /// What takes the place of the sockets named as external at the dump.
     pub sockets: Vec<ExternalSocket<'a>>,
     /// Taken at the dump; with it, files that the program writes may have grown since.
@@ -35,7 +35,7 @@ pub struct RestoreSpec<'a> {
 }
 
 /// The program's end of a connection.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct ExternalSocket<'a> {
     /// Its inode when the program was dumped.
     pub inode: u32,
@@ -55,24 +55,30 @@ impl Restored {
     }
 }
 
+/// A sandbox that waits for the program that is to be brought back there, CRIU started in it. It is to be used or killed.
+#[must_use]
+pub struct Vacant {
+    empty: Empty,
+    timeout: Duration,
+    log: PathBuf,
+}
+
 /// How a restore went.
 #[derive(Debug, Clone)]
 pub struct RestoreReport {
-    /// Making the namespaces.
-    pub namespaces: Duration,
-    /// From then until the program was complete.
+    /// From when the sandbox had the images until the program was complete.
     pub until_restored: Duration,
     /// The caller's step.
     pub restored_step: Duration,
     pub total: Duration,
-    /// CRIU's steps until the program was complete, counted from when the namespaces were there.
+    /// CRIU's steps until the program was complete, counted from when it was asked.
     pub steps: Vec<Step>,
     /// Those after that.
     pub last_steps: Vec<Step>,
     pub log: PathBuf,
 }
 
-/// How long the parts took, the namespaces being there.
+/// How long the parts took.
 struct Course {
     until_restored: Duration,
     restored_step: Duration,
@@ -80,39 +86,60 @@ struct Course {
     last_steps: Vec<Step>,
 }
 
-impl Sandbox {
-    /// Restores a program. `before_resume` runs when it is complete but not yet running. On any failure
-    /// everything taken is given back; the run directory stays, with CRIU's log in it.
+impl Vacant {
+    /// Makes the sandbox. It needs nothing of the image but what the specification has.
+    pub fn make(spec: &RestoreSpec<'_>) -> Result<Self> {
+        let inventory = spec.inventory.cloned().unwrap_or_default();
+        let command = Command::Restore(Restore {
+            criu: spec.criu.command().to_vec(),
+            sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
+            files: openfile::to_pass(&inventory.open_files),
+            outputs: inventory.outputs,
+            session_outside: inventory.session_outside,
+            highest_pid: inventory.highest_pid,
+            timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
+        });
+        let descriptors: Vec<_> = spec.sockets.iter().map(|socket| socket.socket).collect();
+        let log = spec.sandbox.run_dir.join(RESTORE_LOG);
+        let empty = Empty::make(&spec.sandbox)?;
+        match empty.send(&command, &descriptors) {
+            Ok(()) => Ok(Self { empty, timeout: spec.timeout, log }),
+            Err(error) => {
+                empty.kill();
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives everything back.
+    pub fn kill(self) {
+        self.empty.kill();
+    }
+
+    /// Restores the program whose images are given, which are only read; several restores may use them at once.
+    /// `before_resume` runs when it is complete but not yet running. On any failure everything taken is given back; the
+    /// run directory stays, with CRIU's log in it.
     pub fn restore<E>(
-        spec: &RestoreSpec<'_>,
+        self,
+        images_dir: &Path,
         before_resume: impl FnOnce(&Restored) -> Result<(), E>,
-    ) -> Result<(Self, RestoreReport)>
+    ) -> Result<(Sandbox, RestoreReport)>
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        if !spec.images_dir.join("inventory.img").is_file() {
-            return Err(Error::NoImages { path: spec.images_dir.into() });
+        let Self { empty, timeout, log } = self;
+        if !images_dir.join("inventory.img").is_file() {
+            empty.kill();
+            return Err(Error::NoImages { path: images_dir.into() });
         }
-        let empty = Empty::make(&spec.sandbox)?;
-        let namespaces = began.elapsed();
-        let log = spec.sandbox.run_dir.join(RESTORE_LOG);
-        let turn = ghosts::turn(spec.images_dir);
-        match conduct(spec, &empty, before_resume) {
+        let turn = ghosts::turn(images_dir);
+        match conduct(&empty, images_dir, timeout, &log, before_resume) {
             Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);
-                let total = began.elapsed();
                 let Course { until_restored, restored_step, steps, last_steps } = course;
-                let report = RestoreReport {
-                    namespaces,
-                    until_restored,
-                    restored_step,
-                    total,
-                    steps,
-                    last_steps,
-                    log,
-                };
-                Ok((sandbox, report))
+                let total = began.elapsed();
+                Ok((sandbox, RestoreReport { until_restored, restored_step, total, steps, last_steps, log }))
             }
             Err(error) => {
                 empty.kill();
@@ -126,40 +153,30 @@ impl Sandbox {
 }
 
 fn conduct<E>(
-    spec: &RestoreSpec<'_>,
     empty: &Empty,
+    images_dir: &Path,
+    timeout: Duration,
+    log: &Path,
     before_resume: impl FnOnce(&Restored) -> Result<(), E>,
 ) -> Result<(i32, Course)>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let began = Instant::now();
-    let images =
-        File::open(spec.images_dir).map_err(Error::io(format!("opening {}", spec.images_dir.display())))?;
-    let inventory = spec.inventory.cloned().unwrap_or_default();
-    let command = Command::Restore(Restore {
-        criu: spec.criu.command().to_vec(),
-        sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
-        files: openfile::to_pass(&inventory.open_files),
-        outputs: inventory.outputs,
-        session_outside: inventory.session_outside,
-        highest_pid: inventory.highest_pid,
-        timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
-    });
-    let mut descriptors = vec![images.as_fd()];
-    descriptors.extend(spec.sockets.iter().map(|socket| socket.socket));
-    empty.send(&command, &descriptors)?;
+    let images = File::open(images_dir).map_err(Error::io(format!("opening {}", images_dir.display())))?;
     let failed = |reply| match reply {
-        Reply::Failed(cause) => {
-            Error::Criu { action: "restore", cause, log: spec.sandbox.run_dir.join(RESTORE_LOG) }
-        }
+        Reply::Failed(cause) => Error::Criu { action: "restore", cause, log: log.into() },
         Reply::Aborted(cause) => Error::Aborted { action: "restore", cause },
         other => unexpected(&other, "Frozen or Running"),
     };
-    let patience = spec.timeout.saturating_add(GRACE);
-    let steps = match empty.recv(Some(patience))? {
-        Reply::Frozen { steps } => steps,
-        other => return Err(failed(other)),
+    // An init that could not start CRIU does not listen any more, and has said why.
+    let asked = empty.channel.send(&Begin, &[images.as_fd()]);
+    let patience = timeout.saturating_add(GRACE);
+    let steps = match (empty.recv(Some(patience)), asked) {
+        (Ok(Reply::Frozen { steps }), _) => steps,
+        (Ok(other), _) => return Err(failed(other)),
+        (Err(_), Err(error)) => return Err(Error::io("telling the sandbox of the image")(error)),
+        (Err(error), _) => return Err(error),
     };
     let until_restored = began.elapsed();
     // On failure the sandbox is killed, so nobody needs to be told.

@@ -98,7 +98,7 @@ impl Tree {
             page_server: spec.page_server.map(|socket| socket.as_raw_fd()),
             ..Options::default()
         };
-        let course = Course { step: "post-dump", whole: None, log: log.clone() };
+        let course = Course { whole: None, log: log.clone() };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
         let (mut on_frozen, mut step) = (Some(on_frozen), None);
         let failed = |failure| match failure {
@@ -108,7 +108,10 @@ impl Tree {
         };
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(options.page_server).collect();
         let mut criu = Service::spawn(spec.criu.command(), &passed).map_err(failed)?;
-        let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |_| {
+        let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |announced, _| {
+            if announced != "post-dump" {
+                return Ok(());
+            }
             until_frozen = began.elapsed();
             self.keep_shared(spec.images_dir)?;
             let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir };

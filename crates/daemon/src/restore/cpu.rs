@@ -1,19 +1,35 @@
 //! CRIU brings the CPU half back.
+//!
+//! ```text
+//! sandbox    namespaces, CRIU's process ─┐
+//! cpu half   check files ─ link pages ───┴─ CRIU restores ─┬─ the program may run
+//! cpu pages  check pages ──────────────────────────────────┘
+//! ```
+//!
+//! What CRIU acts on was checked before. Pages it only puts, or maps, where the program finds them: they are checked
+//! beside it, and the program does not run before that. If CRIU fails, what is damaged there is the better reason.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rekindle_sandbox::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, autobound};
-use rekindle_store::PartKind;
+use rekindle_sandbox::autobound::{self, Names};
+use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, Vacant};
+use rekindle_store::{Part, PartKind};
 
-use super::{Attempt, available_threads};
+use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
-use crate::timeline::CPU;
-use crate::{cpu_pages, driver_half};
+use crate::timeline::{CPU, PAGES, SANDBOX};
+use crate::{cpu_pages, driver_half, fault};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
+
+/// Images as CRIU is to find them.
+struct Images {
+    checked: PathBuf,
+    names: Option<Names>,
+}
 
 impl Attempt<'_> {
     pub(super) fn restore_cpu(
@@ -21,35 +37,71 @@ impl Attempt<'_> {
         sockets: &[ExternalSocket<'_>],
         before_resume: impl FnOnce(&Restored) -> Result<()>,
     ) -> Result<Sandbox> {
-        let cpu = self.timeline.lane(CPU);
-        let checked = cpu.time("check files", || self.check_cpu_files())?;
-        let own = self.held.pages.with_extension("images");
-        let mut names = autobound::settle(&checked, &own)
-            .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
-        let images = names.as_ref().map_or(&*checked, |names| names.images(&checked)).to_path_buf();
-        cpu.time("link pages", || cpu_pages::link(self.image, &self.held.pages, available_threads()))?;
-        let sockets = sockets
-            .iter()
-            .map(|socket| ExternalSocket { inode: socket.inode, socket: socket.socket })
-            .collect();
-        let criu = match self.kept.amd.is_empty() {
-            true => self.daemon.criu()?.clone(),
-            false => {
-                driver_half::amd_criu(self.daemon.criu()?, || "the image has an AMD GPU half".to_string())?
-            }
-        };
+        cpu_pages::furnish(self.image, &self.held.pages)?;
+        let criu = self.criu()?;
         let spec = RestoreSpec {
             sandbox: self.held.place(),
             criu: &criu,
-            images_dir: &images,
             inventory: Some(&self.kept.inventory),
-            sockets,
+            sockets: sockets.to_vec(),
             timeout: CRIU_LIMIT,
         };
+        std::thread::scope(|scope| {
+            let vacant =
+                scope.spawn(|| self.timeline.lane(SANDBOX).time("namespaces", || Ok(Vacant::make(&spec)?)));
+            let pages = scope.spawn(|| self.timeline.lane(PAGES).time("check pages", || self.check_pages()));
+            let ready = self.check_files().and_then(|images| self.link_pages().map(|()| images));
+            let vacant = self.timeline.lane(CPU).wait("wait for the sandbox", &[SANDBOX], || join(vacant));
+            let (mut images, vacant) = match (ready, vacant) {
+                (Ok(images), Ok(vacant)) => (images, vacant),
+                (Ok(_), Err(error)) => return Err(error),
+                (Err(error), vacant) => {
+                    vacant.into_iter().for_each(Vacant::kill);
+                    return Err(error);
+                }
+            };
+            if let Err(error) = fault::point("restore-vacant") {
+                vacant.kill();
+                return Err(error);
+            }
+            let mut pages = Some(pages);
+            let lane = self.timeline.lane(CPU);
+            let mut whole = || match pages.take() {
+                Some(pages) => lane.wait("wait for the pages", &[PAGES], || join(pages)),
+                None => Ok(()),
+            };
+            let restored = self.bring_cpu_back(vacant, &mut images, |restored| {
+                whole()?;
+                before_resume(restored)
+            });
+            match restored {
+                Ok(cpu) => Ok(cpu),
+                Err(error) => whole().and(Err(error)),
+            }
+        })
+    }
+
+    fn criu(&self) -> Result<Criu> {
+        match self.kept.amd.is_empty() {
+            true => Ok(self.daemon.criu()?.clone()),
+            false => {
+                driver_half::amd_criu(self.daemon.criu()?, || "the image has an AMD GPU half".to_string())
+            }
+        }
+    }
+
+    fn bring_cpu_back(
+        &self,
+        vacant: Vacant,
+        images: &mut Images,
+        before_resume: impl FnOnce(&Restored) -> Result<()>,
+    ) -> Result<Sandbox> {
+        let Images { checked, names } = images;
+        let directory = names.as_ref().map_or(&**checked, |names| names.images(checked)).to_path_buf();
         let failure = Mutex::new(None);
         let start_us = self.timeline.elapsed_us();
-        let restored = Sandbox::restore(&spec, |restored| {
-            if let Some(names) = &mut names {
+        let restored = vacant.restore(&directory, |restored| {
+            if let Some(names) = names {
                 names.bound();
             }
             before_resume(restored).map_err(|error| {
@@ -73,12 +125,10 @@ impl Attempt<'_> {
     fn note_restore(&self, start_us: u64, report: &RestoreReport) {
         let micros = |duration: Duration| duration.as_micros() as u64;
         let cpu = self.timeline.lane(CPU);
-        cpu.note("namespaces", start_us, micros(report.namespaces), 0);
-        let criu_us = start_us + micros(report.namespaces);
         let mut step_us = 0;
         for step in &report.steps {
             let name = format!("criu to {}", step.name);
-            cpu.note(&name, criu_us + step_us, step.at_us.saturating_sub(step_us), 0);
+            cpu.note(&name, start_us + step_us, step.at_us.saturating_sub(step_us), 0);
             step_us = step.at_us;
         }
         let end_us = micros(report.until_restored + report.restored_step);
@@ -87,19 +137,42 @@ impl Attempt<'_> {
         let mut done_us = end_us;
         for step in &report.last_steps {
             let (name, at_us) = (format!("criu to {}", step.name), asked_us + step.at_us);
-            cpu.note(&name, criu_us + done_us, at_us.saturating_sub(done_us), 0);
+            cpu.note(&name, start_us + done_us, at_us.saturating_sub(done_us), 0);
             done_us = done_us.max(at_us);
         }
-        let left = micros(report.total).saturating_sub(micros(report.namespaces) + done_us);
-        cpu.note("criu lets go", criu_us + done_us, left, 0);
+        let left = micros(report.total).saturating_sub(done_us);
+        cpu.note("criu lets go", start_us + done_us, left, 0);
     }
 
-    /// CRIU reads its files in place: they are checked whole before it does.
-    fn check_cpu_files(&self) -> Result<PathBuf> {
-        let parts: Vec<_> = self.image.parts(PartKind::CpuFile).collect();
-        self.image.check_parts(&parts, available_threads())?;
-        let file = parts.last().and_then(|part| self.image.file_path(part));
-        let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
-        directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
+    /// Checks whole what CRIU reads in place and acts on, and sees to the names in it.
+    fn check_files(&self) -> Result<Images> {
+        let cpu = self.timeline.lane(CPU);
+        let (contents, parts): (Vec<_>, Vec<_>) =
+            self.image.parts(PartKind::CpuFile).partition(|part| is_contents(part));
+        let checked = cpu.time("check files", || {
+            self.image.check_parts(&parts, available_threads())?;
+            let file = parts.last().or(contents.last()).and_then(|part| self.image.file_path(part));
+            let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
+            directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
+        })?;
+        let own = self.held.pages.with_extension("images");
+        let names = autobound::settle(&checked, &own)
+            .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
+        Ok(Images { checked, names })
     }
+
+    fn link_pages(&self) -> Result<()> {
+        self.timeline.lane(CPU).time("link pages", || cpu_pages::link(self.image, &self.held.pages))
+    }
+
+    fn check_pages(&self) -> Result<()> {
+        let contents: Vec<_> = self.image.parts(PartKind::CpuFile).filter(|part| is_contents(part)).collect();
+        self.image.check_parts(&contents, available_threads())?;
+        cpu_pages::check(self.image, &self.held.pages, available_threads())
+    }
+}
+
+/// Whether CRIU does nothing with the part but to put it into the program's memory.
+fn is_contents(part: &Part) -> bool {
+    part.name.starts_with("pages-")
 }

@@ -1,9 +1,10 @@
-//! One processor for CRIU and the program that it restores, until that runs.
+//! One processor for CRIU and the program that it restores, until that is about to run.
 //!
 //! CRIU leads every thread of the program through its last system calls by ptrace: some switches between two processes
 //! for each, and none of them does anything beside the other. On one processor such a switch needs nobody to be woken on
-//! another, which takes longer than all that is done in between. Several processes are restored beside each other, and
-//! are left to all processors.
+//! another, which takes longer than all that is done in between. Once CRIU has only to let go of the threads they have all
+//! processors again: those that run already would take CRIU's from it, for some milliseconds at a time, while others still
+//! stand. Several processes are restored beside each other, and are left to all processors.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,14 +17,14 @@ use crate::process;
 
 const SELF: Pid = Pid::from_raw(0);
 
-/// This process and its children to be have one processor.
+/// This process, CRIU and what these begin have one processor.
 pub struct OneProcessor {
     before: CpuSet,
 }
 
 impl OneProcessor {
-    /// For the restore of one process; where it cannot be had, all goes on as it is.
-    pub fn take(images: &Path) -> Option<OneProcessor> {
+    /// For the restore of one process by `criu`; where it cannot be had, all goes on as it is.
+    pub fn take(images: &Path, criu: Pid) -> Option<OneProcessor> {
         let memories = fs::read_dir(images).ok()?.flatten();
         let memories = memories.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"mm-"));
         if memories.count() != 1 {
@@ -32,18 +33,17 @@ impl OneProcessor {
         let before = sched_getaffinity(SELF).ok()?;
         let mut one = CpuSet::new();
         one.set(sched_getcpu().ok()?).ok()?;
+        sched_setaffinity(criu, &one).ok()?;
         sched_setaffinity(SELF, &one).ok()?;
         Some(OneProcessor { before })
     }
 
-    /// Gives this process and all threads of the program the processors that they had, those too that begin meanwhile.
-    pub fn give_back(self, program: Option<Pid>) {
-        let _ = sched_setaffinity(SELF, &self.before);
+    /// Gives all in the sandbox the processors that they had, those too that begin meanwhile. To be called by its init.
+    pub fn give_back(self) {
         let mut done = HashSet::new();
         loop {
-            let pids = program.map(|program| process::tree(program.as_raw())).unwrap_or_default();
-            let threads: Vec<_> = pids.into_iter().flat_map(process::threads).collect();
-            let new: Vec<_> = threads.into_iter().filter(|thread| done.insert(*thread)).collect();
+            let threads = process::all().into_iter().flat_map(process::threads);
+            let new: Vec<_> = threads.filter(|thread| done.insert(*thread)).collect();
             if new.is_empty() {
                 return;
             }

@@ -16,7 +16,7 @@ use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::conversation::{Course, Failed, Service};
-use crate::message::{Dump, DumpStats, Reply, Restore, Step, Verdict};
+use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
 use crate::wire::Channel;
@@ -70,12 +70,13 @@ pub fn dump(
             .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
             .map_err(|error| format!("packing the files in /dev/shm: {error}"))
     };
-    let course = Course { step: "post-dump", whole: None, log: dir.join(DUMP_LOG) };
+    let course = Course { whole: None, log: dir.join(DUMP_LOG) };
     let patience = Duration::from_millis(dump.verdict_millis);
     let passed: Vec<_> = page_server.into_iter().collect();
     let mut criu = Service::spawn(&dump.criu, &passed)?;
-    let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |steps| {
-        keep_shared().and_then(|()| ask(channel, patience, steps))
+    let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |step, steps| match step {
+        "post-dump" => keep_shared().and_then(|()| ask(channel, patience, steps)),
+        _ => Ok(()),
     });
     criu.wait();
     finished?;
@@ -92,17 +93,10 @@ pub struct Restored {
     pub criu: Service,
 }
 
-/// Has CRIU bring a program back.
-pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
-    let (images, sockets) =
-        descriptors.split_first().filter(|(_, sockets)| sockets.len() == restore.sockets.len()).ok_or_else(
-            || Failed::Criu("the images directory and the sockets did not come with the command".into()),
-        )?;
-    let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
-    let shared = dir.join(devshm::NAME);
-    if shared.exists() {
-        devshm::unpack(&shared, Path::new("/dev/shm"))
-            .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
+/// Has CRIU bring a program back. Its process is started at once, and told of the image when that is ready.
+pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
+    if sockets.len() != restore.sockets.len() {
+        return Err(Failed::Criu("the sockets did not come with the command".into()));
     }
     let log = open_log().map_err(|error| Failed::Criu(format!("opening {LOG_PATH}: {error}")))?;
     // The images may be read-only, and in use by another restore.
@@ -127,6 +121,17 @@ pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) 
         theirs.push(made.1);
     }
     let passed: Vec<_> = inherit.iter().map(|(_, fd)| *fd).collect();
+    // Pids that the program had elsewhere may be any.
+    set_last_pid(restore.highest_pid.max(1))
+        .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
+    let mut criu = Service::spawn(&restore.criu, &passed)?;
+    let images = begin(channel)?;
+    let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
+    let shared = dir.join(devshm::NAME);
+    if shared.exists() {
+        devshm::unpack(&shared, Path::new("/dev/shm"))
+            .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
+    }
     let options = Options {
         images_dir: images.as_raw_fd(),
         work_dir: Some(work.as_raw_fd()),
@@ -144,26 +149,35 @@ pub fn restore(restore: &Restore, descriptors: Vec<OwnedFd>, channel: &Channel) 
         set_last_pid(last).map_err(|error| format!("choosing the next pid: {error}"))
     };
     let whole = Duration::from_millis(restore.timeout_millis);
-    let course =
-        Course { step: "post-restore", whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG) };
-    // Pids that the program had elsewhere may be any.
-    set_last_pid(restore.highest_pid.max(1))
-        .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
-    let one_processor = OneProcessor::take(&dir);
-    let mut criu = Service::spawn(&restore.criu, &passed)?;
-    let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |steps| {
-        raise_pids().and_then(|()| ask(channel, whole, steps))
+    let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG) };
+    let mut one_processor = OneProcessor::take(&dir, criu.pid());
+    let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
+        "post-restore" => raise_pids().and_then(|()| ask(channel, whole, steps)),
+        // All its threads stand still for the last time.
+        "pre-resume" => {
+            one_processor.take().into_iter().for_each(OneProcessor::give_back);
+            Ok(())
+        }
+        _ => Ok(()),
     });
     criu.step("end");
-    let program = restored.as_ref().ok().copied().flatten().map(Pid::from_raw);
-    if let Some(one_processor) = one_processor {
-        one_processor.give_back(program);
-        criu.step("processors");
-    }
-    restored?;
-    program
-        .map(|program| Restored { program, outputs: ours, criu })
+    // A CRIU that does not announce that.
+    one_processor.take().into_iter().for_each(OneProcessor::give_back);
+    restored?
+        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, criu })
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
+}
+
+/// Waits for the image, for as long as the daemon lives.
+fn begin(channel: &Channel) -> Result<OwnedFd, Failed> {
+    match channel.recv::<Begin>() {
+        Ok(Some((Begin, images))) => images
+            .into_iter()
+            .next()
+            .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into())),
+        Ok(None) => Err(Failed::Aborted("the daemon is gone".into())),
+        Err(error) => Err(Failed::Criu(format!("hearing of the image: {error}"))),
+    }
 }
 
 /// A process that left the program's tree would be missing from the dump.
@@ -181,9 +195,9 @@ fn refuse_strays(program: Pid) -> Result<(), Failed> {
 }
 
 /// Tells the daemon that the program stands still and waits for its word.
-fn ask(channel: &Channel, within: Duration, steps: Vec<Step>) -> Result<(), String> {
+fn ask(channel: &Channel, within: Duration, steps: &mut Vec<Step>) -> Result<(), String> {
     let gone = |error: io::Error| format!("the daemon cannot be asked: {error}");
-    channel.send(&Reply::Frozen { steps }, &[]).map_err(gone)?;
+    channel.send(&Reply::Frozen { steps: std::mem::take(steps) }, &[]).map_err(gone)?;
     if !process::readable(channel.as_fd(), Some(within)).map_err(gone)? {
         return Err(format!("the daemon gave no word within {within:?}"));
     }

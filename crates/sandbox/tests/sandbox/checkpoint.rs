@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::{Held, Place, Running, able, counter, criu, images, program, spec_in};
+use crate::support::{Held, Place, Running, able, counter, criu, images, program, restore, spec_in};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox};
 use serde_json::Value;
 
@@ -161,17 +161,16 @@ fn a_program_goes_on_with_its_own_log() {
     let mut spec = RestoreSpec {
         sandbox: place.spec(),
         criu: criu(),
-        images_dir: &dir,
         sockets: Vec::new(),
         inventory: None,
         timeout: Duration::from_secs(20),
     };
-    let error = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
+    let error = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("bad size"), "{error}");
     let place = Place::new();
     spec.sandbox = place.spec();
     spec.inventory = Some(&inventory);
-    let (sandbox, _) = Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    let (sandbox, _) = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).unwrap();
     let sandbox = Held(sandbox);
     grow_from(at_end);
     sandbox.kill().unwrap();
@@ -243,7 +242,6 @@ fn doomed_daemon() {
         let spec = RestoreSpec {
             sandbox: spec_in(dir.as_ref()),
             criu: criu(),
-            images_dir: images.as_ref(),
             sockets: Vec::new(),
             inventory: None,
             timeout: Duration::from_secs(20),
@@ -252,7 +250,7 @@ fn doomed_daemon() {
             die();
             Ok::<(), Error>(())
         };
-        Sandbox::restore(&spec, hook).unwrap();
+        restore(&spec, images.as_ref(), hook).unwrap();
     }
     let Adopted::Running(sandbox) = Sandbox::adopt(dir.as_ref()).unwrap() else { panic!("it runs") };
     let mut spec = DumpSpec::new(criu(), images.as_ref(), task == "leave");

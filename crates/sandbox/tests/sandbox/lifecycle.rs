@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::support::{Held, Place, able, criu, images, program};
+use crate::support::{self, Held, Place, able, criu, images, program};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -139,12 +139,12 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
     let restore = RestoreSpec {
         sandbox: Spec { criu_cache: Some(cache), ..place.spec() },
         criu: criu(),
-        images_dir: &dir.join("second"),
         sockets: Vec::new(),
         inventory: None,
         timeout: Duration::from_secs(20),
     };
-    let (sandbox, report) = Sandbox::restore(&restore, |_: &Restored| Ok::<(), Error>(())).unwrap();
+    let (sandbox, report) =
+        support::restore(&restore, &dir.join("second"), |_: &Restored| Ok::<(), Error>(())).unwrap();
     let sandbox = Held(sandbox);
     let log = fs::read_to_string(&report.log).unwrap();
     sandbox.kill().unwrap();
@@ -161,12 +161,11 @@ fn a_restore_that_cannot_be_or_takes_too_long_ends() {
         let spec = RestoreSpec {
             sandbox: place.spec(),
             criu: criu(),
-            images_dir,
             sockets: Vec::new(),
             inventory: None,
             timeout,
         };
-        Sandbox::restore(&spec, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err()
+        support::restore(&spec, images_dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err()
     };
     let (keep, dir) = images();
     assert!(matches!(restore(&dir, Duration::from_secs(5)), Error::NoImages { .. }));

@@ -12,7 +12,7 @@ use std::{fs, io};
 
 use rekindle_sandbox::{
     Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Program, RestoreReport, RestoreSpec,
-    Restored, Result, Sandbox, Spec,
+    Restored, Result, Sandbox, Spec, Vacant,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -196,16 +196,26 @@ impl Running {
         let spec = RestoreSpec {
             sandbox: place.spec(),
             criu: criu(),
-            images_dir: images,
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
             inventory: None,
             timeout: Duration::from_secs(30),
         };
-        let (sandbox, report) = Sandbox::restore(&spec, hook)?;
+        let (sandbox, report) = restore(&spec, images, hook)?;
         // The program's end is the socket itself that was passed.
         let inode = nix::sys::stat::fstat(&theirs).unwrap().st_ino as u32;
         Ok((Self::with_inode(sandbox, place, ours, inode), report))
     }
+}
+
+pub fn restore<E>(
+    spec: &RestoreSpec<'_>,
+    images: &Path,
+    hook: impl FnOnce(&Restored) -> Result<(), E>,
+) -> Result<(Sandbox, RestoreReport)>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    Vacant::make(spec)?.restore(images, hook)
 }
 
 pub fn images() -> (TempDir, PathBuf) {
