@@ -65,7 +65,10 @@ pub struct Restore {
 
 /// The image may be restored from now on; the images directory comes along.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Begin;
+pub struct Begin {
+    /// Whether CRIU writes down all its steps.
+    pub steps_told: bool,
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Verdict {

@@ -32,6 +32,9 @@ pub struct RestoreSpec<'a> {
     /// Taken at the dump; with it, files that the program writes may have grown since.
     pub inventory: Option<&'a Inventory>,
     pub timeout: Duration,
+    /// Whether CRIU's log has all its steps, which takes it a line and a system call for each area of memory; else it has
+    /// what goes wrong.
+    pub steps_told: bool,
 }
 
 /// The program's end of a connection.
@@ -60,6 +63,7 @@ impl Restored {
 pub struct Vacant {
     empty: Empty,
     timeout: Duration,
+    steps_told: bool,
     log: PathBuf,
 }
 
@@ -103,7 +107,7 @@ impl Vacant {
         let log = spec.sandbox.run_dir.join(RESTORE_LOG);
         let empty = Empty::make(&spec.sandbox)?;
         match empty.send(&command, &descriptors) {
-            Ok(()) => Ok(Self { empty, timeout: spec.timeout, log }),
+            Ok(()) => Ok(Self { empty, timeout: spec.timeout, steps_told: spec.steps_told, log }),
             Err(error) => {
                 empty.kill();
                 Err(error)
@@ -128,13 +132,15 @@ impl Vacant {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        let Self { empty, timeout, log } = self;
+        let Self { empty, timeout, steps_told, log } = self;
         if !images_dir.join("inventory.img").is_file() {
             empty.kill();
             return Err(Error::NoImages { path: images_dir.into() });
         }
         let turn = ghosts::turn(images_dir);
-        match conduct(&empty, images_dir, timeout, &log, before_resume) {
+        // What a failed restore leaves of deleted files is known from its steps.
+        let begin = Begin { steps_told: steps_told || turn.is_some() };
+        match conduct(&empty, images_dir, &begin, timeout, &log, before_resume) {
             Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);
                 let Course { until_restored, restored_step, steps, last_steps } = course;
@@ -155,6 +161,7 @@ impl Vacant {
 fn conduct<E>(
     empty: &Empty,
     images_dir: &Path,
+    begin: &Begin,
     timeout: Duration,
     log: &Path,
     before_resume: impl FnOnce(&Restored) -> Result<(), E>,
@@ -170,7 +177,7 @@ where
         other => unexpected(&other, "Frozen or Running"),
     };
     // An init that could not start CRIU does not listen any more, and has said why.
-    let asked = empty.channel.send(&Begin, &[images.as_fd()]);
+    let asked = empty.channel.send(begin, &[images.as_fd()]);
     let patience = timeout.saturating_add(GRACE);
     let steps = match (empty.recv(Some(patience)), asked) {
         (Ok(Reply::Frozen { steps }), _) => steps,

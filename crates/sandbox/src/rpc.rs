@@ -11,9 +11,10 @@ const REQUEST_RESTORE: u64 = 2;
 const REQUEST_NOTIFY: u64 = 6;
 const CGROUPS_IGNORE: u64 = 0;
 const NETWORK_LOCK_SKIP: u64 = 3;
-/// All that CRIU does, value by value; and only its steps.
+/// All that CRIU does, value by value; only its steps; only what goes wrong.
 pub const LOG_DEBUG: u32 = 4;
 pub const LOG_STEPS: u32 = 3;
+pub const LOG_TROUBLE: u32 = 2;
 /// Deleted files are kept whole in the images, up to CRIU's largest limit.
 const GHOST_LIMIT: u64 = u32::MAX as u64;
 

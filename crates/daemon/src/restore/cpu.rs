@@ -45,6 +45,7 @@ impl Attempt<'_> {
             inventory: Some(&self.kept.inventory),
             sockets: sockets.to_vec(),
             timeout: CRIU_LIMIT,
+            steps_told: log::log_enabled!(log::Level::Debug),
         };
         std::thread::scope(|scope| {
             let vacant =
@@ -166,9 +167,11 @@ impl Attempt<'_> {
     }
 
     fn check_pages(&self) -> Result<()> {
+        // The other half of the processors makes the sandbox and does the GPU half.
+        let threads = available_threads().div_ceil(2);
         let contents: Vec<_> = self.image.parts(PartKind::CpuFile).filter(|part| is_contents(part)).collect();
-        self.image.check_parts(&contents, available_threads())?;
-        cpu_pages::check(self.image, &self.held.pages, available_threads())
+        self.image.check_parts(&contents, threads)?;
+        cpu_pages::check(self.image, &self.held.pages, threads)
     }
 }
 

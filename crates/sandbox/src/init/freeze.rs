@@ -125,7 +125,7 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
     let mut criu = Service::spawn(&restore.criu, &passed)?;
-    let images = begin(channel)?;
+    let (Begin { steps_told }, images) = begin(channel)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     let shared = dir.join(devshm::NAME);
     if shared.exists() {
@@ -138,7 +138,7 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
         tcp_established: true,
         shell_job: restore.session_outside,
         log_file: RESTORE_LOG,
-        log_level: rpc::LOG_STEPS,
+        log_level: if steps_told { rpc::LOG_STEPS } else { rpc::LOG_TROUBLE },
         external: restore.sockets.iter().map(|inode| format!("unix[{inode}]")).collect(),
         inherit,
         ..Options::default()
@@ -169,11 +169,12 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
 }
 
 /// Waits for the image, for as long as the daemon lives.
-fn begin(channel: &Channel) -> Result<OwnedFd, Failed> {
+fn begin(channel: &Channel) -> Result<(Begin, OwnedFd), Failed> {
     match channel.recv::<Begin>() {
-        Ok(Some((Begin, images))) => images
+        Ok(Some((begin, images))) => images
             .into_iter()
             .next()
+            .map(|images| (begin, images))
             .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into())),
         Ok(None) => Err(Failed::Aborted("the daemon is gone".into())),
         Err(error) => Err(Failed::Criu(format!("hearing of the image: {error}"))),

@@ -164,6 +164,7 @@ fn a_program_goes_on_with_its_own_log() {
         sockets: Vec::new(),
         inventory: None,
         timeout: Duration::from_secs(20),
+        steps_told: false,
     };
     let error = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("bad size"), "{error}");
@@ -245,6 +246,7 @@ fn doomed_daemon() {
             sockets: Vec::new(),
             inventory: None,
             timeout: Duration::from_secs(20),
+            steps_told: false,
         };
         let hook = |_: &Restored| {
             die();

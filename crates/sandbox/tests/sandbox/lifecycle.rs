@@ -142,6 +142,7 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
         sockets: Vec::new(),
         inventory: None,
         timeout: Duration::from_secs(20),
+        steps_told: true,
     };
     let (sandbox, report) =
         support::restore(&restore, &dir.join("second"), |_: &Restored| Ok::<(), Error>(())).unwrap();
@@ -164,6 +165,7 @@ fn a_restore_that_cannot_be_or_takes_too_long_ends() {
             sockets: Vec::new(),
             inventory: None,
             timeout,
+            steps_told: false,
         };
         support::restore(&spec, images_dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err()
     };

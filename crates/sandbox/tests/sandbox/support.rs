@@ -199,6 +199,7 @@ impl Running {
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
             inventory: None,
             timeout: Duration::from_secs(30),
+            steps_told: false,
         };
         let (sandbox, report) = restore(&spec, images, hook)?;
         // The program's end is the socket itself that was passed.
