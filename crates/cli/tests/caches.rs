@@ -422,6 +422,28 @@ fn instances_share_what_none_writes_to_and_who_writes_gets_its_own() {
 }
 
 #[test]
+fn who_shares_and_rests_holds_less_for_stacks_and_is_told_of_the_same_limit() {
+    let rekindle = sharing("64M");
+    rekindle.ok(&["profile", "model", "--", "sleep", "0.2"]);
+    wait_shared(&rekindle, 6);
+    restore_sharing(&rekindle, "one");
+    let says = |text: &str| {
+        let logs = fs::read_dir(rekindle.path("state/logs")).unwrap();
+        logs.flatten().any(|log| fs::read_to_string(log.path()).is_ok_and(|log| log.contains(text)))
+    };
+    rekindle.ok(&["kill", "one", "--signal", "19"]);
+    wait("its rest", || says("holds 512 bytes for a thread's stack"));
+    rekindle.ok(&["kill", "one", "--signal", "1"]);
+    rekindle.ok(&["kill", "one", "--signal", "18"]);
+    rekindle.goes_on("one");
+    assert_eq!(shared(&rekindle, "one"), 6);
+    assert!(!says("for a thread's stack again"));
+    write(&rekindle, "one", FILL_WRITES);
+    assert!(says("for a thread's stack again"));
+    rekindle.ok(&["kill", "one"]);
+}
+
+#[test]
 fn what_is_learned_by_itself_and_proves_wrong_is_not_shared_again() {
     let rekindle = sharing("64M");
     rekindle.ok(&["restore", "model", "-d", "--name", "first"]);

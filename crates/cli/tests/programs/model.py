@@ -3,8 +3,8 @@
 model.py [MEGABYTES]
 
 A step folds the weights into the state: done twice, or not at all, it makes another. On SIGUSR1 a kernel changes a weight,
-whose address it finds in memory; on SIGUSR2 a fill does. Prints a number for each step, or `wrong` if it did not give what
-it should.
+whose address it finds in memory; on SIGUSR2 a fill does; on SIGHUP it looks at the limit for stacks. Prints a number for
+each step, or `wrong` if it did not give what it should; ends if the limit was another one before.
 """
 
 import ctypes
@@ -88,14 +88,21 @@ call("cuMemsetD32_v2", room, 7, (4 << 20) // 4)
 call("cuMemcpyHtoD_v2", ctypes.c_uint64(state.value + 8), ctypes.byref(weights), 8)
 words = [int.from_bytes(contents[n * STRIDE * 4 :][:4], "little") for n in range(COUNT)]
 todo = []
-for number, name in ((signal.SIGUSR1, "change"), (signal.SIGUSR2, "fill")):
+for number, name in ((signal.SIGUSR1, "change"), (signal.SIGUSR2, "fill"), (signal.SIGHUP, "look")):
     signal.signal(number, lambda *_, name=name: todo.append(name))
 seen = (ctypes.c_uint32 * 2)()
+limit = ctypes.c_size_t()
+call("cuCtxGetLimit", ctypes.byref(limit), 0)
+stack = limit.value
 step, expected, fold = 0, 0, 0
 while True:
     while todo:
+        what = todo.pop()
+        if what == "look":
+            call("cuCtxGetLimit", ctypes.byref(limit), 0)
+            assert limit.value == stack
         # The fold before it runs once, whatever becomes of the change.
-        if todo.pop() == "change":
+        elif what == "change":
             launch("fold", weights, state, room)
             expected = (expected * 7 + fold) % 2**32
             launch("change", state)

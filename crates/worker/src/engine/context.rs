@@ -21,6 +21,8 @@ pub(crate) struct Context {
     pub orphans: Vec<Event>,
     /// Limits that the program set.
     pub limits: Vec<(u32, u64)>,
+    /// The limit for stacks that the program knows, while a [lower one](super::stack) is in force.
+    pub stack: Option<u64>,
     /// Stream-ordered allocations that were freed, until they are used again or given back.
     pub freed: Vec<Freed>,
     /// When times before the last restore are asked for, they are counted from here.
@@ -64,6 +66,7 @@ impl Context {
             legacy_busy: false,
             orphans: Vec::new(),
             limits: Vec::new(),
+            stack: None,
             freed: Vec::new(),
             anchor: None,
             registered: HashSet::new(),

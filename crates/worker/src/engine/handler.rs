@@ -17,7 +17,7 @@ impl Handler for Engine {
     }
 
     fn limit_get(&mut self, _: Origin, request: LimitGet, _: No) -> Answer<u64> {
-        self.on(request.device.into()).and_then(|device| device.limit(request.limit)).into()
+        self.limit(request).into()
     }
 
     fn limit_set(&mut self, _: Origin, request: LimitSet, _: No) -> Answer<()> {

@@ -15,6 +15,7 @@ mod objects;
 mod rebuild;
 mod recipe;
 mod settle;
+mod stack;
 mod staging;
 mod status;
 mod streams;

@@ -13,6 +13,7 @@
 //! - The program is given contents of memory only when all that it has asked for before has ended without a fault; then
 //!   the journal begins anew, on a new base. So nothing that was given is computed a second time.
 //! - That it has waited for something may be told again and again: it cannot tell the difference.
+//! - A kernel that overflows a stack for which [less is held](crate::engine) meanwhile faults too, and is mended so.
 //! - What could not be done once more, or would change what a base is made of (allocations, modules, pinned memory,
 //!   captures), ends the sharing before: all buffers get memory of their own, by a copy on the GPU.
 
@@ -50,6 +51,8 @@ pub(crate) struct Sharing {
     /// A request waits until nothing is under way.
     waits: bool,
     used: Instant,
+    /// The device holds little for stacks, or was to.
+    is_lean: bool,
     /// Who waits for the end of sharing.
     leaving: Vec<Sender<Result<(), String>>>,
 }
@@ -79,6 +82,7 @@ impl Sharing {
             is_based: false,
             waits: false,
             used: Instant::now(),
+            is_lean: false,
             leaving: Vec::new(),
         })
     }
@@ -215,6 +219,7 @@ impl Sharing {
             return Err(engine.broken.unwrap_or(CUDA_ERROR_UNKNOWN));
         }
         self.forget_base(engine);
+        engine.grow_stacks(self.device)?;
         engine.bind(self.device)?;
         let all = 0..u64::MAX;
         let heap = engine.heap(self.device)?;
@@ -247,14 +252,23 @@ impl Sharing {
         self.leaving.drain(..).for_each(|answer| drop(answer.send(result.clone())));
     }
 
-    /// Gives a base's memory back that nobody has needed for a while; when to look again, if there is one.
+    /// Gives back what nobody has needed for a while: a base's memory, and most of that for stacks. When to look again, if
+    /// there is any.
     pub(crate) fn rest(&mut self, engine: &mut Engine, journal: &mut Journal) -> Option<Duration> {
-        self.base.as_ref()?;
+        if self.base.is_none() && self.is_lean {
+            return None;
+        }
         if self.used.elapsed() < LINGER || self.at_rest(engine, Turn::Now) == Turn::Later {
             return Some(LINGER);
         }
         if self.begin_anew(engine, journal) == Turn::Now {
             self.forget_base(engine);
+            // Once: who needs more after all is not to wait for it after each pause.
+            if !std::mem::replace(&mut self.is_lean, true)
+                && let Err(code) = engine.shrink_stacks(self.device)
+            {
+                log::warn!("device {} holds as much as before for stacks: {code}", self.device);
+            }
         }
         None
     }
