@@ -39,8 +39,8 @@ impl FirstPages {
         self.restores < LEARNING_RESTORES
     }
 
-    /// With what a further restore has touched.
-    fn with(self, seen: &[PageRun]) -> FirstPages {
+    /// With what a restore has touched, `another` or the last one.
+    fn with(self, seen: &[PageRun], another: bool) -> FirstPages {
         let mut pages = BTreeMap::new();
         let runs = || seen.iter().chain(&self.runs);
         // Those that cost most come first, should there be too many.
@@ -61,7 +61,7 @@ impl FirstPages {
                 _ => runs.push(PageRun { start, pages: 1, written }),
             }
         }
-        FirstPages { runs, restores: self.restores + 1 }
+        FirstPages { runs, restores: self.restores + u32::from(another) }
     }
 }
 
@@ -71,15 +71,17 @@ impl Image {
         Ok(advice::read(self, FIRST_PAGES)?.unwrap_or_default())
     }
 
-    /// Adds what a restored program has touched first, unless enough have told.
-    pub fn learn_first_pages(&self, seen: &[PageRun]) -> Result<()> {
+    /// Adds what a restored program has touched first, unless enough have told. Says whether it did. `another`: nothing of
+    /// this restore was added before.
+    pub fn learn_first_pages(&self, seen: &[PageRun], another: bool) -> Result<bool> {
         let _turn = advice::lock(self)?;
         // What is damaged is as good as nothing.
         let known = self.first_pages().unwrap_or_default();
-        match known.is_to_be_learned() && !seen.is_empty() {
-            true => advice::write(self, FIRST_PAGES, &known.with(seen)),
-            false => Ok(()),
+        let learns = (known.is_to_be_learned() || !another) && !seen.is_empty();
+        if learns {
+            advice::write(self, FIRST_PAGES, &known.with(seen, another))?;
         }
+        Ok(learns)
     }
 }
 
@@ -90,13 +92,13 @@ mod tests {
     #[test]
     fn runs_are_joined_and_a_page_that_was_written_stays_so() {
         let run = |start, pages, written| PageRun { start, pages, written };
-        let known = FirstPages::default().with(&[run(0x1000, 2, true), run(0x3000, 1, false)]);
+        let known = FirstPages::default().with(&[run(0x1000, 2, true), run(0x3000, 1, false)], true);
         assert_eq!(known.runs, [run(0x1000, 2, true), run(0x3000, 1, false)]);
-        let known = known.with(&[run(0x2000, 2, false), run(0x4000, 1, true)]);
+        let known = known.with(&[run(0x2000, 2, false), run(0x4000, 1, true)], true);
         assert_eq!(known.runs, [run(0x1000, 2, true), run(0x3000, 1, false), run(0x4000, 1, true)]);
         assert!(known.is_to_be_learned());
-        assert!(!known.with(&[]).is_to_be_learned());
-        let many = FirstPages::default().with(&[run(0, u64::MAX, false), run(1 << 40, 9, true)]);
+        assert!(!known.with(&[], true).is_to_be_learned());
+        let many = FirstPages::default().with(&[run(0, u64::MAX, false), run(1 << 40, 9, true)], true);
         assert_eq!(many.runs, [run(0, MOST_PAGES - 9, false), run(1 << 40, 9, true)]);
     }
 }

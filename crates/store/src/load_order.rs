@@ -32,15 +32,16 @@ impl LoadOrder {
         }
     }
 
-    /// With what a further restore has seen. The longer sequence is the better sample of a request, and comes first.
-    fn with(self, seen: &[String]) -> LoadOrder {
+    /// With what a restore has seen, `another` or the last one. The longer sequence is the better sample of a request, and
+    /// comes first.
+    fn with(self, seen: &[String], another: bool) -> LoadOrder {
         let (first, second) = match seen.len() >= self.parts.len() {
             true => (seen.to_vec(), self.parts),
             false => (self.parts, seen.to_vec()),
         };
         let known: std::collections::HashSet<String> = first.iter().cloned().collect();
         let more = second.into_iter().filter(|name| !known.contains(name));
-        let restores = Some(self.restores.unwrap_or(0) + 1);
+        let restores = Some(self.restores.unwrap_or(0) + u32::from(another));
         LoadOrder { parts: first.into_iter().chain(more).collect(), restores }
     }
 }
@@ -58,13 +59,15 @@ impl Image {
     }
 
     /// Adds what a restore's requests have named, the first first, unless the order is settled. Says whether it did.
-    pub fn learn_load_order(&self, seen: &[String]) -> Result<bool> {
+    /// `another`: nothing of this restore was added before.
+    pub fn learn_load_order(&self, seen: &[String], another: bool) -> Result<bool> {
         let _turn = advice::lock(self)?;
         // One that is damaged is as good as none.
         let order = self.load_order().unwrap_or_default();
-        let learns = !seen.is_empty() && order.is_to_be_learned();
+        let open = order.is_to_be_learned() || !another && order.restores.is_some();
+        let learns = open && !seen.is_empty();
         if learns {
-            advice::write(self, LOAD_ORDER, &order.with(seen))?;
+            advice::write(self, LOAD_ORDER, &order.with(seen, another))?;
         }
         Ok(learns)
     }
@@ -77,10 +80,13 @@ mod tests {
     #[test]
     fn the_longer_sequence_comes_first_and_learning_ends() {
         let names = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
-        let order = LoadOrder::default().with(&names("ab")).with(&names("cba"));
+        let order = LoadOrder::default().with(&names("ab"), true).with(&names("cba"), true);
+        assert_eq!((order.parts.concat().as_str(), order.restores), ("cba", Some(2)));
+        // The same restore has seen more.
+        let order = order.with(&names("ca"), false);
         assert_eq!((order.parts.concat().as_str(), order.restores), ("cba", Some(2)));
         assert!(order.is_to_be_learned());
-        let order = order.with(&names("bd"));
+        let order = order.with(&names("bd"), true);
         assert_eq!((order.parts.concat().as_str(), order.restores), ("cbad", Some(3)));
         assert!(!order.is_to_be_learned());
         assert!(!LoadOrder { parts: names("a"), restores: None }.is_to_be_learned());

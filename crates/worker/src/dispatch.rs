@@ -227,6 +227,9 @@ impl Desk {
                 return Ok(done);
             }
             if let Some(uses) = &mut self.uses {
+                if record.opcode == Download::OPCODE {
+                    uses.note_answer();
+                }
                 match &ahead {
                     Some((on_demand, journal)) => uses.note_parts(on_demand.admitted(journal)),
                     None => uses.note(&self.engine, record.opcode, record.body, record.trailer),
@@ -297,6 +300,7 @@ impl Desk {
             _ => None,
         };
         let nap = again.unwrap_or(Duration::from_secs(1));
+        let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
         let attention = || inbox.is_wanted();
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
@@ -321,10 +325,13 @@ impl Desk {
     fn look_at_uses(&mut self) {
         let busy = self.loading.is_some() || !self.engine.waiting.is_empty();
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
-        if self.loading.is_none()
-            && let Some(uses) = self.uses.take_if(|uses| uses.is_learned(quiet))
-        {
-            uses.keep(self.engine.client);
+        let client = self.engine.client;
+        let Some(uses) = self.uses.as_mut().filter(|_| self.loading.is_none()) else { return };
+        if uses.is_learned(quiet) {
+            uses.keep(client);
+            self.uses = None;
+        } else if uses.has_answered(quiet) {
+            uses.keep(client);
         }
     }
 

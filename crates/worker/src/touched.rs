@@ -1,7 +1,7 @@
 //! Which pages a restored process has touched, by what the kernel says of its memory.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 
 use rekindle_store::PageRun;
@@ -41,12 +41,18 @@ pub(crate) fn touched(pid: i32) -> io::Result<Vec<PageRun>> {
                 }
             }
             if known < count {
-                break;
+                return Err(ended());
             }
             at += count as u64 * PAGE;
         }
     }
-    Ok(runs)
+    // Of a process that has ended there are no more lines, as there are none after the last.
+    let is_there = File::open(format!("/proc/{pid}/maps"))?.read(&mut [0])? > 0;
+    if is_there { Ok(runs) } else { Err(ended()) }
+}
+
+fn ended() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended")
 }
 
 /// Whether the page was written to, if it was touched.

@@ -38,7 +38,9 @@ impl Later {
 
 impl Desk {
     pub(super) fn look_at_later(&mut self) {
-        let busy = self.loading.is_some() || !self.engine.waiting.is_empty();
+        // A program that has asked for nothing yet is about to.
+        let idle = self.engine.waiting.is_empty() && self.engine.operations != 0;
+        let busy = self.loading.is_some() || !idle;
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
         let work = self.later.take(quiet, self.draining.is_some());
         if !work.is_empty() {

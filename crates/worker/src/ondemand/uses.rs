@@ -2,7 +2,8 @@
 //!
 //! It is noted because somebody asked, who fetches it, or to be learned: then it ends with the first quiet moment after
 //! the load, which is the end of the program's first work, and is added to what the image has. A program that is never
-//! quiet has shown its first work after a while too.
+//! quiet has shown its first work after a while too. What was seen up to the first answer is kept at once, for a program
+//! may be ended before it was ever quiet.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -61,6 +62,8 @@ impl Spans {
 
 /// Nothing for so long is a quiet moment.
 const QUIET: Duration = Duration::from_millis(100);
+/// Nothing for so long after an answer is most likely its end.
+const PAUSE: Duration = Duration::from_millis(1);
 /// More is not learned from one restore.
 const LONGEST: Duration = Duration::from_secs(2);
 
@@ -70,6 +73,8 @@ pub(crate) struct Uses {
     seen: Vec<bool>,
     order: Vec<usize>,
     learned: Option<Learned>,
+    /// The program was given contents of memory.
+    answered: bool,
 }
 
 /// For which image the record is.
@@ -78,17 +83,25 @@ struct Learned {
     id: String,
     /// All is loaded and something was used.
     since: Option<Instant>,
+    /// The image has some of it already.
+    is_kept: bool,
 }
 
 impl Uses {
     pub(crate) fn new(spans: Spans) -> Uses {
-        Uses { seen: vec![false; spans.names.len()], order: Vec::new(), spans, learned: None }
+        Uses {
+            seen: vec![false; spans.names.len()],
+            order: Vec::new(),
+            spans,
+            learned: None,
+            answered: false,
+        }
     }
 
     /// The record is to be added to this image's load order.
     pub(crate) fn learned_for(self, image: &Image) -> Uses {
         let (path, id) = (image.path().to_path_buf(), image.manifest().id.clone());
-        Uses { learned: Some(Learned { path, id, since: None }), ..self }
+        Uses { learned: Some(Learned { path, id, since: None, is_kept: false }), ..self }
     }
 
     pub(crate) fn recording(&self) -> Recording {
@@ -133,28 +146,49 @@ impl Uses {
         quiet >= QUIET || since.elapsed() >= LONGEST
     }
 
+    /// Whether what was seen is to be kept although there may be more to come: an answer was given, and after that the
+    /// program has asked for nothing for a moment. Many a program is ended before it rests any longer.
+    pub(crate) fn has_answered(&self, quiet: Duration) -> bool {
+        self.pause().is_some_and(|pause| quiet >= pause)
+    }
+
+    /// The program is given contents of memory.
+    pub(crate) fn note_answer(&mut self) {
+        self.answered = true;
+    }
+
+    /// How soon to look for that; none where there is nothing to look for.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        let early = self.learned.as_ref().is_some_and(|learned| !learned.is_kept);
+        (early && self.answered && !self.order.is_empty()).then_some(PAUSE)
+    }
+
     /// Adds what was learned to the image's load order, and which pages the client of this pid has touched, beside the
     /// program's requests.
-    pub(crate) fn keep(self, client: i32) {
+    pub(crate) fn keep(&mut self, client: i32) {
         let names = self.names();
-        let Some(Learned { path, id, .. }) = self.learned else { return };
+        let Some(learned) = &mut self.learned else { return };
+        let (path, id) = (learned.path.clone(), learned.id.clone());
+        let is_first = !std::mem::replace(&mut learned.is_kept, true);
         std::thread::spawn(move || {
-            // Before the image is opened: one that is held cannot be removed.
-            let pages = touched(client).unwrap_or_else(|error| {
-                log::debug!("which pages process {client} has touched is not known: {error}");
-                Vec::new()
-            });
-            let kept = Image::open(&path).and_then(|image| match image.manifest().id == id {
-                true => {
-                    image.learn_first_pages(&pages)?;
-                    image.learn_load_order(&names)
-                }
-                false => Ok(false),
-            });
+            let with_image = |learn: &dyn Fn(&Image) -> rekindle_store::Result<bool>| {
+                Image::open(&path).and_then(|image| match image.manifest().id == id {
+                    true => learn(&image),
+                    false => Ok(false),
+                })
+            };
             // An image that is removed by now needs no order.
-            match kept {
+            match with_image(&|image| image.learn_load_order(&names, is_first)) {
                 Ok(kept) => log::debug!("{} parts were used first; kept: {kept}", names.len()),
                 Err(error) => log::info!("the order in which buffers are used was not kept: {error}"),
+            }
+            // The image is not held meanwhile: it may be removed.
+            let kept = touched(client).map_err(|error| error.to_string()).and_then(|pages| {
+                with_image(&|image| image.learn_first_pages(&pages, is_first))
+                    .map_err(|error| error.to_string())
+            });
+            if let Err(problem) = kept {
+                log::debug!("which pages process {client} has touched was not kept: {problem}");
             }
         });
     }
@@ -163,6 +197,20 @@ impl Uses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_seen_is_kept_after_the_first_answer_and_when_all_is_quiet() {
+        let learned = Learned { path: PathBuf::new(), id: String::new(), since: None, is_kept: false };
+        let spans = Spans::new(vec!["a".to_string()], vec![(100..200, 0)]);
+        let mut uses = Uses { learned: Some(learned), ..Uses::new(spans) };
+        uses.note_answer();
+        assert!(uses.pause().is_none() && !uses.is_learned(QUIET));
+        uses.note_parts(&[0]);
+        assert!(uses.has_answered(PAUSE) && !uses.has_answered(Duration::ZERO));
+        uses.keep(0);
+        assert!(uses.pause().is_none() && !uses.has_answered(QUIET));
+        assert!(!uses.is_learned(PAUSE) && uses.is_learned(QUIET));
+    }
 
     #[test]
     fn addresses_inside_and_ranges_across_find_their_parts() {
