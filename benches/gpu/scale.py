@@ -23,7 +23,8 @@ def together(rekindle, image, count, trigger, expected, rounds):
     row = {"running_s": [], "answered_s": [], "resident_bytes": [], "gpu_bytes": [], "ok": True}
     for n in range(rounds):
         names = [f"{image}-{count}-{n}-{i}" for i in range(count)]
-        wait_for_worker(rekindle, image, count)
+        # All of them: those that are being made would hold up the rest.
+        wait_for_worker(rekindle, image, max(COUNTS))
         before, start = gpu_bytes(), time.perf_counter()
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda name: rekindle.restore(image, name), names))
