@@ -142,7 +142,9 @@ fn gpu_memory_that_a_disk_does_not_give_ends_the_program() {
     let chunk = &rekindle.large_chunks()[3];
     disk.fails_from(chunk, 1 << 20);
     let said = problem(&rekindle, "again");
-    assert!(said.contains("image") && said.contains("Input/output error"), "{said}");
+    // A loop device may give zeros for a read that has its beginning still in the file: that is seen by the hash.
+    let names_it = said.contains("Input/output error") || said.contains("is damaged");
+    assert!(said.contains("image") && names_it, "{said}");
     rekindle.ok(&["shutdown"]);
 }
 
