@@ -148,9 +148,6 @@ impl Loading {
             if shared > 0 {
                 from.insert("shared".to_string(), shared);
             }
-            if let Some(resident) = resident {
-                resident.leave();
-            }
             let blocks = result?;
             let phase = Phase {
                 name: "GPU memory".to_string(),
@@ -160,7 +157,7 @@ impl Loading {
                 from,
                 ..Phase::default()
             };
-            let left: Left = Box::new((blocks, views));
+            let left: Left = Box::new((blocks, views, resident));
             Ok((phase, left))
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);

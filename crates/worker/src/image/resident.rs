@@ -28,8 +28,7 @@ const AT_ONCE: u64 = 64 << 20;
 const MOST_FILES: usize = 32 << 10;
 /// Of files that are no whole pages, a mapping would show more than they have.
 const PAGE: u64 = 4096;
-/// The program does its first work before memory is given back, and then goes before it, piece by piece.
-const WHILE_URGENT: Duration = Duration::from_secs(1);
+/// What the program does goes before giving memory back, piece by piece.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A chunk's file.
@@ -173,14 +172,6 @@ impl Resident {
     /// Where this chunk lies, which the device can copy from.
     pub(super) fn find(&self, hash: &ContentHash) -> Option<u64> {
         self.places.get(hash).copied()
-    }
-
-    /// Lets go of it when the program has done what it was woken for.
-    pub(super) fn leave(self) {
-        std::thread::spawn(move || {
-            std::thread::sleep(WHILE_URGENT);
-            drop(self);
-        });
     }
 }
 
