@@ -129,9 +129,15 @@ def summary(results):
     lines = ["| on one NVIDIA H200 | |", "| --- | --- |"]
     row, other = results["images"]["gpt2-large"], results["baseline"]["gpt2-large"]
     checkpoint = statistics.median(one["report"]["total_us"] for one in row["checkpoints"]) / 1e3
+    cold, small = results["cold"]["gpt2-large"]["first_answer_s"], results["images"]["resnet152"]["first_answer_s"]
     lines.append(
-        f"| gpt2-large brought back, to its first answer | {row['first_answer_s'] * 1e3:.0f} ms;"
-        f" NVIDIA's checkpoint with CRIU: {other['first_answer_s'] * 1e3:.0f} ms |"
+        f"| gpt2-large (3.1 GB of weights) brought back, to its first answer | {row['first_answer_s'] * 1e3:.0f} ms;"
+        f" NVIDIA's checkpoint with CRIU: {other['first_answer_s'] * 1e3:.0f} ms; started anew: {cold:.0f} s |"
+    )
+    lines.append(f"| resnet152, the same | {small * 1e3:.0f} ms |")
+    woken = {level: statistics.median(one["woken_answer_s"] for one in times) for level, times in results["sleep"]["gpt2-large"]["levels"].items()}
+    lines.append(
+        f"| gpt2-large asleep, to the answer that wakes it | {woken['gpu'] * 1e3:.0f} ms, its memory on the GPU; {woken['host'] * 1e3:.0f} ms, in the host's memory |"
     )
     lines.append(f"| gpt2-large, checkpoint | {checkpoint:.0f} ms; NVIDIA's with CRIU: {other['checkpoint']['total_s'] * 1e3:.0f} ms |")
     ratios = ", ".join(f"{name} {row['ratio']:.2f}" for name, row in results["steady"].items())
