@@ -13,7 +13,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::Cpu;
-use rekindle_sandbox::pages::{self, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
 
 use crate::error::{Error, Result};
@@ -52,15 +52,7 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
         }
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
     };
-    for file in &rewritten.files {
-        draft.take_pages(
-            PartKind::CpuPages,
-            &file.name,
-            &file.path,
-            file.bytes,
-            &known_chunks(&file.pieces),
-        )?;
-    }
+    take_page_files(draft, &rewritten.files)?;
     shared_pages::take(draft, earlier, &rewritten.shared, &known.unwrap_or_default())?;
     Ok(rewritten.warnings)
 }
@@ -110,14 +102,13 @@ impl<'a> Pages<'a> {
 /// Takes the page files of a served dump into the draft, and has CRIU's images speak of them.
 pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
     pages::point(images, served).map_err(|what| Error::Pages { what })?;
-    for file in &served.files {
-        draft.take_pages(
-            PartKind::CpuPages,
-            &file.name,
-            &file.path,
-            file.bytes,
-            &known_chunks(&file.pieces),
-        )?;
+    take_page_files(draft, &served.files)
+}
+
+fn take_page_files(draft: &Draft, files: &[PageFile]) -> Result<()> {
+    for file in files {
+        let known = known_chunks(&file.pieces);
+        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known)?;
     }
     Ok(())
 }

@@ -85,7 +85,7 @@ impl Engine {
         }
         let area = self.threads.get(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?.ring.staging_area() as u64;
         let parts = split(offset, bytes);
-        for part in &parts {
+        for part in parts.clone() {
             self.register_unit(device, area + part.start / UNIT * UNIT)?;
         }
         let open = self.threads[origin.ring].lane.open;
@@ -189,16 +189,10 @@ impl Engine {
 }
 
 /// A range of the area, cut where units meet.
-fn split(offset: u64, bytes: u64) -> Vec<Range<u64>> {
+fn split(offset: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> + Clone {
     let end = offset + bytes;
-    let mut parts = Vec::with_capacity(2);
-    let mut at = offset;
-    while at < end {
-        let next = ((at / UNIT + 1) * UNIT).min(end);
-        parts.push(at..next);
-        at = next;
-    }
-    parts
+    let part = move |start: u64| (start < end).then(|| start..((start / UNIT + 1) * UNIT).min(end));
+    std::iter::successors(part(offset), move |before| part(before.end))
 }
 
 #[cfg(test)]
@@ -208,7 +202,7 @@ mod tests {
     #[test]
     fn transfers_are_cut_where_units_meet() {
         let parts = |offset, bytes| -> Vec<(u64, u64)> {
-            split(offset, bytes).into_iter().map(|part| (part.start, part.end)).collect()
+            split(offset, bytes).map(|part| (part.start, part.end)).collect()
         };
         assert_eq!(parts(64, 4096), [(64, 4160)]);
         assert_eq!(parts(UNIT - 64, 64), [(UNIT - 64, UNIT)]);
