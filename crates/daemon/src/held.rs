@@ -1,6 +1,6 @@
 //! One sandbox as the daemon holds it: its record, its CPU half, its workers.
 //!
-//! Lock order: `operation`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
+//! Lock order: `turn`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
 //! `record` locked, so that `ps` always answers.
 
 use std::path::{Path, PathBuf};
@@ -17,14 +17,13 @@ use crate::gate::Gate;
 use crate::places::Places;
 use crate::process::is_alive;
 use crate::record::{Record, WorkerRecord, state_word};
+use crate::turn::{Busy, Turn};
 use crate::worker::{OnEnd, Place, Worker};
 use crate::worker_pool::{ImageKey, WorkerPool};
 use crate::{cpu_pages, sleep, traces};
 
 /// How long after a worker's end its client may still be on its way out.
 const PARTING: Duration = Duration::from_millis(250);
-/// How long an operation waits for a GPU half that is falling asleep or waking.
-const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Held {
     pub id: String,
@@ -45,8 +44,8 @@ pub struct Held {
     cpu: OnceLock<Sandbox>,
     gate: OnceLock<Gate>,
     workers: Mutex<Vec<Arc<Worker>>>,
-    /// Held for as long as a checkpoint, or falling asleep or waking, goes on.
-    operation: Mutex<()>,
+    /// Of checkpoints, falling asleep and waking.
+    turn: Turn,
     wake_problem: Mutex<Option<String>>,
     /// What it may have mapped of caches.
     mapped: Mutex<Option<Mapped>>,
@@ -72,7 +71,7 @@ impl Held {
             cpu: OnceLock::new(),
             gate: OnceLock::new(),
             workers: Mutex::default(),
-            operation: Mutex::new(()),
+            turn: Turn::default(),
             wake_problem: Mutex::default(),
             mapped: Mutex::default(),
             last_number: AtomicU32::new(0),
@@ -157,12 +156,13 @@ impl Held {
         match self.cpu.get() {
             _ if record.device => Err(Error::ContainerDevice { name: record.name, wanted }),
             Some(cpu) if record.is_live() => Ok(cpu),
-            _ => Err(Error::NotRunning {
-                name: record.name,
-                state: state_word(record.state).to_string(),
-                wanted,
-            }),
+            _ => Err(self.not_running(wanted)),
         }
+    }
+
+    fn not_running(&self, wanted: &'static str) -> Error {
+        let record = self.record();
+        Error::NotRunning { name: record.name, state: state_word(record.state).to_string(), wanted }
     }
 
     /// Whether the process `pid` runs in it.
@@ -191,11 +191,12 @@ impl Held {
 
     /// Nothing more is to be done before the program counts as running.
     pub fn is_up(&self) -> Result<()> {
-        self.update(|record| {
-            if record.is_live() {
-                record.state = record.resting_state();
-            }
-        })
+        self.update(Record::rest)
+    }
+
+    /// No operation goes on.
+    fn rest(&self) {
+        self.note(Record::rest);
     }
 
     /// Takes back all that the sandbox had and notes how it ended.
@@ -203,7 +204,11 @@ impl Held {
         if let Some(gate) = self.gate.get() {
             gate.close();
         }
-        let _done = self.operation.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turn.end(|| self.take_back(exit));
+        log::info!("sandbox {:?} ended: {exit:?}", self.name());
+    }
+
+    fn take_back(&self, exit: Option<Exit>) {
         let workers = std::mem::take(&mut *self.workers());
         for worker in workers {
             worker.shut_down();
@@ -228,7 +233,6 @@ impl Held {
             record.asleep = None;
         });
         *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }
 
     /// A program whose page cannot be read gets SIGBUS, which says nothing.
@@ -261,31 +265,36 @@ impl Held {
         Some(record.clone())
     }
 
-    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking: programs do that by themselves.
+    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking.
     pub fn begin_settled(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        let began = Instant::now();
-        loop {
-            let moves = matches!(self.lock().state, State::FallingAsleep | State::Waking);
-            match self.begin(state, wanted) {
-                Err(Error::Occupied { .. }) if moves && began.elapsed() < SETTLE_LIMIT => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                other => return other,
-            }
-        }
+        self.take_turn(state, wanted, Busy::passes)
     }
 
     /// Begins an operation that no other may run beside; the state goes back when it is dropped.
     pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        let Ok(guard) = self.operation.try_lock() else {
-            let record = self.record();
-            return Err(Error::Occupied { name: record.name, state: state_word(record.state).to_string() });
+        self.take_turn(state, wanted, |_| false)
+    }
+
+    fn take_turn(
+        &self,
+        state: State,
+        wanted: &'static str,
+        waits_for: impl Fn(Busy) -> bool,
+    ) -> Result<Operation<'_>> {
+        let begin = || {
+            if !self.lock().device {
+                self.cpu(wanted)?;
+            }
+            self.update(|record| record.state = state).inspect_err(|_| self.rest())
         };
-        if !self.lock().device {
-            self.cpu(wanted)?;
-        }
-        self.update(|record| record.state = state)?;
-        Ok(Operation { held: self, _guard: guard })
+        let refuse = |busy| match busy {
+            Busy::Operation(state) => {
+                Error::Occupied { name: self.name(), state: state_word(state).to_string() }
+            }
+            Busy::End => self.not_running(wanted),
+        };
+        self.turn.take(state, waits_for, begin, refuse)?;
+        Ok(Operation { held: self })
     }
 
     /// The workers that have not ended.
@@ -424,16 +433,11 @@ impl Held {
 /// An operation under way, such as a checkpoint.
 pub struct Operation<'a> {
     held: &'a Held,
-    _guard: MutexGuard<'a, ()>,
 }
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        self.held.note(|record| {
-            if record.is_live() {
-                record.state = record.resting_state();
-            }
-        });
+        self.held.turn.give_back(|| self.held.rest());
     }
 }
 

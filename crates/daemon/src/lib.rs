@@ -60,6 +60,7 @@ mod shared_pages;
 mod sleep;
 mod timeline;
 mod traces;
+mod turn;
 mod unwritten;
 mod wake;
 mod worker;

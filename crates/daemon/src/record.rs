@@ -75,9 +75,11 @@ impl Record {
         is_live(self.state)
     }
 
-    /// The state of a live sandbox that nothing is being done to.
-    pub fn resting_state(&self) -> State {
-        if self.asleep.is_some() { State::Asleep } else { State::Running }
+    /// Nothing is being done to it, if it is still live.
+    pub fn rest(&mut self) {
+        if self.is_live() {
+            self.state = if self.asleep.is_some() { State::Asleep } else { State::Running };
+        }
     }
 
     /// As the command line shows it.
