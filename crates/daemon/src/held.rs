@@ -326,6 +326,12 @@ impl Held {
 
     /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet. [`Held::fill_pool`] is to follow.
     pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
+        self.take_worker(image).inspect(|_| self.note_workers())
+    }
+
+    /// As [`Held::start_worker`], for a caller that is to [note](Held::note_workers) it beside other work: a file system
+    /// may take longer to replace a record than all else.
+    pub fn take_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
         let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
@@ -338,8 +344,6 @@ impl Held {
         let place = self.worker_place(number);
         let worker = self.pool.worker(&gpu, image, place, &self.log, || self.on_worker_end())?;
         workers.push(worker.clone());
-        drop(workers);
-        self.note_workers();
         Ok(worker)
     }
 

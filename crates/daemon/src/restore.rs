@@ -180,9 +180,10 @@ impl Attempt<'_> {
             return self.bring_back_by_driver().map(|()| None);
         }
         Gate::open(self.held)?;
-        let worker =
-            self.held.start_worker(self.kept.client.as_ref().map(|_| ImageKey::of(self.image)).as_ref())?;
+        let key = self.kept.client.as_ref().map(|_| ImageKey::of(self.image));
+        let worker = self.timeline.time("take a worker", || self.held.take_worker(key.as_ref()))?;
         let Some(client) = &self.kept.client else {
+            self.held.note_workers();
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
             self.held.runs(cpu)?;
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| None);
@@ -237,7 +238,11 @@ impl Attempt<'_> {
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));
-            let pinned = scope.spawn(|| self.timeline.lane(PINNED).time("load", || self.load_pinned(client)));
+            let pinned = scope.spawn(|| {
+                // The next daemon is to find the worker before the program can.
+                self.held.note_workers();
+                self.timeline.lane(PINNED).time("load", || self.load_pinned(client))
+            });
             let (mut half, mut adopted) = (None, 0);
             let cpu = self.restore_cpu(&sockets, |restored| {
                 let cpu = self.timeline.lane(CPU);
@@ -259,7 +264,7 @@ impl Attempt<'_> {
 
     /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
     pub fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
-        let status = self.timeline.lane(GPU).time("worker start", || worker.status())?;
+        let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
         let (caches, gpu) = (self.held.caches(), self.held.record().gpu);
         let let_go = || self.held.end_prepared();
         let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status, let_go)?;

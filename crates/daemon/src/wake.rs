@@ -73,7 +73,8 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
         how: "what kept it while it slept has ended".to_string(),
     })?;
     let image = Image::open(&asleep.image)?;
-    let worker = held.start_worker(Some(&ImageKey::of_asleep(&image, asleep.level)))?;
+    let key = ImageKey::of_asleep(&image, asleep.level);
+    let worker = timeline.time("take a worker", || held.start_worker(Some(&key)))?;
     let woken = bring_up(held, &asleep, &image, &keeper, &worker, &timeline);
     drop(image);
     match tracing.end(held, &timeline, timeline.elapsed_us(), woken) {
@@ -106,7 +107,7 @@ fn bring_up(
     worker: &Worker,
     timeline: &Timeline,
 ) -> Result<()> {
-    let status = timeline.lane(GPU).time("worker start", || worker.status())?;
+    let status = timeline.lane(GPU).time("worker start", || worker.first_status())?;
     preflight::check_gpus(image, &status)?;
     clear_rings(&held.run_directory, &asleep.client)?;
     let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;

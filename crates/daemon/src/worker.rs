@@ -68,6 +68,8 @@ pub struct Worker {
     connection: Mutex<Option<UnixStream>>,
     pid: AtomicI32,
     client: AtomicI32,
+    /// Its state as it was when it was taken.
+    said: Mutex<Option<Status>>,
     ended: Mutex<Option<String>>,
     on_end: Mutex<Option<OnEnd>>,
 }
@@ -108,14 +110,18 @@ impl Worker {
     /// Makes a spare worker that of a sandbox: moves it to its place there, and has it print to `output`.
     pub fn take(&self, place: Place, output: &Path, on_end: OnEnd) -> Result<()> {
         let output = append(output)?;
-        self.command("join a sandbox", &Request::Take, &[output.as_fd()])?;
+        let action = "join a sandbox";
+        match self.ask(action, &Request::Take, &[output.as_fd()], None)? {
+            Response::Status(status) => *lock(&self.said) = Some(status),
+            other => return Err(unexpected(action, &other)),
+        }
         let mut own = self.lock_place();
         for (from, to) in [(&own.socket, &place.socket), (&own.log, &place.log)] {
             std::fs::rename(from, to).map_err(|source| Error::io("move", from, source))?;
         }
         *own = place;
         drop(own);
-        *self.on_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_end);
+        *lock(&self.on_end) = Some(on_end);
         match self.ended() {
             Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.place().log }),
             None => Ok(()),
@@ -144,6 +150,7 @@ impl Worker {
             connection: Mutex::new(stream),
             pid: AtomicI32::new(pid),
             client: AtomicI32::new(0),
+            said: Mutex::new(None),
             ended: Mutex::new(None),
             on_end: Mutex::new(Some(on_end)),
         }
@@ -173,7 +180,7 @@ impl Worker {
 
     /// How it ended, if it has.
     pub fn ended(&self) -> Option<String> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.ended).clone()
     }
 
     pub fn status(&self) -> Result<Status> {
@@ -181,6 +188,11 @@ impl Worker {
             Response::Status(status) => Ok(status),
             other => Err(unexpected("tell its state", &other)),
         }
+    }
+
+    /// As [`Worker::status`], of one that was taken just now: it is asked once.
+    pub fn first_status(&self) -> Result<Status> {
+        lock(&self.said).take().map_or_else(|| self.status(), Ok)
     }
 
     /// The state, unless the worker is busy with something else or slow to answer.
@@ -336,20 +348,24 @@ impl Worker {
 
     fn note_end(&self, how: String) {
         log::info!("worker at {} (pid {}): {how}", self.place().socket.display(), self.pid());
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
-        let on_end = self.on_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        *lock(&self.ended) = Some(how);
+        let on_end = lock(&self.on_end).take();
         if let Some(on_end) = on_end {
             on_end(self);
         }
     }
 
     fn lock_place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.place)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn append(path: &Path) -> Result<File> {

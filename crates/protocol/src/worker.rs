@@ -30,7 +30,7 @@ pub enum Recording {
 pub enum Request {
     Status,
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
-    /// outlives the daemon.
+    /// outlives the daemon. Answered by its `Status`.
     Take,
     /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone. With
     /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.

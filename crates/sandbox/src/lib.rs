@@ -39,6 +39,7 @@ mod relay;
 mod restore;
 mod rpc;
 mod sandbox;
+mod spawn;
 mod tree;
 mod wire;
 

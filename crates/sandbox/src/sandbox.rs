@@ -9,9 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -23,6 +21,7 @@ use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
 use crate::inventory::Inventory;
 use crate::message::{self, Exit, Program, Reply, Setup};
 use crate::process::{self, Handle};
+use crate::spawn::Spawned;
 use crate::wire::Channel;
 
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -53,7 +52,7 @@ pub struct Sandbox {
     run_dir: PathBuf,
     init: Handle,
     init_pid: i32,
-    outer: Mutex<Option<Child>>,
+    outer: Mutex<Option<Spawned>>,
     /// The program's pid in its namespace.
     program: i32,
     /// The program from outside; none if it had ended before it was looked at.
@@ -86,7 +85,7 @@ pub(crate) struct Empty {
     run_dir: PathBuf,
     init: Handle,
     pub init_pid: i32,
-    outer: Child,
+    outer: Spawned,
     pub channel: Channel,
 }
 
@@ -198,10 +197,10 @@ impl Sandbox {
             return Ok(None);
         }
         if let Ok(mut outer) = self.outer.lock()
-            && let Some(mut outer) = outer.take()
+            && let Some(outer) = outer.take()
         {
             // It ends with init; this only frees its entry in the process table.
-            let _ = outer.wait();
+            outer.wait();
         }
         // Without a record, init was killed, and the program with it.
         Ok(Some(read_exit(&self.run_dir)?.unwrap_or(Exit::Signal(libc::SIGKILL))))
@@ -224,7 +223,7 @@ impl Sandbox {
 impl Empty {
     pub fn make(spec: &Spec) -> Result<Self> {
         let (ours, theirs) = Channel::pair().map_err(Error::io("making a socket"))?;
-        let mut outer = spawn(spec, theirs)?;
+        let outer = spawn(spec, theirs)?;
         let made = Self::await_ready(spec, &ours).and_then(|()| {
             let socket = connect(&spec.run_dir).map_err(Error::io("connecting to the sandbox's init"))?;
             let init_pid = peer_pid(&socket)?;
@@ -237,8 +236,8 @@ impl Empty {
             Err(error) => {
                 // Init ends by itself once the connection is closed.
                 drop(ours);
-                let _ = outer.kill();
-                let _ = outer.wait();
+                outer.kill();
+                outer.wait();
                 Err(error)
             }
         }
@@ -276,15 +275,15 @@ impl Empty {
     }
 
     /// Gives everything back.
-    pub fn kill(mut self) {
+    pub fn kill(self) {
         // Failure means that it has ended.
         let _ = self.init.signal(libc::SIGKILL);
         let _ = self.init.ended(Some(KILL_TIMEOUT));
-        let _ = self.outer.wait();
+        self.outer.wait();
     }
 }
 
-fn spawn(spec: &Spec, control: Channel) -> Result<Child> {
+fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
     let control = OwnedFd::from(control.socket().try_clone().map_err(Error::io("making a socket"))?);
     let setup = Setup {
         run_dir: absolute(&spec.run_dir)?.into(),
@@ -298,23 +297,10 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Child> {
     let mut memory = File::from(memory.map_err(Error::io(what))?);
     let text = serde_json::to_vec(&setup).map_err(io::Error::from).map_err(Error::io(what))?;
     memory.write_all(&text).and_then(|()| memory.rewind()).map_err(Error::io(what))?;
-    let (program, args) =
-        spec.init.split_first().ok_or_else(|| Error::Setup { cause: "no init is given".into() })?;
+    let program = spec.init.first().ok_or_else(|| Error::Setup { cause: "no init is given".into() })?;
     let passed = [control.as_raw_fd(), memory.as_raw_fd()];
-    let mut command = Command::new(program);
-    command.args(args).arg(memory.as_raw_fd().to_string()).stdin(Stdio::null());
-    // SAFETY: the closure only calls fcntl, which is safe between fork and exec.
-    unsafe {
-        command.pre_exec(move || {
-            for fd in passed {
-                if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        })
-    };
-    command.spawn().map_err(Error::io(format!("starting {}", program.display())))
+    let command = [&spec.init[..], &[memory.as_raw_fd().to_string().into()]].concat();
+    Spawned::start(&command, &passed).map_err(Error::io(format!("starting {}", Path::new(program).display())))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

@@ -184,7 +184,7 @@ impl Control {
     ) -> Result<Response, String> {
         match request {
             Request::Status => self.status().map(Response::Status),
-            Request::Take => self.take(descriptors),
+            Request::Take => self.take(descriptors).and_then(|()| self.status().map(Response::Status)),
             Request::Prepare { image, register } => {
                 self.work(stream, move |desk, _| image::prepare(desk, image.as_ref(), register))?;
                 Ok(Response::Done)
@@ -332,14 +332,14 @@ impl Control {
     }
 
     /// Kernels print to the descriptor from now on; the daemon's end is no longer this worker's.
-    fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+    fn take(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let output = descriptors.first().ok_or("no descriptor for what kernels print came along")?;
         // SAFETY: both are open descriptors of this process, and standard output is nobody's to keep.
         if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
             return Err(format!("cannot print to another file: {}", std::io::Error::last_os_error()));
         }
         self.spare = false;
-        Ok(Response::Done)
+        Ok(())
     }
 
     /// Waits until no buffer is shared with other programs.

@@ -240,7 +240,7 @@ pub fn restore(
     }
     attempt.make_files(client)?;
     timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
-    let worker = held.start_worker(Some(&ImageKey::of(image)))?;
+    let worker = timeline.time("take a worker", || held.start_worker(Some(&ImageKey::of(image))))?;
     let back = both_halves(daemon, &attempt, client, &worker, of, name, &archive);
     let rest = match back {
         Ok(rest) => rest,
