@@ -51,34 +51,48 @@ def both_ways(results):
     return lines
 
 
+def middle(row):
+    return sorted(row["restores"], key=lambda one: one["first_answer_s"])[len(row["restores"]) // 2]
+
+
+def parts(row):
+    """Seconds of the last checkpoint and of the middle restore (of driver + CRIU the last), of each way: (way, checkpoint, restore)."""
+    report, restore = row["checkpoints"][-1]["report"], middle(row)
+    took = {phase["name"]: phase["duration_us"] / 1e6 for phase in report["phases"]}
+    back = {phase["name"]: phase["duration_us"] / 1e6 for phase in restore["report"]["phases"]}
+    checkpoint = {"lock": took["lock"], "driver": took["checkpoint"], "CPU half": took["freeze"] + took["dump"]}
+    checkpoint["rest"] = report["total_us"] / 1e6 - sum(checkpoint.values())
+    attached = back["restore"] + back["unlock"]
+    yield "Rekindle", checkpoint, {"CPU half": restore["running_s"] - attached, "driver": attached}
+    other = row["criu"]
+    taken = other["checkpoint"]
+    checkpoint = {"lock": taken["driver_lock_s"], "driver": taken["driver_checkpoint_s"], "CPU half": taken["criu_dump_s"]}
+    restore = {}
+    if other["restores"]:
+        last = other["restores"][-1]
+        restore = {"CPU half": last["criu_restore_s"], "driver": last["driver_restore_s"] + last["driver_unlock_s"]}
+    yield "driver + CRIU", checkpoint, restore
+
+
 def split(results):
-    """What driver, CRIU and the rest take of the last checkpoint and of the middle restore; after the paper's table 2 and figures 5 and 6."""
+    """What driver, CRIU and the rest take; after the paper's table 2 and figures 5 and 6."""
     lines = [
         "| program | way | lock, s | driver checkpoint, s | CPU half, s | rest, s | CPU half back, s | driver restore and unlock, s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in measured(results):
-        report, middle = row["checkpoints"][-1]["report"], sorted(row["restores"], key=lambda one: one["first_answer_s"])[len(row["restores"]) // 2]
-        took = {phase["name"]: phase["duration_us"] / 1e6 for phase in report["phases"]}
-        back = {phase["name"]: phase["duration_us"] / 1e6 for phase in middle["report"]["phases"]}
-        lock, driver, cpu = took["lock"], took["checkpoint"], took["freeze"] + took["dump"]
-        attached = back["restore"] + back["unlock"]
-        columns = [lock, driver, cpu, report["total_us"] / 1e6 - lock - driver - cpu, middle["running_s"] - attached, attached]
-        lines.append(f"| {name} | Rekindle | {' | '.join(f'{value:.3f}' for value in columns)} |")
-        taken = row["criu"]["checkpoint"]
-        columns = [f"{taken[key]:.3f}" for key in ("driver_lock_s", "driver_checkpoint_s", "criu_dump_s")]
-        back = [[f"{one['criu_restore_s']:.3f}", f"{one['driver_restore_s'] + one['driver_unlock_s']:.3f}"] for one in row["criu"]["restores"]]
-        columns += ["", *(back or [["", ""]])[-1]]
-        lines.append(f"| {name} | driver + CRIU | {' | '.join(columns)} |")
+        for way, checkpoint, restore in parts(row):
+            values = [checkpoint.get(key) for key in ("lock", "driver", "CPU half", "rest")]
+            values += [restore.get(key) for key in ("CPU half", "driver")]
+            lines.append(f"| {name} | {way} | {' | '.join('' if value is None else f'{value:.3f}' for value in values)} |")
     return lines
 
 
 def phases(results):
     """Where the time of the last checkpoint and of the middle restore of the largest program went."""
     row = results["driver"]["gpt2-large"]
-    middle = sorted(row["restores"], key=lambda one: one["first_answer_s"])[len(row["restores"]) // 2]
     lines = ["| of | phase | begins, ms | takes, ms |", "| --- | --- | --- | --- |"]
-    for what, one in (("checkpoint", row["checkpoints"][-1]), ("restore", middle)):
+    for what, one in (("checkpoint", row["checkpoints"][-1]), ("restore", middle(row))):
         for phase in one["report"]["phases"]:
             lines.append(f"| {what} | {phase['name']} | {phase['start_us'] / 1e3:.0f} | {phase['duration_us'] / 1e3:.0f} |")
     return lines

@@ -21,8 +21,8 @@ use crate::{page_cache, traces, unwritten};
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
 
-/// So long the program has the GPU for itself after the load: a driver that makes a context for the next worker lets
-/// others wait, and the program most likely has its first answer to give.
+/// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
+/// worker lets others wait, and the program most likely has its first answer to give.
 const FIRST_WORK: Duration = Duration::from_millis(150);
 
 /// A worker that loads.
@@ -92,6 +92,15 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
         if held.caches().shares() && unwritten::follow(&held, &worker, &path, shares) {
             held.look_again(&path);
         }
+    });
+}
+
+/// Has the next worker of the pool made ready once a program that just got its memory has had time for an answer.
+pub fn fill_pool_later(held: &Arc<Held>) {
+    let held = held.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(FIRST_WORK);
+        held.fill_pool();
     });
 }
 

@@ -22,7 +22,7 @@ use crate::timeline::{GPU, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{fault, preflight};
+use crate::{fault, loading, preflight};
 
 /// The part of a ring or board file that says how far each side has come.
 const HEADER: [u8; 4096] = [0; 4096];
@@ -81,7 +81,7 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
         Ok(()) => {
             held.set_wake_problem(None);
             is_awake(held, &asleep, &keeper, &worker);
-            held.fill_pool();
+            loading::fill_pool_later(held);
         }
         Err(error) => {
             held.end_worker(&worker);
