@@ -14,16 +14,17 @@ mod attempt;
 mod gather;
 mod scratch;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_sandbox::process::tree as process_tree;
-use rekindle_sandbox::{Cpu, Tree};
+use rekindle_sandbox::{Cpu, Sandbox, Tree};
 
 use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::gate::Gate;
 use crate::held::Held;
 use crate::process::{self, is_alive};
 use crate::reply::Reply;
@@ -31,7 +32,7 @@ use crate::timeline::{CPU, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{driver_half, names};
+use crate::{driver_half, names, wake};
 
 use attempt::{Attempt, Gpu, Subject};
 
@@ -40,6 +41,8 @@ pub use scratch::Scratch;
 
 /// How long a stopped program's sandbox may take to be gone.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// So often a checkpoint begins anew because a process was asking for a GPU when it was frozen.
+const MOST_TRIES: u32 = 3;
 
 /// What the user asks for.
 pub struct Wish<'a> {
@@ -51,14 +54,57 @@ pub struct Wish<'a> {
     pub framework: bool,
 }
 
-pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
+pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, wish.to));
-    let operation = held.begin_settled(State::Checkpointing, "checkpointed")?;
-    let record = held.record();
+    let operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
     let cpu = held.cpu("checkpointed")?;
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
-    let worker = serving_worker(held)?;
-    let gpu = match (&worker, record.mode) {
+    let mut tries = 0;
+    let (attempt, taken) = loop {
+        let visitors = held.gate().map_or(0, Gate::settle);
+        let attempt =
+            attempt(daemon, held, cpu, wish, &timeline, reply).map_err(|error| operation.explain(error))?;
+        // One that does not begin leaves no trace.
+        let draft = daemon.store.begin(wish.to)?;
+        let taken = attempt.make(draft);
+        tries += 1;
+        match &taken {
+            // CRIU cannot take a connection to the gate.
+            Err(error) if tries < MOST_TRIES && held.gate().map_or(0, Gate::visitors) != visitors => {
+                log::info!("a process asked for a GPU meanwhile, so the checkpoint begins again: {error}");
+            }
+            _ => break (attempt, taken),
+        }
+    };
+    let taken = taken.map_err(|error| operation.explain(error));
+    drop(operation);
+    if !wish.leave_running && taken.is_ok() {
+        timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
+        // What was stopped is likely to be restored.
+        if attempt.worker().is_some()
+            && let Ok(image) = daemon.store.image(wish.to)
+        {
+            daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
+            let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
+            std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
+        }
+    }
+    let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
+    let taken = tracing.end(held, &timeline, stopped_us, taken)?;
+    Ok(attempt.report(&taken))
+}
+
+/// What is to be taken of a sandbox, as it is now.
+fn attempt<'a>(
+    daemon: &'a Daemon,
+    held: &'a Held,
+    cpu: &'a Sandbox,
+    wish: &'a Wish<'a>,
+    timeline: &'a Timeline,
+    reply: &'a Reply<'a>,
+) -> Result<Attempt<'a>> {
+    let record = held.record();
+    let gpu = match (serving_worker(held)?, record.mode) {
         (Some(worker), _) => Gpu::Worker { held, worker },
         (None, Mode::Sandbox) => Gpu::None,
         (None, Mode::Driver) => Gpu::Driver,
@@ -75,7 +121,7 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
         Gpu::Driver => driver_half::amd(&subject.cpu, daemon.criu()?)?,
         Gpu::None | Gpu::Worker { .. } => (Vec::new(), daemon.criu()?.clone()),
     };
-    let attempt = Attempt {
+    Ok(Attempt {
         daemon,
         criu,
         subject,
@@ -83,29 +129,11 @@ pub fn checkpoint(daemon: &Daemon, held: &Held, wish: &Wish<'_>, reply: &Reply<'
         amd,
         needs_gpu: false,
         wish,
-        timeline: &timeline,
+        timeline,
         warnings: Mutex::default(),
         served: Mutex::default(),
         reply,
-    };
-    // One that does not begin leaves no trace.
-    let draft = daemon.store.begin(wish.to)?;
-    let taken = attempt.make(draft);
-    drop(operation);
-    if !wish.leave_running && taken.is_ok() {
-        timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
-        // What was stopped is likely to be restored.
-        if worker.is_some()
-            && let Ok(image) = daemon.store.image(wish.to)
-        {
-            daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
-            let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
-            std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
-        }
-    }
-    let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
-    let taken = tracing.end(held, &timeline, stopped_us, taken)?;
-    Ok(attempt.report(&taken))
+    })
 }
 
 /// Takes an image of a program that was started without us. Unless `mode` asks for the driver, it need not use a GPU.
@@ -155,7 +183,7 @@ pub fn checkpoint_pid(
 }
 
 /// The worker of the one process that uses the GPU, if one does.
-pub fn serving_worker(held: &Held) -> Result<Option<std::sync::Arc<Worker>>> {
+pub fn serving_worker(held: &Held) -> Result<Option<Arc<Worker>>> {
     if let Some(lost) = held.lost_worker() {
         return Err(Error::WorkerDead { name: held.name(), how: lost.ended().unwrap_or_default() });
     }

@@ -46,6 +46,9 @@ pub enum Error {
     #[error("the sandbox {name:?} is {state} just now; try again when that is done")]
     Occupied { name: String, state: String },
 
+    #[error("the program of {name:?} ended while it was to be {wanted}")]
+    EndedMeanwhile { name: String, wanted: &'static str },
+
     #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
     BadGpu { given: String },
 

@@ -4,11 +4,12 @@
 //! new one. One that has a worker knocks because its GPU half sleeps.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
@@ -22,9 +23,29 @@ use crate::held::Held;
 use crate::wake;
 use crate::worker::Worker;
 
+/// How long who was answered may take to close its connection.
+const PARTING: Duration = Duration::from_secs(2);
+/// How long who is at the gate may take in all; a worker may have to be started.
+const VISIT: Duration = Duration::from_secs(30);
+
 pub struct Gate {
     listener: UnixListener,
     closed: Arc<AtomicBool>,
+    visits: Arc<Visits>,
+}
+
+/// Processes that are connected to the gate: CRIU cannot take one of them.
+#[derive(Default)]
+struct Visits {
+    count: Mutex<Count>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Count {
+    /// Since the gate was opened.
+    came: u64,
+    here: u32,
 }
 
 impl Gate {
@@ -37,11 +58,24 @@ impl Gate {
             _ => {}
         }
         let listener = UnixListener::bind(&path).map_err(failed)?;
-        let gate = Gate { listener: listener.try_clone().map_err(failed)?, closed: Arc::default() };
-        let (closed, keeper) = (gate.closed.clone(), Arc::downgrade(held));
+        let listening = listener.try_clone().map_err(failed)?;
+        let gate = Gate { listener: listening, closed: Arc::default(), visits: Arc::default() };
+        let (closed, visits, keeper) = (gate.closed.clone(), gate.visits.clone(), Arc::downgrade(held));
         held.set_gate(gate);
-        std::thread::spawn(move || keep(&listener, &keeper, &closed));
+        std::thread::spawn(move || keep(&listener, &keeper, &closed, &visits));
         Ok(())
+    }
+
+    /// Waits until nobody is at the gate, and says how many have come.
+    pub fn settle(&self) -> u64 {
+        let somebody = |count: &mut Count| count.here > 0;
+        let waited = self.visits.left.wait_timeout_while(self.visits.lock(), VISIT, somebody);
+        waited.unwrap_or_else(PoisonError::into_inner).0.came
+    }
+
+    /// How many have come.
+    pub fn visitors(&self) -> u64 {
+        self.visits.lock().came
     }
 
     pub fn close(&self) {
@@ -51,17 +85,48 @@ impl Gate {
     }
 }
 
-fn keep(listener: &UnixListener, held: &Weak<Held>, closed: &AtomicBool) {
+impl Visits {
+    fn begin(&self) {
+        let mut count = self.lock();
+        count.came += 1;
+        count.here += 1;
+    }
+
+    fn end(&self) {
+        self.lock().here -= 1;
+        self.left.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Count> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn keep(listener: &UnixListener, held: &Weak<Held>, closed: &AtomicBool, visits: &Arc<Visits>) {
     let turn = Arc::new(Mutex::new(()));
     while let Ok((stream, _)) = listener.accept() {
         let Some(held) = held.upgrade().filter(|_| !closed.load(Ordering::SeqCst)) else { return };
-        let turn = turn.clone();
+        let (turn, visits) = (turn.clone(), visits.clone());
+        visits.begin();
         std::thread::spawn(move || {
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Err(error) = answer(&held, &stream) {
+            let answered = {
+                let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+                answer(&held, &stream)
+            };
+            if let Err(error) = answered {
                 log::warn!("sandbox {:?}: a process at the gate was not answered: {error}", held.name());
             }
+            drop(held);
+            wait_for_parting(&stream);
+            visits.end();
         });
+    }
+}
+
+/// Until the other side has closed the connection.
+fn wait_for_parting(mut stream: &UnixStream) {
+    if stream.set_read_timeout(Some(PARTING)).is_ok() {
+        while stream.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
     }
 }
 

@@ -175,6 +175,10 @@ impl Held {
         let _ = self.gate.set(gate);
     }
 
+    pub fn gate(&self) -> Option<&Gate> {
+        self.gate.get()
+    }
+
     /// There is a program: keeps its CPU half and sees to what is to be done when it ends.
     pub fn runs(self: &Arc<Held>, cpu: Sandbox) -> Result<()> {
         let pid = cpu.root_pid().unwrap_or(0);
@@ -294,7 +298,17 @@ impl Held {
             Busy::End => self.not_running(wanted),
         };
         self.turn.take(state, waits_for, begin, refuse)?;
-        Ok(Operation { held: self })
+        Ok(Operation { held: self, wanted })
+    }
+
+    /// Whether the program has ended, or does so within a moment.
+    pub fn is_ending(&self) -> bool {
+        let began = Instant::now();
+        let goes_on = || self.cpu.get().is_none_or(|cpu| matches!(cpu.exit_status(), Ok(None)));
+        while goes_on() && began.elapsed() < PARTING {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        !goes_on()
     }
 
     /// The workers that have not ended.
@@ -437,6 +451,19 @@ impl Held {
 /// An operation under way, such as a checkpoint.
 pub struct Operation<'a> {
     held: &'a Held,
+    /// What is done to it.
+    wanted: &'static str,
+}
+
+impl Operation<'_> {
+    /// What failed because the program ended says that, whatever noticed it first.
+    pub fn explain(&self, error: Error) -> Error {
+        if self.held.is_ending() {
+            log::info!("{error}");
+            return Error::EndedMeanwhile { name: self.held.name(), wanted: self.wanted };
+        }
+        error
+    }
 }
 
 impl Drop for Operation<'_> {

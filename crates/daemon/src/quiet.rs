@@ -78,6 +78,7 @@ impl Drop for Quiet<'_> {
     fn drop(&mut self) {
         if !self.over
             && let Err(error) = self.go_on()
+            && !self.held.is_ending()
         {
             self.held.tell(format!("after a checkpoint that failed: {error}"));
         }

@@ -157,9 +157,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
-            let held = sandbox(&name)?;
-            wake::wake_if_asleep(&held)?;
-            json!(checkpoint::checkpoint(daemon, &held, &wish, reply)?)
+            json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &wish, reply)?)
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
             let gpu_wait = Duration::from_millis(gpu_wait_ms);

@@ -13,6 +13,7 @@
 //! which of the two was reached when a daemon died in between.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::Quiesced;
@@ -57,6 +58,28 @@ pub struct Asleep {
 pub fn sleep(daemon: &Daemon, held: &Held, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
     let operation = held.begin_settled(State::FallingAsleep, "put to sleep")?;
+    let (worker, status) = whose_half(held).map_err(|error| operation.explain(error))?;
+    check_room(&daemon.places, held, level, status.device_bytes)?;
+    let root = daemon.places.asleep(level);
+    let slept = fall_asleep(held, &worker, &status, (level, &root), &timeline, reply)
+        .map_err(|error| operation.explain(error));
+    drop(operation);
+    let stopped_us = timeline.elapsed_us();
+    let slept = tracing.end(held, &timeline, stopped_us, slept);
+    match slept {
+        // What of waking can be done beforehand is.
+        Ok(image) => daemon.pool.prepare(&held.record().gpu, Some(&image)),
+        Err(error) => {
+            forget(&root, &held.id);
+            return Err(error);
+        }
+    }
+    log::info!("the GPU half of {:?} sleeps ({})", held.name(), word(level));
+    Ok(report(held, level, status.device_bytes, &timeline))
+}
+
+/// The worker that has the GPU half which is to sleep, and what it has.
+fn whose_half(held: &Held) -> Result<(Arc<Worker>, Status)> {
     let record = held.record();
     if record.asleep.is_some() {
         return Err(Error::AlreadyAsleep { name: record.name });
@@ -67,22 +90,7 @@ pub fn sleep(daemon: &Daemon, held: &Held, level: Level, reply: &Reply<'_>) -> R
     };
     let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;
     let status = worker.status()?;
-    check_room(&daemon.places, held, level, status.device_bytes)?;
-    let root = daemon.places.asleep(level);
-    let slept = fall_asleep(held, &worker, &status, (level, &root), &timeline, reply);
-    drop(operation);
-    let stopped_us = timeline.elapsed_us();
-    let slept = tracing.end(held, &timeline, stopped_us, slept);
-    match slept {
-        // What of waking can be done beforehand is.
-        Ok(image) => daemon.pool.prepare(&record.gpu, Some(&image)),
-        Err(error) => {
-            forget(&root, &held.id);
-            return Err(error);
-        }
-    }
-    log::info!("the GPU half of {:?} sleeps ({})", held.name(), word(level));
-    Ok(report(held, level, status.device_bytes, &timeline))
+    Ok((worker, status))
 }
 
 fn fall_asleep(

@@ -35,7 +35,7 @@ pub fn wake(held: &Arc<Held>, reply: &Reply<'_>) -> Result<SleepReport> {
 }
 
 /// Wakes the GPU half, if it sleeps.
-pub fn wake_if_asleep(held: &Arc<Held>) -> Result<()> {
+fn wake_if_asleep(held: &Arc<Held>) -> Result<()> {
     if held.record().asleep.is_none() {
         return Ok(());
     }
@@ -43,6 +43,17 @@ pub fn wake_if_asleep(held: &Arc<Held>) -> Result<()> {
     match wake_up(held, operation) {
         Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+/// Begins an operation on a program that has its GPU half, and wakes that if it sleeps.
+pub fn begin_awake<'a>(held: &'a Arc<Held>, state: State, wanted: &'static str) -> Result<Operation<'a>> {
+    loop {
+        wake_if_asleep(held)?;
+        let operation = held.begin_settled(state, wanted)?;
+        if held.record().asleep.is_none() {
+            return Ok(operation);
+        }
     }
 }
 
@@ -86,7 +97,8 @@ fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
         Err(error) => {
             held.end_worker(&worker);
             held.fill_pool();
-            let reason = match error {
+            let reason = match operation.explain(error) {
+                ended @ Error::EndedMeanwhile { .. } => return Err(ended),
                 Error::CannotRestore { reason, .. } => reason,
                 other => other.to_string(),
             };

@@ -1,10 +1,11 @@
 //! Faults on purpose, so that tests can kill the daemon, or the driver helper, or fail it at any step of its work.
 //!
 //! `REKINDLE_FAULT=POINT[:ACTION]`, several separated by commas. Actions: `fail` (the default) makes the step fail,
-//! `kill` ends the process with SIGKILL, `hang` stops there until the process is killed. Points are the names given to
+//! `kill` ends the process with SIGKILL, `hang` stops there until the process is killed, `slow` takes a second. Points are the names given to
 //! [`point`]; `docs/testing.md` lists them. Without the variable the cost is one look at an empty list.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// The fault that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,6 +21,7 @@ enum Action {
     Fail,
     Kill,
     Hang,
+    Slow,
 }
 
 /// To be passed at each step where a fault is of interest.
@@ -36,6 +38,10 @@ pub fn point(name: &'static str) -> Result<(), Injected> {
         Some((_, Action::Hang)) => loop {
             std::thread::park();
         },
+        Some((_, Action::Slow)) => {
+            std::thread::sleep(Duration::from_secs(1));
+            Ok(())
+        }
     }
 }
 
@@ -46,6 +52,7 @@ fn parse(text: &str) -> Vec<(String, Action)> {
         .map(|entry| match entry.split_once(':') {
             Some((point, "kill")) => (point.to_string(), Action::Kill),
             Some((point, "hang")) => (point.to_string(), Action::Hang),
+            Some((point, "slow")) => (point.to_string(), Action::Slow),
             Some((point, _)) => (point.to_string(), Action::Fail),
             None => (entry.to_string(), Action::Fail),
         })
@@ -58,8 +65,13 @@ mod tests {
 
     #[test]
     fn points_and_actions() {
-        let faults = parse("frozen:kill, saved ,quiesced:hang");
-        let expected = [("frozen", Action::Kill), ("saved", Action::Fail), ("quiesced", Action::Hang)];
+        let faults = parse("frozen:kill, saved ,quiesced:hang,detached:slow");
+        let expected = [
+            ("frozen", Action::Kill),
+            ("saved", Action::Fail),
+            ("quiesced", Action::Hang),
+            ("detached", Action::Slow),
+        ];
         assert_eq!(faults, expected.map(|(point, action)| (point.to_string(), action)));
         assert!(parse("").is_empty());
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_driver::Hold;
@@ -52,7 +52,7 @@ pub(super) struct Subject<'a> {
 /// The GPU half and what holds it still.
 pub(super) enum Gpu<'a> {
     None,
-    Worker { held: &'a Held, worker: &'a Worker },
+    Worker { held: &'a Held, worker: Arc<Worker> },
     Driver,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Attempt<'a> {
     }
 
     pub(super) fn worker(&self) -> Option<&Worker> {
-        match self.gpu {
+        match &self.gpu {
             Gpu::Worker { worker, .. } => Some(worker),
             Gpu::None | Gpu::Driver => None,
         }
@@ -106,7 +106,7 @@ impl<'a> Attempt<'a> {
     fn take(&self, draft: Draft) -> Result<Taken> {
         let status = self.worker().map(Worker::status).transpose()?;
         let stopped = Instant::now();
-        let mut quiet = match self.gpu {
+        let mut quiet = match &self.gpu {
             Gpu::None | Gpu::Driver => None,
             Gpu::Worker { held, worker } => {
                 self.reply.progress("quiesce", 0, 0);
@@ -191,6 +191,8 @@ impl<'a> Attempt<'a> {
         let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), first)?;
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
+            // Closed when the dump is over: pages end then too, also if CRIU never came to take its end.
+            let criu_end = criu_end;
             let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
             spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
             spec.page_server = Some(criu_end.as_fd());

@@ -40,7 +40,7 @@ use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{fault, gpu, machine, restore};
+use crate::{fault, gpu, machine, restore, wake};
 
 /// The client that the program has mapped: it must be the same in a restore.
 const LIBRARY: &str = "libcuda.so.1";
@@ -53,7 +53,7 @@ pub fn checkpoint(
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
-    let _operation = held.begin_settled(State::Checkpointing, "checkpointed")?;
+    let _operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
     if held.record().image.is_some() && !shares_network(container.pid) {
         return Err(Error::RestoredContainer { name: container.name.clone() });
     }

@@ -1,0 +1,149 @@
+"""Commands in an order that nobody thought of, two at a time: programs go on, and what cannot be done is said."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from rekindle import CommandError, Rekindle
+
+PROGRAM = Path(__file__).parent / "interleavings/program.py"
+NAMES, IMAGES = ("a", "b", "c"), ("x", "y")
+# So many rounds of two commands at once.
+ROUNDS = int(os.environ.get("REKINDLE_TEST_ROUNDS", 12))
+SEEDS = [int(seed) for seed in os.environ.get("REKINDLE_TEST_SEEDS", "1 2 3").split()]
+# What a user may be told; anything else is a defect.
+REFUSED = [
+    "there is no sandbox named",
+    "a sandbox named .* exists",
+    "is (starting|restoring|checkpointing|waking|falling asleep) just now; try again",
+    r"is not running \(\w+\)",
+    "sleeps already",
+    "is awake$",
+    "there is no image named",
+    "image named .* already exists",
+    "no process of .* uses a GPU",
+    "ended while it was to be",
+    "image .* is being read or run from",
+]
+
+
+def command(rng, go):
+    """One that may make sense or not, by chance."""
+    name, image = rng.choice(NAMES), rng.choice(IMAGES)
+    return rng.choice(
+        [
+            lambda: ("run", "-d", "--name", name, "--", sys.executable, PROGRAM, go, rng.randrange(100)),
+            lambda: ("checkpoint", name, "--to", image, "--leave-running"),
+            lambda: ("checkpoint", name, "--to", image, "--stop"),
+            lambda: ("restore", image, "--name", name, "-d"),
+            lambda: ("restore", image, "--name", name, "-d"),
+            lambda: ("sleep", name, "--level", rng.choice(["gpu", "host", "disk"])),
+            lambda: ("sleep", name, "--level", rng.choice(["gpu", "host", "disk"])),
+            lambda: ("wake", name),
+            lambda: ("kill", name),
+            lambda: ("rm", image),
+        ]
+    )()
+
+
+def do(rekindle, arguments):
+    try:
+        rekindle(*arguments)
+    except CommandError as error:
+        assert error.code == 1 and any(re.search(known, error.message) for known in REFUSED), str(error)
+
+
+def counts(rekindle, name):
+    return int([-1, *rekindle.lines(name)][-1])
+
+
+def live(rekindle):
+    return [row for row in rekindle.sandboxes() if row["pid"]]
+
+
+def check(rekindle, go):
+    """All that live count on; none has ended but by a command."""
+    before = {row["name"]: counts(rekindle, row["name"]) for row in live(rekindle)}
+    go.touch()
+    for name, count in before.items():
+        rekindle.wait(lambda: counts(rekindle, name) > count + 2 or not rekindle.sandbox(name)["pid"], f"{name} to go on")
+    go.unlink()
+    for row in rekindle.sandboxes():
+        said = rekindle.lines(row["name"])[-3:]
+        assert row["pid"] or row["exit_code"] in (137, 143) or row["state"] == "stopped", (row, said)
+        assert not row["problem"], (row, said)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_commands_at_a_time(seed):
+    rng = random.Random(seed)
+    with Rekindle() as rekindle, ThreadPoolExecutor(2) as pool:
+        go = rekindle.root / "go"
+        for name in NAMES[:2]:
+            rekindle.run(name, sys.executable, PROGRAM, go, seed + len(name))
+        done = []
+        for _ in range(ROUNDS):
+            pair = [command(rng, go) for _ in range(2)]
+            done.append(pair)
+            try:
+                list(pool.map(lambda arguments: do(rekindle, arguments), pair))
+                check(rekindle, go)
+            except Exception as error:
+                raise AssertionError(f"after {done}") from error
+
+
+def in_state(rekindle, name, state):
+    rekindle.wait(lambda: rekindle.sandbox(name)["state"] == state, f"{name} to be {state}")
+
+
+def begin(rekindle, *arguments):
+    command = [rekindle.command, *arguments]
+    return subprocess.Popen(command, env=rekindle.environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_process_that_asks_for_a_gpu_in_the_middle_of_a_checkpoint_comes_along():
+    with Rekindle(REKINDLE_FAULT="checkpoint-begun:slow") as rekindle:
+        go = rekindle.root / "go"
+        rekindle.run("late", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {PROGRAM} {go} 1")
+        checkpoint = begin(rekindle, "checkpoint", "late", "--to", "image", "--stop")
+        in_state(rekindle, "late", "checkpointing")
+        go.touch()
+        assert checkpoint.wait(60) == 0, checkpoint.stderr.read()
+        rekindle.restore("image", "again")
+        rekindle.wait_lines("again", 5)
+        check(rekindle, go)
+
+
+@pytest.mark.parametrize("point", ["checkpoint-begun", "quiesced", "detached", "frozen", "saved", "before-commit"])
+def test_a_program_that_is_killed_in_the_middle_of_a_checkpoint_ends(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:slow") as rekindle:
+        rekindle.run("killed", sys.executable, PROGRAM, rekindle.root / "go", 1)
+        rekindle.wait_lines("killed", 1)
+        checkpoint = begin(rekindle, "checkpoint", "killed", "--to", "image", "--leave-running")
+        in_state(rekindle, "killed", "checkpointing")
+        rekindle("kill", "killed")
+        said = checkpoint.communicate(timeout=30)[1]
+        # It may have been taken by then.
+        assert not checkpoint.returncode or 'the program of "killed" ended while it was to be checkpointed' in said, said
+        assert not rekindle.sandbox("killed")["pid"] and not rekindle.sandbox("killed")["problem"]
+        assert bool(rekindle.json("images")["images"]) == (checkpoint.returncode == 0)
+        if point in ("quiesced", "detached"):
+            assert checkpoint.returncode == 1
+
+
+def test_a_checkpoint_waits_for_what_falls_asleep_and_wakes_it():
+    with Rekindle(REKINDLE_FAULT="sleep-saved:slow") as rekindle:
+        go = rekindle.root / "go"
+        rekindle.run("tired", sys.executable, PROGRAM, go, 1)
+        rekindle.wait_lines("tired", 1)
+        asleep = begin(rekindle, "sleep", "tired")
+        in_state(rekindle, "tired", "falling-asleep")
+        rekindle("checkpoint", "tired", "--to", "image", "--leave-running")
+        assert asleep.wait(30) == 0, asleep.stderr.read()
+        assert rekindle.sandbox("tired")["state"] == "running"
+        check(rekindle, go)
