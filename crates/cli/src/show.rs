@@ -143,8 +143,9 @@ fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {
     let mut table = table(&["LANE", "PHASE", "FROM ms", "TOOK ms", "SIZE", "FROM", "WAITED FOR"]);
     for phase in phases {
         let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
-        let from: Vec<_> =
-            phase.from.iter().map(|(place, count)| format!("{place} {}", bytes(*count))).collect();
+        let from = phase.from.iter().map(|(place, count)| format!("{place} {}", bytes(*count)));
+        let counts = phase.counts.iter().map(|(what, count)| format!("{count} {what}"));
+        let from: Vec<_> = from.chain(counts).collect();
         table.add_row([
             phase.lane.clone(),
             phase.name.clone(),

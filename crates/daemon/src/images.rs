@@ -102,7 +102,8 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
             unshare(daemon, name);
             (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
         });
-        // Nor does anybody fill a cache from it.
+        // Nor does anybody load a module or fill a cache from it.
+        let _unread = pool.hold_still();
         let _still = pool.caches.hold_still();
         match store.remove(name) {
             Ok(()) => {
@@ -114,6 +115,7 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         }
     }
     freed += store.collect()?.bytes;
+    pool.tend();
     match failures.len() {
         0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),

@@ -124,7 +124,7 @@ mod tests {
             )
         };
         let caches = Caches::new(CacheLimits::default(), places.store());
-        let none = PoolSize { per_gpu: 0, most: 0, images: 0 };
+        let none = PoolSize { per_gpu: 0, most: 0, images: 0, modules: 0 };
         Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none, caches), record)
     }
 

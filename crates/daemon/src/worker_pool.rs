@@ -7,70 +7,43 @@
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
 //! opened is not asked again and again. For the images restored last, workers wait that have loaded the image's modules
-//! already ([`Request::Prepare`]): they are good for that image alone. Waiting workers end with the daemon; whatever kills it closes their connection.
+//! already ([`ready`]): they are good for that image alone. The others load [`ahead`] what images have in common. Waiting
+//! workers end with the daemon; whatever kills it closes their connection.
+
+mod ahead;
+mod modules;
+mod ready;
+mod wants;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rekindle_protocol::daemon::{Level, Spare as Shown};
-use rekindle_protocol::worker::Request;
-use rekindle_store::Image;
+use rekindle_protocol::daemon::Spare as Shown;
 
 use crate::caches::Caches;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::places::Places;
 use crate::run::new_id;
 use crate::worker::{OnEnd, Place, Start, Worker};
+use ahead::Tended;
+use modules::Modules;
+use wants::Want;
+pub use wants::{ImageKey, PoolSize};
 
 /// How logs of waiting workers begin.
 const LOG_STEM: &str = "pool-";
-
-/// How many workers wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolSize {
-    /// For each GPU, as `--gpu` names it.
-    pub per_gpu: usize,
-    /// For all GPUs together; those used last come first.
-    pub most: usize,
-    /// How many images have workers wait for them alone.
-    pub images: usize,
-}
-
-/// What a worker waits for: any sandbox on a GPU, or the restore of one image there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Want {
-    gpu: String,
-    image: Option<ImageKey>,
-}
-
-/// One image, which another of its name is not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageKey {
-    id: String,
-    path: PathBuf,
-    /// It lies in memory that workers may pin, for it stays there in any case until it is loaded.
-    in_memory: bool,
-}
-
-impl ImageKey {
-    pub fn of(image: &Image) -> ImageKey {
-        ImageKey { id: image.manifest().id.clone(), path: image.path().to_path_buf(), in_memory: false }
-    }
-
-    /// Of what sleeps at this level.
-    pub fn of_asleep(image: &Image, level: Level) -> ImageKey {
-        ImageKey { in_memory: level == Level::Host, ..ImageKey::of(image) }
-    }
-}
 
 pub struct WorkerPool {
     /// `rekindled` itself, which workers are made of.
     pub program: PathBuf,
     directory: PathBuf,
     logs: PathBuf,
+    store: PathBuf,
     size: PoolSize,
     pub caches: Arc<Caches>,
     state: Mutex<State>,
+    /// Held by the one that reads an image for waiting workers.
+    reading: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -78,6 +51,7 @@ struct State {
     /// The one used last first.
     wants: Vec<Want>,
     spares: Vec<Spare>,
+    modules: Modules,
     closed: bool,
 }
 
@@ -85,6 +59,7 @@ struct Spare {
     want: Want,
     worker: Arc<Worker>,
     ready: bool,
+    tended: Tended,
 }
 
 impl WorkerPool {
@@ -94,9 +69,11 @@ impl WorkerPool {
             program,
             directory: places.pool(),
             logs: places.logs(),
+            store: places.store(),
             size,
             caches,
             state: Mutex::default(),
+            reading: Mutex::default(),
         };
         pool.clear();
         Arc::new(pool)
@@ -112,6 +89,9 @@ impl WorkerPool {
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
         self.note_use(gpu, image);
+        if let Some(image) = image {
+            self.lock().modules.note_restore(&image.path);
+        }
         while let Some(spare) = self.pick(gpu, image) {
             match spare.take(place.clone(), output, on_end()) {
                 Ok(()) => return Ok(spare),
@@ -154,7 +134,7 @@ impl WorkerPool {
                 match self.start(&want.gpu) {
                     Ok(worker) => {
                         new.push((worker.clone(), want.clone()));
-                        state.spares.push(Spare { want, worker, ready: false });
+                        state.spares.push(Spare { want, worker, ready: false, tended: Tended::default() });
                     }
                     Err(error) => log::warn!("no worker waits for {}: {error}", want.gpu),
                 }
@@ -168,13 +148,18 @@ impl WorkerPool {
             let pool = self.clone();
             std::thread::spawn(move || pool.get_ready(&worker, &want));
         }
+        self.tend();
     }
 
     /// Has nobody wait for the image of this name any more, so that it can be removed: a worker that loads its modules
     /// just now reads it.
     pub fn let_go(self: &Arc<WorkerPool>, image: &Path) {
         let waits = |want: &Want| want.image.as_ref().is_some_and(|key| key.path == image);
-        self.lock().wants.retain(|want| !waits(want));
+        {
+            let mut state = self.lock();
+            state.wants.retain(|want| !waits(want));
+            state.modules.forget(image);
+        }
         self.end_those(waits);
     }
 
@@ -191,23 +176,6 @@ impl WorkerPool {
         }
     }
 
-    /// More is known of an image: what waits for it is to be cached as that says.
-    pub fn look_again(self: &Arc<WorkerPool>, image: &Path) {
-        let waits =
-            |spare: &&Spare| spare.ready && spare.want.image.as_ref().is_some_and(|key| key.path == image);
-        let spares: Vec<_> = self
-            .lock()
-            .spares
-            .iter()
-            .filter(waits)
-            .map(|spare| (spare.worker.clone(), spare.want.clone()))
-            .collect();
-        for (worker, want) in spares {
-            let pool = self.clone();
-            std::thread::spawn(move || pool.prepare_caches(&worker, &want));
-        }
-    }
-
     pub fn shown(&self) -> Vec<Shown> {
         let name = |image: &ImageKey| {
             image.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
@@ -217,6 +185,8 @@ impl WorkerPool {
             image: spare.want.image.as_ref().map(name),
             pid: spare.worker.pid(),
             ready: spare.ready,
+            modules: spare.tended.loaded.len() as u64,
+            module_bytes: spare.tended.loaded.iter().map(|module| module.bytes).sum(),
         };
         self.lock().spares.iter().map(shown).collect()
     }
@@ -231,30 +201,21 @@ impl WorkerPool {
     }
 
     fn note_use(&self, gpu: &str, image: Option<&ImageKey>) {
-        let mut state = self.lock();
-        for image in [Some(None), image.map(|image| Some(image.clone()))].into_iter().flatten() {
-            let want = Want { gpu: gpu.to_string(), image };
-            state.wants.retain(|known| *known != want);
-            state.wants.insert(0, want);
-        }
-        let mut images = 0;
-        state.wants.retain(|want| {
-            images += usize::from(want.image.is_some());
-            want.image.is_none() || images <= self.size.images
-        });
-        state.wants.truncate(self.size.most);
+        wants::note(&mut self.lock().wants, gpu, image, &self.size);
     }
 
     /// One that waits for this image, else one that waits for anybody.
     fn pick(&self, gpu: &str, image: Option<&ImageKey>) -> Option<Arc<Worker>> {
         let mut state = self.lock();
-        let find = |state: &State, image: Option<&ImageKey>| {
+        let find = |state: &State, image: Option<&ImageKey>, busy: bool| {
             state.spares.iter().position(|spare| {
-                let alive = spare.ready && spare.worker.ended().is_none();
+                let alive = spare.ready && spare.worker.ended().is_none() && spare.tended.busy == busy;
                 alive && spare.want.gpu == gpu && spare.want.image.as_ref() == image
             })
         };
-        let at = find(&state, image).or_else(|| find(&state, None))?;
+        let at = find(&state, image, false)
+            .or_else(|| find(&state, None, false))
+            .or_else(|| find(&state, None, true))?;
         Some(state.spares.remove(at).worker)
     }
 
@@ -271,45 +232,6 @@ impl WorkerPool {
             }
         });
         Worker::start(&start, on_end)
-    }
-
-    fn get_ready(&self, worker: &Arc<Worker>, want: &Want) {
-        let ready = worker.status().and_then(|_| match &want.image {
-            Some(ImageKey { path, in_memory, .. }) => {
-                let (image, register) = (path.to_string_lossy().into_owned(), *in_memory);
-                worker.command("load an image's modules", &Request::Prepare { image, register }, &[])
-            }
-            None => Ok(()),
-        });
-        let mut state = self.lock();
-        if ready.is_err() && want.image.is_some() {
-            state.wants.retain(|known| known != want);
-        }
-        let found = state.spares.iter_mut().find(|spare| Arc::ptr_eq(&spare.worker, worker));
-        match (ready, found) {
-            (Ok(()), Some(spare)) => {
-                spare.ready = true;
-                drop(state);
-                self.prepare_caches(worker, want);
-            }
-            (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),
-            (Err(error), Some(_)) => {
-                log::warn!("a worker that was to wait did not get ready: {error}");
-                drop(state);
-                worker.shut_down();
-            }
-            _ => {}
-        }
-    }
-
-    /// Has the worker know, and fill, what caches may have of its image, for as long as it waits.
-    fn prepare_caches(&self, worker: &Arc<Worker>, want: &Want) {
-        let Some(image) = &want.image else { return };
-        let waits = || self.lock().spares.iter().any(|spare| Arc::ptr_eq(&spare.worker, worker));
-        match self.caches.prepare(worker, &image.path, &want.gpu, waits) {
-            Err(error) if waits() => log::warn!("an image is not cached whole: {error}"),
-            _ => {}
-        }
     }
 
     /// A worker has ended while it waited.

@@ -174,6 +174,11 @@ pub struct Spare {
     pub pid: i32,
     /// Its context is there.
     pub ready: bool,
+    /// How many modules it has loaded for whoever takes it, and the bytes of their code.
+    #[serde(default)]
+    pub modules: u64,
+    #[serde(default)]
+    pub module_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -39,6 +39,19 @@ pub enum Request {
         #[serde(default)]
         register: bool,
     },
+    /// Which modules of this image may be loaded before it is known for whom. Answered by `CommonModules`.
+    CommonModules {
+        image: String,
+    },
+    /// Load the module of this image that has this key, for whoever takes this worker.
+    LoadAhead {
+        image: String,
+        key: String,
+    },
+    /// Unload those that wait under these keys.
+    UnloadAhead {
+        keys: Vec<String>,
+    },
     /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
     Serve {
         run_directory: String,
@@ -174,6 +187,10 @@ pub enum Response {
     Kept {
         names: Vec<String>,
     },
+    /// None where the GPU does not allow it for any module of any image.
+    CommonModules {
+        modules: Option<Vec<CommonModule>>,
+    },
     /// With a descriptor of new memory.
     Made,
     /// Names of parts, the one named first first.
@@ -186,6 +203,15 @@ pub enum Response {
     },
     /// One sentence: what was found, what was expected, what to do.
     Failed(String),
+}
+
+/// A module that may be loaded before it is known for whom.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommonModule {
+    /// The same for all that have the same code, which is loaded in the same way.
+    pub key: String,
+    /// Of its code.
+    pub bytes: u64,
 }
 
 /// A memory that a cache is kept in.
@@ -231,6 +257,9 @@ pub struct Phase {
     /// How many of the bytes came from where, if that was a choice.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub from: BTreeMap<String, u64>,
+    /// What it was made of, where that says more than a size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
     /// The lanes that this step did nothing but wait for.
     #[serde(default)]
     pub waited_for: Vec<String>,

@@ -189,6 +189,26 @@ impl Control {
                 self.work(stream, move |desk, _| image::prepare(desk, image.as_ref(), register))?;
                 Ok(Response::Done)
             }
+            // A sandbox that has taken this worker meanwhile has no use for them.
+            Request::CommonModules { .. } | Request::LoadAhead { .. } if !self.spare => {
+                Err("this worker is in use".to_string())
+            }
+            Request::CommonModules { image } => {
+                let modules =
+                    self.work(stream, move |desk, _| image::common_modules(desk, image.as_ref()))?;
+                Ok(Response::CommonModules { modules })
+            }
+            Request::LoadAhead { image, key } => {
+                self.work(stream, move |desk, _| image::load_ahead(desk, image.as_ref(), &key))?;
+                Ok(Response::Done)
+            }
+            Request::UnloadAhead { keys } => {
+                self.remote.ask(move |desk| {
+                    desk.ahead.forget(&keys);
+                    desk.engine.bind_anew();
+                })?;
+                Ok(Response::Done)
+            }
             Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
             Request::Quiesce { limit_ms, leave_memory } => {
                 self.quiesce(Duration::from_millis(limit_ms), leave_memory).map(Response::Quiesced)

@@ -10,7 +10,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispa
 use rekindle_ring::{Board, Merge, Spin};
 
 use crate::engine::{Engine, Lane, Thread};
-use crate::image::{CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
+use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
 use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
 
 mod later;
@@ -42,6 +42,8 @@ pub(crate) struct Desk {
     pub engine: Engine,
     /// What was done of a restore before it was asked for.
     pub prepared: Option<Prepared>,
+    /// Modules that whatever comes may need.
+    pub ahead: Ahead,
     /// What a save will copy through, made while the program comes to a stop.
     pub blocks: Option<Preparing>,
     pub cache: CacheMemories,
@@ -85,6 +87,7 @@ impl Desk {
         Desk {
             engine,
             prepared: None,
+            ahead: Ahead::default(),
             blocks: None,
             cache: CacheMemories::default(),
             loading: None,

@@ -20,6 +20,8 @@ impl Control {
     ) -> Result<Response, String> {
         let for_engine = directory.clone();
         let welcome = self.remote.ask(move |desk| {
+            // Its program begins with nothing loaded.
+            desk.ahead.clear();
             desk.engine.directory = for_engine;
             desk.engine.welcome()
         })?;

@@ -9,6 +9,7 @@
 //! | `module`, named by hash | code that came from no file |
 //! | `pinned`, named as the file | pinned host memory |
 
+mod ahead;
 mod block;
 mod cache;
 mod cache_fill;
@@ -37,6 +38,7 @@ mod unwritten;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
+pub(crate) use ahead::{Ahead, common_modules, load_ahead};
 pub(crate) use block::Preparing;
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};

@@ -32,7 +32,7 @@ pub(crate) fn prepare(desk: &mut Desk, image: &Path, register: bool) -> Result<(
     let state = State::decode(&encoded)?;
     let mut begun = begin(&mut desk.engine, &image, &state)?;
     restore_memory::leave_free(&mut desk.engine, &state)?;
-    begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state)?);
+    begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead)?);
     if register && begun.blocks.is_some() {
         let any = desk.engine.any_device().map_err(device("be used"))?;
         begun.registering = Some(Registering::begin(&image, any));

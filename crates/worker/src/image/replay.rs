@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use rekindle_store::Image;
 
+use super::ahead::Ahead;
 use super::error::{Result, device};
 use super::restore_code::{check_global, contents, function, load};
 use super::state::{FunctionState, State, StreamState};
@@ -26,8 +27,13 @@ enum Moment<'s> {
 /// The default streams of threads, by the threads' numbers.
 pub(super) type OwnStreams = HashMap<u32, Vec<StreamObject>>;
 
-/// Modules, functions and streams as they were; then the contents of globals.
-pub(super) fn replay(engine: &mut Engine, image: &Image, state: &State) -> Result<OwnStreams> {
+/// Modules, functions and streams as they were, modules that wait `ahead` among them; then the contents of globals.
+pub(super) fn replay(
+    engine: &mut Engine,
+    image: &Image,
+    state: &State,
+    ahead: &mut Ahead,
+) -> Result<OwnStreams> {
     // Modules that were unloaded have no id; they are kept apart until their moment comes.
     let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
     let mut own_streams = OwnStreams::new();
@@ -35,7 +41,7 @@ pub(super) fn replay(engine: &mut Engine, image: &Image, state: &State) -> Resul
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
-                let module = load(engine, image, row)?;
+                let module = load(engine, image, row, ahead)?;
                 match row.id {
                     Some(id) => {
                         engine.modules.insert(id, module).map_err(device("number a module as before"))?

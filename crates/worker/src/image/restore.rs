@@ -52,6 +52,7 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
+    let prepared = desk.prepared.is_some();
     let begun = match desk.prepared.take() {
         Some(prepared) => prepared.of(&encoded)?,
         None => begin(&mut desk.engine, &image, &state)?,
@@ -115,9 +116,12 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
     let own_streams = match begun.own_streams {
         Some(own_streams) => own_streams,
-        None => replay::replay(&mut desk.engine, &image, &state)?,
+        None => replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead)?,
     };
     timer.lap("modules", 0);
+    let found = if prepared { state.modules.len() as u64 } else { desk.ahead.found() };
+    timer.count([("loaded ahead", found), ("loaded", state.modules.len() as u64 - found)]);
+    desk.ahead.clear();
     events(&mut desk.engine, &state)?;
     graphs(&mut desk.engine, &state)?;
     join_files(desk, &state, own_streams, again)?;
@@ -160,7 +164,7 @@ pub(super) fn read_state(image: &Image) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
+pub(super) fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
     let used = state.devices.iter().enumerate().filter(|(_, row)| row.context.is_some());
     for (index, row) in used {
         let found = engine.slots.get(index).map(|slot| &slot.info);

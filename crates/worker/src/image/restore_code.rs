@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use rekindle_device::{Code, GpuKind, Loaded};
+use rekindle_device::{Code, Device, GpuKind, Loaded};
 use rekindle_store::{Image, PartKind};
 
+use super::ahead::{self, Ahead};
 use super::block::{Block, Blocks};
 use super::error::{Error, Result, device};
 use super::save_memory;
@@ -15,8 +16,60 @@ use crate::engine::{Engine, FunctionObject, GlobalGiven, ModuleObject};
 /// Globals are filled through a block of this size.
 const BLOCK: usize = 2 << 20;
 
-pub(super) fn load(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<ModuleObject> {
-    let code = match &row.code {
+/// A module as it was; the one that waits, if it does.
+pub(super) fn load(
+    engine: &mut Engine,
+    image: &Image,
+    row: &ModuleState,
+    ahead: &mut Ahead,
+) -> Result<ModuleObject> {
+    let waiting = match ahead.is_empty() {
+        true => None,
+        false => Some(ahead::key(row)?),
+    };
+    let code = match waiting.as_ref().and_then(|key| ahead.code(key)) {
+        Some(code) => code,
+        None => code(engine, image, row)?,
+    };
+    let object = |code, handle| ModuleObject {
+        device: row.device,
+        kind: row.kind,
+        options: row.options.clone(),
+        code,
+        handle,
+        loaded_at: row.loaded_at,
+        unloaded_at: row.unloaded_at,
+        globals: row.given.clone(),
+    };
+    if let Some(handle) = waiting.and_then(|key| ahead.take(&key)) {
+        return Ok(object(code, handle));
+    }
+    let gpu = engine.on(row.device).map_err(device("be used"))?;
+    let mut options = row.options.clone();
+    if gpu.info().kind == GpuKind::Emulated
+        && let Some(first) = row.contents.iter().map(|global| global.address).min()
+    {
+        options.push((rekindle_emulated::OPTION_MODULE_ADDRESS, first & !0xfff));
+    }
+    let Loaded { module: handle, .. } = loaded(gpu, code.code(), row, &options)?;
+    Ok(object(code, handle))
+}
+
+pub(super) fn loaded(
+    gpu: &dyn Device,
+    code: Code,
+    row: &ModuleState,
+    options: &[(i32, u64)],
+) -> Result<Loaded> {
+    gpu.module_load(code, row.kind, options).map_err(|error| Error::Device {
+        action: format!("load a module again ({})", error.log.trim()),
+        code: error.code,
+    })
+}
+
+/// The code of a module: what the image has, or a file that is the one it was.
+pub(super) fn code(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<LoadedCode> {
+    Ok(match &row.code {
         CodeState::Part(name) => {
             let part = image.part(PartKind::Module, name);
             let part = part.ok_or_else(|| Error::State(format!("the image has no module {name}")))?;
@@ -36,28 +89,6 @@ pub(super) fn load(engine: &mut Engine, image: &Image, row: &ModuleState) -> Res
             }
             LoadedCode::Mapped(mapped)
         }
-    };
-    let gpu = engine.on(row.device).map_err(device("be used"))?;
-    let mut options = row.options.clone();
-    if gpu.info().kind == GpuKind::Emulated
-        && let Some(first) = row.contents.iter().map(|global| global.address).min()
-    {
-        options.push((rekindle_emulated::OPTION_MODULE_ADDRESS, first & !0xfff));
-    }
-    let loaded = gpu.module_load(code.code(), row.kind, &options);
-    let Loaded { module: handle, .. } = loaded.map_err(|error| Error::Device {
-        action: format!("load a module again ({})", error.log.trim()),
-        code: error.code,
-    })?;
-    Ok(ModuleObject {
-        device: row.device,
-        kind: row.kind,
-        options: row.options.clone(),
-        code,
-        handle,
-        loaded_at: row.loaded_at,
-        unloaded_at: row.unloaded_at,
-        globals: row.given.clone(),
     })
 }
 

@@ -29,6 +29,14 @@ impl Timer {
         self.step = now;
     }
 
+    /// What the last step was made of.
+    pub(super) fn count<const N: usize>(&mut self, counts: [(&str, u64); N]) {
+        if let Some(phase) = self.phases.last_mut() {
+            let some = counts.into_iter().filter(|(_, count)| *count > 0);
+            phase.counts = some.map(|(what, count)| (what.to_string(), count)).collect();
+        }
+    }
+
     pub(super) fn phases(self) -> Vec<Phase> {
         self.phases
     }

@@ -1,0 +1,156 @@
+//! Modules that images have in common wait loaded in the workers that wait for anybody.
+
+mod harness;
+
+use harness::{Rekindle, kill, wait};
+use serde_json::Value;
+
+const MODULES: [&str; 3] =
+    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];
+
+/// None waits for an image alone; those that wait for anybody load so many bytes ahead.
+fn started(bytes: &str) -> Rekindle {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_environment("REKINDLE_POOL_IMAGES", "0");
+    rekindle.set_environment("REKINDLE_POOL_MODULES", bytes);
+    rekindle
+}
+
+/// Runs a program with these modules into an image of its name.
+fn image(rekindle: &Rekindle, name: &str, modules: &[&str]) {
+    rekindle.start(name, &[&MODULES[..], modules].concat());
+    adds(rekindle, name, modules);
+    rekindle.ok(&["checkpoint", name, "--to", name, "--stop"]);
+}
+
+/// Waits until the program has printed some more; each number must be the one before and what all modules add.
+fn adds(rekindle: &Rekindle, name: &str, modules: &[&str]) {
+    let step: u64 = modules.iter().map(|module| module.trim_start_matches('g').parse::<u64>().unwrap()).sum();
+    let before = rekindle.lines(name).len();
+    wait(&format!("{name} to go on"), || rekindle.lines(name).len() > before + 3);
+    let lines = rekindle.lines(name);
+    let numbers: Vec<u64> = lines.iter().filter_map(|line| line.parse().ok()).collect();
+    let whole = &numbers[..numbers.len() - 1];
+    assert!(whole.windows(2).all(|pair| pair[1] == pair[0] + step), "{step}: {lines:?}");
+}
+
+/// How many modules wait in the one worker that waits, and their bytes, once it is so many.
+fn waiting(rekindle: &Rekindle, count: u64) -> u64 {
+    let mut bytes = 0;
+    wait(&format!("{count} modules to be loaded ahead"), || {
+        let pool = rekindle.json(&["ps"])["pool"].clone();
+        let spare = pool.as_array().unwrap().iter().find(|spare| spare["ready"] == true).cloned();
+        bytes = spare.as_ref().map_or(0, |spare| spare["module_bytes"].as_u64().unwrap());
+        spare.is_some_and(|spare| spare["modules"] == count)
+    });
+    bytes
+}
+
+/// How many modules the sandbox's restore has found and how many it has loaded.
+fn counts(rekindle: &Rekindle, name: &str) -> (u64, u64) {
+    let svg = rekindle.path("trace.svg");
+    let trace = rekindle.json(&["trace", name, "--svg", svg.to_str().unwrap()]);
+    let trace = trace["traces"].as_array().unwrap().last().unwrap().clone();
+    let is_modules = |phase: &&Value| phase["name"] == "modules";
+    let phase = trace["phases"].as_array().unwrap().iter().find(is_modules).unwrap().clone();
+    let count = |what: &str| phase["counts"][what].as_u64().unwrap_or(0);
+    (count("loaded ahead"), count("loaded"))
+}
+
+fn restored(rekindle: &Rekindle, image: &str, name: &str, modules: &[&str]) -> (u64, u64) {
+    rekindle.ok(&["restore", image, "-d", "--name", name]);
+    adds(rekindle, name, modules);
+    counts(rekindle, name)
+}
+
+/// How many modules an image has.
+fn modules_of(rekindle: &Rekindle, image: &str) -> usize {
+    let parts = rekindle.json(&["inspect", image])["parts"].clone();
+    parts.as_array().unwrap().iter().filter(|part| part["kind"] == "module").count()
+}
+
+#[test]
+fn images_find_what_they_have_in_common_and_nobody_else_can_tell() {
+    let (first, second) = (["1", "2", "3", "g9"], ["2", "3", "4", "g9"]);
+    let rekindle = started("1M");
+    image(&rekindle, "first", &first);
+    image(&rekindle, "second", &second);
+    // What has globals has addresses, and one image has 1 and 4 alone.
+    waiting(&rekindle, 2);
+    for (name, modules) in [("first", &first), ("second", &second)] {
+        assert_eq!(restored(&rekindle, name, &format!("{name}-again"), modules), (2, 2));
+        waiting(&rekindle, 2);
+    }
+    // An image has what its program has loaded, whatever waited for it.
+    rekindle.ok(&["checkpoint", "first-again", "--to", "third", "--stop"]);
+    assert_eq!(modules_of(&rekindle, "third"), first.len());
+    // So has that of a program which has none of what its worker had loaded.
+    let pid = rekindle.pool(1)[0];
+    waiting(&rekindle, 3);
+    rekindle.start("other", &[&MODULES[..], &["7"]].concat());
+    assert!(rekindle.workers().contains(&pid));
+    adds(&rekindle, "other", &["7"]);
+    rekindle.ok(&["checkpoint", "other", "--to", "other", "--stop"]);
+    assert_eq!(modules_of(&rekindle, "other"), 1);
+    // As one that waited with nothing would have shown it: the emulated GPU has all of its memory free.
+    let told = rekindle.lines("other")[0].clone();
+    let words: Vec<_> = told.split_whitespace().collect();
+    assert!(words[0] == words[2] && told.ends_with("free"), "{told}");
+    waiting(&rekindle, 3);
+    assert_eq!(restored(&rekindle, "other", "other-again", &["7"]), (0, 1));
+    waiting(&rekindle, 3);
+    assert_eq!(restored(&rekindle, "third", "third-again", &first), (3, 1));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn as_many_bytes_are_loaded_as_were_allowed_and_those_used_most_come_first() {
+    let rekindle = started("800");
+    image(&rekindle, "first", &["1", "2", "3"]);
+    image(&rekindle, "second", &["2", "3"]);
+    image(&rekindle, "third", &["3", "5"]);
+    assert!(waiting(&rekindle, 2) <= 800);
+    assert_eq!(restored(&rekindle, "third", "third-again", &["3", "5"]), (1, 1));
+    let none = started("0");
+    image(&none, "first", &["1", "2"]);
+    image(&none, "second", &["1", "2"]);
+    assert_eq!(restored(&none, "second", "second-again", &["1", "2"]), (0, 2));
+    assert_eq!(waiting(&none, 0), 0);
+}
+
+#[test]
+fn an_image_that_was_restored_twice_counts_for_a_daemon_that_knows_only_the_store() {
+    let rekindle = started("1M");
+    image(&rekindle, "only", &["1", "2"]);
+    assert_eq!(restored(&rekindle, "only", "one", &["1", "2"]), (0, 2));
+    assert_eq!(restored(&rekindle, "only", "two", &["1", "2"]), (0, 2));
+    waiting(&rekindle, 2);
+    // The same kernels of other modules are others.
+    image(&rekindle, "other", &["1", "12"]);
+    rekindle.ok(&["kill", "--signal", "9", "one", "two"]);
+    rekindle.ok(&["shutdown"]);
+    waiting(&rekindle, 2);
+    assert_eq!(restored(&rekindle, "other", "other-again", &["1", "12"]), (1, 1));
+}
+
+#[test]
+fn images_are_removed_and_workers_killed_while_modules_are_loaded_ahead() {
+    let rekindle = started("1M");
+    let modules: Vec<String> = (1..30).map(|number| number.to_string()).collect();
+    let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
+    image(&rekindle, "stays", &modules);
+    for _ in 0..3 {
+        image(&rekindle, "goes", &modules);
+        rekindle.ok(&["rm", "goes"]);
+    }
+    waiting(&rekindle, 0);
+    image(&rekindle, "goes", &modules);
+    for _ in 0..3 {
+        let waits = rekindle.pool(1)[0];
+        kill(waits, 9);
+        wait("another one", || rekindle.pool(1)[0] != waits);
+    }
+    waiting(&rekindle, modules.len() as u64);
+    assert_eq!(restored(&rekindle, "goes", "goes-again", &modules), (modules.len() as u64, 0));
+    rekindle.assert_tidy();
+}

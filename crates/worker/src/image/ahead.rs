@@ -1,0 +1,154 @@
+//! Modules that are loaded before it is known which image they are for.
+//!
+//! A worker that waits for anybody loads modules that images have in common, named by what is in them, and a restore takes
+//! those that it needs and loads only the others. Nobody may be able to tell: so only a module that is the same whenever
+//! and wherever it is loaded is taken for that, and nothing else may depend on whether it is there
+//! ([`Platform::modules_stand_alone`](rekindle_device::Platform::modules_stand_alone)). On such a platform those are the
+//! modules without globals, which have no addresses. What no restore has taken is unloaded when the worker has a program,
+//! and no image has it.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use rekindle_device::{Device, Loaded, Module};
+use rekindle_protocol::worker::CommonModule;
+use rekindle_store::{Image, PartKind};
+
+use super::error::{Error, Result, device};
+use super::restore::{check_gpus, read_state};
+use super::restore_code;
+use super::state::{CodeState, ModuleState, State};
+use crate::code::LoadedCode;
+use crate::dispatch::Desk;
+use crate::engine::Engine;
+
+/// Modules that wait, by their keys.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    modules: HashMap<String, Waiting>,
+    /// How many a restore has found here.
+    found: u64,
+}
+
+struct Waiting {
+    gpu: Arc<dyn Device>,
+    handle: Module,
+    code: LoadedCode,
+}
+
+impl Ahead {
+    /// The code that waits under this key, if it is the image's own and need not be read again.
+    pub(super) fn code(&self, key: &str) -> Option<LoadedCode> {
+        match &self.modules.get(key)?.code {
+            LoadedCode::Owned(code) => Some(LoadedCode::Owned(code.clone())),
+            LoadedCode::Mapped(_) => None,
+        }
+    }
+
+    /// The module under this key, which is the caller's from now on.
+    pub(super) fn take(&mut self, key: &str) -> Option<Module> {
+        let waiting = self.modules.remove(key)?;
+        self.found += 1;
+        Some(waiting.handle)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+
+    /// How many were found since this was asked.
+    pub(super) fn found(&mut self) -> u64 {
+        std::mem::take(&mut self.found)
+    }
+
+    /// Unloads those with these keys.
+    pub(crate) fn forget(&mut self, keys: &[String]) {
+        keys.iter().filter_map(|key| self.modules.remove(key)).for_each(Waiting::unload);
+    }
+
+    /// Unloads all that nobody has taken, beside what follows.
+    pub(crate) fn clear(&mut self) {
+        let rest = std::mem::take(&mut self.modules);
+        if !rest.is_empty() {
+            std::thread::spawn(move || rest.into_values().for_each(Waiting::unload));
+        }
+    }
+}
+
+impl Waiting {
+    fn unload(self) {
+        let unloaded = self.gpu.bind().and_then(|()| self.gpu.module_unload(self.handle));
+        if let Err(code) = unloaded {
+            log::warn!("a module that nobody needed stays loaded: {code}");
+        }
+    }
+}
+
+/// Which of the image's modules may be loaded ahead; none where the GPU does not allow it for any.
+pub(crate) fn common_modules(desk: &mut Desk, image: &Path) -> Result<Option<Vec<CommonModule>>> {
+    if !desk.engine.platform.modules_stand_alone() {
+        return Ok(None);
+    }
+    let image = Image::open(image)?;
+    let state = State::decode(&read_state(&image)?)?;
+    if check_gpus(&desk.engine, &state).is_err() {
+        return Ok(Some(Vec::new()));
+    }
+    let rows = state.modules.iter().filter(|row| stands_alone(&desk.engine, row));
+    let common = rows.map(|row| Ok(CommonModule { key: key(row)?, bytes: bytes(&image, row)? }));
+    common.collect::<Result<_>>().map(Some)
+}
+
+/// Loads the image's module with this key, if it is not there yet.
+pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<()> {
+    let Desk { engine, ahead, .. } = desk;
+    if engine.board.is_some() || desk.prepared.is_some() {
+        return Err(Error::Refused("this worker is in use; load modules ahead into a new one".to_string()));
+    }
+    if ahead.modules.contains_key(wanted) {
+        return Ok(());
+    }
+    let image = Image::open(image)?;
+    let state = State::decode(&read_state(&image)?)?;
+    for row in state.modules.iter().filter(|row| stands_alone(engine, row)) {
+        if key(row)? != wanted {
+            continue;
+        }
+        let code = restore_code::code(engine, &image, row)?;
+        if let (LoadedCode::Owned(code), CodeState::Part(name)) = (&code, &row.code)
+            && blake3::hash(code.bytes()).to_hex().as_str() != name
+        {
+            return Err(Error::State(format!("module {name} has contents that its name is not of")));
+        }
+        let gpu = engine.context(row.device).map_err(device("be used"))?.device.clone();
+        engine.bind(row.device).map_err(device("be used"))?;
+        let Loaded { module: handle, .. } = restore_code::loaded(&*gpu, code.code(), row, &row.options)?;
+        ahead.modules.insert(wanted.to_string(), Waiting { gpu, handle, code });
+        return Ok(());
+    }
+    Err(Error::State(format!("the image has no module {wanted} that can be loaded ahead")))
+}
+
+/// Whether nothing depends on when it is loaded, in a context that is there in any case.
+fn stands_alone(engine: &Engine, row: &ModuleState) -> bool {
+    let has_addresses = !row.contents.is_empty() || !row.given.is_empty();
+    row.id.is_some() && !has_addresses && engine.context(row.device).is_ok()
+}
+
+/// Names what is loaded: the code by its contents, and how.
+pub(super) fn key(row: &ModuleState) -> Result<String> {
+    let told = (row.device, row.kind, &row.options, &row.code);
+    let bytes = postcard::to_extend(&told, Vec::new()).map_err(|error| Error::State(error.to_string()))?;
+    Ok(blake3::hash(&bytes).to_hex().to_string())
+}
+
+fn bytes(image: &Image, row: &ModuleState) -> Result<u64> {
+    match &row.code {
+        CodeState::File { bytes, .. } => Ok(*bytes),
+        CodeState::Part(name) => {
+            let part = image.part(PartKind::Module, name);
+            Ok(part.ok_or_else(|| Error::State(format!("the image has no module {name}")))?.bytes)
+        }
+    }
+}
