@@ -25,7 +25,8 @@ fn image(rekindle: &Rekindle, name: &str, modules: &[&str]) {
 
 /// Waits until the program has printed some more; each number must be the one before and what all modules add.
 fn adds(rekindle: &Rekindle, name: &str, modules: &[&str]) {
-    let step: u64 = modules.iter().map(|module| module.trim_start_matches('g').parse::<u64>().unwrap()).sum();
+    let step: u64 =
+        modules.iter().map(|module| module.trim_start_matches(['g', 's']).parse::<u64>().unwrap()).sum();
     let before = rekindle.lines(name).len();
     wait(&format!("{name} to go on"), || rekindle.lines(name).len() > before + 3);
     let lines = rekindle.lines(name);
@@ -34,12 +35,12 @@ fn adds(rekindle: &Rekindle, name: &str, modules: &[&str]) {
     assert!(whole.windows(2).all(|pair| pair[1] == pair[0] + step), "{step}: {lines:?}");
 }
 
-/// How many modules wait in the one worker that waits, and their bytes, once it is so many.
+/// Waits until so many modules wait in the worker that waits for anybody; their bytes.
 fn waiting(rekindle: &Rekindle, count: u64) -> u64 {
     let mut bytes = 0;
     wait(&format!("{count} modules to be loaded ahead"), || {
         let pool = rekindle.json(&["ps"])["pool"].clone();
-        let spare = pool.as_array().unwrap().iter().find(|spare| spare["ready"] == true).cloned();
+        let spare = pool.as_array().unwrap().iter().find(|spare| spare["image"].is_null()).cloned();
         bytes = spare.as_ref().map_or(0, |spare| spare["module_bytes"].as_u64().unwrap());
         spare.is_some_and(|spare| spare["modules"] == count)
     });
@@ -100,6 +101,33 @@ fn images_find_what_they_have_in_common_and_nobody_else_can_tell() {
     assert_eq!(restored(&rekindle, "other", "other-again", &["7"]), (0, 1));
     waiting(&rekindle, 3);
     assert_eq!(restored(&rekindle, "third", "third-again", &first), (3, 1));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_worker_that_waits_for_one_image_does_for_those_that_begin_alike() {
+    let rekindle = Rekindle::new();
+    // What lies in globals is each image's own.
+    let (short, long, last) = (["1", "2", "s9"], ["1", "2", "s8", "5"], ["1", "2", "s7"]);
+    image(&rekindle, "short", &short);
+    image(&rekindle, "long", &long);
+    image(&rekindle, "last", &last);
+    for (made_for, name, modules, found) in [
+        ("last", "short", &short[..], (3, 0)),
+        ("short", "long", &long[..], (3, 1)),
+        // The other way round there is too much in it.
+        ("long", "last", &last[..], (2, 1)),
+    ] {
+        waiting(&rekindle, 2);
+        let made = rekindle.pool_for(&Value::from(made_for), 1)[0];
+        let again = format!("{name}-again");
+        assert_eq!(restored(&rekindle, name, &again, modules), found, "{name} where {made_for} was expected");
+        assert_eq!(rekindle.workers().contains(&made), found.0 == 3);
+    }
+    rekindle.ok(&["checkpoint", "long-again", "--to", "further", "--stop"]);
+    assert_eq!(modules_of(&rekindle, "further"), long.len());
+    rekindle.pool_for(&Value::from("further"), 1);
+    assert_eq!(restored(&rekindle, "further", "further-again", &long), (4, 0));
     rekindle.assert_tidy();
 }
 

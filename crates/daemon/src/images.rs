@@ -1,6 +1,7 @@
 //! What the command line shows of images.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::worker::Request;
 use rekindle_store::Store;
@@ -12,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::kept::Kept;
 use crate::reply::Reply;
+
+/// How long an image that is to be removed may still be in use.
+const IN_USE_LIMIT: Duration = Duration::from_millis(250);
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
@@ -105,7 +109,7 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         // Nor does anybody load a module or fill a cache from it.
         let _unread = pool.hold_still();
         let _still = pool.caches.hold_still();
-        match store.remove(name) {
+        match remove_one(store, name) {
             Ok(()) => {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;
@@ -120,6 +124,19 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),
         _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
+    }
+}
+
+/// A process that is being started has what this one had open until it has become another program, an image's lock too.
+fn remove_one(store: &Store, name: &str) -> rekindle_store::Result<()> {
+    let began = Instant::now();
+    loop {
+        match store.remove(name) {
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < IN_USE_LIMIT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
 }
 

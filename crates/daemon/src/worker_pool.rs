@@ -7,8 +7,8 @@
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
 //! opened is not asked again and again. For the images restored last, workers wait that have loaded the image's modules
-//! already ([`ready`]): they are good for that image alone. The others load [`ahead`] what images have in common. Waiting
-//! workers end with the daemon; whatever kills it closes their connection.
+//! already ([`ready`]): they are good for that image, and for others that begin alike ([`modules`]). The others load
+//! [`ahead`] what images have in common. Waiting workers end with the daemon; whatever kills it closes their connection.
 
 mod ahead;
 mod modules;
@@ -204,7 +204,7 @@ impl WorkerPool {
         wants::note(&mut self.lock().wants, gpu, image, &self.size);
     }
 
-    /// One that waits for this image, else one that waits for anybody.
+    /// One that waits for this image, else for another that it is like, else for anybody.
     fn pick(&self, gpu: &str, image: Option<&ImageKey>) -> Option<Arc<Worker>> {
         let mut state = self.lock();
         let find = |state: &State, image: Option<&ImageKey>, busy: bool| {
@@ -213,7 +213,18 @@ impl WorkerPool {
                 alive && spare.want.gpu == gpu && spare.want.image.as_ref() == image
             })
         };
+        let is_alike = |made_for: &ImageKey| {
+            let of_store = image.filter(|image| !image.in_memory && !made_for.in_memory);
+            of_store.is_some_and(|image| state.modules.is_alike(gpu, &image.path, &made_for.path))
+        };
+        let find_alike = |state: &State| {
+            state.spares.iter().position(|spare| {
+                let alive = spare.ready && spare.worker.ended().is_none();
+                alive && spare.want.gpu == gpu && spare.want.image.as_ref().is_some_and(is_alike)
+            })
+        };
         let at = find(&state, image, false)
+            .or_else(|| find_alike(&state))
             .or_else(|| find(&state, None, false))
             .or_else(|| find(&state, None, true))?;
         Some(state.spares.remove(at).worker)

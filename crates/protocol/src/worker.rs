@@ -32,15 +32,16 @@ pub enum Request {
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
     /// outlives the daemon. Answered by its `Status`.
     Take,
-    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone. With
+    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone, and for images
+    /// that begin alike. With
     /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.
     Prepare {
         image: String,
         #[serde(default)]
         register: bool,
     },
-    /// Which modules of this image may be loaded before it is known for whom. Answered by `CommonModules`.
-    CommonModules {
+    /// What workers may have done of this image's restore for other images too. Answered by `Surveyed`.
+    Survey {
         image: String,
     },
     /// Load the module of this image that has this key, for whoever takes this worker.
@@ -187,9 +188,11 @@ pub enum Response {
     Kept {
         names: Vec<String>,
     },
-    /// None where the GPU does not allow it for any module of any image.
-    CommonModules {
-        modules: Option<Vec<CommonModule>>,
+    /// The modules that may be loaded before it is known for whom, and a mark for each step of what modules and streams
+    /// depend on: images whose marks begin alike are alike so far.
+    Surveyed {
+        modules: Vec<CommonModule>,
+        course: Vec<u64>,
     },
     /// With a descriptor of new memory.
     Made,

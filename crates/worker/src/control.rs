@@ -190,13 +190,13 @@ impl Control {
                 Ok(Response::Done)
             }
             // A sandbox that has taken this worker meanwhile has no use for them.
-            Request::CommonModules { .. } | Request::LoadAhead { .. } if !self.spare => {
+            Request::Survey { .. } | Request::LoadAhead { .. } if !self.spare => {
                 Err("this worker is in use".to_string())
             }
-            Request::CommonModules { image } => {
-                let modules =
-                    self.work(stream, move |desk, _| image::common_modules(desk, image.as_ref()))?;
-                Ok(Response::CommonModules { modules })
+            Request::Survey { image } => {
+                let (modules, course) =
+                    self.work(stream, move |desk, _| image::survey(desk, image.as_ref()))?;
+                Ok(Response::Surveyed { modules, course })
             }
             Request::LoadAhead { image, key } => {
                 self.work(stream, move |desk, _| image::load_ahead(desk, image.as_ref(), &key))?;

@@ -29,7 +29,7 @@ struct Arguments {
     /// How many workers wait for all GPUs together.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 4)]
     pool_limit: usize,
-    /// How many images, restored last, have workers wait for them alone, with their modules loaded.
+    /// How many images, restored last, have workers wait for them, with their modules loaded.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL_IMAGES", default_value_t = 1)]
     pool_images: usize,
     /// The most bytes of code, of modules that images have in common, that a worker which waits for anybody loads ahead;

@@ -1,6 +1,7 @@
 """Adds to a number on the GPU by one kernel after the other, each of a module of its own, and prints it at each step.
 
-`modules.py NUMBER...`: the kernel of module N adds N; that of a module `gN` has N in a global. First a line says how much
+`modules.py NUMBER...`: the kernel of module N adds N; that of a module `gN` has N in a global, and that of `sN` has N put
+into one by the program. First a line says how much
 device memory is free; a failing CUDA call is printed with its code and ends the program.
 """
 
@@ -39,11 +40,16 @@ def call(name, *arguments):
 
 def kernel(number):
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    variables, more = "", f"mov.u32 %more, {number.lstrip('g')}"
-    if number.startswith("g"):
-        variables, more = f".visible .global .u32 step = {number[1:]};", "ld.global.u32 %more, [step]"
+    variables, more = "", f"mov.u32 %more, {number.lstrip('gs')}"
+    if number[0] in "gs":
+        first = number[1:] if number[0] == "g" else 0
+        variables, more = f".visible .global .u32 step = {first};", "ld.global.u32 %more, [step]"
     call("cuModuleLoadData", ctypes.byref(module), CONSTANT.format(variables=variables, more=more).encode())
     call("cuModuleGetFunction", ctypes.byref(function), module, b"add")
+    if number.startswith("s"):
+        step, size = ctypes.c_uint64(), ctypes.c_size_t()
+        call("cuModuleGetGlobal_v2", ctypes.byref(step), ctypes.byref(size), module, b"step")
+        call("cuMemcpyHtoD_v2", step, ctypes.byref(ctypes.c_uint32(int(number[1:]))), 4)
     return function
 
 

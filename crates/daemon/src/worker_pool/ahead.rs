@@ -10,7 +10,7 @@ use std::time::Duration;
 use rekindle_protocol::worker::{CommonModule, Request, Response};
 use rekindle_store::Image;
 
-use super::modules::{Identity, Planned};
+use super::modules::{Identity, Planned, Surveyed};
 use super::{State, WorkerPool};
 use crate::error::{Error, Result};
 use crate::worker::Worker;
@@ -100,21 +100,17 @@ impl WorkerPool {
         }
         let Ok(opened) = Image::open(&image.0) else { return Ok(true) };
         let learned = opened.load_order().ok().and_then(|order| order.restores);
-        let request = Request::CommonModules { image: image.0.to_string_lossy().into_owned() };
+        let request = Request::Survey { image: image.0.to_string_lossy().into_owned() };
         let action = "tell which modules an image has";
-        let modules = match worker.ask(action, &request, &[], Some(LIMIT)) {
-            Ok(Response::CommonModules { modules: Some(modules) }) => modules,
-            Ok(Response::CommonModules { modules: None }) => {
-                self.lock().modules.leave_out(gpu);
-                return Ok(false);
-            }
+        let surveyed = match worker.ask(action, &request, &[], Some(LIMIT)) {
+            Ok(Response::Surveyed { modules, course }) => Surveyed { modules, course },
             Ok(other) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
             Err(_) if tended(&mut self.lock(), worker).is_none() => return Ok(false),
             // Whoever restores it is told.
-            Err(Error::Worker { .. }) => Vec::new(),
+            Err(Error::Worker { .. }) => Surveyed::default(),
             Err(error) => return Err(error),
         };
-        self.lock().modules.know(gpu, image, modules, u64::from(learned.unwrap_or(0)));
+        self.lock().modules.know(gpu, image, surveyed, u64::from(learned.unwrap_or(0)));
         Ok(true)
     }
 

@@ -2,6 +2,8 @@
 //!
 //! What is counted is what lies in the store, each image once and once more for each of its restores. A module is worth
 //! loading ahead if two images need it, or one image that was restored twice; those used most come first.
+//!
+//! And which images begin alike, so that what was made ready for one is so for the other.
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
@@ -25,13 +27,19 @@ pub(super) struct Modules {
     /// By GPU and directory.
     images: HashMap<(String, PathBuf), Known>,
     restores: HashMap<PathBuf, u64>,
-    /// GPUs that load nothing ahead.
-    without: HashSet<String>,
+}
+
+/// What a worker says of an image.
+#[derive(Default)]
+pub(super) struct Surveyed {
+    pub modules: Vec<CommonModule>,
+    /// A mark for each step of what modules and streams depend on.
+    pub course: Vec<u64>,
 }
 
 struct Known {
     identity: Identity,
-    modules: Vec<CommonModule>,
+    surveyed: Surveyed,
     /// So many restores it had before.
     restores: u64,
 }
@@ -54,27 +62,25 @@ impl Modules {
         self.restores.remove(image);
     }
 
-    pub fn leave_out(&mut self, gpu: &str) {
-        self.without.insert(gpu.to_string());
-    }
-
     /// This module cannot be loaded from this image, which may have been removed meanwhile.
     pub fn fails(&mut self, gpu: &str, planned: &Planned) {
         if let Some(known) = self.images.get_mut(&(gpu.to_string(), planned.image.clone())) {
-            known.modules.retain(|module| *module != planned.module);
+            known.surveyed.modules.retain(|module| *module != planned.module);
         }
     }
 
-    pub fn know(&mut self, gpu: &str, image: (PathBuf, Identity), modules: Vec<CommonModule>, restores: u64) {
-        let (path, identity) = image;
-        self.images.insert((gpu.to_string(), path), Known { identity, modules, restores });
+    pub fn know(
+        &mut self,
+        gpu: &str,
+        (path, identity): (PathBuf, Identity),
+        surveyed: Surveyed,
+        restores: u64,
+    ) {
+        self.images.insert((gpu.to_string(), path), Known { identity, surveyed, restores });
     }
 
     /// Those of the images in this directory that nothing is known of yet. What is known of others is forgotten.
     pub fn unknown(&mut self, gpu: &str, images: &Path) -> Vec<(PathBuf, Identity)> {
-        if self.without.contains(gpu) {
-            return Vec::new();
-        }
         let found = newest(images);
         let there: HashSet<&PathBuf> = found.iter().map(|(path, _)| path).collect();
         self.images.retain(|(of, path), _| of != gpu || there.contains(path));
@@ -86,13 +92,23 @@ impl Modules {
         found.iter().filter(|one| is_new(one)).cloned().collect()
     }
 
+    /// Whether a worker that was made ready for one image is so for another, too.
+    pub fn is_alike(&self, gpu: &str, image: &Path, made_for: &Path) -> bool {
+        let course = |path: &Path| {
+            let known = self.images.get(&(gpu.to_string(), path.to_path_buf()))?;
+            let course = &known.surveyed.course;
+            (identity(path)? == known.identity && !course.is_empty()).then_some(course)
+        };
+        course(made_for).zip(course(image)).is_some_and(|(made_for, image)| image.starts_with(made_for))
+    }
+
     /// What a worker on this GPU is to have loaded, the most used first, in so many bytes.
     pub fn plan(&self, gpu: &str, most_bytes: u64) -> Vec<Planned> {
         let mut uses: HashMap<&str, (u64, u64, &Path, &CommonModule)> = HashMap::new();
         for ((_, path), known) in self.images.iter().filter(|((of, _), _)| of == gpu) {
             let restores = known.restores.max(self.restores.get(path).copied().unwrap_or(0));
             let keys: HashMap<&str, &CommonModule> =
-                known.modules.iter().map(|module| (&*module.key, module)).collect();
+                known.surveyed.modules.iter().map(|module| (&*module.key, module)).collect();
             for (key, module) in keys {
                 let row = uses.entry(key).or_insert((0, 0, path, module));
                 *row = (row.0 + 1, row.1 + restores, row.2.min(path), module);
@@ -117,12 +133,16 @@ impl Modules {
     }
 }
 
+fn identity(image: &Path) -> Option<Identity> {
+    let data = std::fs::metadata(image).ok()?;
+    Some((data.dev(), data.ino(), data.mtime()))
+}
+
 /// The images in a directory, those made last.
 fn newest(images: &Path) -> Vec<(PathBuf, Identity)> {
     let row = |entry: std::fs::DirEntry| {
         let data = entry.metadata().ok()?;
-        let made = (data.mtime(), data.mtime_nsec());
-        Some((made, (entry.path(), (data.dev(), data.ino(), data.mtime()))))
+        Some(((data.mtime(), data.mtime_nsec()), (entry.path(), identity(&entry.path())?)))
     };
     let mut found: Vec<_> =
         std::fs::read_dir(images).into_iter().flatten().flatten().filter_map(row).collect();
@@ -138,9 +158,13 @@ mod tests {
         CommonModule { key: key.to_string(), bytes }
     }
 
+    fn with(modules: Vec<CommonModule>) -> Surveyed {
+        Surveyed { modules, course: Vec::new() }
+    }
+
     fn know(modules: &mut Modules, image: &str, keys: &[(&str, u64)]) {
         let rows = keys.iter().map(|(key, bytes)| module(key, *bytes)).collect();
-        modules.know("gpu", (image.into(), (0, 0, 0)), rows, 0);
+        modules.know("gpu", (image.into(), (0, 0, 0)), with(rows), 0);
     }
 
     fn plan(modules: &Modules, bytes: u64) -> String {
@@ -159,7 +183,8 @@ mod tests {
         modules.note_restore(Path::new("b"));
         assert_eq!(plan(&modules, 100), "xz");
         // What does not fit gives way to what does.
-        modules.know("gpu", ("a".into(), (0, 0, 0)), vec![module("x", 10), module("y", 10)], 2);
+        let rows = vec![module("x", 10), module("y", 10)];
+        modules.know("gpu", ("a".into(), (0, 0, 0)), with(rows), 2);
         assert_eq!(plan(&modules, 20), "xy");
         assert_eq!(plan(&modules, 0), "");
         // What one image cannot give another may.
@@ -183,20 +208,27 @@ mod tests {
         let mut modules = Modules::default();
         let unknown = modules.unknown("gpu", images.path());
         assert_eq!(unknown.len(), 1);
-        modules.know("gpu", unknown[0].clone(), vec![module("x", 1)], 2);
+        let surveyed = Surveyed { modules: vec![module("x", 1)], course: vec![1, 2] };
+        modules.know("gpu", unknown[0].clone(), surveyed, 2);
+        assert!(modules.is_alike("gpu", &path, &path) && !modules.is_alike("other", &path, &path));
         assert!(modules.unknown("gpu", images.path()).is_empty());
         assert_eq!(modules.unknown("other", images.path()).len(), 1);
         // The next one has another inode, or at least another time.
         let kept = images.path().join("kept");
         std::fs::rename(&path, &kept).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert_eq!(modules.unknown("gpu", images.path()).len(), 2);
+        let unknown = modules.unknown("gpu", images.path());
+        assert_eq!(unknown.len(), 2);
+        // Nor is it taken for the old one.
+        assert!(!modules.is_alike("gpu", &path, &path));
+        for (image, course) in unknown.into_iter().zip([vec![1, 2], vec![1, 2, 3]]) {
+            modules.know("gpu", image, Surveyed { modules: Vec::new(), course }, 0);
+        }
+        let longer = modules.is_alike("gpu", &path, &kept);
+        assert_ne!(longer, modules.is_alike("gpu", &kept, &path));
         std::fs::remove_dir(&path).unwrap();
         std::fs::remove_dir(&kept).unwrap();
         assert!(modules.unknown("gpu", images.path()).is_empty());
         assert_eq!(plan(&modules, 100), "");
-        modules.leave_out("gpu");
-        std::fs::create_dir(&path).unwrap();
-        assert!(modules.unknown("gpu", images.path()).is_empty());
     }
 }

@@ -15,6 +15,7 @@ use rekindle_device::{Device, Loaded, Module};
 use rekindle_protocol::worker::CommonModule;
 use rekindle_store::{Image, PartKind};
 
+use super::course::Course;
 use super::error::{Error, Result, device};
 use super::restore::{check_gpus, read_state};
 use super::restore_code;
@@ -85,19 +86,16 @@ impl Waiting {
     }
 }
 
-/// Which of the image's modules may be loaded ahead; none where the GPU does not allow it for any.
-pub(crate) fn common_modules(desk: &mut Desk, image: &Path) -> Result<Option<Vec<CommonModule>>> {
-    if !desk.engine.platform.modules_stand_alone() {
-        return Ok(None);
-    }
+/// Which of the image's modules may be loaded ahead here, and the marks of its [`Course`].
+pub(crate) fn survey(desk: &mut Desk, image: &Path) -> Result<(Vec<CommonModule>, Vec<u64>)> {
     let image = Image::open(image)?;
     let state = State::decode(&read_state(&image)?)?;
     if check_gpus(&desk.engine, &state).is_err() {
-        return Ok(Some(Vec::new()));
+        return Ok((Vec::new(), Vec::new()));
     }
     let rows = state.modules.iter().filter(|row| stands_alone(&desk.engine, row));
     let common = rows.map(|row| Ok(CommonModule { key: key(row)?, bytes: bytes(&image, row)? }));
-    common.collect::<Result<_>>().map(Some)
+    Ok((common.collect::<Result<_>>()?, Course::of(&state)?.marks()))
 }
 
 /// Loads the image's module with this key, if it is not there yet.
@@ -130,10 +128,11 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
     Err(Error::State(format!("the image has no module {wanted} that can be loaded ahead")))
 }
 
-/// Whether nothing depends on when it is loaded, in a context that is there in any case.
+/// Whether nothing here depends on when it is loaded, in a context that is there in any case.
 fn stands_alone(engine: &Engine, row: &ModuleState) -> bool {
     let has_addresses = !row.contents.is_empty() || !row.given.is_empty();
-    row.id.is_some() && !has_addresses && engine.context(row.device).is_ok()
+    let may = engine.platform.modules_stand_alone() && row.id.is_some();
+    may && !has_addresses && engine.context(row.device).is_ok()
 }
 
 /// Names what is loaded: the code by its contents, and how.

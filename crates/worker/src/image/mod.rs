@@ -14,6 +14,7 @@ mod block;
 mod cache;
 mod cache_fill;
 mod contents;
+mod course;
 mod disk;
 mod error;
 mod hidden;
@@ -38,7 +39,7 @@ mod unwritten;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-pub(crate) use ahead::{Ahead, common_modules, load_ahead};
+pub(crate) use ahead::{Ahead, load_ahead, survey};
 pub(crate) use block::Preparing;
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};

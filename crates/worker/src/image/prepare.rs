@@ -1,23 +1,28 @@
 //! What can be done of a restore before it is asked for: contexts, modules and streams, and the blocks that contents are
 //! copied through. What is left is the program's memory, its files, and what is recorded on streams.
 //!
-//! Only an image of exactly the same state can be restored by a worker that has done so, for the modules that it has
-//! loaded decide where later ones have their globals.
+//! The modules that are loaded decide where later ones have their globals. So only an image whose modules and streams came
+//! to be in the same way, as far as that was done ([`Course`]), can be restored by a worker that has done so; mostly the
+//! one that it was done for, or another of the same program with other contents.
 
 use std::path::Path;
 
 use rekindle_store::Image;
 
+use super::course::Course;
 use super::error::{Error, Result, device};
+use super::replay::OwnStreams;
 use super::resident::Registering;
-use super::restore::{Begun, begin, read_state};
+use super::restore::{Begun, Replayed, begin, read_state};
 use super::state::State;
-use super::{replay, restore_memory};
+use super::{contents, replay, restore_memory};
 use crate::dispatch::Desk;
+use crate::engine::Engine;
 
 pub(crate) struct Prepared {
-    /// The encoded state that it was done for.
-    state: Vec<u8>,
+    /// The id of the image that it was done for: another one of the same state has other contents.
+    image: String,
+    course: Course,
     begun: Begun,
 }
 
@@ -28,27 +33,40 @@ pub(crate) fn prepare(desk: &mut Desk, image: &Path, register: bool) -> Result<(
         return Err(Error::Refused("this worker is in use; make a new one ready".to_string()));
     }
     let image = Image::open(image)?;
-    let encoded = read_state(&image)?;
-    let state = State::decode(&encoded)?;
+    let state = State::decode(&read_state(&image)?)?;
     let mut begun = begin(&mut desk.engine, &image, &state)?;
     restore_memory::leave_free(&mut desk.engine, &state)?;
-    begun.own_streams = Some(replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead)?);
+    let course = Course::of(&state)?;
+    let none = (0, OwnStreams::new());
+    let own_streams = replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead, none)?;
+    begun.replayed = Some(Replayed { steps: course.steps(), own_streams, whole: true });
     if register && begun.blocks.is_some() {
         let any = desk.engine.any_device().map_err(device("be used"))?;
         begun.registering = Some(Registering::begin(&image, any));
     }
-    desk.prepared = Some(Prepared { state: encoded, begun });
+    desk.prepared = Some(Prepared { image: image.manifest().id.clone(), course, begun });
     Ok(())
 }
 
 impl Prepared {
-    /// What was done, if it was for this state.
-    pub(super) fn of(self, encoded: &[u8]) -> Result<Begun> {
-        if self.state == encoded {
+    /// What was done, if it is what this state needs.
+    pub(super) fn of(self, engine: &mut Engine, image: &Image, state: &State) -> Result<Begun> {
+        if self.image == image.manifest().id {
             return Ok(self.begun);
         }
-        Err(Error::Refused(
-            "this worker was made ready for another image; restore into a new one".to_string(),
-        ))
+        if !Course::of(state)?.begins_with(&self.course) || self.begun.registering.is_some() {
+            let text = "this worker was made ready for another image; restore into a new one";
+            return Err(Error::Refused(text.to_string()));
+        }
+        // GPUs, limits and where the driver's heaps lie are the same.
+        engine.history = state.history;
+        let blocks = match self.begun.blocks {
+            None if restore_memory::has_contents(image, state) => {
+                Some(contents::prepare(engine.any_device().map_err(device("be used"))?))
+            }
+            blocks => blocks,
+        };
+        let replayed = self.begun.replayed.map(|replayed| Replayed { whole: false, ..replayed });
+        Ok(Begun { blocks, replayed, registering: None })
     }
 }

@@ -14,7 +14,7 @@ use super::restore_code::{check_global, contents, function, load};
 use super::state::{FunctionState, State, StreamState};
 use crate::engine::{Engine, GlobalGiven, ModuleObject, StreamObject};
 
-enum Moment<'s> {
+pub(super) enum Moment<'s> {
     Load(usize),
     Unload(usize),
     Function(&'s FunctionState),
@@ -27,17 +27,24 @@ enum Moment<'s> {
 /// The default streams of threads, by the threads' numbers.
 pub(super) type OwnStreams = HashMap<u32, Vec<StreamObject>>;
 
-/// Modules, functions and streams as they were, modules that wait `ahead` among them; then the contents of globals.
+/// How many modules are loaded in the first so many steps.
+pub(super) fn loads(state: &State, steps: usize) -> usize {
+    moments(state).iter().take(steps).filter(|(_, moment)| matches!(moment, Moment::Load(_))).count()
+}
+
+/// Modules, functions and streams as they were, modules that wait `ahead` among them; then the contents of globals. So
+/// many steps were `done` before, and these threads' streams made.
 pub(super) fn replay(
     engine: &mut Engine,
     image: &Image,
     state: &State,
     ahead: &mut Ahead,
+    (done, mut own_streams): (usize, OwnStreams),
 ) -> Result<OwnStreams> {
+    let destroyed = engine.former_streams.len();
     // Modules that were unloaded have no id; they are kept apart until their moment comes.
     let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
-    let mut own_streams = OwnStreams::new();
-    for (at, moment) in moments(state) {
+    for (at, moment) in moments(state).into_iter().skip(done) {
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
@@ -84,7 +91,8 @@ pub(super) fn replay(
             }
         }
     }
-    for former in engine.former_streams.clone() {
+    for at in destroyed..engine.former_streams.len() {
+        let former = engine.former_streams[at];
         let gpu = engine.on(former.device).map_err(device("be used"))?;
         gpu.stream_destroy(former.handle).map_err(device("destroy a stream"))?;
     }
@@ -92,7 +100,7 @@ pub(super) fn replay(
     Ok(own_streams)
 }
 
-fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
+pub(super) fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
     for (n, module) in state.modules.iter().enumerate() {
         moments.push((module.loaded_at, Moment::Load(n)));

@@ -52,9 +52,8 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
-    let prepared = desk.prepared.is_some();
     let begun = match desk.prepared.take() {
-        Some(prepared) => prepared.of(&encoded)?,
+        Some(prepared) => prepared.of(&mut desk.engine, &image, &state)?,
         None => begin(&mut desk.engine, &image, &state)?,
     };
     timer.lap("worker state", 0);
@@ -114,12 +113,16 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
         order,
     };
     let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
-    let own_streams = match begun.own_streams {
-        Some(own_streams) => own_streams,
-        None => replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead)?,
+    let done = begun.replayed.as_ref().map_or(0, |replayed| replay::loads(&state, replayed.steps) as u64);
+    let own_streams = match begun.replayed {
+        Some(Replayed { own_streams, whole: true, .. }) => own_streams,
+        begun => {
+            let begun = begun.map_or_else(Default::default, |begun| (begun.steps, begun.own_streams));
+            replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead, begun)?
+        }
     };
     timer.lap("modules", 0);
-    let found = if prepared { state.modules.len() as u64 } else { desk.ahead.found() };
+    let found = done + desk.ahead.found();
     timer.count([("loaded ahead", found), ("loaded", state.modules.len() as u64 - found)]);
     desk.ahead.clear();
     events(&mut desk.engine, &state)?;
@@ -135,9 +138,17 @@ pub(super) struct Begun {
     /// None where no contents are loaded.
     pub blocks: Option<Preparing>,
     /// None while modules and streams are still to be made.
-    pub own_streams: Option<OwnStreams>,
+    pub replayed: Option<Replayed>,
     /// Where contents in memory are made known to a device.
     pub registering: Option<Registering>,
+}
+
+/// What of [`replay`] is done.
+pub(super) struct Replayed {
+    pub steps: usize,
+    pub own_streams: OwnStreams,
+    /// All of it, with what this image has in its globals.
+    pub whole: bool,
 }
 
 /// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
@@ -148,7 +159,7 @@ pub(super) fn begin(engine: &mut Engine, image: &Image, state: &State) -> Result
     engine.platform.expect_placements(&state.placements);
     engine.history = state.history;
     open_contexts(engine, state)?;
-    Ok(Begun { blocks, own_streams: None, registering: None })
+    Ok(Begun { blocks, replayed: None, registering: None })
 }
 
 /// The encoded state of the image.
