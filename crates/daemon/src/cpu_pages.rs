@@ -62,34 +62,27 @@ pub struct Pages<'a> {
     cpu: Cpu<'a>,
     images: &'a Path,
     out: PathBuf,
-    wanted: Vec<Wanted>,
-    first: Option<&'a OnceLock<()>>,
     socket: UnixStream,
 }
 
 impl<'a> Pages<'a> {
-    /// Also returns CRIU's end of the connection: the server ends when that is closed. What is `wanted` is mapped on a
-    /// restore. `first` is set when what goes first is done: a worker's half.
-    pub fn begin(
-        cpu: Cpu<'a>,
-        images: &'a Path,
-        wanted: Vec<Wanted>,
-        first: Option<&'a OnceLock<()>>,
-    ) -> Result<(Pages<'a>, UnixStream)> {
+    /// Also returns CRIU's end of the connection: the server ends when that is closed.
+    pub fn begin(cpu: Cpu<'a>, images: &'a Path) -> Result<(Pages<'a>, UnixStream)> {
         let made = UnixStream::pair();
         let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
         // Where it is not allowed CRIU waits for us more often.
         let _ = setsockopt(&theirs, SndBufForce, &SOCKET_BYTES);
         let out = images.join(pages::DIRECTORY);
         private_directory(&out, true)?;
-        let wanted = if is_read_wanted() { Vec::new() } else { wanted };
-        Ok((Pages { cpu, images, out, wanted, first, socket }, theirs))
+        Ok((Pages { cpu, images, out, socket }, theirs))
     }
 
-    /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
-    pub fn serve(self) -> Result<Option<Served>> {
-        let Pages { cpu, images, out, wanted, first, socket } = self;
+    /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for. What is
+    /// `wanted` is mapped on a restore. `first` is set when what goes first is done: a worker's half.
+    pub fn serve(self, wanted: Vec<Wanted>, first: Option<&OnceLock<()>>) -> Result<Option<Served>> {
+        let Pages { cpu, images, out, socket } = self;
         fault::point("pages-begun")?;
+        let wanted = if is_read_wanted() { Vec::new() } else { wanted };
         let server = PageServer { socket, images, out: &out, wanted: &wanted, first, digest: content_hash };
         match server.serve(&|pid| cpu.host_pid(pid)) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),

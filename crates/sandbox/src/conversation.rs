@@ -40,6 +40,7 @@ pub struct Course {
 }
 
 /// A `criu swrk` that works for this process. It is never killed: it lets go of what it holds when we are gone.
+#[derive(Debug)]
 pub struct Service {
     child: Child,
     socket: OwnedFd,
@@ -88,11 +89,20 @@ impl Service {
         course: &Course,
         leave: &mut Leave<'_>,
     ) -> Result<Option<i32>, Failed> {
+        self.ask(request)?;
+        self.attend(course, leave)
+    }
+
+    /// Makes a request. CRIU begins, and waits at its first step until [`Service::attend`] answers it.
+    pub fn ask(&mut self, request: &[u8]) -> Result<(), Failed> {
         self.began = Instant::now();
+        self.send(request).map_err(trouble)
+    }
+
+    /// Answers CRIU until it has done what it was asked; the pid that it tells of.
+    pub fn attend(&mut self, course: &Course, leave: &mut Leave<'_>) -> Result<Option<i32>, Failed> {
         let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
-        let trouble = |error: io::Error| Failed::Criu(format!("talking to CRIU: {error}"));
-        self.send(request).map_err(trouble)?;
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if !process::readable(self.socket.as_fd(), left).map_err(trouble)? {
@@ -153,6 +163,17 @@ impl Service {
         // Its answer has told all; only the process is left.
         let _ = self.child.wait();
     }
+
+    /// Ends one that waits at its first step: without an answer it gives up, and has touched nothing.
+    pub fn dismiss(self) {
+        let Self { mut child, socket, .. } = self;
+        drop(socket);
+        let _ = child.wait();
+    }
+}
+
+fn trouble(error: io::Error) -> Failed {
+    Failed::Criu(format!("talking to CRIU: {error}"))
 }
 
 /// CRIU asks for more descriptors where it may; that it may not is no error.

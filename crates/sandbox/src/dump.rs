@@ -17,7 +17,7 @@ use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
-use crate::tree::{Tree, traced};
+use crate::tree::{Tree, Waiting, traced};
 
 #[derive(Debug)]
 pub struct DumpSpec<'a> {
@@ -34,6 +34,8 @@ pub struct DumpSpec<'a> {
     pub frozen_timeout: Duration,
     /// CRIU's end of a connection to a [`crate::pages::PageServer`] that takes the pages.
     pub page_server: Option<BorrowedFd<'a>>,
+    /// Whether CRIU writes down all that it does, which takes it as long again.
+    pub steps_told: bool,
 }
 
 impl<'a> DumpSpec<'a> {
@@ -46,6 +48,7 @@ impl<'a> DumpSpec<'a> {
             freeze_timeout: Duration::from_secs(10),
             frozen_timeout: Duration::from_secs(600),
             page_server: None,
+            steps_told: false,
         }
     }
 }
@@ -124,10 +127,22 @@ impl Cpu<'_> {
         }
     }
 
+    /// Has CRIU make itself ready for this dump, while the program runs and other things are done: it learns what the
+    /// kernel can do, which takes it tens of milliseconds where `/run` is no tmpfs. Nothing of the program is touched.
+    pub fn prepare(&self, spec: &DumpSpec<'_>) -> Prepared {
+        match self {
+            // Its CRIU is its init's, and finds there what one before it has learnt.
+            Self::Sandbox(_) => Prepared(None),
+            // Where it cannot be had the dump will say why.
+            Self::Tree(tree) => Prepared(tree.prepare(spec).ok()),
+        }
+    }
+
     /// See [`Sandbox::dump`].
     pub fn dump<E>(
         &self,
         spec: &DumpSpec<'_>,
+        prepared: Prepared,
         on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
     ) -> Result<DumpReport>
     where
@@ -135,10 +150,14 @@ impl Cpu<'_> {
     {
         match self {
             Self::Sandbox(sandbox) => sandbox.dump(spec, on_frozen),
-            Self::Tree(tree) => tree.dump(spec, on_frozen),
+            Self::Tree(tree) => tree.dump(spec, prepared, on_frozen),
         }
     }
 }
+
+/// A CRIU that has been told of a dump and waits for leave to begin it, if one could be had. Dropped, it ends.
+#[derive(Debug, Default)]
+pub struct Prepared(pub(crate) Option<Waiting>);
 
 /// How a dump went.
 #[derive(Debug, Clone)]
@@ -178,6 +197,7 @@ impl Sandbox {
             external_sockets: spec.external_sockets.clone(),
             freeze_seconds: u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
             verdict_millis: u64::try_from(spec.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
+            steps_told: spec.steps_told,
         });
         let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
         channel.send(&command, &descriptors).map_err(Error::io("asking for a dump"))?;

@@ -44,7 +44,7 @@ mod tree;
 mod wire;
 
 pub use criu::{Criu, MINIMUM_VERSION, Version};
-pub use dump::{Cpu, DumpReport, DumpSpec, Frozen};
+pub use dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared};
 pub use error::{Error, Result};
 pub use init::{INIT_ARGUMENT, LOG_PATH, RUN_PATH, init_main};
 pub use inventory::{Identity, Inventory, MappedFile, Mismatch};

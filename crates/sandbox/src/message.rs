@@ -47,6 +47,8 @@ pub struct Dump {
     pub external_sockets: Vec<u32>,
     pub freeze_seconds: u32,
     pub verdict_millis: u64,
+    /// Whether CRIU writes down all that it does.
+    pub steps_told: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

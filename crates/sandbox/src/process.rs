@@ -31,6 +31,15 @@ impl Handle {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Ends the process, and gives its memory back beside it: what it gives back itself, one thread of its would, page by
+    /// page.
+    pub fn end(&self) -> io::Result<()> {
+        self.signal(libc::SIGKILL)?;
+        // SAFETY: takes two integers and touches no memory of ours. Where it is refused the process does it all.
+        unsafe { libc::syscall(libc::SYS_process_mrelease, self.0.as_raw_fd(), 0) };
+        Ok(())
+    }
+
     /// Whether the process has ended, waiting up to `timeout` (`None`: for ever).
     pub fn ended(&self, timeout: Option<Duration>) -> io::Result<bool> {
         readable(self.0.as_fd(), timeout)

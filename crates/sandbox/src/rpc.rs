@@ -11,7 +11,8 @@ const REQUEST_RESTORE: u64 = 2;
 const REQUEST_NOTIFY: u64 = 6;
 const CGROUPS_IGNORE: u64 = 0;
 const NETWORK_LOCK_SKIP: u64 = 3;
-/// All that CRIU does, value by value; only its steps; only what goes wrong.
+/// All that CRIU does, value by value; only its steps; only what goes wrong. It writes each line by itself, some for
+/// every stretch of memory.
 pub const LOG_DEBUG: u32 = 4;
 pub const LOG_STEPS: u32 = 3;
 pub const LOG_TROUBLE: u32 = 2;

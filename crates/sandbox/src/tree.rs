@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::conversation::{Course, Failed, Service};
-use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, is_full, open_dir};
+use crate::conversation::{Course, Failed, Leave, Service};
+use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, is_full, open_dir};
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
@@ -68,24 +68,25 @@ impl Tree {
         Inventory::take(&pids).map_err(Error::io("taking stock of the program"))
     }
 
-    /// Dumps the program as [`crate::Sandbox::dump`] does.
-    pub fn dump<E>(
-        &self,
-        spec: &DumpSpec<'_>,
-        on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
-    ) -> Result<DumpReport>
-    where
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let began = Instant::now();
-        self.refuse_unfit()?;
-        let images =
-            open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
-        let log = spec.images_dir.join(DUMP_LOG);
+    /// Starts CRIU and asks it for this dump.
+    pub(crate) fn prepare(&self, spec: &DumpSpec<'_>) -> Result<Waiting, Failed> {
+        let images = open_dir(spec.images_dir)
+            .map_err(|error| Failed::Criu(format!("making {}: {error}", spec.images_dir.display())))?;
+        let request = self.request(spec, &images);
+        let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
+        let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
+        let mut criu = Service::spawn(spec.criu.command(), &passed)?;
+        let asked = criu.ask(&request);
+        let waiting = Waiting { criu: Some(criu), images, request };
+        asked.map(|()| waiting)
+    }
+
+    /// What CRIU is asked for, with the tree as it is.
+    fn request(&self, spec: &DumpSpec<'_>, images: &File) -> Vec<u8> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let mut external: Vec<_> = outputs::external(&outputs::outside(&pids)).collect();
         external.extend(spec.external_sockets.iter().map(|inode| format!("unix[{inode}]")));
-        let options = Options {
+        rpc::dump_request(&Options {
             images_dir: images.as_raw_fd(),
             pid: Some(self.root),
             leave_running: spec.leave_running,
@@ -93,11 +94,26 @@ impl Tree {
             shell_job: process::is_session_outside(&pids),
             timeout_seconds: Some(u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX)),
             log_file: DUMP_LOG,
-            log_level: rpc::LOG_DEBUG,
+            log_level: if spec.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
             external,
             page_server: spec.page_server.map(|socket| socket.as_raw_fd()),
             ..Options::default()
-        };
+        })
+    }
+
+    /// Dumps the program as [`crate::Sandbox::dump`] does.
+    pub fn dump<E>(
+        &self,
+        spec: &DumpSpec<'_>,
+        prepared: Prepared,
+        on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
+    ) -> Result<DumpReport>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let began = Instant::now();
+        self.refuse_unfit()?;
+        let log = spec.images_dir.join(DUMP_LOG);
         let course = Course { whole: None, log: log.clone() };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
         let (mut on_frozen, mut step) = (Some(on_frozen), None);
@@ -106,9 +122,12 @@ impl Tree {
             Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
-        let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(options.page_server).collect();
-        let mut criu = Service::spawn(spec.criu.command(), &passed).map_err(failed)?;
-        let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |announced, _| {
+        let waiting = match prepared.0.filter(|it| it.request == self.request(spec, &it.images)) {
+            Some(waiting) => waiting,
+            // Something has changed since, or there is none.
+            None => self.prepare(spec).map_err(failed)?,
+        };
+        let finished = waiting.attend(&course, &mut |announced, _| {
             if announced != "post-dump" {
                 return Ok(());
             }
@@ -117,11 +136,13 @@ impl Tree {
             let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir };
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
+            if done.is_ok() && !spec.leave_running {
+                self.end();
+            }
             let sentence = done.as_ref().err().map(ToString::to_string);
             step = done.err();
             sentence.map_or(Ok(()), Err)
         });
-        criu.wait();
         if let Some(error) = step {
             return Err(Error::Hook(error));
         }
@@ -129,6 +150,17 @@ impl Tree {
         let stats = fs::read(spec.images_dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
         let stats = stats.unwrap_or_default();
         Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
+    }
+
+    /// Ends all of the tree, which stands still; CRIU would do the same next, and waits until they are gone.
+    fn end(&self) {
+        let handles: Vec<_> = self.pids().into_values().filter_map(|pid| Handle::open(pid).ok()).collect();
+        std::thread::scope(|scope| {
+            for handle in &handles {
+                // What has ended by itself is no less gone.
+                scope.spawn(|| handle.end().ok());
+            }
+        });
     }
 
     /// Keeps the named files in `/dev/shm` that the tree uses: a restored program has a `/dev/shm` of its own.
@@ -194,6 +226,34 @@ impl Tree {
                 )));
             }
             std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+/// CRIU, asked for a dump: it waits for leave at its first step, before it looks at the program.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// None once it has been told to give up.
+    criu: Option<Service>,
+    /// CRIU opens it by our number for it.
+    images: File,
+    request: Vec<u8>,
+}
+
+impl Waiting {
+    /// Has it begin, and answers it until it is done.
+    fn attend(mut self, course: &Course, leave: &mut Leave<'_>) -> Result<(), Failed> {
+        let Some(mut criu) = self.criu.take() else { return Ok(()) };
+        let finished = criu.attend(course, leave);
+        criu.wait();
+        finished.map(|_| ())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(criu) = self.criu.take() {
+            criu.dismiss();
         }
     }
 }

@@ -31,7 +31,12 @@
 enum { RUNNING, LOCKED, CHECKPOINTED, TAKING = 100, BRINGING };
 enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, ILLEGAL_STATE = 401, NOT_READY = 600, UNKNOWN = 999 };
 enum { MOST = 8 };
-enum { WORDS = 5 << 20, FILLED = WORDS / 4 * 3 };
+#ifndef WORDS
+#define WORDS (5 << 20)
+#endif
+#ifndef FILLED
+#define FILLED (WORDS / 4 * 3)
+#endif
 
 struct gpu {
     unsigned number;
@@ -215,8 +220,8 @@ static void *serve(void *nothing)
             memory = mmap(NULL, WORDS * sizeof *memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (memory == MAP_FAILED || !read_memory(program.key, &value))
                 abort();
-            for (size_t at = 0; at < FILLED; at++)
-                memory[at] = value + at;
+            for (size_t at = 0; at < WORDS; at++)
+                memory[at] = at < FILLED ? value + at : 0;
             program.saved = memory;
             memory_path(path, program.key);
             unlink(path);
@@ -341,6 +346,7 @@ int cuCheckpointProcessGetState(int pid, int *state)
 
 int cuCheckpointProcessLock(int pid, const unsigned *timeout_ms)
 {
+    unsigned patience = timeout_ms ? *timeout_ms : 0;
     BEGIN("lock");
     if (there.state != RUNNING)
         return ILLEGAL_STATE;
@@ -354,7 +360,7 @@ int cuCheckpointProcessLock(int pid, const unsigned *timeout_ms)
                 return done(action, OK);
             set_state(pid, RUNNING);
         }
-        if (waited >= *timeout_ms)
+        if (waited >= patience)
             return NOT_READY;
         usleep(1000);
     }

@@ -1,7 +1,6 @@
 //! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
 
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::Served;
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared};
 use rekindle_store::Draft;
 
 use crate::cpu_pages::Pages;
@@ -18,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::quiet::Quiet;
 use crate::reply::Reply;
-use crate::timeline::{CPU, Timeline};
+use crate::timeline::{CPU, PAGES, Timeline};
 use crate::worker::Worker;
 use crate::{driver_half, fault};
 
@@ -54,6 +53,13 @@ pub(super) enum Gpu<'a> {
     None,
     Worker { held: &'a Held, worker: Arc<Worker> },
     Driver,
+}
+
+/// What is known of the GPU half, and keeps it where it is.
+pub(super) struct Still<'a> {
+    pub(super) quiet: Option<&'a Quiet<'a>>,
+    pub(super) status: Option<&'a Status>,
+    pub(super) hold: Option<&'a Hold<'a>>,
 }
 
 /// One attempt.
@@ -118,15 +124,21 @@ impl<'a> Attempt<'a> {
             let pid = self.client_pid(quiet)?;
             self.timeline.time("detach", || quiet.detach(pid))?;
         }
-        let hold = match self.gpu {
-            Gpu::Driver => self.hold()?,
-            Gpu::None | Gpu::Worker { .. } => None,
+        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        let (pages, criu_end) = Pages::begin(self.subject.cpu, &scratch.path)?;
+        let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.wish.leave_running);
+        spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
+        spec.page_server = Some(criu_end.as_fd());
+        spec.steps_told = log::log_enabled!(log::Level::Debug);
+        let (prepared, hold) = match self.gpu {
+            Gpu::Driver => (self.subject.cpu.prepare(&spec), self.hold()?),
+            Gpu::None | Gpu::Worker { .. } => (Prepared::default(), None),
         };
         fault::point("detached")?;
-        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        self.dump(&draft, &scratch.path, quiet.as_ref(), status.as_ref(), hold.as_ref())?;
+        let still = Still { quiet: quiet.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
+        self.dump(&draft, &spec, prepared, pages, &still)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
         let gpu_processes = usize::from(quiet.is_some()) + driven + self.amd.len();
         match hold {
@@ -169,10 +181,10 @@ impl<'a> Attempt<'a> {
     fn dump(
         &self,
         draft: &Mutex<Option<Draft>>,
-        images: &Path,
-        quiet: Option<&Quiet<'_>>,
-        status: Option<&Status>,
-        hold: Option<&Hold<'_>>,
+        spec: &DumpSpec<'_>,
+        prepared: Prepared,
+        pages: Pages<'_>,
+        still: &Still<'_>,
     ) -> Result<()> {
         let path = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,25 +200,21 @@ impl<'a> Attempt<'a> {
         };
         let saved = OnceLock::new();
         let first = self.worker().map(|_| &saved);
-        let (server, criu_end) = Pages::begin(self.subject.cpu, images, driver_half::areas(hold), first)?;
+        let areas = driver_half::areas(still.hold);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
-            // Closed when the dump is over: pages end then too, also if CRIU never came to take its end.
-            let criu_end = criu_end;
-            let mut spec = DumpSpec::new(&self.criu, images, self.wish.leave_running);
-            spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
-            spec.page_server = Some(criu_end.as_fd());
-            let pages = scope.spawn(move || server.serve().map_err(fail));
+            let pages = scope.spawn(move || pages.serve(areas, first).map_err(fail));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
-            self.subject.cpu.dump(&spec, |frozen| {
+            self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
-                let served = pages.join().map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
+                let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
+                let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
                 *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                let gathered = self.gather(frozen, draft, save, quiet, status, hold);
+                let gathered = self.gather(frozen, draft, save, still);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.wish.leave_running {
                     true => Ok(()),
-                    false => self.seal(draft, images),
+                    false => self.seal(draft, spec.images_dir),
                 });
                 sealed.map_err(fail)
             })

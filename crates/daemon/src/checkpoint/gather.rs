@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
-use rekindle_driver::Hold;
 use rekindle_protocol::daemon::Mode;
-use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{Frozen, driver_socket};
 use rekindle_store::{Draft, KnownChunks, Part, PartKind};
 
@@ -16,12 +15,11 @@ use crate::cpu_pages;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
 use crate::kept::Kept;
-use crate::quiet::Quiet;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::worker::Worker;
 use crate::{fault, machine};
 
-use super::attempt::{Attempt, Subject};
+use super::attempt::{Attempt, Still, Subject};
 
 /// CRIU writes dozens of images, most of them small.
 const FILE_THREADS: usize = 4;
@@ -56,9 +54,7 @@ impl Attempt<'_> {
         frozen: &Frozen<'_>,
         draft: &Mutex<Option<Draft>>,
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
-        quiet: Option<&Quiet<'_>>,
-        status: Option<&Status>,
-        hold: Option<&Hold<'_>>,
+        still: &Still<'_>,
     ) -> Result<()> {
         fault::point("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +68,7 @@ impl Attempt<'_> {
             draft.adopt(pinned)?;
         }
         fault::point("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiet, status, hold))
+        self.timeline.time("manifest", || self.describe(frozen, draft, still))
     }
 
     /// Makes an image of what was gathered.
@@ -116,31 +112,24 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    fn describe(
-        &self,
-        frozen: &Frozen<'_>,
-        draft: &Draft,
-        quiet: Option<&Quiet<'_>>,
-        status: Option<&Status>,
-        hold: Option<&Hold<'_>>,
-    ) -> Result<()> {
+    fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, still: &Still<'_>) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
         let inventory = frozen.inventory()?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);
         manifest.program = machine::program(command, cpu);
         manifest.machine = machine::this();
-        let driver = hold.map(|hold| DriverHalf::of(hold, cpu));
+        let driver = still.hold.map(|hold| DriverHalf::of(hold, cpu));
         manifest.gpus = match &driver {
             Some(half) => half.shown_gpus(),
-            None => status.map(machine::gpus).unwrap_or_default(),
+            None => still.status.map(machine::gpus).unwrap_or_default(),
         };
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
         let kept = Kept {
             name: name.clone(),
             gpu: gpu.clone(),
             inventory,
-            client: quiet.map(|quiet| quiet.client.clone()),
+            client: still.quiet.map(|quiet| quiet.client.clone()),
             driver,
             amd: self.amd.clone(),
             framework: self.wish.framework,

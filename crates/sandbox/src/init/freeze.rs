@@ -59,7 +59,7 @@ pub fn dump(
         tcp_established: connections::are_inside(&tree),
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
-        log_level: rpc::LOG_DEBUG,
+        log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
         external: sockets.chain(outputs::external(&outputs::outside(&tree))).collect(),
         inherit: Vec::new(),
         page_server,
