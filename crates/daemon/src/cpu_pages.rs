@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
@@ -19,6 +21,9 @@ use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, St
 use crate::error::{Error, Result};
 use crate::places::private_directory;
 use crate::{fault, shared_pages};
+
+/// Files that go into an image at once.
+pub const FILE_THREADS: usize = 4;
 
 /// How much is read at once.
 const PIECE: usize = 1 << 20;
@@ -94,16 +99,36 @@ impl<'a> Pages<'a> {
 
 /// Takes the page files of a served dump into the draft, and has CRIU's images speak of them.
 pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
-    pages::point(images, served).map_err(|what| Error::Pages { what })?;
-    take_page_files(draft, &served.files)
+    std::thread::scope(|scope| {
+        let pointed = scope.spawn(|| pages::point(images, served).map_err(|what| Error::Pages { what }));
+        let taken = take_page_files(draft, &served.files);
+        pointed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(taken)
+    })
 }
 
 fn take_page_files(draft: &Draft, files: &[PageFile]) -> Result<()> {
-    for file in files {
+    beside(files, FILE_THREADS, |file| {
         let known = known_chunks(&file.pieces);
-        draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known)?;
-    }
-    Ok(())
+        Ok(draft.take_pages(PartKind::CpuPages, &file.name, &file.path, file.bytes, &known)?)
+    })
+}
+
+/// Does a step with each of `all`, several at once; the first failure ends it.
+pub fn beside<T: Sync>(all: &[T], most: usize, step: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            step(one).inspect_err(|_| next.store(all.len(), Ordering::Relaxed))?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..most.min(all.len())).map(|_| scope.spawn(work)).collect();
+        let join = |thread: ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).fold(Ok(()), Result::and)
+    })
 }
 
 fn content_hash(bytes: &[u8]) -> [u8; 32] {

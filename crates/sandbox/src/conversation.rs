@@ -159,6 +159,10 @@ impl Service {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    pub fn is_there(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     pub fn wait(&mut self) {
         // Its answer has told all; only the process is left.
         let _ = self.child.wait();

@@ -226,20 +226,26 @@ fn edges(file: &File, size: u64) -> io::Result<String> {
 
 /// The paths of the regular files in the contents of a `maps` file.
 fn mapped_paths(maps: &[u8]) -> Vec<PathBuf> {
-    let mut out: Vec<_> = maps.split(|&byte| byte == b'\n').filter_map(mapped_path).collect();
+    let mut out = named_paths(maps);
+    out.retain(|path| !is_elsewhere(path));
+    out
+}
+
+/// The paths of all that is mapped by a name it still has, in the contents of a `maps` file.
+pub(crate) fn named_paths(maps: &[u8]) -> Vec<PathBuf> {
+    let mut out: Vec<_> = maps.split(|&byte| byte == b'\n').filter_map(named_path).collect();
     out.sort();
     out.dedup();
     out
 }
 
-fn mapped_path(line: &[u8]) -> Option<PathBuf> {
+fn named_path(line: &[u8]) -> Option<PathBuf> {
     let start = line.iter().position(|&byte| byte == b'/')?;
     let inode = line[..start].split(|&byte| byte == b' ').rfind(|field| !field.is_empty())?;
     if inode == b"0" || line.ends_with(b" (deleted)") {
         return None;
     }
-    let path = PathBuf::from(OsString::from_vec(unescape(&line[start..])));
-    (!is_elsewhere(&path)).then_some(path)
+    Some(PathBuf::from(OsString::from_vec(unescape(&line[start..]))))
 }
 
 /// The kernel writes a newline in a path as `\012`.
@@ -272,6 +278,7 @@ mod tests {
             7f00-7f01 rw-p 00000000 fe:00 78 /tmp/a\\012b\n\
             7f00-7f01 rw-s 00000000 00:05 5 /dev/zero\n";
         assert_eq!(mapped_paths(maps), [PathBuf::from("/tmp/a\nb"), PathBuf::from("/usr/bin/a b")]);
+        assert!(named_paths(maps).contains(&PathBuf::from("/dev/zero")));
     }
 
     #[test]

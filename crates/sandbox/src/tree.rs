@@ -14,7 +14,7 @@ use crate::conversation::{Course, Failed, Leave, Service};
 use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, is_full, open_dir};
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
-use crate::inventory::Inventory;
+use crate::inventory::{self, Inventory};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::{capability, connections, devshm, outputs};
@@ -122,9 +122,12 @@ impl Tree {
             Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
-        let waiting = match prepared.0.filter(|it| it.request == self.request(spec, &it.images)) {
+        let is_wanted = |waiting: &mut Waiting| {
+            waiting.is_there() && waiting.request == self.request(spec, &waiting.images)
+        };
+        let waiting = match prepared.0.and_then(|mut waiting| is_wanted(&mut waiting).then_some(waiting)) {
             Some(waiting) => waiting,
-            // Something has changed since, or there is none.
+            // The program is another by now, or there is none.
             None => self.prepare(spec).map_err(failed)?,
         };
         let finished = waiting.attend(&course, &mut |announced, _| {
@@ -241,6 +244,10 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
+    fn is_there(&mut self) -> bool {
+        self.criu.as_mut().is_some_and(Service::is_there)
+    }
+
     /// Has it begin, and answers it until it is done.
     fn attend(mut self, course: &Course, leave: &mut Leave<'_>) -> Result<(), Failed> {
         let Some(mut criu) = self.criu.take() else { return Ok(()) };
@@ -272,10 +279,12 @@ pub fn traced(pid: i32, tracer: i32) -> Error {
 
 /// The files in `/dev/shm` that a process has open or mapped by name.
 fn shared_files(pid: i32) -> Vec<PathBuf> {
-    let links =
-        ["fd", "map_files"].into_iter().filter_map(|kind| fs::read_dir(format!("/proc/{pid}/{kind}")).ok());
-    let paths = links.flatten().flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-    let named =
-        |path: &PathBuf| path.starts_with(SHARED) && !path.as_os_str().as_bytes().ends_with(b" (deleted)");
-    paths.filter(named).filter(|path| File::open(path).is_ok()).collect()
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let opened = links.filter_map(|entry| fs::read_link(entry.path()).ok());
+    let mut paths = inventory::named_paths(&fs::read(format!("/proc/{pid}/maps")).unwrap_or_default());
+    paths.extend(opened.filter(|path| !path.as_os_str().as_bytes().ends_with(b" (deleted)")));
+    paths.retain(|path| path.starts_with(SHARED) && File::open(path).is_ok());
+    paths.sort();
+    paths.dedup();
+    paths
 }

@@ -1,6 +1,8 @@
 //! Every step failed, hung or killed: afterwards the program runs, nothing is locked, and the next checkpoint works.
 
-use crate::harness::{kill, wait};
+use std::process::Stdio;
+
+use crate::harness::{end_of, kill, wait};
 use crate::standin::Scene;
 
 const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
@@ -119,6 +121,39 @@ fn a_killed_criu_leaves_nothing_locked() {
     assert!(scene.rekindle.images().is_empty());
     scene.assert_tidy();
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+}
+
+/// It waits while the driver does its part, for a kernel that takes a while.
+#[test]
+fn a_criu_that_is_killed_while_it_waits_is_replaced_and_later_is_told() {
+    for is_replaced in [true, false] {
+        let scene = Scene::new();
+        let program = scene.start_with(1, 400_000);
+        let pid = program.pid();
+        let mut command = scene.rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", "--stop"]);
+        let asked = command.stderr(Stdio::piped()).spawn().unwrap();
+        wait("CRIU", || scene.criu().is_some());
+        let criu = scene.criu().unwrap();
+        if !is_replaced {
+            // It stands when its turn comes, and ends then.
+            kill(criu, 19);
+            wait("the GPU half", || !scene.has_memory());
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+        kill(criu, 9);
+        let output = end_of(asked);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), is_replaced, "{error}");
+        assert_eq!(scene.rekindle.images().len(), usize::from(is_replaced));
+        if !is_replaced {
+            assert!(error.contains("CRIU"), "{error}");
+            scene.go_on(1);
+            scene.assert_tidy();
+            assert!(scene.checkpoint(&program, "image", "--stop").status.success());
+        }
+        scene.rekindle.ok(&["restore", "image", "-d"]);
+        scene.go_on(1);
+    }
 }
 
 #[test]

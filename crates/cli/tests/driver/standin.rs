@@ -144,6 +144,25 @@ impl Scene {
         assert!(command.status().unwrap().success());
     }
 
+    /// Whether the GPUs have something of a program's.
+    pub fn has_memory(&self) -> bool {
+        let mut files = fs::read_dir(self.directory.path()).unwrap().flatten();
+        files.any(|file| file.file_name().to_string_lossy().starts_with("memory-"))
+    }
+
+    /// The CRIU that works for this scene's daemon.
+    pub fn criu(&self) -> Option<i32> {
+        let daemon = self.rekindle.daemon_pid()?;
+        let tasks = fs::read_dir(format!("/proc/{daemon}/task")).ok()?.flatten();
+        let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<i32> = children
+            .flat_map(|line| line.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
+            .collect();
+        children.into_iter().find(|child| {
+            fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|words| words.contains("\0swrk\0"))
+        })
+    }
+
     /// The helper of this scene's daemon.
     pub fn helper(&self) -> Option<i32> {
         let journals = self.rekindle.path("state/driver");

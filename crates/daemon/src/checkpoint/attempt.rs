@@ -1,9 +1,10 @@
 //! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_protocol::worker::Status;
@@ -205,7 +206,7 @@ impl<'a> Attempt<'a> {
         let dumped = std::thread::scope(|scope| {
             let pages = scope.spawn(move || pages.serve(areas, first).map_err(fail));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
-            self.subject.cpu.dump(spec, prepared, |frozen| {
+            let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
                 let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
                 let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
@@ -217,7 +218,12 @@ impl<'a> Attempt<'a> {
                     false => self.seal(draft, spec.images_dir),
                 });
                 sealed.map_err(fail)
-            })
+            });
+            // Pages of a CRIU that has ended in the middle do not come any more.
+            if let Some(socket) = spec.page_server {
+                let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+            }
+            dumped
         });
         match dumped {
             Ok(report) => {

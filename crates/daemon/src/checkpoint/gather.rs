@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
@@ -20,9 +19,6 @@ use crate::worker::Worker;
 use crate::{fault, machine};
 
 use super::attempt::{Attempt, Still, Subject};
-
-/// CRIU writes dozens of images, most of them small.
-const FILE_THREADS: usize = 4;
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
@@ -170,19 +166,10 @@ fn take_cpu_files(draft: &Draft, images: &Path, known: &HashMap<String, KnownChu
             names.push(name);
         }
     }
-    let (next, nothing) = (AtomicUsize::new(0), KnownChunks::new());
-    let take = || {
-        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let known = known.get(name).unwrap_or(&nothing);
-            draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..FILE_THREADS).map(|_| scope.spawn(take)).collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    let nothing = KnownChunks::new();
+    cpu_pages::beside(&names, cpu_pages::FILE_THREADS, |name| {
+        let known = known.get(name).unwrap_or(&nothing);
+        Ok(draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?)
     })
 }
 

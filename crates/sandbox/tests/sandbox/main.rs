@@ -3,3 +3,4 @@
 mod checkpoint;
 mod lifecycle;
 mod support;
+mod tree;
