@@ -215,6 +215,9 @@ impl Sandbox {
         let step =
             on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir }).map_err(Into::into);
         let frozen_step = began.elapsed() - until_frozen;
+        if step.is_ok() && !spec.leave_running {
+            process::end_all(self.pids().into_values());
+        }
         let verdict = match &step {
             Ok(()) => Verdict::Commit,
             Err(error) => Verdict::Abort(error.to_string()),

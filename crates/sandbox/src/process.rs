@@ -31,8 +31,7 @@ impl Handle {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Ends the process, and gives its memory back beside it: what it gives back itself, one thread of its would, page by
-    /// page.
+    /// Ends the process, and gives its memory back beside the one thread of it that does so.
     pub fn end(&self) -> io::Result<()> {
         self.signal(libc::SIGKILL)?;
         // SAFETY: takes two integers and touches no memory of ours. Where it is refused the process does it all.
@@ -50,6 +49,17 @@ impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Ends processes that stand still. CRIU would do the same next, and waits until they are gone.
+pub fn end_all(pids: impl Iterator<Item = i32>) {
+    let handles: Vec<_> = pids.filter_map(|pid| Handle::open(pid).ok()).collect();
+    std::thread::scope(|scope| {
+        for handle in &handles {
+            // What has ended by itself is no less gone.
+            scope.spawn(|| handle.end().ok());
+        }
+    });
 }
 
 /// Whether `fd` can be read, or its other side has closed, within `timeout` (`None`: waits for ever).
@@ -213,6 +223,18 @@ mod tests {
         assert!(is_zombie(pid));
         child.wait().unwrap();
         assert!(Handle::open(pid).is_err());
+    }
+
+    #[test]
+    fn all_are_ended_whether_they_are_there_or_not() {
+        let mut children =
+            [(); 2].map(|()| Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap());
+        let pids = children.each_ref().map(|child| child.id() as i32);
+        children[0].kill().unwrap();
+        children[0].wait().unwrap();
+        end_all(pids.into_iter());
+        let ended = std::os::unix::process::ExitStatusExt::signal(&children[1].wait().unwrap());
+        assert_eq!(ended, Some(libc::SIGKILL));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Tree {
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
             if done.is_ok() && !spec.leave_running {
-                self.end();
+                process::end_all(self.pids().into_values());
             }
             let sentence = done.as_ref().err().map(ToString::to_string);
             step = done.err();
@@ -153,17 +153,6 @@ impl Tree {
         let stats = fs::read(spec.images_dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
         let stats = stats.unwrap_or_default();
         Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
-    }
-
-    /// Ends all of the tree, which stands still; CRIU would do the same next, and waits until they are gone.
-    fn end(&self) {
-        let handles: Vec<_> = self.pids().into_values().filter_map(|pid| Handle::open(pid).ok()).collect();
-        std::thread::scope(|scope| {
-            for handle in &handles {
-                // What has ended by itself is no less gone.
-                scope.spawn(|| handle.end().ok());
-            }
-        });
     }
 
     /// Keeps the named files in `/dev/shm` that the tree uses: a restored program has a `/dev/shm` of its own.
