@@ -76,7 +76,11 @@ pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Re
             _ => break (attempt, taken),
         }
     };
-    let taken = taken.map_err(|error| operation.explain(error));
+    let taken = taken.map_err(|error| match daemon.store.image(wish.to) {
+        // What failed after that did not fail because the program ended, as it may have been asked to.
+        Ok(_) => error,
+        Err(_) => operation.explain(error),
+    });
     drop(operation);
     if !wish.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
