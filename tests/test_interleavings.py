@@ -81,8 +81,10 @@ def check(rekindle, go):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_commands_at_a_time(seed):
+    """With every second seed programs run meanwhile, with every third there are caches, which hold only a part."""
     rng = random.Random(seed)
-    with Rekindle() as rekindle, ThreadPoolExecutor(2) as pool:
+    caches = {} if seed % 3 else {"REKINDLE_HOST_CACHE": "5M", "REKINDLE_GPU_CACHE": "8M"}
+    with Rekindle(**caches) as rekindle, ThreadPoolExecutor(2) as pool:
         go = rekindle.root / "go"
         for name in NAMES[:2]:
             rekindle.run(name, sys.executable, PROGRAM, go, seed + len(name))
@@ -91,6 +93,8 @@ def test_two_commands_at_a_time(seed):
             pair = [command(rng, go) for _ in range(2)]
             done.append(pair)
             try:
+                if seed % 2 == 0:
+                    go.touch()
                 list(pool.map(lambda arguments: do(rekindle, arguments), pair))
                 check(rekindle, go)
             except Exception as error:
