@@ -326,6 +326,16 @@ def kill_daemon(rekindle):
                 os.kill(int(pid), signal.SIGKILL)
 
 
+def test_a_program_that_comes_to_the_gate_between_two_daemons_waits(rekindle):
+    go, bump = rekindle.root / "go", ROOT / "crates/cli/tests/programs/bump.py"
+    rekindle.run("late", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {bump} 3")
+    log = next(path for path in (rekindle.state / "logs").glob("*.log") if path.name.count(".") == 1 and "pool" not in path.name)
+    kill_daemon(rekindle)
+    go.touch()
+    rekindle.wait(lambda: "waiting up to 10 s for the next one" in log.read_text(), "the program to wait")
+    assert rekindle.wait_end("late")[-3:] == ["1", "2", "3"]
+
+
 @pytest.mark.parametrize("mebibytes", [1, 6, 12, 16, 20, 23, 26])
 def test_a_full_disk_undoes_the_checkpoint_in_every_phase(rekindle, mebibytes):
     """A real file system with so much room and no more: the checkpoint fails with one sentence, the program goes on."""

@@ -1,9 +1,11 @@
 //! `cuInit`: the way from a process to its worker.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CuResult};
 use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY, ToWorker, Welcome, file_name};
@@ -14,6 +16,11 @@ use crate::abi::Result;
 use crate::report::report;
 use crate::session::{self, Session};
 use crate::{control, fork, genuine};
+
+/// How long a daemon that is started anew may take to be there.
+const DAEMON_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks for it.
+const BETWEEN: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
@@ -90,9 +97,27 @@ fn own_process() -> Option<OwnedFd> {
     (descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
+/// Connects to the gate, at which nobody answers while one daemon has ended and the next one has not begun.
+fn at_gate(gate: &Path) -> std::io::Result<UnixStream> {
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        match UnixStream::connect(gate) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && began.elapsed() < DAEMON_LIMIT => {
+                if !said {
+                    let seconds = DAEMON_LIMIT.as_secs();
+                    report(format_args!("no daemon runs; waiting up to {seconds} s for the next one"));
+                    said = true;
+                }
+                std::thread::sleep(BETWEEN);
+            }
+            other => return other,
+        }
+    }
+}
+
 fn ask(gate: &Path) -> std::result::Result<(UnixStream, Welcome), ConnectError> {
-    let stream =
-        UnixStream::connect(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
+    let stream = at_gate(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
     let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;
     match admission {
         Admission::Admitted => {}
