@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -150,4 +151,18 @@ def test_a_checkpoint_waits_for_what_falls_asleep_and_wakes_it():
         rekindle("checkpoint", "tired", "--to", "image", "--leave-running")
         assert asleep.wait(30) == 0, asleep.stderr.read()
         assert rekindle.sandbox("tired")["state"] == "running"
+        check(rekindle, go)
+
+
+def test_a_restore_whose_worker_is_killed_begins_again_with_another():
+    with Rekindle(REKINDLE_FAULT="restore-vacant:slow") as rekindle:
+        go = rekindle.root / "go"
+        rekindle.run("program", sys.executable, PROGRAM, go, 1)
+        rekindle.wait_lines("program", 1)
+        rekindle("checkpoint", "program", "--to", "image", "--stop")
+        restore = begin(rekindle, "restore", "image", "--name", "again", "-d")
+        workers = lambda: [pid for row in rekindle.sandboxes() if row["name"] == "again" for pid in row["workers"]]
+        rekindle.wait(workers, "its worker")
+        os.kill(workers()[0], signal.SIGKILL)
+        assert restore.wait(30) == 0, restore.stderr.read()
         check(rekindle, go)

@@ -401,6 +401,8 @@ fn instances_share_what_none_writes_to_and_who_writes_gets_its_own() {
         1,
         "the weights, and not what is written again and again"
     );
+    let told = |row: &Value| row["problem"].as_str().is_some_and(|problem| problem.contains("profile"));
+    assert!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().iter().any(told));
     wait_shared(&rekindle, 6);
     for name in ["one", "other", "third"] {
         restore_sharing(&rekindle, name);

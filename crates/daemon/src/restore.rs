@@ -45,6 +45,9 @@ use crate::{container, driver_half, fault, framework, gpu, load_order, machine, 
 mod cpu;
 mod shared_files;
 
+/// So often a restore begins, if a worker ends before the program runs.
+const MOST_TRIES: u32 = 2;
+
 /// What the user asks for.
 pub struct Wish<'a> {
     pub image: &'a str,
@@ -101,20 +104,36 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         driver_half::check(daemon, &image, &kept, wish.gpu_map)
     })?;
     fault::point("restore-checked")?;
-    let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu, mode))?;
-    let attempt =
-        Attempt { daemon, held: &held, image: &image, kept: &kept, pairs: &pairs, timeline: &timeline, wish };
     reply.progress("restore", 0, 0);
-    let brought_back = attempt
-        .bring_back()
-        .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
-        .and_then(|rest| held.is_up().map(|()| rest));
-    let rest = match brought_back {
-        Ok(rest) => rest,
-        Err(error) => {
-            held.fill_pool();
-            give_back(daemon, &held);
-            return Err(error);
+    let mut tries = 0;
+    let (held, rest) = loop {
+        let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu.clone(), mode))?;
+        let attempt = Attempt {
+            daemon,
+            held: &held,
+            image: &image,
+            kept: &kept,
+            pairs: &pairs,
+            timeline: &timeline,
+            wish,
+        };
+        let brought_back = attempt
+            .bring_back()
+            .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
+            .and_then(|rest| held.is_up().map(|()| rest));
+        let error = match brought_back {
+            Ok(rest) => break (held, rest),
+            Err(error) => error,
+        };
+        tries += 1;
+        let never_ran = held.record().pid == 0;
+        held.fill_pool();
+        give_back(daemon, &held);
+        match error {
+            Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
+                log::warn!("{error}; the restore begins again with another worker");
+            }
+            _ => return Err(error),
         }
     };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;

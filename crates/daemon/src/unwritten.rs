@@ -58,9 +58,14 @@ fn learn(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<usize>>
     ask(worker, image, cheaply)?.map(|names| image.learn_unwritten(&names).map_err(Error::from)).transpose()
 }
 
+/// What is to be known of a program that was marked, whose errors are none of its own.
+const MARKED: &str =
+    "`rekindle profile` changed its GPU memory to see what it writes to; its results mean nothing";
+
 /// Changes the buffers of a program that is there to learn from: what is written to them then is seen.
 pub fn mark(held: &Held) -> Result<Value> {
     serving(held)?.command("mark buffers", &Request::Mark, &[])?;
+    held.tell(MARKED.to_string());
     Ok(json!({ "name": held.name() }))
 }
 
