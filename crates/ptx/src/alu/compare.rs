@@ -19,8 +19,12 @@ const OPERATORS: [&str; 18] = [
     "num", "nan",
 ];
 
-// What the lints propose differs where a NaN takes part.
-#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool, clippy::double_comparisons)]
+#[allow(
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::nonminimal_bool,
+    clippy::double_comparisons,
+    reason = "what they propose differs where a NaN takes part"
+)]
 fn operation(operator: &str, ftz: bool, ty: Type) -> Option<Alu> {
     let scalar = match ty {
         Type::F16x2 => Type::F16,

@@ -50,7 +50,7 @@ macro_rules! for_types {
     ($ty:expr; [$($variant:ident => $t:ty),* $(,)?]; $T:ident => $body:expr) => {
         match $ty {
             $($crate::types::Type::$variant => Some({
-                #[allow(dead_code)]
+                #[allow(dead_code, reason = "a body need not name its type")]
                 type $T = $t;
                 $body
             }),)*

@@ -127,7 +127,7 @@ impl<'a> FunctionLowering<'_, 'a> {
     }
 
     /// One argument or result: a frame variable as a whole, or registers.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call")]
     fn transfer(
         &mut self,
         instruction: &Instruction,

@@ -55,7 +55,7 @@ impl State {
 }
 
 impl Exec<'_> {
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "the operands of one instruction")]
     pub fn mbarrier(
         &mut self,
         path: &Path,
