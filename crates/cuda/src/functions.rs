@@ -1,7 +1,6 @@
 //! The table of the driver's functions: every name that its library exports, and what the client does with it.
 //!
-//! `functions.txt` is the table. From it come the client's exports, `cuGetProcAddress` and the list in the
-//! compatibility document.
+//! `functions.txt` is the table. From it come the client's exports, `cuGetProcAddress` and `docs/functions.md`.
 
 use std::fmt::Write;
 use std::sync::LazyLock;

@@ -26,8 +26,8 @@ use crate::modules::{self, Modules};
 use crate::output::Output;
 use crate::physical::Budget;
 use crate::scheduler::Scheduler;
-use crate::space::{GRANULARITY, Place, Space};
-use crate::work::{Engine, Executor, Op, Services, copy_engine};
+use crate::space::{GRANULARITY, Space};
+use crate::work::{Engine, Executor, Op, Services};
 use crate::{Config, Error};
 
 pub(crate) struct EmulatedDevice {
@@ -37,7 +37,7 @@ pub(crate) struct EmulatedDevice {
     modules: Mutex<Modules>,
     limits: Mutex<BTreeMap<u32, u64>>,
     arena: Arc<Arena>,
-    space: Arc<Space>,
+    pub(crate) space: Arc<Space>,
     budget: Arc<Budget>,
 }
 
@@ -74,71 +74,19 @@ impl EmulatedDevice {
         self.context.scheduler.check()
     }
 
-    fn multiprocessors(&self) -> u32 {
+    pub fn multiprocessors(&self) -> u32 {
         self.context.scheduler.executor().multiprocessors
     }
 
-    fn kernel(&self, function: Function) -> Result<Kernel> {
+    pub fn kernel(&self, function: Function) -> Result<Kernel> {
         self.check()?;
         self.modules.lock().kernel(function).cloned()
-    }
-
-    fn place(&self, address: u64, bytes: u64) -> Result<Place> {
-        self.space.place(address, bytes).ok_or(CUDA_ERROR_INVALID_VALUE)
-    }
-
-    fn launch_op(&self, function: Function, launch: &Launch, parameters: &[u8]) -> Result<Op> {
-        let kernel = self.kernel(function)?;
-        kernel.check(launch, parameters, self.multiprocessors())?;
-        Ok(Op::Kernel { kernel, launch: launch.clone(), parameters: parameters.into() })
-    }
-
-    /// Nothing where there are no bytes to copy.
-    fn copy_op(&self, copy: &Copy3D) -> Result<Option<Op>> {
-        let shape = [copy.width, copy.height, copy.depth];
-        if shape.contains(&0) {
-            return Ok(None);
-        }
-        let to = self.place(copy.to, extent(shape, copy.to_pitch, copy.to_slice)?)?;
-        let from = self.place(copy.from, extent(shape, copy.from_pitch, copy.from_slice)?)?;
-        Ok(Some(Op::Copy { copy: *copy, engine: copy_engine(to, from) }))
-    }
-
-    fn set_op(&self, set: &MemorySet) -> Result<Option<Op>> {
-        let element = u64::from(set.element);
-        let aligned = set.address.is_multiple_of(element.max(1))
-            && (set.height <= 1 || set.pitch.is_multiple_of(element.max(1)));
-        if !matches!(set.element, 1 | 2 | 4) || !aligned {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        if set.width == 0 || set.height == 0 {
-            return Ok(None);
-        }
-        let row = set.width.checked_mul(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.place(set.address, extent([row, set.height, 1], set.pitch, 0)?)?;
-        Ok(Some(Op::Set(*set)))
-    }
-
-    fn check_value(&self, address: u64, width: u32) -> Result<()> {
-        if !matches!(width, 4 | 8) || !address.is_multiple_of(u64::from(width)) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.place(address, u64::from(width)).map(drop)
     }
 
     fn add_node(&self, graph: Graph, after: &[GraphNode], op: Option<Op>) -> Result<GraphNode> {
         let action = op.map_or(Action::Empty, Action::Op);
         self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
-}
-
-/// Bytes from the first to the last of a strided shape (bytes, rows, slices).
-fn extent([width, height, depth]: [u64; 3], pitch: u64, slice: u64) -> Result<u64> {
-    let rows = (height - 1).checked_mul(pitch);
-    let slices = (depth - 1).checked_mul(slice);
-    let whole = rows.zip(slices).and_then(|(rows, slices)| rows.checked_add(slices)?.checked_add(width));
-    let overlaps = height > 1 && pitch < width;
-    whole.filter(|_| !overlaps).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 /// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.

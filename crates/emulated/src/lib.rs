@@ -30,6 +30,7 @@ mod image;
 mod module;
 mod modules;
 mod occupancy;
+mod operations;
 mod output;
 mod physical;
 mod platform;

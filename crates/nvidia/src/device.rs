@@ -1,16 +1,12 @@
-//! One GPU and its primary context, behind [`Device`].
+//! One GPU behind [`Device`].
 //!
-//! Every call but [`NvidiaDevice::open`] and [`Device::bind`] needs the context current on the calling thread, which
-//! `bind` makes it. Handles are the driver's pointers; see the crate's head for what that asks of callers.
+//! Every call but [`NvidiaDevice::open`] and [`Device::bind`] needs the [context](crate::context) current on the calling
+//! thread, which `bind` makes it. Handles are the driver's pointers; see the crate's head for what that asks of callers.
 
-use std::cell::Cell;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rekindle_cuda::{
-    CUDA_ERROR_ALREADY_MAPPED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_UNKNOWN,
-};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
@@ -18,62 +14,19 @@ use rekindle_device::{
 };
 
 use crate::driver::{Driver, call};
+use crate::memory::Registered;
 use crate::modules::Modules;
 use crate::placement::in_code;
 use crate::work::Attributes;
-use crate::{graph, sys, tensor};
-
-/// `CUlimit` values of CUDA 13.0's header.
-const LIMITS: std::ops::Range<u32> = 0..10;
-const REGISTER_PORTABLE_AND_MAPPED: u32 = 3;
-/// `CU_MEMHOSTREGISTER_READ_ONLY`.
-const REGISTER_READ_ONLY: u32 = 8;
-
-thread_local! {
-    /// The context that `bind` made current on this thread.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
-}
+use crate::{context, graph, tensor};
 
 pub struct NvidiaDevice {
     pub(crate) driver: Arc<Driver>,
     pub(crate) context: u64,
-    info: DeviceInfo,
-    ordinal: i32,
-    granularity: u64,
-    modules: Modules,
-}
-
-impl NvidiaDevice {
-    /// Makes the primary context (or joins it) and learns what only a context tells.
-    pub fn open(driver: Arc<Driver>, mut info: DeviceInfo) -> Result<NvidiaDevice> {
-        let mut ordinal = 0;
-        let mut context = 0;
-        let (mut least, mut greatest) = (0, 0);
-        let mut granularity = 0;
-        // SAFETY: each writes one value, or reads the properties during the call. The context is never released.
-        unsafe {
-            call!(driver, cuDeviceGet(&mut ordinal, info.index as i32))?;
-            call!(driver, cuDevicePrimaryCtxRetain(&mut context, ordinal))?;
-            bind(&driver, context)?;
-            call!(driver, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
-            call!(driver, cuMemGetAllocationGranularity(&mut granularity, &properties(ordinal), 0))?;
-        }
-        info.stream_priorities = (least, greatest);
-        info.limits = LIMITS
-            .filter_map(|limit| {
-                let mut value = 0;
-                // SAFETY: writes one value; a limit that this GPU lacks is refused.
-                let code = unsafe { (driver.functions.cuCtxGetLimit)(&mut value, limit) };
-                code.is_success().then_some((limit, value as u64))
-            })
-            .collect();
-        let modules = Modules::new(driver.clone(), info.compute_capability);
-        Ok(NvidiaDevice { driver, context, info, ordinal, granularity: granularity as u64, modules })
-    }
-
-    fn location(&self) -> sys::Location {
-        sys::Location { kind: sys::LOCATION_DEVICE, id: self.ordinal }
-    }
+    pub(crate) info: DeviceInfo,
+    pub(crate) ordinal: i32,
+    pub(crate) granularity: u64,
+    pub(crate) modules: Modules,
 }
 
 /// The answer of a query: done, not yet, or an error.
@@ -85,30 +38,7 @@ fn ready(answer: Result<()>) -> Result<bool> {
     }
 }
 
-fn bind(driver: &Driver, context: u64) -> Result<()> {
-    if CURRENT.get() != context {
-        // SAFETY: a context that was retained and is never released.
-        unsafe { call!(driver, cuCtxSetCurrent(context)) }?;
-        CURRENT.set(context);
-    }
-    Ok(())
-}
-
-/// Memory of this GPU that can be exported as a descriptor.
-fn properties(ordinal: i32) -> sys::AllocationProperties {
-    sys::AllocationProperties {
-        kind: sys::ALLOCATION_PINNED,
-        handle_types: sys::HANDLE_POSIX_FD,
-        location: sys::Location { kind: sys::LOCATION_DEVICE, id: ordinal },
-        win32: 0,
-        compression: 0,
-        gpu_direct_rdma: 0,
-        usage: 0,
-        reserved: [0; 4],
-    }
-}
-
-/// A driver call of the methods below: it needs nothing that the arguments do not show.
+/// A driver call of a device's method: it needs nothing that the arguments do not show.
 macro_rules! ask {
     ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the function reads and writes only what it is given here, which outlives the call; handles are live
@@ -117,20 +47,7 @@ macro_rules! ask {
     };
 }
 
-impl NvidiaDevice {
-    /// Registers host memory, which the GPU is to see at its own address.
-    fn register(&self, address: u64, bytes: u64, flags: u32) -> Result<()> {
-        let mut seen = 0;
-        ask!(self, cuMemHostRegister_v2(address, bytes as usize, flags))?;
-        let found = ask!(self, cuMemHostGetDevicePointer_v2(&mut seen, address, 0));
-        if found.is_ok() && seen == address {
-            return Ok(());
-        }
-        log::warn!("host memory at {address:#x} would be at {seen:#x} on the GPU");
-        ask!(self, cuMemHostUnregister(address))?;
-        Err(found.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
-    }
-}
+pub(crate) use ask;
 
 impl Device for NvidiaDevice {
     fn info(&self) -> &DeviceInfo {
@@ -139,7 +56,7 @@ impl Device for NvidiaDevice {
 
     #[inline]
     fn bind(&self) -> Result<()> {
-        bind(&self.driver, self.context)
+        context::bind(&self.driver, self.context)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -167,16 +84,7 @@ impl Device for NvidiaDevice {
     }
 
     fn reserve(&self, address: u64, bytes: u64) -> Result<()> {
-        let mut given = 0;
-        ask!(self, cuMemAddressReserve(&mut given, bytes as usize, 0, address, 0))?;
-        if given == address {
-            return Ok(());
-        }
-        log::warn!(
-            "{bytes} bytes of GPU addresses were asked for at {address:#x}, but {given:#x} was offered"
-        );
-        ask!(self, cuMemAddressFree(given, bytes as usize))?;
-        Err(CUDA_ERROR_ALREADY_MAPPED)
+        self.reserve_at(address, bytes)
     }
 
     fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
@@ -184,9 +92,7 @@ impl Device for NvidiaDevice {
     }
 
     fn memory_create(&self, bytes: u64) -> Result<Memory> {
-        let mut handle = 0;
-        ask!(self, cuMemCreate(&mut handle, bytes as usize, &properties(self.ordinal), 0))?;
-        Ok(Memory(handle))
+        self.create_memory(bytes)
     }
 
     fn memory_release(&self, memory: Memory) -> Result<()> {
@@ -194,23 +100,11 @@ impl Device for NvidiaDevice {
     }
 
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
-        let mut descriptor = -1;
-        ask!(self, cuMemExportToShareableHandle(&mut descriptor, memory.0, sys::HANDLE_POSIX_FD, 0))?;
-        if descriptor < 0 {
-            return Err(CUDA_ERROR_UNKNOWN);
-        }
-        // SAFETY: the driver made this descriptor for its caller.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: sets a flag of a descriptor that is owned here.
-        unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
-        Ok(descriptor)
+        self.export_memory(memory)
     }
 
     fn memory_import(&self, descriptor: BorrowedFd<'_>, _bytes: u64) -> Result<Memory> {
-        let mut handle = 0;
-        let number = descriptor.as_raw_fd() as usize;
-        ask!(self, cuMemImportFromShareableHandle(&mut handle, number, sys::HANDLE_POSIX_FD))?;
-        Ok(Memory(handle))
+        self.import_memory(descriptor)
     }
 
     fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
@@ -222,21 +116,15 @@ impl Device for NvidiaDevice {
     }
 
     fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
-        let flags = match access {
-            Access::None => 0,
-            Access::Read => 1,
-            Access::ReadWrite => 3,
-        };
-        let description = sys::AccessDescription { location: self.location(), flags };
-        ask!(self, cuMemSetAccess(address, bytes as usize, &description, 1))
+        self.set_access(address, bytes, access)
     }
 
     fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
-        self.register(address, bytes, REGISTER_PORTABLE_AND_MAPPED)
+        self.register(address, bytes, Registered::Writable)
     }
 
     fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
-        self.register(address, bytes, REGISTER_PORTABLE_AND_MAPPED | REGISTER_READ_ONLY)
+        self.register(address, bytes, Registered::ReadOnly)
     }
 
     fn host_unregister(&self, address: u64) -> Result<()> {

@@ -8,12 +8,14 @@
 //! to a device must be one that this device gave and that was not destroyed since.** The driver dereferences it.
 //! A worker keeps its own table from the program's handles to these, and so never passes on what a program made up.
 
+mod context;
 mod device;
 mod driver;
 mod elf;
 mod fatbin;
 mod graph;
 mod jit;
+mod memory;
 mod modules;
 pub mod placement;
 mod platform;

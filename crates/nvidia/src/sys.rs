@@ -4,7 +4,7 @@
 //! Every handle (`CUstream`, `CUfunction`, …) and every `CUdeviceptr` is a `u64` here: on the 64-bit targets that the
 //! driver exists for, pointers and `u64` are passed alike. Nothing links against CUDA.
 
-#![allow(non_snake_case)]
+#![allow(non_snake_case, reason = "functions have the driver's names")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

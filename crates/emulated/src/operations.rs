@@ -1,0 +1,62 @@
+//! What calls ask of a stream or a graph, checked: shapes and places before anything is queued.
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_device::{Copy3D, Function, Launch, MemorySet, Result};
+
+use crate::device::EmulatedDevice;
+use crate::space::Place;
+use crate::work::{Op, copy_engine};
+
+impl EmulatedDevice {
+    fn place(&self, address: u64, bytes: u64) -> Result<Place> {
+        self.space.place(address, bytes).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    pub fn launch_op(&self, function: Function, launch: &Launch, parameters: &[u8]) -> Result<Op> {
+        let kernel = self.kernel(function)?;
+        kernel.check(launch, parameters, self.multiprocessors())?;
+        Ok(Op::Kernel { kernel, launch: launch.clone(), parameters: parameters.into() })
+    }
+
+    /// Nothing where there are no bytes to copy.
+    pub fn copy_op(&self, copy: &Copy3D) -> Result<Option<Op>> {
+        let shape = [copy.width, copy.height, copy.depth];
+        if shape.contains(&0) {
+            return Ok(None);
+        }
+        let to = self.place(copy.to, extent(shape, copy.to_pitch, copy.to_slice)?)?;
+        let from = self.place(copy.from, extent(shape, copy.from_pitch, copy.from_slice)?)?;
+        Ok(Some(Op::Copy { copy: *copy, engine: copy_engine(to, from) }))
+    }
+
+    pub fn set_op(&self, set: &MemorySet) -> Result<Option<Op>> {
+        let element = u64::from(set.element);
+        let aligned = set.address.is_multiple_of(element.max(1))
+            && (set.height <= 1 || set.pitch.is_multiple_of(element.max(1)));
+        if !matches!(set.element, 1 | 2 | 4) || !aligned {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if set.width == 0 || set.height == 0 {
+            return Ok(None);
+        }
+        let row = set.width.checked_mul(element).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.place(set.address, extent([row, set.height, 1], set.pitch, 0)?)?;
+        Ok(Some(Op::Set(*set)))
+    }
+
+    pub fn check_value(&self, address: u64, width: u32) -> Result<()> {
+        if !matches!(width, 4 | 8) || !address.is_multiple_of(u64::from(width)) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.place(address, u64::from(width)).map(drop)
+    }
+}
+
+/// Bytes from the first to the last of a strided shape (bytes, rows, slices).
+fn extent([width, height, depth]: [u64; 3], pitch: u64, slice: u64) -> Result<u64> {
+    let rows = (height - 1).checked_mul(pitch);
+    let slices = (depth - 1).checked_mul(slice);
+    let whole = rows.zip(slices).and_then(|(rows, slices)| rows.checked_add(slices)?.checked_add(width));
+    let overlaps = height > 1 && pitch < width;
+    whole.filter(|_| !overlaps).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
