@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::ToClient;
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{CacheMemory, Phase, Recording, Request, Response, Status};
+use rekindle_protocol::worker::{Phase, Recording, Request, Response, Status};
 
 use crate::dispatch::{Desk, Ended, Remote};
-use crate::image::{self, LeftMemory, Loading, Wish};
+use crate::image::{self, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting, wait_readable};
 
 mod client;
+mod images;
 mod standstill;
 
 /// A worker that nobody needs ends after this time.
@@ -215,24 +216,8 @@ impl Control {
             }
             Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
             Request::Attach { pid } => self.attach(pid),
-            Request::Save { staging, leave_memory } => {
-                if leave_memory {
-                    self.unshare()?;
-                }
-                let ((parts, phases), left) = self.work(stream, move |desk, stop| {
-                    let mut left = LeftMemory::new();
-                    let leave = leave_memory.then_some(&mut left);
-                    Ok((image::save(desk, staging.as_ref(), leave, stop)?, left))
-                })?;
-                self.left = left;
-                Ok(Response::Saved { parts, phases })
-            }
-            Request::SavePinned { staging } => {
-                let save =
-                    move |desk: &mut Desk, _: &AtomicBool| image::save_pinned(&desk.engine, staging.as_ref());
-                let (parts, phases) = self.work(stream, save)?;
-                Ok(Response::Saved { parts, phases })
-            }
+            Request::Save { staging, leave_memory } => self.save(stream, staging.into(), leave_memory),
+            Request::SavePinned { staging } => self.save_pinned(stream, staging.into()),
             Request::Sleep if self.quiesced && self.link.is_connected() => Ok(Response::Done),
             Request::Sleep => Err("only a program that stands still can be put to sleep".to_string()),
             Request::HandOver { .. } => Err("this worker is awake and keeps nothing".to_string()),
@@ -255,10 +240,7 @@ impl Control {
             }
             Request::FillCache { image, memory, into, cached } => {
                 let descriptor = descriptors.into_iter().next().ok_or("no memory came along")?;
-                self.work(stream, move |desk, stop| {
-                    image::fill_cache(desk, image.as_ref(), (memory, descriptor), &into, cached, stop)
-                })?;
-                Ok(Response::Done)
+                self.fill_cache(stream, image.into(), (memory, descriptor), into, cached)
             }
             Request::OnDemand { run_ahead, order, record } => {
                 let journal = descriptors.into_iter().next();
@@ -282,20 +264,7 @@ impl Control {
                 Ok(Response::Uses { names })
             }
             Request::Restore { image, run_directory, cached } => {
-                let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-                let Demand { run_ahead, order, record, journal } = self.demand.take().unwrap_or_default();
-                let phases = self.work(stream, move |desk, _| {
-                    let directory = run_directory.into();
-                    let (on_demand, again) = (run_ahead, false);
-                    let wish = Wish { directory, left, cached, on_demand, order, record, again, journal };
-                    let phases = image::restore(desk, image.as_ref(), wish, remote.clone())?;
-                    if let Some(board) = desk.engine.board {
-                        remote.use_board(board);
-                    }
-                    Ok(phases)
-                })?;
-                self.held_back = true;
-                Ok(Response::Restored { phases })
+                self.restore(stream, image.into(), run_directory.into(), cached)
             }
             Request::Replace { image, run_directory } => {
                 let remote = self.remote.clone();
@@ -310,28 +279,6 @@ impl Control {
             Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
             Request::Shutdown => Ok(Response::Done),
         }
-    }
-
-    fn take_cache(
-        &self,
-        memories: Vec<CacheMemory>,
-        descriptors: Vec<OwnedFd>,
-        register: bool,
-    ) -> Result<Response, String> {
-        if memories.len() != descriptors.len() {
-            return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
-        }
-        self.remote.ask(move |desk| {
-            let device = if register { desk.engine.any_device().ok() } else { None };
-            for (memory, descriptor) in memories.into_iter().zip(descriptors) {
-                // What cannot be taken is loaded from elsewhere.
-                if let Err(code) = desk.cache.take(memory, descriptor, device.as_ref()) {
-                    log::warn!("a cache cannot be used: {code}");
-                }
-            }
-            desk.engine.bind_anew();
-        })?;
-        Ok(Response::Done)
     }
 
     fn status(&self) -> Result<Status, String> {

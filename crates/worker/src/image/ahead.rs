@@ -6,12 +6,15 @@
 //! ([`Platform::modules_stand_alone`](rekindle_device::Platform::modules_stand_alone)). On such a platform those are the
 //! modules without globals, which have no addresses. What no restore has taken is unloaded when the worker has a program,
 //! and no image has it.
+//!
+//! Nobody waits for this: an image that it is done from can be removed meanwhile, which ends it.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use rekindle_device::{Device, Loaded, Module};
+use rekindle_protocol::fault;
 use rekindle_protocol::worker::CommonModule;
 use rekindle_store::{Image, PartKind};
 
@@ -88,7 +91,7 @@ impl Waiting {
 
 /// Which of the image's modules may be loaded ahead here, and the marks of its [`Course`].
 pub(crate) fn survey(desk: &mut Desk, image: &Path) -> Result<(Vec<CommonModule>, Vec<u64>)> {
-    let image = Image::open(image)?;
+    let image = Image::open_unheld(image)?;
     let state = State::decode(&read_state(&image)?)?;
     if check_gpus(&desk.engine, &state).is_err() {
         return Ok((Vec::new(), Vec::new()));
@@ -107,7 +110,8 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
     if ahead.modules.contains_key(wanted) {
         return Ok(());
     }
-    let image = Image::open(image)?;
+    let image = Image::open_unheld(image)?;
+    fault::point("module-ahead").map_err(|fault| Error::Refused(fault.to_string()))?;
     let state = State::decode(&read_state(&image)?)?;
     for row in state.modules.iter().filter(|row| stands_alone(engine, row)) {
         if key(row)? != wanted {

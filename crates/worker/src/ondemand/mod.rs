@@ -3,9 +3,9 @@
 //! ```text
 //!   restore ──▶ program runs ────────────────────────────────────────────▶
 //!   loading  ═══ buffers, those named by the next request first ═══╗
-//!   requests   launch ─ copy ─ launch ─ launch … ┄ all that answers ┄┄╢ nothing under way ─▶ answers, log dropped
-//!                 │ log                                             ║
-//!                 └─ a fault: [`again`] ──▶ new worker: load all ── do the log once more ─▶
+//!   requests   launch ─ copy ─ launch ─ launch … ┄ all that answers ┄┄╢ nothing under way ─▶ answers, journal dropped
+//!                 │ journal                                         ║
+//!                 └─ a fault: [`again`] ──▶ new worker: load all ── do the journal once more ─▶
 //! ```
 //!
 //! What makes it right whatever a kernel reads:

@@ -1,4 +1,4 @@
-//! Doing the log once more, on the same contents, in the same order.
+//! Doing the journal once more, on the same contents, in the same order.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};

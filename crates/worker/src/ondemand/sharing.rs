@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   requests    launch ─ copy ─ launch ─ download │ launch ─ … ─ synchronise ─ …
-//!   journal     base ═ log ═══════════════════════╡ base ═ log ═════════════════
+//!   journal     base ═ requests ══════════════════╡ base ═ requests ════════════
 //!                 └ copied on the GPU, 4 TB/s     └ at rest: what is answered now holds for ever
 //! ```
 //!
 //! What the worker itself sees to be written (copies, fills, uploads) has memory of its own before that. A kernel that
 //! writes to a shared buffer faults, at any time; the worker then starts again, with all memory the program's own, as it
-//! was at the last base, and does the log once more ([`super::again`]). What makes that right:
+//! was at the last base, and does the journal once more ([`super::again`]). What makes that right:
 //!
 //! - The program is given contents of memory only when all that it has asked for before has ended without a fault; then
 //!   the journal begins anew, on a new base. So nothing that was given is computed a second time.
@@ -191,7 +191,7 @@ impl Sharing {
         Turn::Now
     }
 
-    /// Sees to a base that the log can begin with.
+    /// Sees to a base that the journal can begin with.
     fn find_base(&mut self, engine: &mut Engine) -> Result<(), CuResult> {
         if self.is_based {
             return Ok(());

@@ -1,14 +1,16 @@
 //! A device that keeps CUDA's rules with one queue for all streams, and runs kernels that it knows by name. It can be
 //! told to fail, which a GPU cannot.
 
+mod platform;
 mod queue;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use queue::{Node, Shared, State, Task};
+pub use platform::{FakePlatform, Knobs};
+use queue::{Node, Shared, State};
 
 use rekindle_cuda::{
     CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE,
@@ -16,78 +18,6 @@ use rekindle_cuda::{
     CuResult,
 };
 use rekindle_device::*;
-
-/// Tells a running fake what to do wrong.
-#[derive(Default)]
-pub struct Knobs {
-    /// Bytes of memory; more is out of memory.
-    pub memory: AtomicU64,
-    /// The code that every call that is waited for answers with, once a kernel has failed.
-    pub sticky: AtomicI32,
-    /// Events come before that: they are done, and other calls have the code.
-    pub events_first: AtomicBool,
-    /// Moves the first module's globals, as another driver would.
-    pub arena_shift: AtomicU64,
-}
-
-pub struct FakePlatform {
-    info: Vec<DeviceInfo>,
-    device: Mutex<Option<Arc<FakeDevice>>>,
-    knobs: Arc<Knobs>,
-}
-
-impl FakePlatform {
-    pub fn new(knobs: Arc<Knobs>) -> FakePlatform {
-        if knobs.memory.load(Ordering::Relaxed) == 0 {
-            knobs.memory.store(1 << 30, Ordering::Relaxed);
-        }
-        let info = DeviceInfo {
-            kind: GpuKind::Nvidia,
-            index: 0,
-            name: "Fake GPU".to_string(),
-            uuid: [7; 16],
-            pci_bus_id: String::new(),
-            total_memory: 1 << 30,
-            compute_capability: (9, 0),
-            attributes: Vec::new(),
-            stream_priorities: (0, -5),
-            limits: Vec::new(),
-        };
-        FakePlatform { info: vec![info], device: Mutex::default(), knobs }
-    }
-}
-
-impl Platform for FakePlatform {
-    fn kind(&self) -> GpuKind {
-        GpuKind::Nvidia
-    }
-    fn driver_version(&self) -> i32 {
-        13000
-    }
-    fn driver_name(&self) -> String {
-        "fake".to_string()
-    }
-    fn devices(&self) -> &[DeviceInfo] {
-        &self.info
-    }
-    fn open(&self, _: usize) -> Result<Arc<dyn Device>> {
-        let mut device = self.device.lock().unwrap();
-        let device = device.get_or_insert_with(|| FakeDevice::new(self.info[0].clone(), self.knobs.clone()));
-        Ok(device.clone())
-    }
-    fn process_lock(&self, _: i32, _: u32) -> Result<()> {
-        Ok(())
-    }
-    fn process_checkpoint(&self, _: i32) -> Result<()> {
-        Ok(())
-    }
-    fn process_restore(&self, _: i32) -> Result<()> {
-        Ok(())
-    }
-    fn process_unlock(&self, _: i32) -> Result<()> {
-        Ok(())
-    }
-}
 
 pub struct FakeDevice {
     info: DeviceInfo,
@@ -124,39 +54,6 @@ impl FakeDevice {
 
     fn check(&self) -> Result<()> {
         CuResult(self.shared.knobs.sticky.load(Ordering::Relaxed)).ok()
-    }
-
-    fn submit(&self, stream: Stream, task: Task) -> Result<u64> {
-        self.check()?;
-        let number = self.number();
-        let mut state = self.state();
-        state.streams.insert(stream.0, number);
-        state.queue.push_back((number, task));
-        self.shared.changed.notify_all();
-        Ok(number)
-    }
-
-    fn node(&self, stream: Stream, node: Node) -> Result<()> {
-        if let Some((_, nodes)) = self.state().captures.get_mut(&stream.0) {
-            nodes.push(node);
-            return Ok(());
-        }
-        self.submit(stream, Box::new(move |shared| shared.perform(&node)))?;
-        Ok(())
-    }
-
-    fn wait_for(&self, number: u64) -> Result<()> {
-        let mut state = self.state();
-        while self.shared.done.load(Ordering::Acquire) < number {
-            state = self.shared.changed.wait(state).unwrap();
-        }
-        drop(state);
-        self.check()
-    }
-
-    fn is_done(&self, number: u64) -> Result<bool> {
-        self.check()?;
-        Ok(self.shared.done.load(Ordering::Acquire) >= number)
     }
 
     fn map_pages(&self, address: u64, bytes: u64, file: i32, protection: i32) -> Result<()> {

@@ -1,3 +1,5 @@
+//! Journals as a worker leaves them and another one finds them.
+
 use rekindle_protocol::operation::{
     Asynchronous, EventRecord, FunctionGet, StreamCreate, Synchronous, Upload,
 };

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
-use rekindle_device::MemorySet;
+use rekindle_device::{MemorySet, Result, Stream};
 
-use super::Knobs;
+use super::{FakeDevice, Knobs};
 
 pub type Task = Box<dyn FnOnce(&Shared) + Send>;
 
@@ -110,5 +110,40 @@ impl Shared {
             "fault" => self.knobs.sticky.store(CUDA_ERROR_ILLEGAL_ADDRESS.0, Ordering::Relaxed),
             other => panic!("unknown kernel {other}"),
         }
+    }
+}
+
+impl FakeDevice {
+    pub fn submit(&self, stream: Stream, task: Task) -> Result<u64> {
+        self.check()?;
+        let number = self.number();
+        let mut state = self.state();
+        state.streams.insert(stream.0, number);
+        state.queue.push_back((number, task));
+        self.shared.changed.notify_all();
+        Ok(number)
+    }
+
+    pub fn node(&self, stream: Stream, node: Node) -> Result<()> {
+        if let Some((_, nodes)) = self.state().captures.get_mut(&stream.0) {
+            nodes.push(node);
+            return Ok(());
+        }
+        self.submit(stream, Box::new(move |shared| shared.perform(&node)))?;
+        Ok(())
+    }
+
+    pub fn wait_for(&self, number: u64) -> Result<()> {
+        let mut state = self.state();
+        while self.shared.done.load(Ordering::Acquire) < number {
+            state = self.shared.changed.wait(state).unwrap();
+        }
+        drop(state);
+        self.check()
+    }
+
+    pub fn is_done(&self, number: u64) -> Result<bool> {
+        self.check()?;
+        Ok(self.shared.done.load(Ordering::Acquire) >= number)
     }
 }

@@ -1,0 +1,94 @@
+//! Images: the GPU half is written into one or built from one, and caches are taken and filled for that.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use rekindle_protocol::worker::{CacheMemory, Cached, Response};
+
+use super::{Control, Demand};
+use crate::dispatch::Desk;
+use crate::image::{self, LeftMemory, Wish};
+
+impl Control {
+    pub(super) fn save(
+        &mut self,
+        stream: &UnixStream,
+        staging: PathBuf,
+        leave_memory: bool,
+    ) -> Result<Response, String> {
+        if leave_memory {
+            self.unshare()?;
+        }
+        let ((parts, phases), left) = self.work(stream, move |desk, stop| {
+            let mut left = LeftMemory::new();
+            let leave = leave_memory.then_some(&mut left);
+            Ok((image::save(desk, &staging, leave, stop)?, left))
+        })?;
+        self.left = left;
+        Ok(Response::Saved { parts, phases })
+    }
+
+    pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Response, String> {
+        let save = move |desk: &mut Desk, _: &AtomicBool| image::save_pinned(&desk.engine, &staging);
+        let (parts, phases) = self.work(stream, save)?;
+        Ok(Response::Saved { parts, phases })
+    }
+
+    pub(super) fn restore(
+        &mut self,
+        stream: &UnixStream,
+        image: PathBuf,
+        directory: PathBuf,
+        cached: Vec<Cached>,
+    ) -> Result<Response, String> {
+        let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
+        let Demand { run_ahead, order, record, journal } = self.demand.take().unwrap_or_default();
+        let phases = self.work(stream, move |desk, _| {
+            let (on_demand, again) = (run_ahead, false);
+            let wish = Wish { directory, left, cached, on_demand, order, record, again, journal };
+            let phases = image::restore(desk, &image, wish, remote.clone())?;
+            if let Some(board) = desk.engine.board {
+                remote.use_board(board);
+            }
+            Ok(phases)
+        })?;
+        self.held_back = true;
+        Ok(Response::Restored { phases })
+    }
+
+    pub(super) fn take_cache(
+        &self,
+        memories: Vec<CacheMemory>,
+        descriptors: Vec<OwnedFd>,
+        register: bool,
+    ) -> Result<Response, String> {
+        if memories.len() != descriptors.len() {
+            return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
+        }
+        self.remote.ask(move |desk| {
+            let device = if register { desk.engine.any_device().ok() } else { None };
+            for (memory, descriptor) in memories.into_iter().zip(descriptors) {
+                // What cannot be taken is loaded from elsewhere.
+                if let Err(code) = desk.cache.take(memory, descriptor, device.as_ref()) {
+                    log::warn!("a cache cannot be used: {code}");
+                }
+            }
+            desk.engine.bind_anew();
+        })?;
+        Ok(Response::Done)
+    }
+
+    pub(super) fn fill_cache(
+        &self,
+        stream: &UnixStream,
+        image: PathBuf,
+        memory: (CacheMemory, OwnedFd),
+        into: Vec<Cached>,
+        cached: Vec<Cached>,
+    ) -> Result<Response, String> {
+        self.work(stream, move |desk, stop| image::fill_cache(desk, &image, memory, &into, cached, stop))?;
+        Ok(Response::Done)
+    }
+}
