@@ -82,6 +82,7 @@ pub enum Command {
     /// Take an image of a running program.
     #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
     Checkpoint {
+        /// The sandbox's name, as `ps` shows it.
         #[arg(value_name = "SANDBOX", required_unless_present_any = ["pid", "container"])]
         name: Option<String>,
         /// A process that was started without Rekindle, with all its children.
@@ -114,6 +115,7 @@ pub enum Command {
     ///
     /// Without -d its output is then shown, as `run` does.
     Restore {
+        /// The image's name, as `images` shows it.
         image: String,
         #[command(flatten)]
         sandbox: SandboxArguments,

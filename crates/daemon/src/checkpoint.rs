@@ -14,7 +14,7 @@ mod attempt;
 mod gather;
 mod scratch;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Mode, Operation, Report, State};
@@ -25,7 +25,7 @@ use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
-use crate::held::Held;
+use crate::held::{Held, PARTING};
 use crate::process::{self, is_alive};
 use crate::reply::Reply;
 use crate::timeline::{CPU, Timeline};
@@ -36,7 +36,7 @@ use crate::{driver_half, names, wake};
 
 use attempt::{Attempt, Gpu, Subject};
 
-pub use gather::parse_part;
+pub use gather::{Done, parse_part};
 pub use scratch::Scratch;
 
 /// How long a stopped program's sandbox may take to be gone.
@@ -76,10 +76,10 @@ pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Re
             _ => break (attempt, taken),
         }
     };
-    let taken = taken.map_err(|error| match daemon.store.image(wish.to) {
+    let taken = taken.map_err(|error| match attempt.made.get() {
         // What failed after that did not fail because the program ended, as it may have been asked to.
-        Ok(_) => error,
-        Err(_) => operation.explain(error),
+        Some(_) => error,
+        None => operation.explain(error),
     });
     drop(operation);
     if !wish.leave_running && taken.is_ok() {
@@ -136,6 +136,7 @@ fn attempt<'a>(
         timeline,
         warnings: Mutex::default(),
         served: Mutex::default(),
+        made: OnceLock::new(),
         reply,
     })
 }
@@ -156,7 +157,11 @@ pub fn checkpoint_pid(
         return Err(Error::InSandbox { pid, name: held.name() });
     }
     // Before it is looked at: one that is being checkpointed has a tracer.
-    let _claim = daemon.claims.take(process_tree(pid))?;
+    let pids = process_tree(pid);
+    if reply.asker().is_some_and(|asker| pids.contains(&asker)) {
+        return Err(Error::OfTheAsker { pid });
+    }
+    let _claim = daemon.claims.take(pids)?;
     let tree = Tree::find(pid)?;
     let command = process::command(pid);
     let subject = Subject {
@@ -180,9 +185,19 @@ pub fn checkpoint_pid(
         timeline: &timeline,
         warnings: Mutex::default(),
         served: Mutex::default(),
+        made: OnceLock::new(),
         reply,
     };
-    let taken = attempt.make(daemon.store.begin(wish.to)?)?;
+    let taken = attempt.make(daemon.store.begin(wish.to)?).map_err(|error| {
+        // As of a sandbox's program.
+        match attempt.made.get().is_some() || !tree.ends_within(PARTING) {
+            true => error,
+            false => {
+                log::info!("{error}");
+                Error::ProcessEnded { pid }
+            }
+        }
+    })?;
     Ok(attempt.report(&taken))
 }
 

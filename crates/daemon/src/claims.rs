@@ -1,35 +1,55 @@
-//! Which processes are being checkpointed, so that none is twice at once: CRIU can trace a process only once.
+//! What is in use by one operation and cannot be by another: processes that are being checkpointed, which CRIU can trace
+//! only once, and names of images in the making.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
-#[derive(Default)]
-pub struct Claims(Mutex<HashSet<i32>>);
+pub struct Claims<T>(Mutex<HashSet<T>>);
 
-/// A tree's processes; free again when it is dropped.
-pub struct Claim<'a> {
-    claims: &'a Claims,
-    pids: Vec<i32>,
+/// A tree's processes, or a name; free again when it is dropped.
+pub struct Claim<'a, T: Eq + Hash> {
+    claims: &'a Claims<T>,
+    taken: Vec<T>,
 }
 
-impl Claims {
-    pub fn take(&self, pids: impl IntoIterator<Item = i32>) -> Result<Claim<'_>> {
-        let pids: Vec<i32> = pids.into_iter().collect();
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&pid) = pids.iter().find(|pid| taken.contains(pid)) {
-            return Err(Error::PidOccupied { pid });
-        }
-        taken.extend(&pids);
-        Ok(Claim { claims: self, pids })
+impl<T> Default for Claims<T> {
+    fn default() -> Self {
+        Claims(Mutex::default())
     }
 }
 
-impl Drop for Claim<'_> {
+impl Claims<i32> {
+    pub fn take(&self, pids: impl IntoIterator<Item = i32>) -> Result<Claim<'_, i32>> {
+        self.take_all(pids).map_err(|pid| Error::PidOccupied { pid })
+    }
+}
+
+impl Claims<String> {
+    pub fn take(&self, name: &str) -> Result<Claim<'_, String>> {
+        self.take_all([name.to_string()]).map_err(|name| Error::ImageOccupied { name })
+    }
+}
+
+impl<T: Eq + Hash + Clone> Claims<T> {
+    /// All or none; what somebody else has, if it is none.
+    fn take_all(&self, wanted: impl IntoIterator<Item = T>) -> std::result::Result<Claim<'_, T>, T> {
+        let wanted: Vec<T> = wanted.into_iter().collect();
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(occupied) = wanted.iter().find(|one| taken.contains(one)) {
+            return Err(occupied.clone());
+        }
+        taken.extend(wanted.iter().cloned());
+        Ok(Claim { claims: self, taken: wanted })
+    }
+}
+
+impl<T: Eq + Hash> Drop for Claim<'_, T> {
     fn drop(&mut self) {
         let mut taken = self.claims.0.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|pid| !self.pids.contains(pid));
+        taken.retain(|one| !self.taken.contains(one));
     }
 }
 
@@ -39,10 +59,20 @@ mod tests {
 
     #[test]
     fn a_process_is_taken_once_at_a_time() {
-        let claims = Claims::default();
+        let claims = Claims::<i32>::default();
         let first = claims.take([7, 8]).unwrap();
         assert!(matches!(claims.take([6, 8]), Err(Error::PidOccupied { pid: 8 })));
         drop(first);
         assert!(claims.take([6, 8]).is_ok());
+    }
+
+    #[test]
+    fn a_name_is_for_one_image_at_a_time() {
+        let claims = Claims::<String>::default();
+        let first = claims.take("x").unwrap();
+        assert!(matches!(claims.take("x"), Err(Error::ImageOccupied { name }) if name == "x"));
+        assert!(claims.take("y").is_ok());
+        drop(first);
+        assert!(claims.take("x").is_ok());
     }
 }

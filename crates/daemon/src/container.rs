@@ -2,41 +2,45 @@
 //!
 //! ```text
 //! program   ──runs──┬─driver locks, takes GPU half──┬─engine ▶ runtime ▶ CRIU──┬─restore, unlock──▶ (or ends)
-//! image             draft                            archive as one part          manifest, rename
+//! memory                                            └─copied beside──┐
+//! image             draft                            archive as one part, memory, manifest, rename
 //! ```
 //!
-//! An image holds the engine's archive as one part. Whatever fails, the container runs again: an engine keeps what it
-//! has written of a container that it has stopped, and continues it from that.
+//! An image holds the engine's archive as one part, and of Podman's containers memory and CRIU's images beside it, as an
+//! image of a program without a container has them. Whatever fails, the container goes on.
 
 mod archive;
 mod cdi;
+mod checkpoint;
 mod containerd;
 pub mod device;
+mod dump;
 mod engine;
+mod images;
 mod podman;
-mod standing;
 mod worker_half;
 
 use std::path::{Path, PathBuf};
 
-use rekindle_driver::{Hold, UuidPair};
+use rekindle_driver::UuidPair;
 use rekindle_protocol::daemon::{Mode, Report};
-use rekindle_sandbox::Inventory;
-use rekindle_sandbox::process::{innermost_pid, pid_map, tree};
-use rekindle_store::{Draft, Image, PartKind};
+use rekindle_sandbox::process::pid_map;
+use rekindle_store::{Image, PartKind};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Scratch, Wish};
+use crate::checkpoint::Wish;
 use crate::daemon::Daemon;
 use crate::driver_half::{self, DriverHalf};
 use crate::error::{Error, Result};
 use crate::kept::Kept;
 use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, Timeline};
-use crate::{fault, machine, names, preflight, restore};
+use crate::{cpu_pages, fault, names, preflight, restore};
 
+use containerd::Containerd;
 use engine::{Container, Engine, Exported};
-use standing::Stopped;
+use images::{Beside, Import};
+use podman::Podman;
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -62,21 +66,25 @@ pub struct KeptContainer {
     /// Of the machine, what is mounted in it.
     #[serde(default)]
     pub mounts: Vec<PathBuf>,
+    /// Whether memory and CRIU's images are parts beside the archive, in place of being in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_beside: bool,
     /// The GPU of Rekindle's that it had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<device::KeptDevice>,
 }
 
 impl KeptContainer {
-    fn new(engine: &dyn Engine, container: &Container, exported: Exported) -> KeptContainer {
+    fn new(engine: &str, container: &Container, exported: Exported) -> KeptContainer {
         KeptContainer {
-            engine: engine.name().to_string(),
+            engine: engine.to_string(),
             runtime: container.runtime.clone(),
             name: container.name.clone(),
             namespace: container.namespace.clone(),
             reference: exported.reference,
             devices: exported.devices,
             mounts: exported.mounts,
+            memory_beside: false,
             device: None,
         }
     }
@@ -93,126 +101,24 @@ pub fn checkpoint(
     wish: &Wish<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    let timeline = Timeline::begin();
     let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
     let container = container.running()?;
-    let engine = engine.as_ref();
     if let Some(held) = device::of(daemon, container.pid) {
-        if engine.name() != podman::Podman::NAME {
+        if engine.name() != Podman::NAME {
             return Err(Error::ForeignDevice { name: container.name, device: held.name() });
         }
         return worker_half::checkpoint(daemon, &held, &container, wish, reply);
     }
-    let _claim = daemon.claims.take(tree(container.pid))?;
-    let draft = daemon.store.begin(wish.to)?;
-    fault::point("checkpoint-begun")?;
-    reply.progress("gpu", 0, 0);
-    let id = format!("container-{}", container.id);
-    let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
-    fault::point("detached")?;
-    let half = hold.as_ref().map(|hold| DriverHalf {
-        pids: hold.held.pids.iter().filter_map(|pid| innermost_pid(*pid)).collect(),
-        gpus: hold.held.gpus.clone(),
-    });
-    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
-    let archive = scratch.path.join(ARCHIVE);
-    reply.progress("dump", 0, 0);
-    let export = || match wish.leave_running && engine.name() == podman::Podman::NAME {
-        true => standing::export(daemon, &scratch, &container, &archive),
-        false => {
-            let exported = engine.export(&container, &archive, wish.leave_running);
-            exported.map(|exported| (exported, Stopped::default()))
-        }
-    };
-    let (exported, stopped) = timeline.lane(CPU).time("dump", export)?;
-    let kept = KeptContainer::new(engine, &container, exported);
-    let processes = half.as_ref().map_or(0, |half| half.pids.len());
-    let seal = || seal(draft, &archive, &container, kept.clone(), half.as_ref(), reply, &timeline);
-    if wish.leave_running {
-        drop(stopped);
-        let released = hold.map(|hold| driver_half::release(hold, &timeline));
-        released.transpose()?;
-        let stopped_us = timeline.elapsed_us();
-        seal()?;
-        return Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us));
+    match engine.name() {
+        Podman::NAME => checkpoint::by_podman(daemon, &container, wish, reply),
+        _ => checkpoint::by_containerd(daemon, &container, wish, reply),
     }
-    let sealed = seal();
-    if let Some(hold) = hold {
-        hold.forget();
-    }
-    if let Err(error) = sealed {
-        engine.go_on(&container)?;
-        bring_back(daemon, engine, &kept, &id, half.as_ref(), &[], &timeline)?;
-        return Err(error);
-    }
-    timeline.lane(CPU).time("end", || engine.end(&container))?;
-    let stopped_us = timeline.elapsed_us();
-    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
 }
 
-/// Takes the GPU halves of the container's processes; none where none has one.
-fn hold<'a>(
-    daemon: &'a Daemon,
-    id: &str,
-    root: i32,
-    wish: &Wish<'_>,
-    timeline: &Timeline,
-) -> Result<Option<Hold<'a>>> {
-    if !driver_half::is_used(tree(root)) {
-        return Ok(None);
-    }
-    let start_us = timeline.elapsed_us();
-    let hold = daemon.driver.hold(id, root, wish.gpu_wait)?;
-    timeline.lane(GPU).merge(start_us, hold.held.phases.clone());
-    if hold.held.pids.is_empty() {
-        hold.forget();
-        return Ok(None);
-    }
-    Ok(Some(hold))
-}
-
-/// Makes an image of the archive.
-fn seal(
-    draft: Draft,
-    archive: &Path,
-    container: &Container,
-    of: KeptContainer,
-    half: Option<&DriverHalf>,
-    reply: &Reply<'_>,
-    timeline: &Timeline,
-) -> Result<()> {
-    reply.progress("commit", 0, 0);
-    fault::point("frozen")?;
-    timeline.time("archive", || draft.take_file(kind(), ARCHIVE, archive))?;
-    {
-        let mut manifest = draft.manifest();
-        manifest.mode = machine::mode(Mode::Driver);
-        manifest.program = machine::program_of(&container.command);
-        manifest.machine = machine::this();
-        manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
-        let kept = Kept {
-            name: container.name.clone(),
-            gpu: "driver".to_string(),
-            // All that it has mapped is in its own root file system.
-            inventory: Inventory::default(),
-            client: None,
-            driver: half.cloned(),
-            amd: Vec::new(),
-            framework: false,
-            container: Some(of),
-            warnings: Vec::new(),
-        };
-        kept.write(&mut manifest)?;
-    }
-    fault::point("before-commit")?;
-    timeline.time("commit", || draft.commit())?;
-    Ok(())
-}
-
-/// Has the driver bring the GPU half of a container that runs again back.
+/// Has the driver bring the GPU half of a container of containerd's that runs again back.
 fn bring_back(
     daemon: &Daemon,
-    engine: &dyn Engine,
+    engine: &Containerd,
     of: &KeptContainer,
     id: &str,
     half: Option<&DriverHalf>,
@@ -229,8 +135,18 @@ fn bring_back(
         })
     };
     let host = half.pids.iter().map(host).collect::<Result<Vec<_>>>()?;
+    restore_gpu(daemon, id, host, pairs, timeline)
+}
+
+fn restore_gpu(
+    daemon: &Daemon,
+    id: &str,
+    pids: Vec<i32>,
+    pairs: &[UuidPair],
+    timeline: &Timeline,
+) -> Result<()> {
     let start_us = timeline.elapsed_us();
-    let phases = daemon.driver.restore(id, host, pairs.to_vec())?;
+    let phases = daemon.driver.restore(id, pids, pairs.to_vec())?;
     timeline.lane(GPU).merge(start_us, phases);
     Ok(())
 }
@@ -284,35 +200,76 @@ pub fn restore(
     preflight::check_machine(&daemon.places, image, kept)?;
     check_surroundings(of).map_err(refused)?;
     let pairs = driver_half::check(daemon, image, kept, wish.gpu_map)?;
-    let part = image
-        .part(kind(), ARCHIVE)
-        .ok_or_else(|| refused(format!("its part {ARCHIVE}, all of the container, is missing")))?;
+    archive_of(image)?;
     if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
         return Err(Error::ContainerExists { name: name.to_string() });
     }
     fault::point("restore-checked")?;
-    let id = format!("container-{}", crate::run::new_id()?);
+    let new = crate::run::new_id()?;
+    let id = format!("container-{new}");
     reply.progress("restore", 0, 0);
-    let archive = image.file_path(part).ok_or_else(|| refused(format!("its part {ARCHIVE} is no file")))?;
+    let archive: Vec<_> = image.part(kind(), ARCHIVE).into_iter().collect();
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-    timeline.time("check", || image.check_parts(&[part], threads))?;
+    let beside = timeline.time("check", || {
+        image.check_parts(&archive, threads)?;
+        Beside::check(image, of)
+    })?;
     let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    let beside = beside.as_ref();
     if of.device.is_some() {
-        worker_half::restore(daemon, image, kept, of, name, wish, &timeline)?;
+        worker_half::restore(daemon, image, kept, of, beside, name, wish, &timeline)?;
         let (image, processes) = (&image.manifest().name, usize::from(kept.client.is_some()));
         return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
     }
-    timeline.lane(CPU).time("restore", || engine.import(&archive, of, name))?;
     let half = kept.driver.as_ref();
-    let back = fault::point("restore-complete")
-        .and_then(|()| bring_back(daemon, engine, &renamed, &id, half, &pairs, &timeline));
-    if let Err(error) = back {
-        engine.remove(of, name);
-        daemon.driver.abandon(&id);
-        return Err(error);
-    }
+    let mut warnings = Vec::new();
+    let back = match engine.name() {
+        Podman::NAME => {
+            let import = Import { daemon, id: &new, image, beside, of, name, timeline: &timeline };
+            let host = |relay| {
+                let pids = half.map_or(&[][..], |half| &half.pids);
+                pids.iter().map(|pid| images::find(relay, *pid)).collect::<Result<Vec<_>>>()
+            };
+            let then = |pids: Vec<i32>| {
+                fault::point("restore-complete")?;
+                if !pids.is_empty() {
+                    restore_gpu(daemon, &id, pids.clone(), &pairs, &timeline)?;
+                }
+                warnings.extend(beside.and_then(|beside| beside.mapped_by(&pids)).map(mapped));
+                Ok(())
+            };
+            import.make(&[], host, then)
+        }
+        _ => {
+            let containerd = Containerd::with(daemon.criu()?);
+            timeline.lane(CPU).time("restore", || containerd.import(&archive_of(image)?, of, name))?;
+            let back = fault::point("restore-complete")
+                .and_then(|()| bring_back(daemon, &containerd, &renamed, &id, half, &pairs, &timeline));
+            back.inspect_err(|_| containerd.remove(of, name))
+        }
+    };
+    back.inspect_err(|_| daemon.driver.abandon(&id))?;
     let (image, processes) = (&image.manifest().name, half.map_or(0, |half| half.pids.len()));
-    Ok(report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us()))
+    let report = report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us());
+    Ok(Report { warnings, ..report })
+}
+
+/// What the user should know of a process that maps its image still.
+fn mapped(pid: i32) -> String {
+    format!(
+        "process {pid} has memory mapped from the image, so that CRIU cannot take its container again; \
+         {}=read in the daemon's environment at the checkpoint avoids that",
+        cpu_pages::VARIABLE
+    )
+}
+
+/// The archive of an image's container.
+fn archive_of(image: &Image) -> Result<PathBuf> {
+    let part = image.part(kind(), ARCHIVE).and_then(|part| image.file_path(part));
+    part.ok_or_else(|| Error::CannotRestore {
+        image: image.manifest().name.clone(),
+        reason: format!("its part {ARCHIVE}, all of the container but its memory, is missing"),
+    })
 }
 
 /// What a restore needs of the machine, beside GPUs: the devices that the container was given by name, and what is

@@ -14,13 +14,12 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
-use rekindle_sandbox::Cpu;
 use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
 
 use crate::error::{Error, Result};
 use crate::places::private_directory;
-use crate::{fault, shared_pages};
+use crate::{cpu_images, fault, shared_pages};
 
 /// Files that go into an image at once.
 pub const FILE_THREADS: usize = 4;
@@ -64,7 +63,6 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
 
 /// The pages of a dump, taken beside CRIU.
 pub struct Pages<'a> {
-    cpu: Cpu<'a>,
     images: &'a Path,
     out: PathBuf,
     socket: UnixStream,
@@ -72,24 +70,32 @@ pub struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// Also returns CRIU's end of the connection: the server ends when that is closed.
-    pub fn begin(cpu: Cpu<'a>, images: &'a Path) -> Result<(Pages<'a>, UnixStream)> {
+    pub fn begin(images: &'a Path) -> Result<(Pages<'a>, UnixStream)> {
         let made = UnixStream::pair();
         let (socket, theirs) = made.map_err(|source| Error::system("make a pair of sockets", source))?;
         // Where it is not allowed CRIU waits for us more often.
         let _ = setsockopt(&theirs, SndBufForce, &SOCKET_BYTES);
         let out = images.join(pages::DIRECTORY);
         private_directory(&out, true)?;
-        Ok((Pages { cpu, images, out, socket }, theirs))
+        Ok((Pages { images, out, socket }, theirs))
     }
 
-    /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for. What is
-    /// `wanted` is mapped on a restore. `first` is set when what goes first is done: a worker's half.
-    pub fn serve(self, wanted: Vec<Wanted>, first: Option<&OnceLock<()>>) -> Result<Option<Served>> {
-        let Pages { cpu, images, out, socket } = self;
+    /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
+    /// `host_pid` tells our pid of a process that CRIU names. What is `wanted` is mapped on a restore, what else was
+    /// allocated is written by us if `populate` says so. `first` is set when what goes first is done: a worker's half.
+    pub fn serve(
+        self,
+        host_pid: &dyn Fn(i32) -> Option<i32>,
+        wanted: Vec<Wanted>,
+        populate: bool,
+        first: Option<&OnceLock<()>>,
+    ) -> Result<Option<Served>> {
+        let Pages { images, out, socket } = self;
         fault::point("pages-begun")?;
-        let wanted = if is_read_wanted() { Vec::new() } else { wanted };
-        let server = PageServer { socket, images, out: &out, wanted: &wanted, first, digest: content_hash };
-        match server.serve(&|pid| cpu.host_pid(pid)) {
+        let (wanted, populate) = if is_read_wanted() { (Vec::new(), false) } else { (wanted, populate) };
+        let digest = content_hash;
+        let server = PageServer { socket, images, out: &out, wanted: &wanted, populate, first, digest };
+        match server.serve(host_pid) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),
             Err(ServeError::Failed(what)) => Err(Error::Pages { what }),
@@ -97,12 +103,24 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Takes the page files of a served dump into the draft, and has CRIU's images speak of them.
+/// Takes a served dump into the draft: page files, and CRIU's images, which speak of them then.
 pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
+    let known = known_images(served);
+    let take_images = |rewritten: bool| {
+        cpu_images::take(draft, images, &known, |name| pages::is_pointed(name) == rewritten)
+    };
     std::thread::scope(|scope| {
-        let pointed = scope.spawn(|| pages::point(images, served).map_err(|what| Error::Pages { what }));
+        let pointed = scope.spawn(|| {
+            pages::point(images, served)
+                .map_err(|what| Error::Pages { what })
+                .and_then(|()| take_images(true))
+        });
+        let others = scope.spawn(|| take_images(false));
         let taken = take_page_files(draft, &served.files);
-        pointed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(taken)
+        let join = |thread: ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        join(pointed).and(join(others)).and(taken)
     })
 }
 
@@ -136,7 +154,7 @@ fn content_hash(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// What is known of those of CRIU's images that a served dump has put pages into, by their names.
-pub fn known_images(served: &Served) -> HashMap<String, KnownChunks> {
+fn known_images(served: &Served) -> HashMap<String, KnownChunks> {
     served.contents.iter().map(|(name, pieces)| (name.clone(), known_chunks(pieces))).collect()
 }
 
@@ -172,10 +190,16 @@ pub fn link(image: &Image, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks an image's page files, and writes down what they are where they were linked: all of it before the program runs.
-pub fn check(image: &Image, directory: &Path, threads: usize) -> Result<()> {
+/// Checks an image's page files, before a program that maps them runs.
+pub fn check(image: &Image, threads: usize) -> Result<()> {
     let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
-    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))?;
+    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))
+}
+
+/// Checks an image's page files, and writes down what they are where they were linked.
+pub fn check_linked(image: &Image, directory: &Path, threads: usize) -> Result<()> {
+    check(image, threads)?;
+    let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
     shared_pages::note(image, directory, &parts)
 }
 

@@ -34,7 +34,9 @@ pub struct Daemon {
     /// What the driver itself takes and brings back.
     pub driver: Helper,
     /// Processes that are being checkpointed.
-    pub claims: Claims,
+    pub claims: Claims<i32>,
+    /// Names of images in the making.
+    pub making: Claims<String>,
     pub pool: Arc<WorkerPool>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<AtHand>,
@@ -70,6 +72,7 @@ impl Daemon {
             store,
             sandboxes: Registry::default(),
             claims: Claims::default(),
+            making: Claims::default(),
             pool,
             criu: OnceLock::new(),
             _breakpoints: AtHand::keep(),
@@ -77,20 +80,9 @@ impl Daemon {
         });
         daemon.clear_dumps();
         daemon.adopt()?;
-        if daemon.driver.has_unfinished() {
-            let daemon = daemon.clone();
-            std::thread::spawn(move || daemon.recover_driver());
-        }
+        daemon.driver.recover_all();
         daemon.pool.prepare(&gpu::choose(None)?, None);
         Ok(daemon)
-    }
-
-    /// Brings back what an earlier daemon and its helper had locked when they died.
-    fn recover_driver(&self) {
-        match self.driver.recover(None) {
-            Ok(notes) => notes.iter().for_each(|note| log::warn!("{note}")),
-            Err(error) => log::error!("{error}"),
-        }
     }
 
     /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.

@@ -147,8 +147,9 @@ pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> R
     if !driver_mode || image.manifest().gpus.len() != half.gpus.len() {
         return Err(refused("what it says of its GPUs contradicts itself".to_string()));
     }
-    // A container's are in its archive.
-    for pid in half.pids.iter().filter(|_| kept.container.is_none()) {
+    // A container's may be in its archive.
+    let is_beside = kept.container.as_ref().is_none_or(|container| container.memory_beside);
+    for pid in half.pids.iter().filter(|_| is_beside) {
         for name in [format!("core-{pid}.img"), format!("mm-{pid}.img"), format!("pagemap-{pid}.img")] {
             if image.part(PartKind::CpuFile, &name).is_none() {
                 return Err(refused(format!("its part {name}, of a process that uses the GPU, is missing")));

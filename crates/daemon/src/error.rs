@@ -40,6 +40,9 @@ pub enum Error {
     #[error("the sandbox {name:?} is not running ({state}); only a running one can be {wanted}")]
     NotRunning { name: String, state: String, wanted: &'static str },
 
+    #[error("which buffers the program of {name:?} writes to cannot be told: {reason}")]
+    NotLearned { name: String, reason: String },
+
     #[error("no load order is known of the sandbox {name:?}: {reason}; use `rekindle profile`")]
     NoLoadOrder { name: String, reason: String },
 
@@ -48,6 +51,14 @@ pub enum Error {
 
     #[error("the program of {name:?} ended while it was to be {wanted}")]
     EndedMeanwhile { name: String, wanted: &'static str },
+
+    #[error(
+        "process {pid} is an ancestor of the command that asks for its checkpoint; ask from outside of it, such as another terminal"
+    )]
+    OfTheAsker { pid: i32 },
+
+    #[error("process {pid} ended while it was to be checkpointed")]
+    ProcessEnded { pid: i32 },
 
     #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
     BadGpu { given: String },
@@ -123,6 +134,11 @@ pub enum Error {
     #[error("process {pid} is being checkpointed just now; try again when that is done")]
     PidOccupied { pid: i32 },
 
+    #[error(
+        "an image named {name:?} is being made just now; choose another name, or try again when that is done"
+    )]
+    ImageOccupied { name: String },
+
     #[error("the command is empty; give a program after `--`")]
     NoCommand,
 
@@ -147,6 +163,9 @@ pub enum Error {
 
     #[error("the GPU worker could not {action}: {reason}")]
     Worker { action: &'static str, reason: String },
+
+    #[error("a GPU worker that was made ready for a similar image could not {action}: {reason}")]
+    UnfitWorker { action: &'static str, reason: String },
 
     #[error("the connection to the GPU worker failed while it was to {action}: {source}")]
     WorkerConnection { action: &'static str, source: FrameError },
@@ -227,6 +246,30 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a program that ends can be behind it, which workers, CRIU and the driver have no word for. A refusal of what
+    /// was asked is none of these.
+    pub fn may_come_of_an_end(&self) -> bool {
+        matches!(
+            self,
+            Error::Io { .. }
+                | Error::System { .. }
+                | Error::NotRunning { .. }
+                | Error::WorkerDead { .. }
+                | Error::WorkerStart { .. }
+                | Error::WorkerEnded { .. }
+                | Error::Worker { .. }
+                | Error::UnfitWorker { .. }
+                | Error::WorkerConnection { .. }
+                | Error::NothingToSleep { .. }
+                | Error::NoGpuProcess { .. }
+                | Error::CannotRestore { .. }
+                | Error::Pages { .. }
+                | Error::Driver(_)
+                | Error::Sandbox(_)
+                | Error::Frame(_)
+        )
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
         Error::Io { action, path: path.to_path_buf(), source }
     }

@@ -4,8 +4,8 @@
 //! `record` locked, so that `ps` always answers.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Sandbox as Shown, State};
@@ -15,15 +15,19 @@ use crate::caches::{Caches, Mapped};
 use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::places::Places;
-use crate::process::is_alive;
-use crate::record::{Record, WorkerRecord, state_word};
-use crate::turn::{Busy, Turn};
-use crate::worker::{OnEnd, Place, Worker};
-use crate::worker_pool::{ImageKey, WorkerPool};
+use crate::record::{Record, state_word};
+use crate::turn::Turn;
+use crate::worker::Worker;
+use crate::worker_pool::WorkerPool;
 use crate::{cpu_pages, sleep, traces};
 
-/// How long after a worker's end its client may still be on its way out.
-const PARTING: Duration = Duration::from_millis(250);
+mod operation;
+mod workers;
+
+pub use operation::Operation;
+
+/// How long after a worker's end its client may still be on its way out, and a program after that of one of its processes.
+pub const PARTING: Duration = Duration::from_millis(250);
 
 pub struct Held {
     pub id: String,
@@ -198,11 +202,6 @@ impl Held {
         self.update(Record::rest)
     }
 
-    /// No operation goes on.
-    fn rest(&self) {
-        self.note(Record::rest);
-    }
-
     /// Takes back all that the sandbox had and notes how it ended.
     pub fn ended(&self, exit: Option<Exit>) {
         if let Some(gate) = self.gate.get() {
@@ -218,7 +217,7 @@ impl Held {
             worker.shut_down();
         }
         sleep::end(self);
-        self.explain(exit);
+        self.tell_of_sigbus(exit);
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");
@@ -240,7 +239,7 @@ impl Held {
     }
 
     /// A program whose page cannot be read gets SIGBUS, which says nothing.
-    fn explain(&self, exit: Option<Exit>) {
+    fn tell_of_sigbus(&self, exit: Option<Exit>) {
         let image = self.record().image.filter(|_| exit == Some(Exit::Signal(libc::SIGBUS)));
         if let Some(image) = image
             && self.pages.is_dir()
@@ -269,66 +268,6 @@ impl Held {
         Some(record.clone())
     }
 
-    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking.
-    pub fn begin_settled(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        self.take_turn(state, wanted, Busy::passes)
-    }
-
-    /// Begins an operation that no other may run beside; the state goes back when it is dropped.
-    pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        self.take_turn(state, wanted, |_| false)
-    }
-
-    fn take_turn(
-        &self,
-        state: State,
-        wanted: &'static str,
-        waits_for: impl Fn(Busy) -> bool,
-    ) -> Result<Operation<'_>> {
-        let begin = || {
-            if !self.lock().device {
-                self.cpu(wanted)?;
-            }
-            self.update(|record| record.state = state).inspect_err(|_| self.rest())
-        };
-        let refuse = |busy| match busy {
-            Busy::Operation(state) => {
-                Error::Occupied { name: self.name(), state: state_word(state).to_string() }
-            }
-            Busy::End => self.not_running(wanted),
-        };
-        self.turn.take(state, waits_for, begin, refuse)?;
-        Ok(Operation { held: self, wanted })
-    }
-
-    /// Whether the program has ended, or does so within a moment.
-    pub fn is_ending(&self) -> bool {
-        let began = Instant::now();
-        let goes_on = || self.cpu.get().is_none_or(|cpu| matches!(cpu.exit_status(), Ok(None)));
-        while goes_on() && began.elapsed() < PARTING {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        !goes_on()
-    }
-
-    /// The workers that have not ended.
-    pub fn live_workers(&self) -> Vec<Arc<Worker>> {
-        self.workers().iter().filter(|worker| worker.ended().is_none()).cloned().collect()
-    }
-
-    /// The last worker that served `client`, if it is dead and the client is not.
-    pub fn lost_worker(&self) -> Option<Arc<Worker>> {
-        self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
-    }
-
-    /// Ends a worker that is not needed any more.
-    pub fn end_worker(&self, worker: &Worker) {
-        self.workers().retain(|held| held.number() != worker.number());
-        // It is nobody's loss.
-        worker.set_client(0);
-        worker.shut_down();
-    }
-
     /// Why its GPU half could not be woken the last time.
     pub fn wake_problem(&self) -> Option<String> {
         self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -336,60 +275,6 @@ impl Held {
 
     pub fn set_wake_problem(&self, problem: Option<String>) {
         *self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
-    }
-
-    /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet. [`Held::fill_pool`] is to follow.
-    pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
-        self.take_worker(image).inspect(|_| self.note_workers())
-    }
-
-    /// As [`Held::start_worker`], for a caller that is to [note](Held::note_workers) it beside other work: a file system
-    /// may take longer to replace a record than all else.
-    pub fn take_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
-        let mut workers = self.workers();
-        let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
-        let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
-        // One that is ending, of an earlier daemon too, still has its place.
-        while self.worker_place(number).socket.exists() {
-            number += 1;
-        }
-        self.last_number.store(number, Ordering::Relaxed);
-        let gpu = self.record().gpu;
-        let place = self.worker_place(number);
-        let worker = self.pool.worker(&gpu, image, place, &self.log, || self.on_worker_end())?;
-        workers.push(worker.clone());
-        Ok(worker)
-    }
-
-    /// Finds the workers of an earlier daemon again; those that are gone are told of.
-    pub fn reconnect_workers(self: &Arc<Held>) {
-        for WorkerRecord { number, client } in self.record().workers {
-            match Worker::reconnect(self.worker_place(number), client, self.on_worker_end()) {
-                Ok(worker) => self.workers().push(worker),
-                Err(error) if is_alive(client) => {
-                    self.tell(format!(
-                        "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
-                    ));
-                }
-                Err(_) => {}
-            }
-        }
-        self.note_workers();
-    }
-
-    /// Writes down which workers there are and whom they serve.
-    pub fn note_workers(&self) {
-        let workers = self
-            .live_workers()
-            .iter()
-            .map(|worker| WorkerRecord { number: worker.number(), client: worker.client() })
-            .collect();
-        self.note(|record| record.workers = workers);
-    }
-
-    fn worker_place(&self, number: u32) -> Place {
-        let log = self.logs.join(format!("{}.worker-{number}.log", self.id));
-        Place::in_sandbox(&self.run_directory, number, log)
     }
 
     pub fn caches(&self) -> &Arc<Caches> {
@@ -402,73 +287,8 @@ impl Held {
         *place = self.is_live().then_some(mapped);
     }
 
-    /// More is known of an image than when workers were made ready for it.
-    pub fn look_again(&self, image: &Path) {
-        self.pool.look_again(image);
-    }
-
-    /// Ends the workers that wait for images. [`Held::fill_pool`] is to follow.
-    pub fn end_prepared(&self) {
-        self.pool.end_prepared();
-    }
-
-    /// Has the next worker made ready; not to be done beside what is urgent.
-    pub fn fill_pool(&self) {
-        self.pool.refill();
-    }
-
-    /// Has a worker wait for an image on this sandbox's GPU.
-    pub fn have_wait(&self, image: &ImageKey) {
-        self.pool.prepare(&self.record().gpu, Some(image));
-    }
-
-    /// Has no worker wait for an image any more.
-    pub fn let_go_of(&self, image: &Path) {
-        self.pool.let_go(image);
-    }
-
-    fn on_worker_end(self: &Arc<Held>) -> OnEnd {
-        let held: Weak<Held> = Arc::downgrade(self);
-        Box::new(move |worker| {
-            std::thread::sleep(PARTING);
-            let Some(held) = held.upgrade() else { return };
-            if held.is_live() && is_alive(worker.client()) {
-                let how = worker.ended().unwrap_or_default();
-                held.tell(format!("its GPU worker died ({how}); its GPU memory is lost"));
-            }
-        })
-    }
-
-    fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// An operation under way, such as a checkpoint.
-pub struct Operation<'a> {
-    held: &'a Held,
-    /// What is done to it.
-    wanted: &'static str,
-}
-
-impl Operation<'_> {
-    /// What failed because the program ended says that, whatever noticed it first.
-    pub fn explain(&self, error: Error) -> Error {
-        if self.held.is_ending() {
-            log::info!("{error}");
-            return Error::EndedMeanwhile { name: self.held.name(), wanted: self.wanted };
-        }
-        error
-    }
-}
-
-impl Drop for Operation<'_> {
-    fn drop(&mut self) {
-        self.held.turn.give_back(|| self.held.rest());
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the command line shows of images.
+//! Images as the command line has them: shown, verified, removed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,10 +106,9 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
             unshare(daemon, name);
             (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
         });
-        // Nor does anybody load a module or fill a cache from it.
-        let _unread = pool.hold_still();
+        // Nor does anybody fill a cache from it.
         let _still = pool.caches.hold_still();
-        match remove_one(store, name) {
+        match remove_when_free(store, name, IN_USE_LIMIT) {
             Ok(()) => {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;
@@ -127,12 +126,13 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
     }
 }
 
-/// A process that is being started has what this one had open until it has become another program, an image's lock too.
-fn remove_one(store: &Store, name: &str) -> rekindle_store::Result<()> {
+/// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
+/// it has become another program, an image's lock too.
+pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_store::Result<()> {
     let began = Instant::now();
     loop {
         match store.remove(name) {
-            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < IN_USE_LIMIT => {
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < limit => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             other => return other,

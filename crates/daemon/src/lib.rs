@@ -24,6 +24,7 @@ mod claims;
 mod client_library;
 mod clock;
 mod container;
+mod cpu_images;
 mod cpu_pages;
 mod daemon;
 mod doctor;

@@ -89,6 +89,8 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
             page_cache::fill(&path);
         }
         held.caches().fill_host(&path, Priority::Restored);
+        // One that waited already, and was not the one taken, filled a cache when the image mattered less.
+        held.look_again(&path);
         if held.caches().shares() && unwritten::follow(&held, &worker, &path, shares) {
             held.look_again(&path);
         }

@@ -1,9 +1,8 @@
 //! Processes that the daemon did not start or does not wait for.
 
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rekindle_sandbox::process::Handle;
 
 /// Whether a process exists and is no zombie.
 pub fn is_alive(pid: i32) -> bool {
@@ -25,19 +24,8 @@ pub fn command(pid: i32) -> Vec<String> {
 
 /// Returns when the process has ended, at once if there is none.
 pub fn wait_for_end(pid: i32) {
-    // SAFETY: the call takes two numbers and touches no memory of ours.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    if descriptor < 0 {
-        return;
-    }
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
-    let process = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
-    loop {
-        let mut polled = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut polled, PollTimeout::NONE) {
-            Err(nix::errno::Errno::EINTR) => {}
-            _ => return,
-        }
+    if let Ok(process) = Handle::open(pid) {
+        let _ = process.ended(None);
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rekindle_protocol::daemon::Event;
 use rekindle_protocol::frame::{self, FrameError};
 
@@ -41,6 +43,12 @@ impl<'a> Reply<'a> {
 
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
         frame::send(self.stream, event, &[])
+    }
+
+    /// The process that asks; none in another pid namespace.
+    pub fn asker(&self) -> Option<i32> {
+        let peer = getsockopt(self.stream, PeerCredentials).ok()?;
+        Some(peer.pid()).filter(|pid| *pid > 0)
     }
 
     /// Whether the user has closed the connection.

@@ -5,12 +5,9 @@ use std::path::Path;
 /// How much less than others threads in the background are run (`nice`).
 const GIVE_WAY: i32 = 15;
 
-/// Memory that can be had without swapping, bytes.
+/// Memory of the host that can be had without swapping, bytes; 0 if the kernel does not tell.
 pub fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.unwrap_or(0) << 10
+    rekindle_sandbox::memory::available().unwrap_or(0)
 }
 
 /// Free bytes where `path` lies or would lie.

@@ -45,7 +45,8 @@ use crate::{container, driver_half, fault, framework, gpu, load_order, machine, 
 mod cpu;
 mod shared_files;
 
-/// So often a restore begins, if a worker ends before the program runs.
+/// So often a restore begins, if a worker ends before the program runs, or one that was made ready for another image
+/// turns out to be of no use for this one.
 const MOST_TRIES: u32 = 2;
 
 /// What the user asks for.
@@ -118,7 +119,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             wish,
         };
         let brought_back = attempt
-            .bring_back()
+            .bring_back(tries == 0)
             .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
             .and_then(|rest| held.is_up().map(|()| rest));
         let error = match brought_back {
@@ -130,7 +131,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         held.fill_pool();
         give_back(daemon, &held);
         match error {
-            Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
+            Error::WorkerEnded { .. } | Error::UnfitWorker { .. } if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
             _ => return Err(error),
@@ -189,8 +190,9 @@ fn hold(
 }
 
 impl Attempt<'_> {
-    /// Returns what is still to come of the GPU half.
-    fn bring_back(&self) -> Result<Option<Rest>> {
+    /// Returns what is still to come of the GPU half. With `or_alike` its worker may be one that was made ready for another
+    /// image.
+    fn bring_back(&self, or_alike: bool) -> Result<Option<Rest>> {
         fault::point("restore-created")?;
         if self.kept.framework {
             framework::open(&self.held.run_directory)?;
@@ -200,7 +202,7 @@ impl Attempt<'_> {
         }
         Gate::open(self.held)?;
         let key = self.kept.client.as_ref().map(|_| ImageKey::of(self.image));
-        let worker = self.timeline.time("take a worker", || self.held.take_worker(key.as_ref()))?;
+        let worker = self.timeline.time("take a worker", || self.held.take_worker(key.as_ref(), or_alike))?;
         let Some(client) = &self.kept.client else {
             self.held.note_workers();
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
@@ -298,7 +300,8 @@ impl Attempt<'_> {
             run_directory: self.held.run_directory.to_string_lossy().into_owned(),
             cached,
         };
-        match worker.ask(action, &request, &[], None)? {
+        let answer = worker.ask(action, &request, &[], None).map_err(|error| worker.refusal(error))?;
+        match answer {
             Response::Restored { phases } => {
                 self.timeline.lane(GPU).merge(began_us, phases);
                 Ok(GpuHalf { began_us, loan, journal })

@@ -138,6 +138,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             environment,
             limit_ms,
         } => {
+            let _making = daemon.making.take(&image)?;
             let limit = Duration::from_millis(limit_ms);
             let python = framework::Python { interpreter, imports, warm };
             let wish = framework::Wish { image, gpu, command, python, directory, environment, limit };
@@ -155,16 +156,19 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
         }
         Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
+            let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &wish, reply)?)
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
+            let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
         }
         Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms } => {
+            let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(container::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)

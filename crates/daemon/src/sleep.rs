@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::held::Held;
+use crate::images::remove_when_free;
 use crate::places::Places;
 use crate::quiet::Quiet;
 use crate::reply::Reply;
@@ -179,18 +180,11 @@ pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
 }
 
 pub fn forget(root: &Path, id: &str) {
-    let began = Instant::now();
-    let remove = |store: &Store| loop {
-        match store.remove(id) {
-            // A worker is made ready for it just now.
-            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < IN_USE_LIMIT => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(rekindle_store::Error::NoImage { .. }) => return Ok(()),
-            other => return other.and_then(|()| store.collect().map(drop)),
-        }
-    };
-    let removed = Store::open(root).and_then(|store| remove(&store));
+    // A worker may be made ready for it just now.
+    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id, IN_USE_LIMIT) {
+        Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
+        other => other.and_then(|()| store.collect().map(drop)),
+    });
     if let Err(error) = removed {
         log::warn!("what slept in {} stays there: {error}", root.display());
     }

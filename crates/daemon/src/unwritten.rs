@@ -86,7 +86,7 @@ fn serving(held: &Held) -> Result<Arc<Worker>> {
 }
 
 fn unknown(held: &Held, reason: &str) -> Error {
-    Error::NoLoadOrder { name: held.name(), reason: reason.to_string() }
+    Error::NotLearned { name: held.name(), reason: reason.to_string() }
 }
 
 fn ask(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<String>>> {

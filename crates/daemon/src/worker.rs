@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ pub struct Worker {
     said: Mutex<Option<Status>>,
     ended: Mutex<Option<String>>,
     on_end: Mutex<Option<OnEnd>>,
+    /// For a similar image than that which is restored into it.
+    made_for_another: AtomicBool,
 }
 
 impl Worker {
@@ -153,6 +155,22 @@ impl Worker {
             said: Mutex::new(None),
             ended: Mutex::new(None),
             on_end: Mutex::new(Some(on_end)),
+            made_for_another: AtomicBool::new(false),
+        }
+    }
+
+    /// It was made ready for another image than the one that it is taken for.
+    pub fn note_made_for_another(&self) {
+        self.made_for_another.store(true, Ordering::Relaxed);
+    }
+
+    /// A refusal that a new worker may not have.
+    pub fn refusal(&self, error: Error) -> Error {
+        match error {
+            Error::Worker { action, reason } if self.made_for_another.load(Ordering::Relaxed) => {
+                Error::UnfitWorker { action, reason }
+            }
+            other => other,
         }
     }
 

@@ -42,8 +42,6 @@ pub struct WorkerPool {
     size: PoolSize,
     pub caches: Arc<Caches>,
     state: Mutex<State>,
-    /// Held by the one that reads an image for waiting workers.
-    reading: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -73,17 +71,18 @@ impl WorkerPool {
             size,
             caches,
             state: Mutex::default(),
-            reading: Mutex::default(),
         };
         pool.clear();
         Arc::new(pool)
     }
 
-    /// A worker for a sandbox: one that waits ready, else a new one.
+    /// A worker for a sandbox: one that waits ready, else a new one. Only with `or_alike` it may be one that was made ready
+    /// for another image, which may turn out to be of no use for this one.
     pub fn worker(
         self: &Arc<WorkerPool>,
         gpu: &str,
         image: Option<&ImageKey>,
+        or_alike: bool,
         place: Place,
         output: &Path,
         on_end: impl Fn() -> OnEnd,
@@ -92,7 +91,7 @@ impl WorkerPool {
         if let Some(image) = image {
             self.lock().modules.note_restore(&image.path);
         }
-        while let Some(spare) = self.pick(gpu, image) {
+        while let Some(spare) = self.pick(gpu, image, or_alike) {
             match spare.take(place.clone(), output, on_end()) {
                 Ok(()) => return Ok(spare),
                 Err(error) => {
@@ -205,7 +204,7 @@ impl WorkerPool {
     }
 
     /// One that waits for this image, else for another that it is like, else for anybody.
-    fn pick(&self, gpu: &str, image: Option<&ImageKey>) -> Option<Arc<Worker>> {
+    fn pick(&self, gpu: &str, image: Option<&ImageKey>, or_alike: bool) -> Option<Arc<Worker>> {
         let mut state = self.lock();
         let find = |state: &State, image: Option<&ImageKey>, busy: bool| {
             state.spares.iter().position(|spare| {
@@ -214,7 +213,7 @@ impl WorkerPool {
             })
         };
         let is_alike = |made_for: &ImageKey| {
-            let of_store = image.filter(|image| !image.in_memory && !made_for.in_memory);
+            let of_store = image.filter(|image| or_alike && !image.in_memory && !made_for.in_memory);
             of_store.is_some_and(|image| state.modules.is_alike(gpu, &image.path, &made_for.path))
         };
         let find_alike = |state: &State| {
@@ -227,7 +226,11 @@ impl WorkerPool {
             .or_else(|| find_alike(&state))
             .or_else(|| find(&state, None, false))
             .or_else(|| find(&state, None, true))?;
-        Some(state.spares.remove(at).worker)
+        let Spare { want, worker, .. } = state.spares.remove(at);
+        if want.image.is_some() && want.image.as_ref() != image {
+            worker.note_made_for_another();
+        }
+        Some(worker)
     }
 
     fn start(self: &Arc<WorkerPool>, gpu: &str) -> Result<Arc<Worker>> {

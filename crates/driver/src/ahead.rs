@@ -8,7 +8,7 @@
 //! was there first.
 //!
 //! Another thread of the program that maps memory just then gets it brought in as well, so there is a limit: what the
-//! GPUs hold.
+//! GPUs hold. The largest area, which is the driver's, comes before what others map.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,16 +39,24 @@ struct Work {
 }
 
 struct Pieces {
-    /// Areas of processes of which no piece was taken yet or some are left, in the order in which they came.
-    left: Vec<(i32, Range<u64>)>,
+    /// The largest first, however little of it is left: its driver is at work on it.
+    areas: Vec<Unfinished>,
     /// How much may still be brought in.
     limit: u64,
+}
+
+/// An area of a process, of which some is left to bring in.
+struct Unfinished {
+    pid: i32,
+    left: Range<u64>,
+    /// Of all of it.
+    bytes: u64,
 }
 
 impl Ahead {
     /// Brings in what the processes map from now on, as far as `limit` bytes.
     pub fn begin(before: &Before, limit: u64) -> Ahead {
-        let pieces = Mutex::new(Pieces { left: Vec::new(), limit });
+        let pieces = Mutex::new(Pieces { areas: Vec::new(), limit });
         let work = Arc::new(Work { done: AtomicBool::new(false), pieces });
         let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
         let (watching, known) = (work.clone(), before.clone());
@@ -81,7 +89,7 @@ impl Work {
             let new = known.new_areas();
             if !new.is_empty() {
                 let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-                pieces.left.extend(new.iter().map(|area| (area.pid, area.start..area.end)));
+                new.iter().for_each(|area| pieces.add(area.pid, area.start..area.end));
                 drop(pieces);
                 known.add(&new);
             }
@@ -101,15 +109,20 @@ impl Work {
 }
 
 impl Pieces {
+    fn add(&mut self, pid: i32, left: Range<u64>) {
+        let bytes = left.end - left.start;
+        let at = self.areas.partition_point(|area| area.bytes >= bytes);
+        self.areas.insert(at, Unfinished { pid, left, bytes });
+    }
+
     fn next(&mut self) -> Option<(i32, Range<u64>)> {
-        let (pid, area) = self.left.first_mut()?;
-        let length = PIECE.min(area.end - area.start).min(self.limit);
-        let piece = area.start..area.start + length;
-        let found = (*pid, piece);
-        area.start += length;
+        let Unfinished { pid, left, .. } = self.areas.first_mut()?;
+        let length = PIECE.min(left.end - left.start).min(self.limit);
+        let found = (*pid, left.start..left.start + length);
+        left.start += length;
         self.limit -= length;
-        if area.is_empty() || self.limit == 0 {
-            self.left.remove(0);
+        if left.is_empty() || self.limit == 0 {
+            self.areas.remove(0);
         }
         (length > 0).then_some(found)
     }
@@ -206,10 +219,17 @@ mod tests {
 
     #[test]
     fn pieces_follow_each_other_until_the_limit() {
-        let left = vec![(7, 0..PIECE + PAGE), (8, 100 * PIECE..102 * PIECE)];
-        let mut pieces = Pieces { left, limit: 2 * PIECE };
+        let mut pieces = Pieces { areas: Vec::new(), limit: 3 * PIECE };
+        pieces.add(7, 0..PAGE);
+        pieces.add(8, 100 * PIECE..101 * PIECE + PAGE);
+        assert_eq!(pieces.next(), Some((8, 100 * PIECE..101 * PIECE)), "the largest first");
+        pieces.add(9, 200 * PIECE..201 * PIECE);
+        pieces.add(10, 300 * PIECE..301 * PIECE + PAGE);
         let found: Vec<_> = std::iter::from_fn(|| pieces.next()).collect();
-        let last = 100 * PIECE..101 * PIECE - PAGE;
-        assert_eq!(found, [(7, 0..PIECE), (7, PIECE..PIECE + PAGE), (8, last)]);
+        // What is begun stays before others, though less is left of it.
+        let begun = (8, 101 * PIECE..101 * PIECE + PAGE);
+        let last = (9, 200 * PIECE..201 * PIECE - 2 * PAGE);
+        let next = [(10, 300 * PIECE..301 * PIECE), (10, 301 * PIECE..301 * PIECE + PAGE)];
+        assert_eq!(found, [vec![begun], next.to_vec(), vec![last]].concat());
     }
 }

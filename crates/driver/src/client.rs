@@ -1,12 +1,13 @@
 //! The daemon's side: the helper process, started when it is needed and again when it has died, and what it holds.
 
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rekindle_protocol::frame::{self, FrameError};
@@ -19,19 +20,44 @@ use crate::message::{Gpu, Held, Request, Response, UuidPair};
 
 /// How often a helper that dies while it brings processes back is replaced.
 const TRIES: usize = 3;
+/// How often is looked for what nobody has finished: what could not be brought back, and what a helper of an earlier
+/// daemon began after this one had looked.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The pause after failures, which doubles up to here.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long an operation waits for processes to be brought back that may be its own.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 
+#[derive(Clone)]
 pub struct Helper {
     /// `rekindled`, which is the helper too.
     program: PathBuf,
     /// Where the journals lie.
     directory: PathBuf,
     log: PathBuf,
-    control: Mutex<Option<UnixStream>>,
+    control: Arc<Mutex<Option<UnixStream>>>,
+    recoveries: Arc<Recoveries>,
+    /// Operations of this daemon's: nobody else finishes them, whatever becomes of their helper.
+    own: Arc<Mutex<HashSet<String>>>,
+}
+
+/// How many recoveries of what an earlier daemon left are under way.
+#[derive(Default)]
+struct Recoveries {
+    count: Mutex<usize>,
+    done: Condvar,
 }
 
 impl Helper {
     pub fn new(program: &Path, directory: PathBuf, log: PathBuf) -> Helper {
-        Helper { program: program.to_path_buf(), directory, log, control: Mutex::new(None) }
+        Helper {
+            program: program.to_path_buf(),
+            directory,
+            log,
+            control: Arc::default(),
+            own: Arc::default(),
+            recoveries: Arc::default(),
+        }
     }
 
     /// The GPUs of this machine, in the driver's order.
@@ -46,20 +72,30 @@ impl Helper {
     /// Locks the GPU processes of the tree below `root` and takes their GPU halves.
     pub fn hold(&self, id: &str, root: i32, lock: Duration) -> Result<Hold<'_>> {
         let action = "take the program's GPU half";
+        self.recoveries.wait();
+        let own = self.own(id);
         let stream = self.connect()?;
         let request = Request::Hold { id: id.to_string(), root, lock_ms: lock.as_millis() as u64 };
         match self.exchange(&stream, action, &request) {
             Ok(Response::Held(held)) => {
-                Ok(Hold { helper: self, id: id.to_string(), stream, held, over: false })
+                Ok(Hold { helper: self, id: id.to_string(), stream, held, over: false, _own: own })
             }
             Ok(other) => Err(unexpected(action, other)),
-            Err(error) => Err(self.after(id, error)),
+            Err(error) => {
+                let is_left = self.has_left(id);
+                Err(match self.after(id, error) {
+                    error @ Error::HelperEnded { .. } => Error::Undone(Box::new(error)),
+                    error @ Error::Helper { .. } if is_left => Error::Undone(Box::new(error)),
+                    error => error,
+                })
+            }
         }
     }
 
     /// Brings processes that came out of an image to running. If it fails they are to be ended.
     pub fn restore(&self, id: &str, pids: Vec<i32>, pairs: Vec<UuidPair>) -> Result<Vec<Phase>> {
         let action = "bring the program's GPU half back";
+        let _own = self.own(id);
         match self.ask(action, &Request::Restore { id: id.to_string(), pids, pairs })? {
             Response::Done { phases } => Ok(phases),
             other => Err(unexpected(action, other)),
@@ -68,43 +104,92 @@ impl Helper {
 
     /// The processes of an operation that failed have been ended: nothing of it is to be finished.
     pub fn abandon(&self, id: &str) {
-        if Journal::all(&self.directory).iter().any(|journal| journal == id)
-            && let Err(error) = self.recover(Some(vec![id.to_string()]))
+        if self.has_left(id)
+            && let Err(error) = self.recover(vec![id.to_string()])
         {
             log::warn!("{error}");
         }
     }
 
-    /// Whether an earlier daemon left something to be finished or undone.
-    pub fn has_unfinished(&self) -> bool {
-        !Journal::all(&self.directory).is_empty()
+    /// Finishes or undoes, beside the caller, what an earlier daemon and its helper had under way when they died, and
+    /// whatever else nobody works on, for as long as this process lives. To be called once.
+    pub fn recover_all(&self) {
+        let ids = Journal::all(&self.directory);
+        self.recoveries.begin();
+        let helper = self.clone();
+        std::thread::spawn(move || {
+            helper.recover_and_tell(ids);
+            helper.recoveries.end();
+            let mut pause = LOOK_AGAIN;
+            loop {
+                std::thread::sleep(pause);
+                let mut ids = Journal::abandoned(&helper.directory);
+                let own = helper.own.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                ids.retain(|id| !own.contains(id));
+                pause = match helper.recover_and_tell(ids) {
+                    true => LOOK_AGAIN,
+                    false => LONGEST_PAUSE.min(pause * 2),
+                };
+            }
+        });
+    }
+
+    /// Whether nothing is left of these.
+    fn recover_and_tell(&self, ids: Vec<String>) -> bool {
+        if ids.is_empty() {
+            return true;
+        }
+        match self.recover(ids) {
+            Ok(notes) => {
+                notes.iter().for_each(|note| log::warn!("{note}"));
+                true
+            }
+            Err(error) => {
+                log::error!("{error}");
+                false
+            }
+        }
     }
 
     /// Finishes or undoes what helpers that are gone have left; a sentence for each process that did not run.
-    pub fn recover(&self, ids: Option<Vec<String>>) -> Result<Vec<String>> {
-        let action = "bring processes back to running";
+    fn recover(&self, ids: Vec<String>) -> Result<Vec<String>> {
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.ask(action, &Request::Recover { ids: ids.clone() }) {
-                Ok(Response::Recovered { notes }) => return Ok(notes),
-                Ok(other) => return Err(unexpected(action, other)),
+            match self.recover_once(&ids) {
                 Err(error) if tries == TRIES => return Err(error),
                 Err(error) => log::warn!("{error}; another one is tried"),
+                done => return done,
             }
+        }
+    }
+
+    fn recover_once(&self, ids: &[String]) -> Result<Vec<String>> {
+        let action = "bring processes back to running";
+        match self.ask(action, &Request::Recover { ids: ids.to_vec() })? {
+            Response::Recovered { notes } => Ok(notes),
+            other => Err(unexpected(action, other)),
         }
     }
 
     /// An operation failed. A helper that is alive has undone it; what one that died has left is undone now.
     fn after(&self, id: &str, error: Error) -> Error {
-        let journals = Journal::all(&self.directory);
-        if !journals.iter().any(|journal| journal == id) {
+        if !self.has_left(id) {
             return error;
         }
-        match self.recover(Some(vec![id.to_string()])) {
+        match self.recover(vec![id.to_string()]) {
             Ok(_) => error,
             Err(stuck) => Error::Stuck(format!("{stuck}; that is after: {error}")),
         }
+    }
+
+    fn own(&self, id: &str) -> Own {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_string());
+        Own { all: self.own.clone(), id: id.to_string() }
+    }
+
+    fn has_left(&self, id: &str) -> bool {
+        Journal::all(&self.directory).iter().any(|journal| journal == id)
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> Result<Response> {
@@ -157,6 +242,26 @@ impl Helper {
     }
 }
 
+impl Recoveries {
+    fn begin(&self) {
+        *self.count() += 1;
+    }
+
+    fn end(&self) {
+        *self.count() -= 1;
+        self.done.notify_all();
+    }
+
+    fn wait(&self) {
+        let under_way = |count: &mut usize| *count > 0;
+        drop(self.done.wait_timeout_while(self.count(), RECOVERY_LIMIT, under_way));
+    }
+
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Processes that stand still as far as their GPU goes. Dropped, it lets them go on.
 pub struct Hold<'a> {
     helper: &'a Helper,
@@ -164,6 +269,19 @@ pub struct Hold<'a> {
     stream: UnixStream,
     pub held: Held,
     over: bool,
+    _own: Own,
+}
+
+/// An operation that this daemon sees to, until it is dropped.
+struct Own {
+    all: Arc<Mutex<HashSet<String>>>,
+    id: String,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
 }
 
 impl Hold<'_> {
@@ -189,14 +307,12 @@ impl Hold<'_> {
             Ok(other) => Err(unexpected(action, other)),
             // What the helper did not do its successor does; then all is as it should be.
             Err(error) => match self.helper.after(&self.id, error) {
-                Error::HelperEnded { .. } | Error::Helper { .. } if !self.is_journaled() => Ok(Vec::new()),
+                Error::HelperEnded { .. } | Error::Helper { .. } if !self.helper.has_left(&self.id) => {
+                    Ok(Vec::new())
+                }
                 error => Err(error),
             },
         }
-    }
-
-    fn is_journaled(&self) -> bool {
-        Journal::all(&self.helper.directory).contains(&self.id)
     }
 }
 

@@ -15,6 +15,8 @@ pub enum Error {
     Library(String),
     #[error("the driver could not {step} process {pid}: {reason}")]
     Step { step: &'static str, pid: i32, reason: String },
+    #[error("process {pid} ended while the driver was to {step} it")]
+    Ended { step: &'static str, pid: i32 },
     #[error(
         "the GPU's work of process {pid} did not end within {} s, so that it could not be locked; give it longer with --gpu-wait",
         limit.as_secs_f64()
@@ -43,6 +45,8 @@ pub enum Error {
         "process {pid} has gigabytes on several GPUs, and driver {driver_version} loses one that has peer access between them and an allocation of 512 MB or more; start it with smaller ones (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or, if it has no peer access or no such allocation, the daemon with REKINDLE_DRIVER_PEERS=allow"
     )]
     Peers { pid: i32, driver_version: String },
+    #[error("{0}; no image was taken, and the program goes on")]
+    Undone(Box<Error>),
     #[error("these processes could not be brought back to running: {0}")]
     Stuck(String),
     #[error("the driver helper ended while it was to {action}; its log: {}", log.display())]

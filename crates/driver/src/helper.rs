@@ -137,8 +137,7 @@ impl Server {
         Ok(Response::Done { phases: operation.release()? })
     }
 
-    fn recover(&self, ids: Option<Vec<String>>) -> Result<Vec<String>> {
-        let ids = ids.unwrap_or_else(|| Journal::all(&self.directory));
+    fn recover(&self, ids: Vec<String>) -> Result<Vec<String>> {
         let (mut notes, mut failures) = (Vec::new(), Vec::new());
         for id in ids {
             match self.recover_one(&self.directory, &id) {

@@ -1,6 +1,7 @@
 //! What an operation is about to do, on disk: `ID.json`, replaced as a whole before each step, and `ID.lock`, locked
 //! for as long as somebody works on it. Whoever finds a journal that nobody works on takes the operation over.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -98,7 +99,7 @@ impl Journal {
 
     fn write(&self) -> Result<()> {
         let place = path(&self.directory, &self.id);
-        let partial = place.with_extension("partial");
+        let partial = partial_path(&self.directory, &self.id);
         let write = || {
             let mut file = File::create(&partial)?;
             file.write_all(&serde_json::to_vec_pretty(&self.entry)?)?;
@@ -111,6 +112,7 @@ impl Journal {
 
     /// Nothing is left to be done.
     pub fn end(self) {
+        let _ = fs::remove_file(partial_path(&self.directory, &self.id));
         for path in [path(&self.directory, &self.id), lock_path(&self.directory, &self.id)] {
             if let Err(error) = fs::remove_file(&path) {
                 log::warn!("{} stays: {error}", path.display());
@@ -118,19 +120,28 @@ impl Journal {
         }
     }
 
-    /// All that are there.
+    /// All that are there, those that were not written whole before somebody died among them.
     pub fn all(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        let paths = entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|end| end == "json"));
-        paths.filter_map(|path| Some(path.file_stem()?.to_str()?.to_string())).collect()
+        let id = |path: PathBuf| Some(path.file_stem()?.to_str()?.to_string());
+        entries.filter_map(|entry| id(entry.path())).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Those that are there and that nobody works on.
+    pub fn abandoned(directory: &Path) -> Vec<String> {
+        let is_abandoned = |id: &String| {
+            let lock = File::open(lock_path(directory, id)).map(|lock| lock.try_lock().is_ok());
+            path(directory, id).exists() && lock.unwrap_or(true)
+        };
+        Journal::all(directory).into_iter().filter(is_abandoned).collect()
     }
 
     /// Waits until nobody works on a journal and takes it over. None: it was finished, or is of another boot.
     pub fn take_over(directory: &Path, id: &str, within: Duration) -> Result<Option<Journal>> {
         let place = path(directory, id);
         let lock = take_lock(&lock_path(directory, id), within)?;
+        // What was to be written was not to be done yet.
+        let _ = fs::remove_file(partial_path(directory, id));
         let Some(entry) = read(&place)? else {
             let _ = fs::remove_file(lock_path(directory, id));
             return Ok(None);
@@ -191,6 +202,10 @@ fn path(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{id}.json"))
 }
 
+fn partial_path(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{id}.partial"))
+}
+
 fn lock_path(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{id}.lock"))
 }
@@ -208,11 +223,26 @@ mod tests {
         let busy = Journal::take_over(directory.path(), "a", Duration::from_millis(30));
         assert!(busy.err().unwrap().to_string().contains("another helper"));
         assert_eq!(Journal::all(directory.path()), ["a"]);
+        assert!(Journal::abandoned(directory.path()).is_empty());
         drop(journal);
+        assert_eq!(Journal::abandoned(directory.path()), ["a"]);
         let taken = Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().unwrap();
         assert_eq!((taken.entry.step, &taken.entry.processes), (Step::Held, &vec![me]));
         taken.end();
         assert!(Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().is_none());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_not_written_whole_is_found_and_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["a.lock", "a.partial", "b.partial", "c.lock"] {
+            fs::write(directory.path().join(name), "{").unwrap();
+        }
+        assert_eq!(Journal::all(directory.path()), ["a", "b", "c"]);
+        for id in ["a", "b", "c"] {
+            assert!(Journal::take_over(directory.path(), id, Duration::ZERO).unwrap().is_none());
+        }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 

@@ -63,9 +63,9 @@ pub enum Request {
         pids: Vec<i32>,
         pairs: Vec<UuidPair>,
     },
-    /// Finishes or undoes what journals speak of: these, or all.
+    /// Finishes or undoes what these journals speak of.
     Recover {
-        ids: Option<Vec<String>>,
+        ids: Vec<String>,
     },
 }
 

@@ -72,7 +72,8 @@ impl Operation {
             // The call is still under way in this process: only another one can undo it.
             Err(error @ Error::Hung { .. }) => Err(error),
             Err(error) => match operation.undo() {
-                Ok(()) => Err(error),
+                Ok(()) if matches!(error, Error::Ended { .. }) => Err(error),
+                Ok(()) => Err(Error::Undone(Box::new(error))),
                 Err(stuck) => Err(Error::Stuck(format!("{stuck}; that is after: {error}"))),
             },
         }
@@ -254,7 +255,8 @@ impl Operation {
             match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok((pid, done)) => {
                     waiting.retain(|other| *other != pid);
-                    failure = failure.or(done.err());
+                    let failed = done.err().map(|error| self.explain(step, pid, error));
+                    failure = failure.or(failed);
                 }
                 Err(_) => return Err(Error::Hung { step, pid: waiting[0], limit }),
             }
@@ -274,10 +276,18 @@ impl Operation {
             if found != Some(expected) {
                 let found = found.map_or("no CUDA program", State::word);
                 let reason = format!("afterwards it is {found}, expected {expected}");
-                return Err(Error::Step { step, pid, reason });
+                return Err(self.explain(step, pid, Error::Step { step, pid, reason }));
             }
         }
         Ok(())
+    }
+
+    /// What failed because the process ended says that.
+    fn explain(&self, step: &'static str, pid: i32, error: Error) -> Error {
+        match self.journal.entry.processes.iter().find(|process| process.pid == pid) {
+            Some(process) if !process.is_alive() => Error::Ended { step, pid },
+            _ => error,
+        }
     }
 }
 
@@ -364,12 +374,8 @@ fn check_host_memory(gpus: &[Gpu]) -> Result<()> {
 
 /// Of the host; all there could be if the kernel does not tell.
 fn available_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes << 10)
+    rekindle_sandbox::memory::available().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
-#[path = "operation_tests.rs"]
 mod tests;

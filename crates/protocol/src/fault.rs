@@ -1,8 +1,8 @@
 //! Faults on purpose, so that tests can kill the daemon, or the driver helper, or fail it at any step of its work.
 //!
 //! `REKINDLE_FAULT=POINT[:ACTION]`, several separated by commas. Actions: `fail` (the default) makes the step fail,
-//! `kill` ends the process with SIGKILL, `hang` stops there until the process is killed, `slow` takes a second. Points are the names given to
-//! [`point`]; `docs/testing.md` lists them. Without the variable the cost is one look at an empty list.
+//! `kill` ends the process with SIGKILL, `hang` stops there until the process is killed, `slow` takes a second. Points are
+//! the names given to [`point`]; `docs/testing.md` lists them. Without the variable the cost is one look at an empty list.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -113,8 +113,11 @@ impl Service {
                 )));
             }
             let mut packet = vec![0; PACKET];
-            let length = recv(self.socket.as_raw_fd(), &mut packet, MsgFlags::empty())
-                .map_err(|error| trouble(error.into()))?;
+            let length = match recv(self.socket.as_raw_fd(), &mut packet, MsgFlags::empty()) {
+                // It ended with an answer of ours unread.
+                Err(nix::Error::ECONNRESET) => 0,
+                received => received.map_err(|error| trouble(error.into()))?,
+            };
             match rpc::response(&packet[..length]) {
                 _ if length == 0 => {
                     return Err(Failed::Criu(format!(
@@ -188,6 +191,15 @@ const NO_PASSCRED: &str = "sockets: Can't get 1:16 opt";
 const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2 on this kernel \
     (REKINDLE_CRIU_SUITE=forky scripts/criu sets it up)";
 
+/// What CRIU says of what it cannot take, and what that means.
+const EXPLAINED: [(&str, &str); 2] = [
+    (NO_PASSCRED, OLD_CRIU),
+    (
+        "unix: External socket is used",
+        "the program has a Unix socket to a process outside of it; close that, or have the other process in the program's tree",
+    ),
+];
+
 /// CRIU's own words: the errors in its log, else its message.
 fn cause(log: &Path, message: Option<String>) -> String {
     let mut text = Vec::new();
@@ -197,8 +209,11 @@ fn cause(log: &Path, message: Option<String>) -> String {
     let errors: Vec<_> =
         text.lines().filter_map(error_text).filter(|text| !text.starts_with(HARMLESS)).take(CAUSES).collect();
     match (errors.is_empty(), message) {
-        (false, _) if errors[0].starts_with(NO_PASSCRED) => format!("{}; {OLD_CRIU}", errors.join("; ")),
-        (false, _) => errors.join("; "),
+        (false, _) => {
+            let known = EXPLAINED.iter().find(|(said, _)| errors[0].starts_with(said));
+            let meaning = known.map(|(_, meaning)| format!("; {meaning}")).unwrap_or_default();
+            format!("{}{meaning}", errors.join("; "))
+        }
         (true, Some(message)) if !message.is_empty() => message,
         (true, _) => "it gave no reason".into(),
     }
@@ -225,5 +240,8 @@ mod tests {
         assert_eq!(cause(&log, None), "it gave no reason");
         fs::write(&log, format!("{line}\n(00.013) Error (criu/cr-dump.c:1): Dumping FAILED.\n")).unwrap();
         assert_eq!(cause(&log, None), "inet: Connected TCP socket; Dumping FAILED.");
+        fs::write(&log, "(00.1) Error (criu/sk-unix.c:1): unix: External socket is used. Consider\n")
+            .unwrap();
+        assert!(cause(&log, None).ends_with("in the program's tree"));
     }
 }

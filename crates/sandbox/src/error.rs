@@ -29,7 +29,7 @@ pub enum Error {
     DiskFull { place: PathBuf },
     #[error("the program cannot be dumped: {cause}")]
     Refused { cause: String },
-    #[error("there is no process {pid} to be dumped; see `ps`")]
+    #[error("there is no process {pid} to be checkpointed; `ps -e` lists all")]
     NoProcess { pid: i32 },
     #[error("{path} holds no dump of a program: it has no inventory.img", path = path.display())]
     NoImages { path: PathBuf },

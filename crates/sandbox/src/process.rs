@@ -84,15 +84,36 @@ pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<boo
 
 /// The readable and writable private memory of a process that has no file and no name, in order.
 pub fn private_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    Ok(fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().filter_map(private_span).collect())
+    spans(pid, |name| name.is_none())
 }
 
-fn private_span(line: &str) -> Option<Range<u64>> {
+/// As [`private_memory`], with that which `brk` gives and that which the program has named.
+pub fn allocated_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
+    spans(pid, |name| name.is_none_or(|name| name == "[heap]" || name.starts_with("[anon:")))
+}
+
+/// Whether the kernel guards the process's return addresses, in memory that nobody else can write to.
+pub fn has_shadow_stack(pid: i32) -> bool {
+    status_field(pid, "x86_Thread_features").is_some_and(|features| features.contains("shstk"))
+}
+
+fn spans(pid: i32, is_chosen: impl Fn(Option<&str>) -> bool) -> io::Result<Vec<Range<u64>>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(text
+        .lines()
+        .filter_map(private_span)
+        .filter(|(_, name)| is_chosen(*name))
+        .map(|(span, _)| span)
+        .collect())
+}
+
+/// Readable and writable private memory without a file, and its name.
+fn private_span(line: &str) -> Option<(Range<u64>, Option<&str>)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
-    let plain = words.next()? == "rw-p" && words.nth(2)? == "0" && words.next().is_none();
+    let plain = words.next()? == "rw-p" && words.nth(2)? == "0";
     let span = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    plain.then_some(span)
+    plain.then(|| (span, words.next()))
 }
 
 /// The inodes of a process's sockets.
@@ -147,6 +168,19 @@ pub fn innermost_pid(pid: i32) -> Option<i32> {
 /// The sandbox's pids (as its programs see them) with ours, for `init` and all below it.
 pub fn pid_map(init: i32) -> BTreeMap<i32, i32> {
     tree(init).into_iter().filter_map(|host| Some((innermost_pid(host)?, host))).collect()
+}
+
+/// The process that `init`'s pid namespace knows as `pid`, also where it may be seen as nobody's child: when its parent is
+/// just ending, as CRIU is after a restore.
+pub fn find_inside(init: i32, pid: i32) -> Option<i32> {
+    pid_map(init).get(&pid).copied().or_else(|| find_anywhere(init, pid))
+}
+
+fn find_anywhere(init: i32, pid: i32) -> Option<i32> {
+    let space = namespace(init, "pid")?;
+    let entries = fs::read_dir("/proc").ok()?.flatten();
+    let mut all = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    all.find(|&host| namespace(host, "pid").as_ref() == Some(&space) && innermost_pid(host) == Some(pid))
 }
 
 /// The pid in our namespace that a `/proc` made for the sandbox would show as the parent of `pid`.
@@ -238,13 +272,26 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_found_whoever_its_parent_is() {
+        let own = std::process::id() as i32;
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let (pid, inside) = (child.id() as i32, innermost_pid(child.id() as i32).unwrap());
+        assert_eq!((find_inside(own, inside), find_anywhere(own, inside)), (Some(pid), Some(pid)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(find_inside(own, inside), None);
+        assert_eq!(find_inside(-1, inside), None);
+    }
+
+    #[test]
     fn plain_private_memory_alone_is_found() {
         let found = private_span("7f52591db000-7f5370000000 rw-p 00000000 00:00 0 ");
-        assert_eq!(found, Some(0x7f52_591d_b000..0x7f53_7000_0000));
+        assert_eq!(found, Some((0x7f52_591d_b000..0x7f53_7000_0000, None)));
+        let heap = private_span("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0 [heap]");
+        assert_eq!(heap, Some((0x55d0_c000_0000..0x55d0_c002_1000, Some("[heap]"))));
         for other in [
             "200000000-300200000 ---p 00000000 00:00 0 ",
             "200800000-204000000 rw-s 00000000 00:05 142 /dev/nvidiactl",
-            "55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0 [heap]",
             "7f0000000000-7f0000001000 rw-p 00001000 08:01 77 /lib/x.so",
             "",
         ] {

@@ -125,7 +125,12 @@ impl Message {
     }
 
     pub fn number(&self, field: u64) -> Option<u64> {
-        self.0.iter().find_map(|(number, value)| match value {
+        self.all_numbers(field).next()
+    }
+
+    /// All fields of this number that hold numbers.
+    pub fn all_numbers(&self, field: u64) -> impl Iterator<Item = u64> {
+        self.0.iter().filter_map(move |(number, value)| match value {
             Field::Number(value) if *number == field => Some(*value),
             _ => None,
         })

@@ -3,22 +3,23 @@
 //! ```text
 //!  daemon ─asks─▶ engine ─▶ runtime ─starts─▶ `criu`, a script of ours ─▶ relay process ─starts─▶ CRIU
 //!    ▲                         └───────requests, steps, answers───────────────┘└────the same────────┘
-//!    └──────────plan; "the step is reached"; leave──────────────────────────┘
+//!    └──"it is asked"; plan; "the step is reached"; leave─────────────────┘
 //! ```
 //!
 //! The relay adds to the runtime's request what the runtime knows nothing of: the program's sockets whose other ends are
-//! ours, and what takes their places. All else it passes on as it is. At one step it asks the daemon for leave, while
-//! CRIU waits; a refusal, or a daemon that is gone, makes CRIU undo what it did.
+//! ours, and what takes their places; who takes the pages of a dump; from which images and page files a program is
+//! restored. All else it passes on as it is. Before CRIU is asked, the daemon may take its time. At one step it is asked
+//! for leave, while CRIU waits; a refusal, or a daemon that is gone, makes CRIU undo what it did.
 
 mod process;
+mod request;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::socket::{getsockopt, sockopt};
@@ -34,14 +35,32 @@ pub use process::relay_main;
 /// The argument with which a relay is run.
 pub const RELAY_ARGUMENT: &str = "criu-relay";
 
+/// The runtime asks for something. With it comes the directory that it wants the images in, or has them.
+#[derive(Debug, Serialize, Deserialize)]
+struct Asking;
+
 /// What the relay adds, and when it asks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Plan {
     /// Inodes of the program's ends of sockets.
     sockets: Vec<u32>,
-    /// Whether something comes with this that takes their places.
-    replaced: bool,
+    /// What the descriptors are that come with this, in their order.
+    passed: Vec<Passed>,
+    /// Whether CRIU's log has all that it does, which takes it as long again.
+    steps_told: bool,
     step: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Passed {
+    /// Takes the place of the socket with this inode.
+    Socket(u32),
+    /// CRIU's end of a page server's connection.
+    PageServer,
+    /// The directory that has the images, in place of the runtime's.
+    Images,
+    /// The directory that has page files, and which of them.
+    PageFiles(Vec<String>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,24 +69,38 @@ struct Reached;
 /// Which of CRIU's steps is waited for, and for what it is asked beside.
 #[derive(Debug, Clone, Copy)]
 pub enum Course<'a> {
-    /// Of a dump: the images are written, and the program still stands.
-    Dump { sockets: &'a [u32] },
+    /// Of a dump: the images are written, and the program still stands. Its pages go to a
+    /// [`crate::pages::PageServer`].
+    Dump { sockets: &'a [u32], page_server: BorrowedFd<'a>, steps_told: bool },
     /// Of a restore: the program is complete and does not run yet. A socket for each of those of the dump.
-    Restore { sockets: &'a [(u32, BorrowedFd<'a>)] },
+    Restore { sockets: &'a [(u32, BorrowedFd<'a>)], images: Option<Images<'a>>, steps_told: bool },
+}
+
+/// Images to restore from, in place of those that a runtime has.
+#[derive(Debug, Clone, Copy)]
+pub struct Images<'a> {
+    pub directory: BorrowedFd<'a>,
+    /// Where the page files are that they speak of, and their names.
+    pub page_files: Option<(BorrowedFd<'a>, &'a [String])>,
 }
 
 impl<'a> Course<'a> {
     fn plan(self) -> (Plan, Vec<BorrowedFd<'a>>) {
-        match self {
-            Self::Dump { sockets } => {
-                (Plan { sockets: sockets.to_vec(), replaced: false, step: "post-dump".into() }, Vec::new())
+        let (sockets, with, steps_told, step) = match self {
+            Self::Dump { sockets, page_server, steps_told } => {
+                (sockets.to_vec(), vec![(Passed::PageServer, page_server)], steps_told, "post-dump")
             }
-            Self::Restore { sockets } => {
+            Self::Restore { sockets, images, steps_told } => {
                 let inodes = sockets.iter().map(|(inode, _)| *inode).collect();
-                let descriptors = sockets.iter().map(|(_, socket)| *socket).collect();
-                (Plan { sockets: inodes, replaced: true, step: "post-restore".into() }, descriptors)
+                let ends = sockets.iter().map(|(inode, socket)| (Passed::Socket(*inode), *socket));
+                let pages = images.and_then(|images| images.page_files);
+                let pages = pages.map(|(directory, names)| (Passed::PageFiles(names.to_vec()), directory));
+                let images = images.map(|images| (Passed::Images, images.directory));
+                (inodes, ends.chain(images).chain(pages).collect(), steps_told, "post-restore")
             }
-        }
+        };
+        let (passed, descriptors) = with.into_iter().unzip();
+        (Plan { sockets, passed, steps_told, step: step.into() }, descriptors)
     }
 }
 
@@ -103,29 +136,20 @@ impl Relay {
         &self.directory
     }
 
-    /// Runs `work`, which has a runtime run CRIU. `at_step` runs while CRIU waits at its step, with the pid of the
-    /// relay, from which a restored program descends then. It runs once; a runtime that tries again is refused.
-    pub fn conduct<T>(
-        &self,
-        course: Course<'_>,
-        at_step: impl FnOnce(i32) -> std::result::Result<(), String> + Send,
-        work: impl FnOnce() -> T,
-    ) -> T {
+    /// Runs `work`, which has a runtime run CRIU. `attend` is called for each that it asks, one after the other: a
+    /// runtime may try again. What it drops is refused.
+    pub fn conduct<T>(&self, mut attend: impl FnMut(Asked) + Send, work: impl FnOnce() -> T) -> T {
         let over = AtomicBool::new(false);
-        let at_step = Mutex::new(Some(at_step));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while let Ok((socket, _)) = self.listener.accept() {
                     if over.load(Ordering::SeqCst) {
                         return;
                     }
-                    let mut leave = |pid: i32| {
-                        let mut at_step = at_step.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                        let at_step = at_step.take().ok_or("this was done before and failed")?;
-                        at_step(pid)
-                    };
-                    // What went wrong is told by CRIU, which undoes all then.
-                    let _ = serve(&Channel::new(socket), course, &mut leave);
+                    // One that is gone already asks for nothing.
+                    if let Ok(Some(asked)) = Asked::hear(Channel::new(socket)) {
+                        attend(asked);
+                    }
                 }
             });
             let done = work();
@@ -144,21 +168,43 @@ impl Drop for Relay {
     }
 }
 
-fn serve(
-    channel: &Channel,
-    course: Course<'_>,
-    leave: &mut dyn FnMut(i32) -> std::result::Result<(), String>,
-) -> io::Result<()> {
-    let pid = getsockopt(channel.socket(), sockopt::PeerCredentials)?.pid();
-    let (plan, descriptors) = course.plan();
-    channel.send(&plan, &descriptors)?;
-    // A CRIU that fails before is not heard of.
-    let Some((Reached, _)) = channel.recv()? else { return Ok(()) };
-    let verdict = match leave(pid) {
-        Ok(()) => Verdict::Commit,
-        Err(cause) => Verdict::Abort(cause),
-    };
-    channel.send(&verdict, &[])
+/// A CRIU that a runtime is about to ask.
+pub struct Asked {
+    channel: Channel,
+    /// The relay's pid, from which a restored program descends.
+    pub pid: i32,
+    /// The directory that the runtime wants the images in, or has them.
+    pub images: File,
+}
+
+impl Asked {
+    fn hear(channel: Channel) -> io::Result<Option<Asked>> {
+        let pid = getsockopt(channel.socket(), sockopt::PeerCredentials)?.pid();
+        let Some((Asking, descriptors)) = channel.recv()? else { return Ok(None) };
+        let images = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Some(Asked { channel, pid, images: images.into() }))
+    }
+
+    /// Has CRIU begin. `at_step` runs while it waits at its step; it does not where CRIU fails before.
+    pub fn lead(
+        &self,
+        course: Course<'_>,
+        at_step: impl FnOnce() -> std::result::Result<(), String>,
+    ) -> io::Result<()> {
+        let (plan, descriptors) = course.plan();
+        self.channel.send(&plan, &descriptors)?;
+        let Some((Reached, _)) = self.channel.recv()? else { return Ok(()) };
+        let verdict = match at_step() {
+            Ok(()) => Verdict::Commit,
+            Err(cause) => Verdict::Abort(cause),
+        };
+        self.channel.send(&verdict, &[])
+    }
+
+    /// Waits until CRIU has ended: it has let go of the program, or undone all.
+    pub fn until_end(&self) -> io::Result<()> {
+        self.channel.recv::<Reached>().map(drop)
+    }
 }
 
 /// As a shell reads one word.

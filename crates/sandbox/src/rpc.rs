@@ -6,8 +6,8 @@
 use crate::message::DumpStats;
 use crate::proto::{Encoder, Value, field};
 
-const REQUEST_DUMP: u64 = 1;
-const REQUEST_RESTORE: u64 = 2;
+pub const REQUEST_DUMP: u64 = 1;
+pub const REQUEST_RESTORE: u64 = 2;
 const REQUEST_NOTIFY: u64 = 6;
 const CGROUPS_IGNORE: u64 = 0;
 const NETWORK_LOCK_SKIP: u64 = 3;
@@ -18,6 +18,17 @@ pub const LOG_STEPS: u32 = 3;
 pub const LOG_TROUBLE: u32 = 2;
 /// Deleted files are kept whole in the images, up to CRIU's largest limit.
 const GHOST_LIMIT: u64 = u32::MAX as u64;
+/// Of a request: its kind, and its options.
+pub const KIND: u32 = 1;
+pub const OPTIONS: u32 = 2;
+/// Of the options: directories as descriptors of whoever asks, how much goes to the log, who takes the pages, what
+/// replaces what, and what is outside.
+pub const IMAGES_DIR: u32 = 1;
+pub const LOG_LEVEL: u32 = 9;
+pub const PAGE_SERVER: u32 = 11;
+pub const WORK_DIR: u32 = 17;
+pub const INHERIT: u32 = 27;
+pub const EXTERNAL: u32 = 37;
 
 /// The options common to a dump and a restore, and those of each.
 #[derive(Debug, Default)]
@@ -42,7 +53,7 @@ pub struct Options {
 
 fn options(options: &Options) -> Encoder {
     let mut out = Encoder::default();
-    out.number(1, options.images_dir as u64);
+    out.number(IMAGES_DIR, options.images_dir as u64);
     if let Some(pid) = options.pid {
         out.number(2, pid as u64);
     }
@@ -50,7 +61,7 @@ fn options(options: &Options) -> Encoder {
         .number(5, options.tcp_established.into())
         .number(7, options.shell_job.into())
         .number(8, 1)
-        .number(9, options.log_level.into())
+        .number(LOG_LEVEL, options.log_level.into())
         .bytes(10, options.log_file.as_bytes())
         .number(12, 1)
         .number(18, 1)
@@ -61,20 +72,16 @@ fn options(options: &Options) -> Encoder {
         out.number(64, NETWORK_LOCK_SKIP);
     }
     if let Some(fd) = options.page_server {
-        let mut server = Encoder::default();
-        server.number(4, fd as u64);
-        out.bytes(11, &server.0);
+        out.bytes(PAGE_SERVER, &page_server(fd));
     }
     if let Some(dir) = options.work_dir {
-        out.number(17, dir as u64);
+        out.number(WORK_DIR, dir as u64);
     }
     for (key, fd) in &options.inherit {
-        let mut one = Encoder::default();
-        one.bytes(1, key.as_bytes()).number(2, *fd as u64);
-        out.bytes(27, &one.0);
+        out.bytes(INHERIT, &inherit(key, *fd));
     }
     for external in &options.external {
-        out.bytes(37, external.as_bytes());
+        out.bytes(EXTERNAL, external.as_bytes());
     }
     if let Some(seconds) = options.timeout_seconds {
         out.number(45, seconds.into());
@@ -82,9 +89,23 @@ fn options(options: &Options) -> Encoder {
     out
 }
 
+/// A page server at the other end of CRIU's descriptor `fd`.
+pub fn page_server(fd: i32) -> Vec<u8> {
+    let mut server = Encoder::default();
+    server.number(4, fd as u64);
+    server.0
+}
+
+/// CRIU's descriptor `fd` in the place of what it calls `key`.
+pub fn inherit(key: &str, fd: i32) -> Vec<u8> {
+    let mut one = Encoder::default();
+    one.bytes(1, key.as_bytes()).number(2, fd as u64);
+    one.0
+}
+
 pub fn dump_request(with: &Options) -> Vec<u8> {
     let mut out = Encoder::default();
-    out.number(1, REQUEST_DUMP).bytes(2, &options(with).0);
+    out.number(KIND, REQUEST_DUMP).bytes(OPTIONS, &options(with).0);
     out.0
 }
 
@@ -93,7 +114,7 @@ pub fn restore_request(with: &Options) -> Vec<u8> {
     let mut inner = options(with);
     inner.number(26, 1);
     let mut out = Encoder::default();
-    out.number(1, REQUEST_RESTORE).bytes(2, &inner.0);
+    out.number(KIND, REQUEST_RESTORE).bytes(OPTIONS, &inner.0);
     out.0
 }
 

@@ -1,4 +1,4 @@
-//! A sandbox as the daemon holds it.
+//! The CPU half of a sandbox as the daemon holds it.
 //!
 //! Dropping a [`Sandbox`] leaves the program running: it belongs to its init, not to the daemon. Only a
 //! [`Sandbox`] that is waited for or killed frees the entry of its outer process in the process table.
@@ -67,7 +67,7 @@ struct Root {
 
 impl Root {
     fn find(init: i32, program: i32) -> Option<Self> {
-        let pid = process::pid_map(init).get(&program).copied()?;
+        let pid = process::find_inside(init, program)?;
         Some(Self { pid, handle: Handle::open(pid).ok()? })
     }
 }
@@ -152,7 +152,7 @@ impl Sandbox {
 
     /// Our pid of the process that has `pid` inside the sandbox.
     pub fn host_pid(&self, pid: i32) -> Option<i32> {
-        process::pid_map(self.init_pid).get(&pid).copied()
+        process::find_inside(self.init_pid, pid)
     }
 
     /// All pids of the program's tree inside the sandbox, with ours.

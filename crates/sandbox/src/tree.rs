@@ -55,7 +55,11 @@ impl Tree {
     }
 
     pub fn is_alive(&self) -> bool {
-        matches!(self.handle.ended(Some(Duration::ZERO)), Ok(false))
+        !self.ends_within(Duration::ZERO)
+    }
+
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        !matches!(self.handle.ended(Some(limit)), Ok(false))
     }
 
     /// All pids of the tree, as it sees them itself, with ours: the same.

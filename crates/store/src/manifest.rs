@@ -18,7 +18,7 @@ pub(crate) use format::LONGEST_MANIFEST;
 pub use part::{Origin, Part, PartKind};
 
 /// The image format that this version writes, and the newest that it reads.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// What is in an image, whence it came and how it is laid out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

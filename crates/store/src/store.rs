@@ -175,6 +175,15 @@ impl Store {
     /// Removes an image, whatever its state, unless someone holds it. Its chunks go when the store
     /// is next collected.
     pub fn remove(&self, name: &str) -> Result<()> {
+        self.remove_that(name, |_| true)
+    }
+
+    /// Removes the image of this name if it is the one with this id, and not another one that has the name by now.
+    pub fn remove_made(&self, name: &str, id: &str) -> Result<()> {
+        self.remove_that(name, |path| peek(path).is_ok_and(|manifest| manifest.id == id))
+    }
+
+    fn remove_that(&self, name: &str, is_meant: impl Fn(&Path) -> bool) -> Result<()> {
         let path = self.layout.image(name);
         if !path.exists() {
             return Err(self.no_image(name));
@@ -189,6 +198,10 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(Error::io("open", &manifest, 0, error)),
         };
+        // Nobody else removes it while it is locked.
+        if !is_meant(&path) {
+            return Err(self.no_image(name));
+        }
         let removed = bury(&self.layout, &self.disk, &path);
         drop(lease);
         removed.and_then(|()| self.disk.sync_dir(&self.layout.images()))

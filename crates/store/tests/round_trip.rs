@@ -212,6 +212,18 @@ fn names_are_free_until_committed() {
 }
 
 #[test]
+fn an_image_is_removed_by_who_made_it_and_not_another_of_its_name() {
+    let (_root, store) = store();
+    let first = store.begin("n").unwrap().commit().unwrap().manifest().id.clone();
+    store.remove("n").unwrap();
+    let second = store.begin("n").unwrap().commit().unwrap().manifest().id.clone();
+    assert!(matches!(store.remove_made("n", &first), Err(Error::NoImage { .. })));
+    assert_eq!(store.image("n").unwrap().manifest().id, second);
+    store.remove_made("n", &second).unwrap();
+    assert!(store.image("n").is_err());
+}
+
+#[test]
 fn hostile_names_stay_inside() {
     let (root, store) = store();
     let names =

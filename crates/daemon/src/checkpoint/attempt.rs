@@ -78,6 +78,8 @@ pub(super) struct Attempt<'a> {
     pub(super) warnings: Mutex<Vec<String>>,
     /// The pages, once CRIU has written the rest.
     pub(super) served: Mutex<Option<Served>>,
+    /// The id of the image, once it is there.
+    pub(super) made: OnceLock<String>,
     pub(super) reply: &'a Reply<'a>,
 }
 
@@ -126,13 +128,20 @@ impl<'a> Attempt<'a> {
             self.timeline.time("detach", || quiet.detach(pid))?;
         }
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
-        let (pages, criu_end) = Pages::begin(self.subject.cpu, &scratch.path)?;
+        let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.wish.leave_running);
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         spec.page_server = Some(criu_end.as_fd());
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let (prepared, hold) = match self.gpu {
-            Gpu::Driver => (self.subject.cpu.prepare(&spec), self.hold()?),
+            // Making a process takes long in one as large as this.
+            Gpu::Driver => std::thread::scope(|scope| {
+                let prepared = scope.spawn(|| self.subject.cpu.prepare(&spec));
+                let hold = self.hold();
+                // Without it the dump starts a CRIU of its own.
+                let prepared = prepared.join().unwrap_or_default();
+                hold.map(|hold| (prepared, hold))
+            })?,
             Gpu::None | Gpu::Worker { .. } => (Prepared::default(), None),
         };
         fault::point("detached")?;
@@ -204,7 +213,9 @@ impl<'a> Attempt<'a> {
         let areas = driver_half::areas(still.hold);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
-            let pages = scope.spawn(move || pages.serve(areas, first).map_err(fail));
+            let populate = self.subject.mode == Mode::Driver;
+            let host_pid = |pid| self.subject.cpu.host_pid(pid);
+            let pages = scope.spawn(move || pages.serve(&host_pid, areas, populate, first).map_err(fail));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
@@ -253,12 +264,12 @@ impl<'a> Attempt<'a> {
 
     /// Leaves nothing of an attempt that failed.
     fn undo(&self, draft: &Mutex<Option<Draft>>) {
-        let unfinished = draft.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(draft.lock().unwrap_or_else(PoisonError::into_inner).take());
         let goes_on = self.subject.cpu.goes_on();
         // An image that was finished before the dump failed is all that is left of a program that ended.
-        if unfinished.is_none()
+        if let Some(id) = self.made.get()
             && goes_on
-            && let Err(error) = self.daemon.store.remove(self.wish.to)
+            && let Err(error) = self.daemon.store.remove_made(self.wish.to, id)
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }

@@ -8,8 +8,9 @@ use std::thread::ScopedJoinHandle;
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{Frozen, driver_socket};
-use rekindle_store::{Draft, KnownChunks, Part, PartKind};
+use rekindle_store::{Draft, Part};
 
+use crate::cpu_images;
 use crate::cpu_pages;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
@@ -73,25 +74,27 @@ impl Attempt<'_> {
         let mut slot = draft.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(draft) = slot.as_ref() {
             let served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
-            self.timeline.time("cpu pages", || match (self.subject.mode, &*served) {
-                (Mode::Sandbox, _) => self.convert(draft, images),
+            match (self.subject.mode, &*served) {
                 // There is no client, by which alone it is safe to map all that can be.
-                (Mode::Driver, Some(served)) => cpu_pages::take(draft, images, served),
-                (Mode::Driver, None) => Ok(()),
-            })?;
-            if self.subject.mode == Mode::Sandbox {
-                driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+                (Mode::Driver, Some(served)) => {
+                    self.timeline.time("cpu files", || cpu_pages::take(draft, images, served))?;
+                }
+                (Mode::Driver, None) => {
+                    return Err(Error::Pages { what: "they did not come".to_string() });
+                }
+                (Mode::Sandbox, _) => {
+                    self.timeline.time("cpu pages", || self.convert(draft, images))?;
+                    driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+                    // A conversion has written them anew, and nothing is known of them.
+                    let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
+                    self.timeline.time("cpu files", take)?;
+                }
             }
-            // A conversion has written its images anew.
-            let known = match (self.subject.mode, &*served) {
-                (Mode::Driver, Some(served)) => cpu_pages::known_images(served),
-                _ => HashMap::new(),
-            };
-            self.timeline.time("cpu files", || take_cpu_files(draft, images, &known))?;
         }
         fault::point("before-commit")?;
         if let Some(draft) = slot.take() {
-            self.timeline.time("commit", || draft.commit())?;
+            let image = self.timeline.time("commit", || draft.commit())?;
+            let _ = self.made.set(image.manifest().id.clone());
         }
         fault::point("in-image")
     }
@@ -155,26 +158,8 @@ pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part>
     })
 }
 
-/// Moves CRIU's images into the draft. Its log and statistics stay: they are no part of the program.
-fn take_cpu_files(draft: &Draft, images: &Path, known: &HashMap<String, KnownChunks>) -> Result<()> {
-    let failed = |source| Error::io("list", images, source);
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(images).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".img") && entry.path().is_file() {
-            names.push(name);
-        }
-    }
-    let nothing = KnownChunks::new();
-    cpu_pages::beside(&names, cpu_pages::FILE_THREADS, |name| {
-        let known = known.get(name).unwrap_or(&nothing);
-        Ok(draft.take_known(PartKind::CpuFile, name, &images.join(name), known)?)
-    })
-}
-
 /// Says when it goes that something is done.
-pub(super) struct Done<'a>(pub(super) &'a OnceLock<()>);
+pub struct Done<'a>(pub &'a OnceLock<()>);
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {

@@ -106,6 +106,84 @@ impl Containerd {
         Ok(reference)
     }
 
+    /// containerd lets the container go on by itself; one that is to end is paused right behind that. What an archive
+    /// must have is looked for in it: `ctr` leaves out, and says nothing, where containerd has an equal part already. So
+    /// its checkpoints are removed at once, with all that they had.
+    pub fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported> {
+        let mut reference = self.try_export(container, archive, leave_running)?;
+        if let Err(lack) = check_archive(archive) {
+            log::warn!("containerd's archive of {} has no {lack}; it is made once more", container.name);
+            if !leave_running {
+                self.go_on(container)?;
+            }
+            reference = self.try_export(container, archive, leave_running)?;
+            if let Err(lack) = check_archive(archive) {
+                if !leave_running {
+                    self.go_on(container)?;
+                }
+                return Err(Error::Engine {
+                    engine: Containerd::NAME,
+                    action: CHECKPOINT,
+                    reason: format!(
+                        "what it has exported has no {lack}, as happens where it has an equal part of another checkpoint; remove that (`ctr images ls`)"
+                    ),
+                });
+            }
+        }
+        Ok(Exported { devices: Vec::new(), mounts: container.mounts.clone(), reference: Some(reference) })
+    }
+
+    /// Lets a container go on that an export has brought to a stand.
+    pub fn go_on(&self, container: &Container) -> Result<()> {
+        self.of("let the container go on", container, &["tasks", "resume", &container.id]).map(drop)
+    }
+
+    /// Ends a container that an export has brought to a stand, once its image is safe.
+    pub fn end(&self, container: &Container) -> Result<()> {
+        let action = "end the container";
+        let (id, namespace) = (container.id.as_str(), container.namespace.as_deref().unwrap_or_default());
+        self.of(action, container, &["tasks", "kill", "--signal", "SIGKILL", id])?;
+        let began = Instant::now();
+        loop {
+            match self.task(namespace, id)?.1.as_str() {
+                "stopped" => break,
+                // Some runtimes thaw a paused one for that; with others it dies of it when it goes on.
+                "paused" => drop(self.go_on(container)),
+                _ => {}
+            }
+            if began.elapsed() > END_LIMIT {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Its exit code, 137, is told as a failure.
+        let removed = self.of(action, container, &["tasks", "rm", id]);
+        match self.task(namespace, id)?.0 {
+            0 => Ok(()),
+            _ => removed.map(drop),
+        }
+    }
+
+    /// Makes a container of an archive and continues its processes.
+    pub fn import(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
+        // Two restores of one image share its name in containerd while they go on.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let action = "restore the container";
+        let namespace = of.namespace.as_deref();
+        let reference = of.reference.as_deref().unwrap_or_default();
+        let archive = archive.to_string_lossy();
+        self.run(action, namespace, &["images", "import", "--no-unpack", &archive])?;
+        let words = ["containers", "restore", "--rw", "--live", name, reference];
+        let restored = self.run(action, namespace, &words);
+        if let Err(error) =
+            self.run("forget the checkpoint", namespace, &["images", "rm", "--sync", reference])
+        {
+            log::warn!("{error}");
+        }
+        restored.map(drop).inspect_err(|_| self.remove(of, name))
+    }
+
     fn task(&self, namespace: &str, id: &str) -> Result<(i32, String)> {
         let text = self.run("look at the container", Some(namespace), &["tasks", "ls"])?;
         Ok(task_of(&text, id))
@@ -146,81 +224,6 @@ impl Engine for Containerd {
             });
         }
         Ok(found)
-    }
-
-    /// containerd lets the container go on by itself; one that is to end is paused right behind that. What an archive
-    /// must have is looked for in it: `ctr` leaves out, and says nothing, where containerd has an equal part already. So
-    /// its checkpoints are removed at once, with all that they had.
-    fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported> {
-        let mut reference = self.try_export(container, archive, leave_running)?;
-        if let Err(lack) = check_archive(archive) {
-            log::warn!("containerd's archive of {} has no {lack}; it is made once more", container.name);
-            if !leave_running {
-                self.go_on(container)?;
-            }
-            reference = self.try_export(container, archive, leave_running)?;
-            if let Err(lack) = check_archive(archive) {
-                if !leave_running {
-                    self.go_on(container)?;
-                }
-                return Err(Error::Engine {
-                    engine: Containerd::NAME,
-                    action: CHECKPOINT,
-                    reason: format!(
-                        "what it has exported has no {lack}, as happens where it has an equal part of another checkpoint; remove that (`ctr images ls`)"
-                    ),
-                });
-            }
-        }
-        Ok(Exported { devices: Vec::new(), mounts: container.mounts.clone(), reference: Some(reference) })
-    }
-
-    fn go_on(&self, container: &Container) -> Result<()> {
-        self.of("let the container go on", container, &["tasks", "resume", &container.id]).map(drop)
-    }
-
-    fn end(&self, container: &Container) -> Result<()> {
-        let action = "end the container";
-        let (id, namespace) = (container.id.as_str(), container.namespace.as_deref().unwrap_or_default());
-        self.of(action, container, &["tasks", "kill", "--signal", "SIGKILL", id])?;
-        let began = Instant::now();
-        loop {
-            match self.task(namespace, id)?.1.as_str() {
-                "stopped" => break,
-                // Some runtimes thaw a paused one for that; with others it dies of it when it goes on.
-                "paused" => drop(self.go_on(container)),
-                _ => {}
-            }
-            if began.elapsed() > END_LIMIT {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // Its exit code, 137, is told as a failure.
-        let removed = self.of(action, container, &["tasks", "rm", id]);
-        match self.task(namespace, id)?.0 {
-            0 => Ok(()),
-            _ => removed.map(drop),
-        }
-    }
-
-    fn import(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
-        // Two restores of one image share its name in containerd while they go on.
-        static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let action = "restore the container";
-        let namespace = of.namespace.as_deref();
-        let reference = of.reference.as_deref().unwrap_or_default();
-        let archive = archive.to_string_lossy();
-        self.run(action, namespace, &["images", "import", "--no-unpack", &archive])?;
-        let words = ["containers", "restore", "--rw", "--live", name, reference];
-        let restored = self.run(action, namespace, &words);
-        if let Err(error) =
-            self.run("forget the checkpoint", namespace, &["images", "rm", "--sync", reference])
-        {
-            log::warn!("{error}");
-        }
-        restored.map(drop).inspect_err(|_| self.remove(of, name))
     }
 
     fn remove(&self, of: &KeptContainer, name: &str) {

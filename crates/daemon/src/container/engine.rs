@@ -1,6 +1,6 @@
 //! Who runs containers here, and which of them has the one that is asked for.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use rekindle_sandbox::Criu;
@@ -43,20 +43,7 @@ pub trait Engine {
     /// All containers of that name or id.
     fn find(&self, name: &str) -> Result<Vec<Container>>;
 
-    /// Has the container's processes written to an archive, with its writable layer and all that a restore needs.
-    /// Unless it is left running, it stands still or has ended afterwards.
-    fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported>;
-
-    /// Lets a container go on that an export has brought to a stand.
-    fn go_on(&self, container: &Container) -> Result<()>;
-
-    /// Ends a container that an export has brought to a stand, once its image is safe.
-    fn end(&self, container: &Container) -> Result<()>;
-
-    /// Makes a container of an archive and continues its processes.
-    fn import(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()>;
-
-    /// Removes what an import has made.
+    /// Removes what a restore has made.
     fn remove(&self, of: &KeptContainer, name: &str);
 }
 

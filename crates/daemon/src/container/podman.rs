@@ -84,6 +84,41 @@ impl Podman {
         self.run("end the container", &["stop", "--time", "0", &container.id]).map(drop)
     }
 
+    /// Has the container's processes written by the CRIU that it finds, and an archive made with the writable layer and all
+    /// that a restore needs. The container goes on.
+    pub fn export(&self, container: &Container, archive: &Path) -> Result<Exported> {
+        let action = "checkpoint the container";
+        let place = archive.to_string_lossy();
+        let words = ["container", "checkpoint", "--compress", "none", "--leave-running", "--export", &place];
+        self.run(action, &[&words[..], &[&container.id]].concat())?;
+        let members = archive::read(archive, &[CONFIG, SPEC])
+            .map_err(|error| Self::failed(action, format!("its archive cannot be read: {error}")))?;
+        let described = |name: &str| {
+            let bytes = members.get(name).map(Vec::as_slice).unwrap_or_default();
+            serde_json::from_slice(bytes).map_err(|error| {
+                Self::failed(action, format!("{name} in its archive is not understood: {error}"))
+            })
+        };
+        Ok(Exported {
+            devices: devices(&described(CONFIG)?),
+            mounts: mounts(&described(SPEC)?, &container.id),
+            reference: None,
+        })
+    }
+
+    /// Whether the container runs.
+    pub fn runs(&self, container: &Container) -> bool {
+        let found = self.find(&container.id).unwrap_or_default();
+        found.into_iter().any(|found| found.running().is_ok())
+    }
+
+    /// Makes a container of an archive and continues its processes.
+    pub fn make(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
+        let archive = archive.to_string_lossy();
+        let words = ["--runtime", &of.runtime, "container", "restore", "--import", &archive, "--name", name];
+        self.run("restore the container", &words).map(drop)
+    }
+
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(Podman::PROGRAM);
         command.args(words).env("PATH", &self.path);
@@ -120,54 +155,6 @@ impl Engine for Podman {
             Self::failed("look at the container", reason)
         })?;
         Ok(found.into_iter().map(Container::from).collect())
-    }
-
-    /// CRIU gives up where the kernel's freezer does not bring all to a stand within 10 s, which happens once and not
-    /// again: a container that still runs is tried a second time.
-    fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported> {
-        let action = "checkpoint the container";
-        let place = archive.to_string_lossy();
-        let mut words = vec!["container", "checkpoint", "--compress", "none", "--export", &place];
-        if leave_running {
-            words.push("--leave-running");
-        }
-        words.push(&container.id);
-        if let Err(error) = self.run(action, &words) {
-            let runs = |found: Vec<Container>| found.into_iter().any(|found| found.running().is_ok());
-            if !self.find(&container.id).is_ok_and(runs) {
-                return Err(error);
-            }
-            log::warn!("{error}; it runs, and is tried once more");
-            self.run(action, &words)?;
-        }
-        let members = archive::read(archive, &[CONFIG, SPEC])
-            .map_err(|error| Self::failed(action, format!("its archive cannot be read: {error}")))?;
-        let described = |name: &str| {
-            let bytes = members.get(name).map(Vec::as_slice).unwrap_or_default();
-            serde_json::from_slice(bytes).map_err(|error| {
-                Self::failed(action, format!("{name} in its archive is not understood: {error}"))
-            })
-        };
-        Ok(Exported {
-            devices: devices(&described(CONFIG)?),
-            mounts: mounts(&described(SPEC)?, &container.id),
-            reference: None,
-        })
-    }
-
-    fn go_on(&self, container: &Container) -> Result<()> {
-        self.run("let the container go on", &["container", "restore", &container.id]).map(drop)
-    }
-
-    /// Its processes have ended with the export.
-    fn end(&self, _container: &Container) -> Result<()> {
-        Ok(())
-    }
-
-    fn import(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
-        let archive = archive.to_string_lossy();
-        let words = ["--runtime", &of.runtime, "container", "restore", "--import", &archive, "--name", name];
-        self.run("restore the container", &words).map(drop)
     }
 
     fn remove(&self, _of: &KeptContainer, name: &str) {

@@ -14,20 +14,21 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Mode, Report, State};
 use rekindle_protocol::worker::{Request, Response};
-use rekindle_sandbox::process::{innermost_pid, namespace, tree};
-use rekindle_sandbox::{Course, Inventory, Relay};
+use rekindle_sandbox::Inventory;
+use rekindle_sandbox::process::{namespace, tree};
 use rekindle_store::{Draft, Image, Part};
 
-use super::engine::{Container, Engine, Exported};
+use super::dump::{Dump, Dumped};
+use super::engine::{Container, Engine};
+use super::images::{Beside, Import, find};
 use super::podman::Podman;
-use super::standing::{self, Stopped};
 use super::{ARCHIVE, KeptContainer, device, kind};
-use crate::checkpoint::{Scratch, Wish, parse_part, serving_worker};
+use crate::checkpoint::{Done, Scratch, Wish, parse_part, serving_worker};
 use crate::client_library;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -69,14 +70,24 @@ pub fn checkpoint(
     let id = format!("container-{}", container.id);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
-    let relay = standing::relay(daemon, &held.id, &scratch)?;
-    let podman = Podman::through(daemon.criu()?, relay.directory());
     reply.progress("dump", 0, 0);
     let client = quiet.as_ref().map(|quiet| quiet.client.clone());
-    let (exported, stopped) =
-        dump(&relay, &podman, container, worker.as_deref(), client.as_ref(), &draft, &archive, &timeline)?;
+    let sockets: Vec<_> = client.iter().map(|client| client.socket_inode as u32).collect();
+    let saved = OnceLock::new();
+    let dump = Dump {
+        daemon,
+        id: &held.id,
+        container,
+        scratch: &scratch,
+        sockets: &sockets,
+        first: worker.is_some().then_some(&saved),
+        timeline: &timeline,
+    };
+    let dumped = both(&dump, worker.as_deref(), &saved, &draft, &archive)?;
     let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut of = KeptContainer::new(&podman, container, exported);
+    let Dumped { exported, stopped, memory } = dumped;
+    let mut of =
+        KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
     let device = device::keep(held);
     // They come with the device.
     of.devices.retain(|name| !device::is_one(name));
@@ -93,6 +104,7 @@ pub fn checkpoint(
     }
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
+    timeline.time("cpu files", || memory.take(&draft))?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
     let library = held.run_directory.join(client_library::LINKS).join(LIBRARY);
     draft.put_file(kind(), LIBRARY, &library)?;
@@ -119,10 +131,8 @@ pub fn checkpoint(
     fault::point("before-commit")?;
     timeline.time("commit", || draft.commit())?;
     if !wish.leave_running {
-        timeline.lane(CPU).time("end", || podman.stop(container))?;
-        if let Some(stopped) = stopped {
-            stopped.forget();
-        }
+        timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
+        drop(stopped);
         if let Some(quiet) = quiet {
             quiet.end();
         }
@@ -132,27 +142,25 @@ pub fn checkpoint(
     Ok(super::report(&of, wish.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us))
 }
 
-/// Has the engine dump the container while the worker saves the GPU half. It stands still afterwards, for as long as
-/// what is given beside has it: its writable layer is archived after its memory.
-#[allow(clippy::too_many_arguments, reason = "all of one checkpoint's parts meet here")]
-fn dump(
-    relay: &Relay,
-    engine: &dyn Engine,
-    container: &Container,
+/// Has Podman dump the container while the worker saves the GPU half.
+fn both(
+    dump: &Dump<'_>,
     worker: Option<&Worker>,
-    client: Option<&Quiesced>,
+    saved_first: &OnceLock<()>,
     draft: &Mutex<Draft>,
     archive: &Path,
-    timeline: &Timeline,
-) -> Result<(Exported, Stopped)> {
+) -> Result<Dumped> {
+    let timeline = dump.timeline;
     let staging = draft.lock().unwrap_or_else(PoisonError::into_inner).path().to_string_lossy().into_owned();
-    let sockets: Vec<_> = client.iter().map(|client| client.socket_inode as u32).collect();
-    let stopped = Mutex::new(Stopped::default());
-    let failure = Mutex::new(None);
-    let exported = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let request = Request::Save { staging: staging.clone(), leave_memory: false };
-        let save = worker
-            .map(|worker| scope.spawn(move || saved(worker, GPU, "save the GPU half", &request, timeline)));
+        let save = worker.map(|worker| {
+            scope.spawn(move || {
+                // The pages of the CPU half wait until that is done, however it ends.
+                let _done = Done(saved_first);
+                saved(worker, GPU, "save the GPU half", &request, timeline)
+            })
+        });
         let gather = || -> Result<()> {
             let parts = save.map_or(Ok(Vec::new()), |save| save.join().unwrap_or_else(|_| panicked()))?;
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,22 +170,10 @@ fn dump(
                 let request = Request::SavePinned { staging: staging.clone() };
                 draft.adopt(saved(worker, PINNED, "save pinned memory", &request, timeline)?)?;
             }
-            *stopped.lock().unwrap_or_else(PoisonError::into_inner) = Stopped::all(container.pid);
             fault::point("pinned-saved")
         };
-        let at_step = |_| {
-            gather().map_err(|error| {
-                let sentence = error.to_string();
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                sentence
-            })
-        };
-        let export = || timeline.lane(CPU).time("dump", || engine.export(container, archive, true));
-        relay.conduct(Course::Dump { sockets: &sockets }, at_step, export)
-    });
-    let cause = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let exported = exported.map_err(|error| cause.unwrap_or(error))?;
-    Ok((exported, stopped.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        dump.export(archive, || Ok(Vec::new()), gather)
+    })
 }
 
 fn panicked<T>() -> Result<T> {
@@ -207,11 +203,13 @@ fn shares_network(pid: i32) -> bool {
 }
 
 /// Makes a container of the image and continues it, its GPU half in a new worker. The name is free, the archive whole.
+#[allow(clippy::too_many_arguments, reason = "all of one restore's parts meet here")]
 pub fn restore(
     daemon: &Daemon,
     image: &Image,
     kept: &Kept,
     of: &KeptContainer,
+    beside: Option<&Beside<'_>>,
     name: &str,
     wish: &restore::Wish<'_>,
     timeline: &Timeline,
@@ -228,12 +226,9 @@ pub fn restore(
         record.image = Some(image.manifest().name.clone());
     });
     let attempt = restore::Attempt { daemon, held: &held, image, kept, pairs: &[], timeline, wish };
-    let part = image.part(kind(), ARCHIVE).and_then(|part| image.file_path(part));
-    let archive = part.ok_or_else(|| refused(format!("its part {ARCHIVE} is no file")))?;
+    let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
     let Some(client) = &kept.client else {
-        return timeline
-            .lane(CPU)
-            .time("restore", || Podman::with(daemon.criu()?).import(&archive, of, name));
+        return import.make(&[], |_| Ok(()), Ok);
     };
     for (file, _) in &client.files {
         let _ = std::fs::remove_file(held.run_directory.join(file));
@@ -241,7 +236,7 @@ pub fn restore(
     attempt.make_files(client)?;
     timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
     let worker = timeline.time("take a worker", || held.start_worker(Some(&ImageKey::of(image))))?;
-    let back = both_halves(daemon, &attempt, client, &worker, of, name, &archive);
+    let back = both_halves(&import, &attempt, client, &worker);
     let rest = match back {
         Ok(rest) => rest,
         Err(error) => {
@@ -257,48 +252,29 @@ pub fn restore(
 }
 
 fn both_halves(
-    daemon: &Daemon,
+    import: &Import<'_>,
     attempt: &restore::Attempt<'_>,
     client: &Quiesced,
     worker: &Arc<Worker>,
-    of: &KeptContainer,
-    name: &str,
-    archive: &Path,
 ) -> Result<Rest> {
     let (held, timeline) = (attempt.held, attempt.timeline);
-    let scratch = Scratch::make(daemon.places.dumps().join(format!("restore-{}", held.id)))?;
-    let relay = standing::relay(daemon, &held.id, &scratch)?;
-    let podman = Podman::through(daemon.criu()?, relay.directory());
     let (client_end, worker_end) =
         UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
     let sockets = [(client.socket_inode as u32, client_end.as_fd())];
-    let (failure, adopted) = (Mutex::new(None), Mutex::new(None));
-    let imported = std::thread::scope(|scope| {
+    let adopted = Mutex::new(None);
+    std::thread::scope(|scope| {
         let gpu = scope.spawn(|| attempt.restore_gpu(worker));
         let adopt = |relay_pid: i32| -> Result<()> {
             let loading = gpu.join().unwrap_or_else(|_| panicked())?;
             fault::point("restore-complete")?;
-            let pid = find(relay_pid, client.process as i32).ok_or_else(|| Error::Worker {
-                action: "find the program's process",
-                reason: format!("CRIU has brought no process {} back", client.process),
-            })?;
+            let pid = find(relay_pid, client.process as i32)?;
             let adopt = Request::Adopt { pid, driver_attached: false };
             worker.command("take the program over", &adopt, &[worker_end.as_fd()])?;
             *adopted.lock().unwrap_or_else(PoisonError::into_inner) = Some((pid, loading));
             Ok(())
         };
-        let at_step = |relay_pid| {
-            adopt(relay_pid).map_err(|error| {
-                let sentence = error.to_string();
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                sentence
-            })
-        };
-        let import = || timeline.lane(CPU).time("restore", || podman.import(archive, of, name));
-        relay.conduct(Course::Restore { sockets: &sockets }, at_step, import)
-    });
-    let cause = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
-    imported.map_err(|error| cause.unwrap_or(error))?;
+        import.make(&sockets, adopt, Ok)
+    })?;
     let adopted = adopted.into_inner().unwrap_or_else(PoisonError::into_inner);
     let (pid, half) = adopted.ok_or_else(|| Error::Worker {
         action: "take the program over",
@@ -312,13 +288,6 @@ fn both_halves(
     let restore::GpuHalf { began_us, loan, journal } = half;
     let left = Left { client: worker_end, journal, pid };
     Ok(Rest { worker: worker.clone(), began_us, loan, left })
-}
-
-/// Our pid of the process that the container knows as `inside`, which descends from the relay.
-fn find(relay: i32, inside: i32) -> Option<i32> {
-    let ours = namespace(relay, "pid");
-    let mut restored = tree(relay).into_iter().filter(|pid| namespace(*pid, "pid") != ours);
-    restored.find(|pid| innermost_pid(*pid) == Some(inside))
 }
 
 /// The program has the client of its image mapped.

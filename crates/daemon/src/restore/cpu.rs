@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! sandbox    namespaces, CRIU's process ─┐
-//! cpu half   check files ─ link pages ───┴─ CRIU restores ─┬─ the program may run
+//! cpu half   check files ─ link pages ───┴─ CRIU restores ─┬─ populate ─ the program may run
 //! cpu pages  check pages ──────────────────────────────────┘
 //! ```
 //!
@@ -14,13 +14,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rekindle_sandbox::autobound::{self, Names};
+use rekindle_sandbox::pages;
 use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, Vacant};
-use rekindle_store::{Part, PartKind};
 
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
 use crate::timeline::{CPU, PAGES, SANDBOX};
-use crate::{cpu_pages, driver_half, fault};
+use crate::{cpu_images, cpu_pages, driver_half, fault};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -71,8 +71,10 @@ impl Attempt<'_> {
                 Some(pages) => lane.wait("wait for the pages", &[PAGES], || join(pages)),
                 None => Ok(()),
             };
+            let checked = images.checked.clone();
             let restored = self.bring_cpu_back(vacant, &mut images, |restored| {
                 whole()?;
+                self.populate(&checked, restored)?;
                 before_resume(restored)
             });
             match restored {
@@ -123,6 +125,17 @@ impl Attempt<'_> {
         }
     }
 
+    /// Writes what CRIU did not read into the program.
+    fn populate(&self, images: &Path, restored: &Restored) -> Result<()> {
+        let start_us = self.timeline.elapsed_us();
+        let written = pages::populate(images, &restored.pids()).map_err(|what| self.refused(&what))?;
+        if written > 0 {
+            let took_us = self.timeline.elapsed_us() - start_us;
+            self.timeline.lane(CPU).note("populate", start_us, took_us, written);
+        }
+        Ok(())
+    }
+
     fn note_restore(&self, start_us: u64, report: &RestoreReport) {
         let micros = |duration: Duration| duration.as_micros() as u64;
         let cpu = self.timeline.lane(CPU);
@@ -148,14 +161,7 @@ impl Attempt<'_> {
     /// Checks whole what CRIU reads in place and acts on, and sees to the names in it.
     fn check_files(&self) -> Result<Images> {
         let cpu = self.timeline.lane(CPU);
-        let (contents, parts): (Vec<_>, Vec<_>) =
-            self.image.parts(PartKind::CpuFile).partition(|part| is_contents(part));
-        let checked = cpu.time("check files", || {
-            self.image.check_parts(&parts, available_threads())?;
-            let file = parts.last().or(contents.last()).and_then(|part| self.image.file_path(part));
-            let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
-            directory.ok_or_else(|| self.refused("its CPU half does not lie in files of its own"))
-        })?;
+        let checked = cpu.time("check files", || cpu_images::check(self.image, available_threads()))?;
         let own = self.held.pages.with_extension("images");
         let names = autobound::settle(&checked, &own)
             .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
@@ -169,13 +175,7 @@ impl Attempt<'_> {
     fn check_pages(&self) -> Result<()> {
         // The other half of the processors makes the sandbox and does the GPU half.
         let threads = available_threads().div_ceil(2);
-        let contents: Vec<_> = self.image.parts(PartKind::CpuFile).filter(|part| is_contents(part)).collect();
-        self.image.check_parts(&contents, threads)?;
-        cpu_pages::check(self.image, &self.held.pages, threads)
+        cpu_images::check_contents(self.image, threads)?;
+        cpu_pages::check_linked(self.image, &self.held.pages, threads)
     }
-}
-
-/// Whether CRIU does nothing with the part but to put it into the program's memory.
-fn is_contents(part: &Part) -> bool {
-    part.name.starts_with("pages-")
 }

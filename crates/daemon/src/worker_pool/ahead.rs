@@ -1,14 +1,14 @@
 //! Workers that wait for anybody load modules that images have in common ([`Modules`](super::modules)).
 //!
-//! One module a request, so that whoever takes the worker meanwhile waits for that one alone. Each of these requests reads
-//! an image, which cannot be removed meanwhile: [`WorkerPool::hold_still`].
+//! One module a request, so that whoever takes the worker meanwhile waits for that one alone. An image that is removed
+//! meanwhile is not waited for either: what is read of it fails.
 
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::worker::{CommonModule, Request, Response};
-use rekindle_store::Image;
+use rekindle_store::{Image, PartKind};
 
 use super::modules::{Identity, Planned, Surveyed};
 use super::{State, WorkerPool};
@@ -56,11 +56,6 @@ impl WorkerPool {
         }
     }
 
-    /// Nobody reads an image for waiting workers as long as this is held.
-    pub fn hold_still(&self) -> MutexGuard<'_, ()> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tend_one(&self, worker: &Arc<Worker>, gpu: &str) {
         loop {
             let done = self.load_ahead(worker, gpu);
@@ -81,13 +76,11 @@ impl WorkerPool {
         let images = self.store.join("images");
         let unknown = self.lock().modules.unknown(gpu, &images);
         for image in unknown {
-            let _turn = self.hold_still();
             if !self.survey(worker, gpu, image)? {
                 return Ok(());
             }
         }
         loop {
-            let _turn = self.hold_still();
             let Some(step) = self.next_step(worker, gpu) else { return Ok(()) };
             self.take_step(worker, gpu, step)?;
         }
@@ -98,11 +91,16 @@ impl WorkerPool {
         if tended(&mut self.lock(), worker).is_none() {
             return Ok(false);
         }
-        let Ok(opened) = Image::open(&image.0) else { return Ok(true) };
+        let Ok(opened) = Image::open_unheld(&image.0) else { return Ok(true) };
         let learned = opened.load_order().ok().and_then(|order| order.restores);
         let request = Request::Survey { image: image.0.to_string_lossy().into_owned() };
         let action = "tell which modules an image has";
-        let surveyed = match worker.ask(action, &request, &[], Some(LIMIT)) {
+        let asked = match opened.parts(PartKind::WorkerState).next() {
+            Some(_) => worker.ask(action, &request, &[], Some(LIMIT)),
+            // One of mode driver, or without a GPU half, has nothing for a worker.
+            None => Ok(Response::Surveyed { modules: Vec::new(), course: Vec::new() }),
+        };
+        let surveyed = match asked {
             Ok(Response::Surveyed { modules, course }) => Surveyed { modules, course },
             Ok(other) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
             Err(_) if tended(&mut self.lock(), worker).is_none() => return Ok(false),

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::worker::Worker;
 
 impl WorkerPool {
-    /// More is known of an image: what waits for it is to be cached as that says.
+    /// More is known of an image, or it matters more: what waits for it is to be cached as that says.
     pub fn look_again(self: &Arc<WorkerPool>, image: &Path) {
         let waits =
             |spare: &&Spare| spare.ready && spare.want.image.as_ref().is_some_and(|key| key.path == image);

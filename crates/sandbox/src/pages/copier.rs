@@ -1,41 +1,18 @@
 //! Copying memory of programs that stand still, and of files, into files, by many threads. Zero pages are left out.
-//!
-//! Jobs that follow each other in a file are done together, up to the next boundary of a piece: memory comes in many small
-//! stretches, and the kernel lets one thread at a time write to a file, so that threads which each had a small stretch
-//! would only wait for each other.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::area::PAGE;
-use super::contents::{filled, read_zero_filled};
+mod queue;
+mod source;
 
-/// Small enough to stay in a core's cache between reading and writing; a large page of a file in memory, which the
-/// kernel need not clear if it is written whole.
-const PIECE: u64 = 2 << 20;
-
-/// A hole costs a system call: as much time as copying so much.
-const LEAST_HOLE: u64 = 64 << 10;
+use queue::{Batch, PIECE, Queue};
+pub use queue::{Digest, Job, Piece};
+pub use source::{From, Source};
 
 /// More than these share a machine's memory to no end.
 const MOST_THREADS: usize = 16;
-
-/// Names the contents of a piece.
-pub type Digest = fn(&[u8]) -> [u8; 32];
-
-/// Two megabytes of a file, written whole and not all zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// Its place in the file.
-    pub at: u64,
-    pub digest: [u8; 32],
-    /// Bytes of its pages that are not all zero.
-    pub filled: u64,
-}
 
 /// Of files, what is known of their pieces.
 #[derive(Default)]
@@ -53,80 +30,6 @@ pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get()).min(MOST_THREADS)
 }
 
-/// A process that pages are read of.
-pub struct Source {
-    pub host_pid: i32,
-    /// For what the process itself may not read.
-    pub memory: File,
-}
-
-/// Where bytes are read.
-#[derive(Clone)]
-pub enum From {
-    /// From that address on.
-    Process(Arc<Source>, u64),
-    /// From that place on; what is beyond its end is zero.
-    File(Arc<File>, u64),
-}
-
-impl From {
-    fn after(&self, bytes: u64) -> From {
-        match self {
-            From::Process(source, address) => From::Process(source.clone(), address + bytes),
-            From::File(file, at) => From::File(file.clone(), at + bytes),
-        }
-    }
-
-    fn read(&self, block: &mut [u8]) -> io::Result<()> {
-        match self {
-            From::Process(source, address) => {
-                let got = read(source.host_pid, *address, block);
-                if got < block.len() {
-                    // What the process itself may not read.
-                    let got = got / PAGE as usize * PAGE as usize;
-                    source.memory.read_exact_at(&mut block[got..], address + got as u64)?;
-                }
-                Ok(())
-            }
-            From::File(file, at) => read_zero_filled(file, block, *at),
-        }
-    }
-
-    /// Calls `take` with the parts of `memory`, which begins here, that are not all zero, as they come.
-    pub fn each_filled(
-        &self,
-        memory: &Range<u64>,
-        mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let length = memory.end - memory.start;
-        let mut block = vec![0; PIECE.min(length) as usize];
-        let mut done = 0;
-        while done < length {
-            let block = &mut block[..PIECE.min(length - done) as usize];
-            self.after(done).read(block)?;
-            filled(block, PAGE, |at, bytes| take(memory.start + done + at as u64, bytes))?;
-            done += block.len() as u64;
-        }
-        Ok(())
-    }
-}
-
-/// So many bytes that are to go to a place in a file.
-pub struct Job {
-    pub from: From,
-    pub bytes: u64,
-    pub file: Arc<File>,
-    pub offset: u64,
-}
-
-/// Jobs that follow each other in a file, or parts of such, within one piece.
-struct Batch {
-    file: Arc<File>,
-    offset: u64,
-    bytes: u64,
-    parts: Vec<(From, u64)>,
-}
-
 /// What is to be copied, and what went wrong.
 #[derive(Default)]
 pub struct Jobs {
@@ -140,14 +43,6 @@ struct State {
     queues: Vec<Queue>,
     closed: bool,
     failure: Option<(io::ErrorKind, String)>,
-}
-
-/// What goes to one file: the kernel lets one thread at a time write to it, so others are looked to first.
-struct Queue {
-    file: Arc<File>,
-    waiting: VecDeque<Job>,
-    busy: usize,
-    pieces: Vec<Piece>,
 }
 
 impl Jobs {
@@ -196,8 +91,7 @@ impl Jobs {
         }
         let known = state.queues.iter().position(|queue| Arc::ptr_eq(&queue.file, &job.file));
         let at = known.unwrap_or_else(|| {
-            let file = job.file.clone();
-            state.queues.push(Queue { file, waiting: VecDeque::new(), busy: 0, pieces: Vec::new() });
+            state.queues.push(Queue::new(job.file.clone()));
             state.queues.len() - 1
         });
         state.queues[at].waiting.push_back(job);
@@ -283,81 +177,12 @@ impl State {
     }
 }
 
-impl Queue {
-    /// What does not fill a piece waits until more has come.
-    fn is_ready(&self, closed: bool) -> bool {
-        let (Some(front), Some(back)) = (self.waiting.front(), self.waiting.back()) else { return false };
-        let boundary = front.offset + room(front.offset);
-        let reach = (front.offset + front.bytes).max(back.offset + back.bytes);
-        closed || reach >= boundary
-    }
-
-    fn batch(&mut self) -> Option<Batch> {
-        let offset = self.waiting.front()?.offset;
-        let mut batch = Batch { file: self.file.clone(), offset, bytes: 0, parts: Vec::new() };
-        while let Some(job) = self.waiting.front_mut() {
-            let left = room(offset) - batch.bytes;
-            if left == 0 || job.offset != offset + batch.bytes {
-                break;
-            }
-            let bytes = job.bytes.min(left);
-            batch.parts.push((job.from.clone(), bytes));
-            batch.bytes += bytes;
-            (job.from, job.offset, job.bytes) =
-                (job.from.after(bytes), job.offset + bytes, job.bytes - bytes);
-            if job.bytes == 0 {
-                self.waiting.pop_front();
-            }
-        }
-        Some(batch)
-    }
-}
-
-/// Up to the next boundary of a piece.
-fn room(offset: u64) -> u64 {
-    PIECE - offset % PIECE
-}
-
-impl Batch {
-    /// Tells of what is a piece and not all zero.
-    fn copy(&self, block: &mut [u8], digest: Option<Digest>) -> io::Result<Option<Piece>> {
-        let block = &mut block[..self.bytes as usize];
-        let mut rest = &mut *block;
-        for (from, bytes) in &self.parts {
-            let (part, after) = rest.split_at_mut(*bytes as usize);
-            from.read(part)?;
-            rest = after;
-        }
-        let least = match self.parts.iter().any(|(from, _)| matches!(from, From::Process(..))) {
-            true => LEAST_HOLE,
-            false => PAGE,
-        };
-        let mut is_zero = true;
-        filled(block, least, |at, bytes| {
-            is_zero = false;
-            self.file.write_all_at(bytes, self.offset + at as u64)
-        })?;
-        let Some(digest) = digest.filter(|_| self.bytes == PIECE && !is_zero) else { return Ok(None) };
-        let mut bytes_filled = 0;
-        filled(block, PAGE, |_, bytes| {
-            bytes_filled += bytes.len() as u64;
-            Ok::<(), io::Error>(())
-        })?;
-        Ok(Some(Piece { at: self.offset, digest: digest(block), filled: bytes_filled }))
-    }
-}
-
-/// Reads as much as that process could read itself.
-fn read(pid: i32, address: u64, into: &mut [u8]) -> usize {
-    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
-    // SAFETY: writes at most `into.len()` bytes to `into`; the other address is the other process's.
-    let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-    usize::try_from(got).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::super::area::PAGE;
+    use super::super::contents::read_zero_filled;
     use super::*;
 
     #[test]
@@ -473,31 +298,6 @@ mod tests {
             read_zero_filled(&files[number % 3], &mut found, number as u64 * PAGE).unwrap();
             assert_eq!(found, page);
         }
-    }
-
-    #[test]
-    fn what_follows_in_a_file_is_done_together() {
-        let file = Arc::new(tempfile::tempfile().unwrap());
-        let mut queue = Queue { file: file.clone(), waiting: VecDeque::new(), busy: 1, pieces: Vec::new() };
-        let add = |queue: &mut Queue, offset, bytes| {
-            let from = From::File(file.clone(), 0);
-            queue.waiting.push_back(Job { from, bytes, file: file.clone(), offset });
-        };
-        assert!(!queue.is_ready(true));
-        add(&mut queue, PAGE, PAGE);
-        add(&mut queue, 2 * PAGE, PAGE);
-        assert!(!queue.is_ready(false) && queue.is_ready(true), "it fills no piece");
-        add(&mut queue, 3 * PAGE, PIECE);
-        assert!(queue.is_ready(false));
-        let mut batches =
-            std::iter::from_fn(|| queue.batch()).map(|one| (one.offset, one.bytes, one.parts.len()));
-        assert_eq!(batches.next(), Some((PAGE, PIECE - PAGE, 3)), "up to the next boundary");
-        assert_eq!(batches.next(), Some((PIECE, 3 * PAGE, 1)));
-        assert_eq!(batches.next(), None);
-        drop(batches);
-        add(&mut queue, 0, PAGE);
-        add(&mut queue, 9 * PAGE, PAGE);
-        assert_eq!(queue.batch().map(|one| one.parts.len()), Some(1), "there is a gap behind it");
     }
 
     #[test]

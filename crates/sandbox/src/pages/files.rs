@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::area::READ_LARGE;
 use super::image::Entries;
-use super::seen_path;
+use super::{page_file_name, seen_path};
 use crate::proto::Message;
 
 const TYPE: u64 = 1;
@@ -46,6 +46,14 @@ impl Files {
 
     pub fn path(&self, id: u64) -> Option<&Path> {
         self.paths.get(&id).map(PathBuf::as_path)
+    }
+
+    /// The names of those that are page files.
+    pub fn page_files(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.paths.values().filter_map(|path| page_file_name(path)).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.into_iter().map(str::to_string).collect()
     }
 
     /// Adds a page file; its id.

@@ -26,7 +26,8 @@
 //!
 //! In driver mode only what NVIDIA's driver has put into the program is mapped, which reads it once and unmaps it: that
 //! needs no client. There CRIU's pages are not rewritten but taken by many threads while it dumps ([`PageServer`]), and
-//! those areas go to their page file at once.
+//! those areas go to their page file at once. What else a program had allocated is [written into it](populate()) by many
+//! threads.
 //!
 //! A restored program is dumped with its written pages only. Its next image maps what has not changed from the page
 //! files that the program was restored from, which it has links of its own to, so that every image stands for itself
@@ -45,6 +46,7 @@ mod kept;
 mod mark;
 mod page_map;
 mod point;
+mod populate;
 mod process;
 mod rewrite;
 mod server;
@@ -56,7 +58,8 @@ use std::path::{Path, PathBuf};
 
 pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
-pub use point::point;
+pub use point::{is_pointed, point};
+pub use populate::populate;
 pub use rewrite::{Wish, rewrite};
 pub use server::{PageServer, ServeError, Served, Wanted};
 
@@ -97,6 +100,16 @@ pub struct PageFile {
 /// The path of a page file as the program sees it.
 fn seen_path(name: &str) -> PathBuf {
     Path::new(RUN_PATH).join(DIRECTORY).join(name)
+}
+
+/// What CRIU calls a page file that is given to it as a descriptor.
+pub(crate) fn inherit_key(name: &str) -> String {
+    seen_path(name).to_string_lossy().trim_start_matches('/').to_owned()
+}
+
+/// The names of the page files that the images in a directory speak of.
+pub fn named(images: &Path) -> Result<Vec<String>, String> {
+    Ok(files::Files::read(&images.join("files.img"))?.page_files())
 }
 
 /// The name of the page file that has this path for the program.

@@ -9,12 +9,19 @@ use super::files::Files;
 use super::process::Process;
 use super::server::{Placed, Served};
 
+const FILES: &str = "files.img";
+
+/// Whether [`point`] reads the image of this name, and may change it.
+pub fn is_pointed(name: &str) -> bool {
+    name == FILES || ["mm-", "pagemap-", "pages-"].iter().any(|stem| name.starts_with(stem))
+}
+
 /// Changes the dump in `images`; CRIU has written all of it.
 pub fn point(images: &Path, served: &Served) -> Result<(), String> {
     if served.placed.is_empty() {
         return Ok(());
     }
-    let mut files = Files::read(&images.join("files.img"))?;
+    let mut files = Files::read(&images.join(FILES))?;
     let ids: HashMap<&str, u64> =
         served.files.iter().map(|file| (file.name.as_str(), files.add(&file.name))).collect();
     for mut process in Process::all(images)? {
@@ -38,7 +45,7 @@ pub fn point(images: &Path, served: &Served) -> Result<(), String> {
         }
         process.write_areas().map_err(|error| format!("the images could not be written again: {error}"))?;
     }
-    files.write(&images.join("files.img")).map_err(|error| format!("files.img could not be written: {error}"))
+    files.write(&images.join(FILES)).map_err(|error| format!("files.img could not be written: {error}"))
 }
 
 /// The area with its placed part as a mapping of that file.

@@ -146,7 +146,7 @@ pub fn within(runs: &[Run], span: &Range<u64>) -> Vec<Run> {
 }
 
 /// The runs of a page map, and the bytes that they take in all.
-fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
+pub fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
     let (mut runs, mut at) = (Vec::<Run>::new(), 0);
     for entry in entries {
         let count = entry.number(COUNT).or(entry.number(COMPATIBLE_COUNT))?;

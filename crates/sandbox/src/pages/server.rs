@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Areas that were named before go to page files, to be mapped, from when CRIU speaks of the process for the first
-//! time. Pages that are all zero become holes everywhere.
+//! time. Pages that are all zero become holes everywhere. In driver mode what is left of memory that programs have
+//! allocated goes to a file of its own, from which it is [written into them](populate).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,10 +23,10 @@ use std::sync::{Arc, OnceLock};
 use super::area::PAGE;
 use super::copier::{Digest, Jobs, Piece, Source};
 use super::drain::{Drain, take};
-use super::page_map::Map;
+use super::page_map::{Book, Map, Populated};
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
 use super::writers::{Writers, stripes};
-use super::{ANONYMOUS, PageFile};
+use super::{ANONYMOUS, PageFile, populate};
 use crate::process;
 
 /// The kinds of memory: a process's, and what processes share.
@@ -86,6 +87,8 @@ pub struct PageServer<'a> {
     /// Where page files go.
     pub out: &'a Path,
     pub wanted: &'a [Wanted],
+    /// Whether what programs have allocated is [written into them](populate) on a restore, in place of being read by CRIU.
+    pub populate: bool,
     /// Set when what goes first is done: a worker's half, which has more to copy.
     pub first: Option<&'a OnceLock<()>>,
     /// Taken of the pieces of files.
@@ -140,7 +143,7 @@ impl PageServer<'_> {
                     let bytes = word.pages * PAGE;
                     match &map.source {
                         _ if word.flags & PRESENT == 0 => {
-                            map.entries.push((word.address, word.pages, word.flags))
+                            map.read.entries.push((word.address, word.pages, word.flags))
                         }
                         Some(source) => {
                             let source = source.clone();
@@ -148,9 +151,10 @@ impl PageServer<'_> {
                             drain.drop_bytes(socket, bytes)?;
                         }
                         None => {
-                            take(socket, &map.pages, map.end, bytes)?;
-                            map.entries.push((word.address, word.pages, word.flags));
-                            map.end += bytes;
+                            let book = &mut map.read;
+                            take(socket, &book.file, book.end, bytes)?;
+                            book.entries.push((word.address, word.pages, word.flags));
+                            book.end += bytes;
                         }
                     }
                     jobs.failure().map_err(|error| ServeError::Failed(error.to_string()))?;
@@ -179,16 +183,17 @@ impl PageServer<'_> {
             SHARED => format!("pagemap-shmem-{id}.img"),
             _ => return Err(ServeError::Failed(format!("CRIU sends memory of the unknown kind {kind}"))),
         };
-        let pages = self.images.join(format!("pages-{number}.img"));
-        let pages = OpenOptions::new().write(true).create_new(true).mode(0o600).open(pages)?;
+        let create = |name: String| {
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(0o600).open(self.images.join(name)).map(Book::new)
+        };
         let mut map = Map {
             id: word.id,
             image: self.images.join(name),
             source: None,
             number,
-            pages: Arc::new(pages),
-            end: 0,
-            entries: Vec::new(),
+            read: create(format!("pages-{number}.img"))?,
+            populated: None,
             writers: None,
             placed: Vec::new(),
         };
@@ -198,7 +203,13 @@ impl PageServer<'_> {
                 .ok_or_else(|| ServeError::Failed(format!("there is no process {id} in the program")))?;
             let memory = File::open(format!("/proc/{host_pid}/mem"))?;
             map.source = Some(Arc::new(Source { host_pid, memory }));
-            self.place(&mut map, id as u32, host_pid)?;
+            let pid = id as u32;
+            self.place(&mut map, pid, host_pid)?;
+            if self.populate && !process::has_shadow_stack(host_pid) {
+                let (spans, book) =
+                    (process::allocated_memory(host_pid)?, create(populate::pages_name(pid))?);
+                map.populated = Some(Populated { pid, spans, book });
+            }
         }
         Ok(map)
     }

@@ -211,5 +211,4 @@ fn length(run: &Run) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "shared_tests.rs"]
 mod tests;

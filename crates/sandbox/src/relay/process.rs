@@ -1,7 +1,6 @@
 //! The relay itself: between a runtime and CRIU for the time of one request.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -14,25 +13,16 @@ use nix::sys::socket::{
     recv, recvmsg, send, sendmsg, shutdown, socketpair, sockopt,
 };
 
-use super::{Plan, Reached};
+use super::request::Request;
+use super::{Asking, Plan, Reached};
 use crate::message::Verdict;
 use crate::process::Handle;
-use crate::proto::{Encoder, Message};
-use crate::rpc::{self, Response};
+use crate::proto::Message;
+use crate::rpc::{self, KIND, REQUEST_DUMP, REQUEST_RESTORE, Response};
 use crate::wire::Channel;
 
 const PACKET: usize = 1 << 16;
 const MOST_DESCRIPTORS: usize = 16;
-/// Of a request: its kind, and the kinds that we have a word in; its options.
-const KIND: u64 = 1;
-const DUMP: u64 = 1;
-const RESTORE: u64 = 2;
-const OPTIONS: u64 = 2;
-/// Of the options: directories as descriptors of whoever asks, what replaces what, and what is outside.
-const IMAGES_DIR: u64 = 1;
-const WORK_DIR: u64 = 17;
-const INHERIT: u64 = 27;
-const EXTERNAL: u64 = 37;
 
 /// `criu-relay SOCKET CRIU... ARGUMENTS...`: does as CRIU would with these arguments.
 pub fn relay_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
@@ -61,24 +51,27 @@ pub fn relay_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
 fn asked(service: RawFd) -> bool {
     let mut packet = vec![0; PACKET];
     let length = recv(service, &mut packet, MsgFlags::MSG_PEEK).unwrap_or(0);
-    let kind = Message::read(&packet[..length]).and_then(|request| request.number(KIND));
-    matches!(kind, Some(DUMP | RESTORE))
+    let kind = Message::read(&packet[..length]).and_then(|request| request.number(KIND.into()));
+    matches!(kind, Some(REQUEST_DUMP | REQUEST_RESTORE))
 }
 
 fn relay(socket: OsString, words: &[OsString], service: RawFd) -> io::Result<ExitCode> {
     // SAFETY: the runtime has passed this descriptor on for CRIU, in whose place we are.
     let runtime = unsafe { OwnedFd::from_raw_fd(service) };
-    let daemon = Channel::new(UnixStream::connect(socket)?);
-    let (plan, passed) = daemon.recv::<Plan>()?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut packet = vec![0; PACKET];
     let length = recv(service, &mut packet, MsgFlags::empty())?;
     let asker = getsockopt(&runtime, sockopt::PeerCredentials)?.pid();
-    let (request, _directories) = amend(&packet[..length], &plan, &passed, asker)?;
+    let request = Request::read(&packet[..length], asker)?;
+    let daemon = Channel::new(UnixStream::connect(socket)?);
+    daemon.send(&Asking, &[request.images()])?;
+    let refused = || io::Error::other("the daemon has refused this; it says why");
+    let (plan, passed) = daemon.recv::<Plan>()?.ok_or_else(refused)?;
+    let request = request.amend(&plan, passed)?;
 
     let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
     let (ours, theirs) = socketpair(kind.0, kind.1, None, kind.2)?;
-    let mut criu = spawn(words, theirs, service, &passed)?;
-    send(ours.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL)?;
+    let mut criu = spawn(words, theirs, service, &request.shared)?;
+    send(ours.as_raw_fd(), &request.packet, MsgFlags::MSG_NOSIGNAL)?;
     let carried = carry(&runtime, &ours, &criu, &daemon, &plan.step);
     drop(ours);
     let status = criu.wait()?;
@@ -110,37 +103,6 @@ fn spawn(words: &[OsString], theirs: OwnedFd, service: RawFd, passed: &[OwnedFd]
         })
     };
     command.spawn()
-}
-
-/// The request with what is planned, and the directories that it names, which are open here now.
-fn amend(packet: &[u8], plan: &Plan, passed: &[OwnedFd], asker: i32) -> io::Result<(Vec<u8>, Vec<File>)> {
-    let odd =
-        || io::Error::new(io::ErrorKind::InvalidData, "the runtime's request is not in CRIU's protocol");
-    let mut request = Message::read(packet).ok_or_else(odd)?;
-    let mut options = request.all_bytes(OPTIONS).next().and_then(Message::read).ok_or_else(odd)?;
-    let mut directories = Vec::new();
-    for field in [IMAGES_DIR, WORK_DIR] {
-        let Some(number) = options.number(field).and_then(|number| i32::try_from(number as i64).ok()) else {
-            continue;
-        };
-        if number >= 0 {
-            let directory = File::open(format!("/proc/{asker}/fd/{number}"))?;
-            options.set(field, directory.as_raw_fd() as u64);
-            directories.push(directory);
-        }
-    }
-    for inode in &plan.sockets {
-        options.add_bytes(EXTERNAL, format!("unix[{inode}]").into_bytes());
-    }
-    if plan.replaced {
-        for (inode, socket) in plan.sockets.iter().zip(passed) {
-            let mut one = Encoder::default();
-            one.bytes(1, format!("socket:[{inode}]").as_bytes()).number(2, socket.as_raw_fd() as u64);
-            options.add_bytes(INHERIT, one.0);
-        }
-    }
-    request.set_bytes(OPTIONS, options.write());
-    Ok((request.write(), directories))
 }
 
 /// Carries packets, with the descriptors in them, until CRIU has ended.
@@ -219,32 +181,5 @@ fn pass(to: &OwnedFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> 
         // A side that has gone needs no answer; the other one ends by itself.
         Ok(_) | Err(nix::Error::EPIPE) => Ok(()),
         Err(error) => Err(error.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_keeps_what_it_has_and_gets_what_is_planned() {
-        let here = File::open("/proc").unwrap();
-        let mut inner = Encoder::default();
-        inner.number(1, here.as_raw_fd() as u64).bytes(EXTERNAL as u32, b"mnt[/x]:/y").number(200, 7);
-        let mut packet = Encoder::default();
-        packet.number(1, DUMP).bytes(2, &inner.0);
-        let plan = Plan { sockets: vec![5], replaced: true, step: String::new() };
-        let socket = [OwnedFd::from(File::open("/dev/null").unwrap())];
-        let (request, directories) = amend(&packet.0, &plan, &socket, std::process::id() as i32).unwrap();
-        let request = Message::read(&request).unwrap();
-        assert_eq!(request.number(KIND), Some(DUMP));
-        let options = Message::read(request.all_bytes(OPTIONS).next().unwrap()).unwrap();
-        assert_eq!(options.number(IMAGES_DIR), Some(directories[0].as_raw_fd() as u64));
-        assert_eq!(options.number(200), Some(7));
-        assert_eq!(options.all_bytes(EXTERNAL).collect::<Vec<_>>(), [&b"mnt[/x]:/y"[..], b"unix[5]"]);
-        let inherited = Message::read(options.all_bytes(INHERIT).next().unwrap()).unwrap();
-        assert_eq!(inherited.all_bytes(1).next(), Some(&b"socket:[5]"[..]));
-        assert_eq!(inherited.number(2), Some(socket[0].as_raw_fd() as u64));
-        assert!(amend(b"\xff", &plan, &socket, 1).is_err());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {
-//!   "format": 2,
+//!   "format": 3,
 //!   "checksum": "<64 hexadecimal digits>",
 //!   "name": ...
 //! ```
@@ -24,9 +24,11 @@ pub(crate) const LONGEST_MANIFEST: u64 = 256 << 20;
 /// The most parts of one image.
 const MOST_PARTS: usize = 1 << 20;
 
-/// How a manifest begins. Format 1 is read too: what came after it is a part's tail, which it does not have.
-const OPENING: &str = "{\n  \"format\": 2,\n  \"checksum\": \"";
-const OPENING_1: &str = "{\n  \"format\": 1,\n  \"checksum\": \"";
+/// How a manifest begins. Formats 1 and 2 are read too: what came after them is a part's tail, and memory that is written
+/// into programs, which their images do not have.
+const OPENING: &str = "{\n  \"format\": 3,\n  \"checksum\": \"";
+const EARLIER: [&str; 2] =
+    ["{\n  \"format\": 2,\n  \"checksum\": \"", "{\n  \"format\": 1,\n  \"checksum\": \""];
 const DIGITS: usize = 64;
 const NO_CHECKSUM: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -59,7 +61,7 @@ impl Manifest {
         if text.len() as u64 > LONGEST_MANIFEST {
             return Err(bad(format!("it has {} bytes, the most is {LONGEST_MANIFEST}", text.len())));
         }
-        let known = [OPENING, OPENING_1].into_iter().find(|opening| text.starts_with(opening.as_bytes()));
+        let known = [OPENING].into_iter().chain(EARLIER).find(|opening| text.starts_with(opening.as_bytes()));
         let Some(opening) = known else { return Err(foreign(text, path)) };
         let rest = &text[opening.len()..];
         let Some((digits, rest)) = rest.split_at_checked(DIGITS) else {
@@ -139,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_format_is_read() {
+    fn earlier_formats_are_read() {
         let text = String::from_utf8(sample().to_bytes().unwrap()).unwrap();
-        let old = text.replacen("\"format\": 2", "\"format\": 1", 1);
-        let (start, end) = (OPENING_1.len(), OPENING_1.len() + DIGITS);
-        let zeroed = [&old[..start], NO_CHECKSUM, &old[end..]].concat();
-        let checksum = ContentHash::of(zeroed.as_bytes()).to_string();
-        let old = [&old[..start], &checksum, &old[end..]].concat();
-        assert_eq!(Manifest::from_bytes(old.as_bytes(), Path::new("m")).unwrap(), sample());
+        for opening in EARLIER {
+            let rest = &text[OPENING.len() + DIGITS..];
+            let checksum = ContentHash::of([opening, NO_CHECKSUM, rest].concat().as_bytes()).to_string();
+            let old = [opening, &checksum, rest].concat();
+            assert_eq!(Manifest::from_bytes(old.as_bytes(), Path::new("m")).unwrap(), sample());
+        }
     }
 
     #[test]
@@ -159,9 +161,9 @@ mod tests {
     fn a_newer_format_is_named() {
         let text = String::from_utf8(sample().to_bytes().unwrap())
             .unwrap()
-            .replace("\"format\": 2", "\"format\": 7");
+            .replace("\"format\": 3", "\"format\": 7");
         let error = Manifest::from_bytes(text.as_bytes(), Path::new("m")).unwrap_err();
-        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 2, .. }), "{error}");
+        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 3, .. }), "{error}");
     }
 
     #[test]
