@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# What is tried; a copy of them goes on being the same while others are built.
+BINARIES = Path(os.environ.get("REKINDLE_TEST_BINARIES", ROOT / "target/release"))
 
 
 class CommandError(Exception):
@@ -24,7 +26,7 @@ class Rekindle:
 
     def __init__(self, gpu="emulated", binaries=None, state=None, **environment):
         self.gpu = gpu
-        self.command = str((binaries or ROOT / "target/release") / "rekindle")
+        self.command = str((binaries or BINARIES) / "rekindle")
         # A sandbox has a /dev/shm of its own: what program and test share lies elsewhere.
         self.root = Path(tempfile.mkdtemp(prefix="rekindle-"))
         self.run_root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rekindle import ROOT, CommandError, Rekindle
 
-STEPS = 40
+STEPS = 60
 TRAIN = [sys.executable, ROOT / "examples/01_train.py", "--rows", 8, "--hidden", 8, "--steps", STEPS, "--pause", 0.05]
 
 

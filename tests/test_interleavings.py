@@ -2,35 +2,18 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rekindle import CommandError, Rekindle
+from interleavings.rounds import REFUSED, play, rounds, seeds
+from rekindle import Rekindle
 
 PROGRAM = Path(__file__).parent / "interleavings/program.py"
 NAMES, IMAGES = ("a", "b", "c"), ("x", "y")
-# So many rounds of two commands at once.
-ROUNDS = int(os.environ.get("REKINDLE_TEST_ROUNDS", 12))
-SEEDS = [int(seed) for seed in os.environ.get("REKINDLE_TEST_SEEDS", "1 2 3").split()]
-# What a user may be told; anything else is a defect.
-REFUSED = [
-    "there is no sandbox named",
-    "a sandbox named .* exists",
-    "is (starting|restoring|checkpointing|waking|falling asleep) just now; try again",
-    r"is not running \(\w+\)",
-    "sleeps already",
-    "is awake$",
-    "there is no image named",
-    "image named .* already exists",
-    "no process of .* uses a GPU",
-    "ended while it was to be",
-    "image .* is being read or run from",
-]
+SLEEP_REFUSED = ["sleeps already", "is awake$", "no process of .* uses a GPU"]
 
 
 def command(rng, go):
@@ -50,13 +33,6 @@ def command(rng, go):
             lambda: ("rm", image),
         ]
     )()
-
-
-def do(rekindle, arguments):
-    try:
-        rekindle(*arguments)
-    except CommandError as error:
-        assert error.code == 1 and any(re.search(known, error.message) for known in REFUSED), str(error)
 
 
 def counts(rekindle, name):
@@ -80,26 +56,22 @@ def check(rekindle, go):
         assert not row["problem"], (row, said)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds("1 2 3"))
 def test_two_commands_at_a_time(seed):
     """With every second seed programs run meanwhile, with every third there are caches, which hold only a part."""
     rng = random.Random(seed)
     caches = {} if seed % 3 else {"REKINDLE_HOST_CACHE": "5M", "REKINDLE_GPU_CACHE": "8M"}
-    with Rekindle(**caches) as rekindle, ThreadPoolExecutor(2) as pool:
+    with Rekindle(**caches) as rekindle:
         go = rekindle.root / "go"
         for name in NAMES[:2]:
             rekindle.run(name, sys.executable, PROGRAM, go, seed + len(name))
-        done = []
-        for _ in range(ROUNDS):
-            pair = [command(rng, go) for _ in range(2)]
-            done.append(pair)
-            try:
-                if seed % 2 == 0:
-                    go.touch()
-                list(pool.map(lambda arguments: do(rekindle, arguments), pair))
-                check(rekindle, go)
-            except Exception as error:
-                raise AssertionError(f"after {done}") from error
+
+        def begin(_):
+            if seed % 2 == 0:
+                go.touch()
+            return [command(rng, go) for _ in range(2)]
+
+        play(rekindle, REFUSED + SLEEP_REFUSED, begin, lambda _: check(rekindle, go), rounds(12))
 
 
 def in_state(rekindle, name, state):

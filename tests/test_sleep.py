@@ -31,6 +31,12 @@ def fails(rekindle, *arguments):
     return error.value.message
 
 
+def seconds(action):
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
 def keepers(rekindle):
     """Processes that keep something for the sandboxes of this Rekindle."""
     found = []
@@ -204,6 +210,8 @@ def test_what_cannot_sleep_or_wake_is_refused(rekindle):
     feature(rekindle)
     rekindle("sleep", "buffers")
     assert "sleeps already" in fails(rekindle, "sleep", "buffers")
+    # Nobody waits to see whether the program is ending: nothing that a program does would make this right.
+    assert min(seconds(lambda: fails(rekindle, "sleep", "buffers")) for _ in range(5)) < 0.2
     rekindle("kill", "buffers")
     assert "not running" in fails(rekindle, "wake", "buffers")
 

@@ -2,7 +2,9 @@
 
 mod harness;
 
-use harness::{Rekindle, kill, wait};
+use std::time::{Duration, Instant};
+
+use harness::{Rekindle, is_alive, kill, wait};
 use serde_json::Value;
 
 const MODULES: [&str; 3] =
@@ -128,6 +130,46 @@ fn a_worker_that_waits_for_one_image_does_for_those_that_begin_alike() {
     assert_eq!(modules_of(&rekindle, "further"), long.len());
     rekindle.pool_for(&Value::from("further"), 1);
     assert_eq!(restored(&rekindle, "further", "further-again", &long), (4, 0));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn a_worker_that_turns_out_to_be_of_no_use_for_an_image_is_replaced_by_a_new_one() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("begins-alike"));
+    image(&rekindle, "short", &["1", "2"]);
+    image(&rekindle, "last", &["1", "2"]);
+    waiting(&rekindle, 2);
+    let made = rekindle.pool_for(&Value::from("last"), 1)[0];
+    restored(&rekindle, "short", "again", &["1", "2"]);
+    let log = rekindle.daemon_log();
+    assert!(log.contains("the restore begins again with another worker"), "{log}");
+    assert!(!rekindle.workers().contains(&made));
+    rekindle.assert_tidy();
+}
+
+#[test]
+fn an_image_is_removed_without_waiting_for_whoever_loads_a_module_from_it() {
+    let mut rekindle = started("1M");
+    rekindle.set_environment("REKINDLE_FAULT", "module-ahead:hang");
+    image(&rekindle, "first", &["1", "2"]);
+    image(&rekindle, "second", &["1", "2"]);
+    let loads = rekindle.pool(1)[0];
+    let images = rekindle.path("state/store/images");
+    let read = || -> Option<String> {
+        let descriptors = std::fs::read_dir(format!("/proc/{loads}/fd")).unwrap();
+        let open = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        let of_image = open.filter_map(|path| Some(path.strip_prefix(&images).ok()?.to_path_buf()));
+        of_image.last().map(|path| path.iter().next().unwrap().to_str().unwrap().to_string())
+    };
+    wait("a module to be loaded", || read().is_some());
+    let (began, image) = (Instant::now(), read().unwrap());
+    rekindle.ok(&["rm", &image]);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(is_alive(loads), "it loads still");
+    kill(loads, 9);
+    waiting(&rekindle, 0);
     rekindle.assert_tidy();
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::json;
 
-use crate::harness::{Rekindle, wait};
+use crate::harness::{Rekindle, end_of, kill, wait};
 use crate::standin::Scene;
 use crate::support::numbers;
 
@@ -270,13 +270,121 @@ fn a_container_s_gpu_half_is_taken_and_brought_back() {
     assert!(scene.rekindle.refused(&["restore", "two"]).contains("injected"));
     assert!(!podman(&["container", "exists", &name]).status.success());
     scene.rekindle.set_fault(None);
-    assert_eq!(scene.rekindle.json(&["restore", "two"])["gpu_processes"], 2);
+    let report = scene.rekindle.json(&["restore", "two"]);
+    assert_eq!((&report["gpu_processes"], &report["warnings"]), (&2.into(), &json!([])));
     scene.grow(2);
     let script = "test -c /dev/standin-gpu && tr '\\0' '\\n' < /proc/1/environ";
     let output = podman(&["exec", &name, "/bin/sh", "-c", script]);
     let environment = String::from_utf8_lossy(&output.stdout);
     assert!(environment.lines().any(|line| line.starts_with("STANDIN_DIR=")), "{}", said(&output));
+
+    // Memory lies beside the archive, and nothing of it is mapped once the driver has read it: it can be taken again.
+    let path = PathBuf::from(inspected["path"].as_str().unwrap());
+    let page_files = names_in(&path.join("pages"));
+    assert!(page_files.len() >= 2 && names_in(&path.join("cpu")).len() > 10, "{page_files:?}");
+    let archive = fs::metadata(path.join("part-container/archive.tar")).unwrap().len();
+    assert!(archive < 4 << 20, "{archive}");
+    for pid in processes_of(&name) {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        assert!(!page_files.iter().any(|file| maps.contains(file)), "{maps}");
+    }
+    scene.rekindle.ok(&["checkpoint", "--container", &name, "--to", "three", "--leave-running"]);
+    scene.grow(2);
+    assert!(podman(&["rm", "--force", "--time", "0", &name]).status.success());
+    assert_eq!(scene.rekindle.json(&["restore", "three"])["gpu_processes"], 2);
+    scene.grow(2);
+    assert!(podman(&["rm", "--force", "--time", "0", &name]).status.success());
+
+    // What is damaged or missing is never restored.
+    for file in ["cpu/pages-1.img", "cpu/files.img", &format!("pages/{}", page_files[0])] {
+        let (file, aside) = (path.join(file), scene.rekindle.path("aside"));
+        let named = file.file_name().unwrap().to_str().unwrap();
+        flip_a_byte(&file);
+        let error = scene.rekindle.refused(&["restore", "two"]);
+        assert!(error.contains("damaged") && error.contains(named), "{error}");
+        flip_a_byte(&file);
+        fs::rename(&file, &aside).unwrap();
+        let error = scene.rekindle.refused(&["restore", "two"]);
+        assert!(error.contains(named), "{error}");
+        fs::rename(&aside, &file).unwrap();
+        assert!(!podman(&["container", "exists", &name]).status.success());
+    }
     scene.assert_tidy();
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_string()).collect()
+}
+
+/// Our pids of a container's processes.
+fn processes_of(name: &str) -> Vec<i32> {
+    let output = podman(&["top", name, "hpid"]);
+    String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.trim().parse().ok()).collect()
+}
+
+/// The same one each time.
+fn flip_a_byte(path: &Path) {
+    use std::os::unix::fs::FileExt;
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut block = vec![0; 1 << 20];
+    let (mut start, mut at) = (0, None);
+    while at.is_none() {
+        let count = file.read_at(&mut block, start).unwrap();
+        assert!(count > 0, "{} is all zero", path.display());
+        at =
+            block[..count].iter().position(|byte| ![0, 255].contains(byte)).map(|found| start + found as u64);
+        start += count as u64;
+    }
+    let (at, mut byte) = (at.unwrap(), [0]);
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+}
+
+#[test]
+fn a_container_goes_on_when_the_daemon_or_criu_is_killed() {
+    let Some(base) = Base::new() else { return };
+    let mut scene = Scene::new();
+    let command = scene.command(2, 0);
+    let words: Vec<_> = command.iter().map(String::as_str).collect();
+    let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
+    let name = base.start("killed", &["--device", &device.name], &words);
+    wait("the program", || (0..2).all(|number| !numbers(&scene.output(number)).is_empty()));
+    let words = ["checkpoint", "--container", &name, "--to", "image", "--stop"];
+    for point in ["detached", "pages-taken", "frozen", "before-commit"] {
+        scene.rekindle.set_fault(Some(&format!("{point}:kill")));
+        assert!(!scene.rekindle.output(&words).status.success());
+        // Nobody starts another daemon before this has been seen.
+        scene.go_on(2);
+        wait("the helper's end", || scene.helper().is_none());
+        // It may still be archiving.
+        wait("Podman", || is_running(&name));
+        scene.rekindle.set_fault(None);
+        assert!(scene.rekindle.images().is_empty(), "{point}");
+        scene.assert_tidy();
+    }
+    scene.rekindle.set_fault(Some("pages-taken:slow"));
+    let beside = ["checkpoint", "--container", &name, "--to", "beside", "--leave-running"];
+    let asked = scene.rekindle.command(&beside).stderr(Stdio::piped()).spawn().unwrap();
+    let program = processes_of(&name)[0];
+    let tracer = || {
+        let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
+        line.trim().parse::<i32>().unwrap()
+    };
+    wait("CRIU", || tracer() != 0);
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    kill(tracer(), 9);
+    // Podman is asked a second time where CRIU ended before all was written.
+    let output = end_of(asked);
+    assert_eq!(scene.rekindle.images().len(), usize::from(output.status.success()), "{}", said(&output));
+    scene.go_on(2);
+    scene.rekindle.set_fault(None);
+    scene.assert_tidy();
+    scene.rekindle.ok(&words);
+    assert!(!is_running(&name) && podman(&["rm", &name]).status.success());
+    scene.rekindle.ok(&["restore", "image"]);
+    scene.go_on(2);
 }
 
 #[test]

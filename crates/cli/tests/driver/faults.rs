@@ -98,6 +98,33 @@ fn after_daemon_and_helper_were_killed_the_next_daemon_brings_the_program_back()
 }
 
 #[test]
+fn a_program_that_is_killed_meanwhile_is_told_and_leaves_nothing() {
+    for point in ["quiesced", "detached", "pages-begun", "frozen"] {
+        let mut scene = Scene::new();
+        let program = scene.start();
+        scene.rekindle.set_fault(Some(&format!("{point}:slow")));
+        let pid = program.pid();
+        let mut command = scene.rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", "--stop"]);
+        let asked = command.stderr(Stdio::piped()).spawn().unwrap();
+        let dump = scene.rekindle.path("state/dumps").join(format!("pid-{pid}"));
+        match point {
+            "quiesced" => wait("the draft", || {
+                std::fs::read_dir(scene.rekindle.path("state/store/staging")).is_ok_and(|all| all.count() > 0)
+            }),
+            "detached" => wait("the GPU half", || !scene.has_memory()),
+            _ => wait("the dump", || dump.join("inventory.img").exists()),
+        }
+        kill(pid.parse().unwrap(), 9);
+        let output = end_of(asked);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{point}");
+        assert!(error.contains("ended while it was to be checkpointed"), "{point}: {error}");
+        assert!(scene.rekindle.images().is_empty());
+        scene.assert_tidy();
+    }
+}
+
+#[test]
 fn a_killed_criu_leaves_nothing_locked() {
     let mut scene = Scene::new();
     let program = scene.start();

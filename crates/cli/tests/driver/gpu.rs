@@ -1,5 +1,6 @@
 //! Programs that use a GPU, in driver mode: what comes back, and what is refused before anything is touched.
 
+use crate::bad::Mounted;
 use crate::harness::{GPU_COUNTER, wait};
 use crate::standin::Scene;
 use crate::support::{Program, numbers};
@@ -157,7 +158,8 @@ fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
     let program = scene.start_with(1, 0);
     let dumps = scene.rekindle.path("state/dumps");
     scene.rekindle.json(&["ps"]);
-    let mounted = Mounted::small(&dumps);
+    // Room for CRIU's images, and not for what the driver puts into a program.
+    let mounted = Mounted::new(&dumps, 12);
     let error = said(scene.checkpoint(&program, "image", "--stop"));
     assert!(error.contains("No space left") || error.contains("is full"), "{error}");
     scene.go_on(1);
@@ -165,24 +167,6 @@ fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
     assert!(scene.rekindle.images().is_empty());
     scene.assert_tidy();
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
-}
-
-/// A file system in memory with room for CRIU's images, and not for what the driver puts into a program.
-struct Mounted(std::path::PathBuf);
-
-impl Mounted {
-    fn small(at: &std::path::Path) -> Mounted {
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=12m", "none"]).arg(at);
-        assert!(mount.status().unwrap().success());
-        Mounted(at.to_path_buf())
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod harness;
 
 mod amd;
+mod bad;
 mod container;
 mod container_gpu;
 mod containerd;

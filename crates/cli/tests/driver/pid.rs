@@ -150,6 +150,12 @@ fn what_cannot_be_taken_is_refused_by_name() {
     if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
         assert!(refused("2", &[]).contains("thread of the kernel"));
     }
+    let plain = rekindle.command(&["checkpoint", "--to", "image", "--leave-running", "--pid"]);
+    let mut inside = Command::new("sh");
+    inside.args(["-c", r#""$@" $$ || exit 1"#, "sh"]).arg(plain.get_program()).args(plain.get_args());
+    inside.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let error = inside.output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&error).contains("ancestor of the command that asks"), "{error:?}");
     let own = rekindle.daemon_pid().unwrap().to_string();
     assert!(refused(&own, &[]).contains("daemon itself"));
 
@@ -241,6 +247,28 @@ fn a_traced_program_is_refused_with_its_tracer() {
     wait("CRIU to let go", || !is_traced());
     goes_on(&output(&rekindle));
     rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
+}
+
+#[test]
+fn an_image_is_not_lost_to_another_that_was_to_have_its_name() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("frozen:slow"));
+    let mut first = Program::counter(&rekindle);
+    let second = Program::start(Command::new(COUNTER[0]).args(&COUNTER[1..]), &rekindle.path("second"));
+    let pid = first.pid();
+    let mut command = rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", "--stop"]);
+    let taken = command.spawn().unwrap();
+    let draft = || fs::read_dir(rekindle.path("state/store/staging")).is_ok_and(|all| all.count() > 0);
+    wait("the draft", draft);
+    let again = ["checkpoint", "--pid", &second.pid(), "--to", "image", "--leave-running"];
+    let error = rekindle.refused(&again);
+    assert!(error.contains("\"image\" is being made just now"), "{error}");
+    assert!(crate::harness::end_of(taken).status.success());
+    first.wait().unwrap();
+    assert!(rekindle.refused(&again).contains("already exists"));
+    goes_on(&rekindle.path("second"));
+    rekindle.ok(&["restore", "image", "-d"]);
+    goes_on(&output(&rekindle));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
@@ -189,7 +190,8 @@ impl Rekindle {
 
     pub fn daemon_pid(&self) -> Option<i32> {
         let text = fs::read_to_string(self.path("state/lock")).ok()?;
-        Some(text.split_whitespace().nth(1).unwrap().parse().unwrap())
+        // It is empty before one that starts has written who it is.
+        text.split_whitespace().nth(1)?.parse().ok()
     }
 
     pub fn kill_daemon(&self) {
@@ -322,4 +324,25 @@ pub fn kill(pid: i32, signal: i32) {
 pub fn is_alive(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+}
+
+/// Has the kernel refuse a system call to a command and to all that it starts, as containers do.
+pub fn refuse(command: &mut Command, call: i64) {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: a whole filter, borrowed for the call.
+        match unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: one system call between fork and exec.
+    unsafe { command.pre_exec(install) };
 }

@@ -1,0 +1,65 @@
+"""What /proc tells of processes: trees, who holds them still, whose they are."""
+
+import os
+from pathlib import Path
+
+
+def read(pid, name):
+    """Nothing of a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def status(pid, field):
+    lines = (line.split(":", 1) for line in read(pid, "status").splitlines())
+    return next((value.strip() for name, value in lines if name == field), "")
+
+
+def is_alive(pid):
+    return status(pid, "State")[:1] not in ("", "Z", "X")
+
+
+def began(pid):
+    """Tells a process from another that got its pid later."""
+    after = read(pid, "stat").rpartition(") ")[2].split()
+    return int(after[19]) if after else None
+
+
+def threads(pid):
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def tree(pid):
+    found = [pid]
+    for parent in found:
+        for thread in threads(parent):
+            found += [int(child) for child in read(parent, f"task/{thread}/children").split()]
+    return [pid for pid in found if is_alive(pid)]
+
+
+def held_by(pid):
+    """What keeps a process from running, if something does."""
+    for thread in threads(pid):
+        tracer = status(f"{pid}/task/{thread}", "TracerPid")
+        if tracer not in ("", "0"):
+            return f"traced by {tracer} ({read(tracer, 'comm').strip()})"
+        state = status(f"{pid}/task/{thread}", "State")
+        if state[:1] in ("T", "t"):
+            return state
+    return None
+
+
+def processes_of(rekindle):
+    """All with this Rekindle's places among their words or in their environment, and their descendants, with their words."""
+    places = (str(rekindle.root), str(rekindle.run_root))
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if any(place in read(pid, name) for name in ("cmdline", "environ") for place in places):
+            found.update(tree(int(pid)))
+    found.discard(os.getpid())
+    return {pid: read(pid, "cmdline").split("\0") for pid in found if is_alive(pid)}
