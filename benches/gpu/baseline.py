@@ -92,18 +92,38 @@ def measure(name, work, memory, rounds=3, started=None, row=None):
         shutil.rmtree(images)
 
 
+def take(driver, pid, images):
+    """One checkpoint, after which the program has ended."""
+    checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
+    began = time.perf_counter()
+    run_criu("dump", "-t", pid, "-D", images, "-o", "dump.log", "-v2")
+    checkpoint["criu_dump_s"] = time.perf_counter() - began
+    checkpoint["total_s"] = sum(checkpoint.values())
+    return checkpoint
+
+
+def checkpoint(name, memory, started):
+    """One checkpoint and nothing more."""
+    program, trigger = started
+    driver = Driver()
+    images = memory / f"driver-{label(name)}"
+    images.mkdir()
+    try:
+        program.wait_ready()
+        ask(trigger)
+        return take(driver, program.process.pid, images)
+    finally:
+        program.end()
+        shutil.rmtree(images)
+
+
 def measure_in(images, driver, started, rounds, row):
     program, trigger = started
     try:
         program.wait_ready()
         row["warm_answer_s"], expected = ask(trigger)
         row["reached"] = "ran"
-        pid = program.process.pid
-        checkpoint = {"driver_lock_s": driver.step("Lock", pid), "driver_checkpoint_s": driver.step("Checkpoint", pid)}
-        began = time.perf_counter()
-        run_criu("dump", "-t", pid, "-D", images, "-o", "dump.log", "-v2")
-        checkpoint["criu_dump_s"] = time.perf_counter() - began
-        checkpoint["total_s"] = sum(checkpoint.values())
+        checkpoint = take(driver, program.process.pid, images)
     finally:
         program.end()
     size = sum(path.stat().st_blocks * 512 for path in images.iterdir())

@@ -2,6 +2,7 @@
 by the driver's own checkpoint with CRIU alone (`baseline`), image in the same memory.
 """
 
+import contextlib
 import os
 import statistics
 import time
@@ -12,30 +13,66 @@ from programs import Native, label, python_program, wait_for
 from rekindle import CommandError
 
 
-def start(name, work, **variables):
-    """The program twice, for either way: they take long to start, and not longer beside each other."""
-    return baseline.start(name, work, "pid", **variables), baseline.start(name, work, **variables)
+def start(name, work, copies=1, **variables):
+    """The program, `copies` times for either way: they take long to start, and not longer beside each other."""
+    return [tuple(baseline.start(name, work, f"{way}-{n}", **variables) for way in ("pid", "driver")) for n in range(copies)]
 
 
-def end(programs):
+def settle(pairs, limit=150):
+    """Waits until all are up: what starts takes processors from what is measured."""
+    for program, _ in (started for pair in pairs for started in pair):
+        # One that does not come up is told of where it is measured.
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            program.wait_ready(limit)
+
+
+def end(pairs):
     """All that were started, whatever became of them."""
-    for ours, theirs in programs.values():
-        ours[0].end()
-        theirs[0].end()
+    for program, _ in (started for pair in pairs for started in pair):
+        program.end()
 
 
-# Checkpoints and restores by Rekindle, restores by CRIU alone. What is large CRIU alone is not asked to bring back.
-USUAL, LARGE = (2, 3, 2), (1, 2, 0)
+# Checkpoints and restores by Rekindle, restores by CRIU alone.
+USUAL = (2, 3, 3)
+# CRIU alone has the image and the program in memory at the same time: of what is large it brings nothing back where they do
+# not fit with room to spare.
+LARGE = (1, 2, 1 if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 200e9 else 0)
+# Programs of a kind, each of which is checkpointed and ended in either way.
+COPIES = {"hello": 5, "resnet152": 5, "gpt2-large": 3, "train-large": 1}
 
 
 def measure(rekindle, name, work, memory, started, counts=USUAL, then=None):
-    """`then(row, image, trigger, answer)` does more with the image."""
-    (ours, theirs), (checkpoints, restores, rounds) = started, counts
+    """`then(row, image, trigger, answer)` does more with the image. Where several programs are given, all that is not about
+    a checkpoint's speed is of the first."""
+    ((ours, theirs), *others), (checkpoints, restores, rounds) = started, counts
+    settle(started)
+    more = []
+    # They have ended when it is restored: contexts of others slow the driver down.
+    for one, other in others:
+        by_us = tried(lambda row, one=one: row.update(ok=True, rekindle=once(rekindle, name, *one)))
+        by_them = tried(lambda row, other=other: row.update(ok=True, criu=baseline.checkpoint(name, memory, other)))
+        more.append(by_us | by_them | {"ok": by_us["ok"] and by_them["ok"]})
     row = tried(lambda row: by_rekindle(rekindle, name, *ours, checkpoints, restores, then, row))
     row["criu"] = tried(lambda row: baseline.measure(name, work, memory, rounds, theirs, row))
+    row["others"] = more
     if name.startswith("train-"):
         row["gb_per_gpu"] = float(os.environ.get("REKINDLE_BENCH_GB", "25"))
-    return {**row, "ok": row["ok"] and row["criu"]["ok"]}
+    return {**row, "ok": row["ok"] and row["criu"]["ok"] and all(one["ok"] for one in more)}
+
+
+def once(rekindle, name, program, trigger):
+    """One checkpoint, after which the program has ended."""
+    image = f"{label(name)}-once"
+    try:
+        program.wait_ready()
+        ask(trigger)
+        start = time.perf_counter()
+        report = rekindle.json("checkpoint", "--pid", program.process.pid, "--mode", "driver", "--to", image, "--stop")
+        seconds = time.perf_counter() - start
+        rekindle("rm", image)
+        return {"seconds": seconds, "report": report}
+    finally:
+        program.end()
 
 
 # What the daemon may do with the machine's switch for large pages; `usual` is what it does by itself.

@@ -4,7 +4,9 @@ import statistics
 
 
 def spread(values, digits):
-    """Median and range."""
+    """Median and range; of one value, the value."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
