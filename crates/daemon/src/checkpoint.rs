@@ -25,7 +25,7 @@ use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::gate::Gate;
-use crate::held::{Held, PARTING};
+use crate::held::Held;
 use crate::process::{self, is_alive};
 use crate::reply::Reply;
 use crate::timeline::{CPU, Timeline};
@@ -190,7 +190,7 @@ pub fn checkpoint_pid(
     };
     let taken = attempt.make(daemon.store.begin(wish.to)?).map_err(|error| {
         // As of a sandbox's program.
-        match attempt.made.get().is_some() || !tree.ends_within(PARTING) {
+        match attempt.made.get().is_some() || !tree.is_ending() {
             true => error,
             false => {
                 log::info!("{error}");

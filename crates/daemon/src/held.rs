@@ -26,9 +26,6 @@ mod workers;
 
 pub use operation::Operation;
 
-/// How long after a worker's end its client may still be on its way out, and a program after that of one of its processes.
-pub const PARTING: Duration = Duration::from_millis(250);
-
 pub struct Held {
     pub id: String,
     pub run_directory: PathBuf,

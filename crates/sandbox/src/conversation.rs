@@ -15,6 +15,7 @@ use nix::sys::signal::SigSet;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::unistd::Pid;
 
+use crate::ending::Watch;
 use crate::message::Step;
 use crate::process;
 use crate::rpc::{self, Response};
@@ -39,7 +40,8 @@ pub struct Course {
     pub log: PathBuf,
 }
 
-/// A `criu swrk` that works for this process. It is never killed: it lets go of what it holds when we are gone.
+/// A `criu swrk` that works for this process. It lets go of what it holds when we are gone, and is killed only if it
+/// waits for what never comes.
 #[derive(Debug)]
 pub struct Service {
     child: Child,
@@ -103,14 +105,23 @@ impl Service {
     pub fn attend(&mut self, course: &Course, leave: &mut Leave<'_>) -> Result<Option<i32>, Failed> {
         let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
+        let mut watch = Watch::new(self.pid().as_raw());
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if !process::readable(self.socket.as_fd(), left).map_err(trouble)? {
-                let whole = course.whole.unwrap_or_default();
-                return Err(Failed::Criu(format!(
-                    "it took longer than {whole:?}; {}",
-                    cause(&course.log, None)
-                )));
+            let look = left.map_or(Watch::EVERY, |left| left.min(Watch::EVERY));
+            if !process::readable(self.socket.as_fd(), Some(look)).map_err(trouble)? {
+                if let Some(pid) = watch.look() {
+                    let _ = self.child.kill();
+                    return Err(Failed::Criu(format!("process {pid} ended while CRIU held it")));
+                }
+                if left.is_some_and(|left| left <= look) {
+                    let whole = course.whole.unwrap_or_default();
+                    return Err(Failed::Criu(format!(
+                        "it took longer than {whole:?}; {}",
+                        cause(&course.log, None)
+                    )));
+                }
+                continue;
             }
             let mut packet = vec![0; PACKET];
             let length = match recv(self.socket.as_raw_fd(), &mut packet, MsgFlags::empty()) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statvfs::statvfs;
 
 use crate::criu::Criu;
+use crate::ending;
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
@@ -68,7 +69,13 @@ impl Frozen<'_> {
 
     /// What the program needs of a machine that restores it.
     pub fn inventory(&self) -> Result<Inventory> {
-        self.cpu.inventory()
+        let inventory = self.cpu.inventory()?;
+        // What is killed has lost its memory's map, and what was read of it may be nothing.
+        let died = |pid: &i32| ending::is_dying(*pid) && process::tracer(*pid).is_some();
+        match self.pids().into_values().find(died) {
+            Some(pid) => Err(Error::Died { pid }),
+            None => Ok(inventory),
+        }
     }
 }
 
@@ -216,7 +223,7 @@ impl Sandbox {
             on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir }).map_err(Into::into);
         let frozen_step = began.elapsed() - until_frozen;
         if step.is_ok() && !spec.leave_running {
-            process::end_all(self.pids().into_values());
+            ending::end_all(self.pids().into_values());
         }
         let verdict = match &step {
             Ok(()) => Verdict::Commit,

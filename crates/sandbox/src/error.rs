@@ -31,6 +31,8 @@ pub enum Error {
     Refused { cause: String },
     #[error("there is no process {pid} to be checkpointed; `ps -e` lists all")]
     NoProcess { pid: i32 },
+    #[error("process {pid} ended while the program stood still for its dump")]
+    Died { pid: i32 },
     #[error("{path} holds no dump of a program: it has no inventory.img", path = path.display())]
     NoImages { path: PathBuf },
     #[error("the {action} was given up: {cause}")]

@@ -13,7 +13,8 @@
 //! - A program is resumed after a failed dump, whoever failed: CRIU, the caller's hook, or a caller that died.
 //! - Nothing in a dump depends on the run directory's path outside, so one dump restores under any name, and
 //!   several times at once.
-//! - CRIU is never killed while it dumps: it holds the program by ptrace and must let go of it itself.
+//! - CRIU is not killed while it dumps: it holds the program by ptrace and must let go of it itself. The exception is one
+//!   that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
 
 pub mod amd;
 pub mod autobound;
@@ -25,6 +26,7 @@ mod devshm;
 pub mod driver_socket;
 mod dump;
 mod elf;
+pub mod ending;
 mod error;
 mod ghosts;
 mod init;

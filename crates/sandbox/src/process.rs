@@ -51,17 +51,6 @@ impl AsFd for Handle {
     }
 }
 
-/// Ends processes that stand still. CRIU would do the same next, and waits until they are gone.
-pub fn end_all(pids: impl Iterator<Item = i32>) {
-    let handles: Vec<_> = pids.filter_map(|pid| Handle::open(pid).ok()).collect();
-    std::thread::scope(|scope| {
-        for handle in &handles {
-            // What has ended by itself is no less gone.
-            scope.spawn(|| handle.end().ok());
-        }
-    });
-}
-
 /// Whether `fd` can be read, or its other side has closed, within `timeout` (`None`: waits for ever).
 pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
     let deadline = timeout.map(|timeout| std::time::Instant::now() + timeout);
@@ -152,7 +141,8 @@ pub fn tree(pid: i32) -> Vec<i32> {
     out
 }
 
-fn status_field(pid: i32, name: &str) -> Option<String> {
+/// A line of `/proc/PID/status`.
+pub(crate) fn status_field(pid: i32, name: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status
         .lines()
@@ -266,7 +256,7 @@ mod tests {
         let pids = children.each_ref().map(|child| child.id() as i32);
         children[0].kill().unwrap();
         children[0].wait().unwrap();
-        end_all(pids.into_iter());
+        crate::ending::end_all(pids.into_iter());
         let ended = std::os::unix::process::ExitStatusExt::signal(&children[1].wait().unwrap());
         assert_eq!(ended, Some(libc::SIGKILL));
     }

@@ -17,7 +17,7 @@ use crate::init::DUMP_LOG;
 use crate::inventory::{self, Inventory};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
-use crate::{capability, connections, devshm, outputs};
+use crate::{capability, connections, devshm, ending, outputs};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -55,11 +55,12 @@ impl Tree {
     }
 
     pub fn is_alive(&self) -> bool {
-        !self.ends_within(Duration::ZERO)
+        matches!(self.handle.ended(Some(Duration::ZERO)), Ok(false))
     }
 
-    pub fn ends_within(&self, limit: Duration) -> bool {
-        !matches!(self.handle.ended(Some(limit)), Ok(false))
+    /// Whether the program has ended, or does so within a moment.
+    pub fn is_ending(&self) -> bool {
+        ending::ends_soon(self.root, || !self.is_alive())
     }
 
     /// All pids of the tree, as it sees them itself, with ours: the same.
@@ -144,7 +145,7 @@ impl Tree {
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
             if done.is_ok() && !spec.leave_running {
-                process::end_all(self.pids().into_values());
+                ending::end_all(self.pids().into_values());
             }
             let sentence = done.as_ref().err().map(ToString::to_string);
             step = done.err();

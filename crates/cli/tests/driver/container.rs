@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::harness::{Rekindle, end_of, kill, wait};
 use crate::standin::Scene;
-use crate::support::numbers;
+use crate::support::{numbers, tracer};
 
 /// What a machine may allow that does not give its containers more than it has itself.
 const LIMITS: [&str; 5] = ["--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];
@@ -363,18 +363,13 @@ fn a_container_goes_on_when_the_daemon_or_criu_is_killed() {
         assert!(scene.rekindle.images().is_empty(), "{point}");
         scene.assert_tidy();
     }
-    scene.rekindle.set_fault(Some("pages-taken:slow"));
+    scene.rekindle.set_fault(Some("pages-taken:hang"));
     let beside = ["checkpoint", "--container", &name, "--to", "beside", "--leave-running"];
     let asked = scene.rekindle.command(&beside).stderr(Stdio::piped()).spawn().unwrap();
     let program = processes_of(&name)[0];
-    let tracer = || {
-        let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
-        line.trim().parse::<i32>().unwrap()
-    };
-    wait("CRIU", || tracer() != 0);
-    std::thread::sleep(std::time::Duration::from_millis(400));
-    kill(tracer(), 9);
+    scene.rekindle.reached("pages-taken");
+    kill(tracer(&program.to_string()), 9);
+    scene.rekindle.let_go("pages-taken");
     // Podman is asked a second time where CRIU ended before all was written.
     let output = end_of(asked);
     assert_eq!(scene.rekindle.images().len(), usize::from(output.status.success()), "{}", said(&output));

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 
 use crate::harness::{COUNTER, Rekindle, wait};
-use crate::support::{Program, goes_on, numbers, output};
+use crate::support::{Program, goes_on, numbers, output, tracer};
 
 #[test]
 fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
@@ -233,18 +233,14 @@ fn a_traced_program_is_refused_with_its_tracer() {
         .command(&["checkpoint", "--pid", &program.pid(), "--to", "a", "--leave-running"])
         .spawn()
         .unwrap();
-    let is_traced = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
-        !status.contains("TracerPid:\t0\n")
-    };
-    wait("the first checkpoint", is_traced);
+    first.reached("frozen");
     let again = first.refused(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
     assert!(again.contains("being checkpointed just now"), "{again}");
     let other = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
     assert!(other.contains("traces its process"), "{other}");
     first.kill_daemon();
     busy.wait().unwrap();
-    wait("CRIU to let go", || !is_traced());
+    wait("CRIU to let go", || tracer(&program.pid()) == 0);
     goes_on(&output(&rekindle));
     rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
 }
@@ -252,17 +248,17 @@ fn a_traced_program_is_refused_with_its_tracer() {
 #[test]
 fn an_image_is_not_lost_to_another_that_was_to_have_its_name() {
     let mut rekindle = Rekindle::new();
-    rekindle.set_fault(Some("frozen:slow"));
+    rekindle.set_fault(Some("frozen:hang"));
     let mut first = Program::counter(&rekindle);
     let second = Program::start(Command::new(COUNTER[0]).args(&COUNTER[1..]), &rekindle.path("second"));
     let pid = first.pid();
     let mut command = rekindle.command(&["checkpoint", "--pid", &pid, "--to", "image", "--stop"]);
     let taken = command.spawn().unwrap();
-    let draft = || fs::read_dir(rekindle.path("state/store/staging")).is_ok_and(|all| all.count() > 0);
-    wait("the draft", draft);
+    rekindle.reached("frozen");
     let again = ["checkpoint", "--pid", &second.pid(), "--to", "image", "--leave-running"];
     let error = rekindle.refused(&again);
     assert!(error.contains("\"image\" is being made just now"), "{error}");
+    rekindle.let_go("frozen");
     assert!(crate::harness::end_of(taken).status.success());
     first.wait().unwrap();
     assert!(rekindle.refused(&again).contains("already exists"));
@@ -314,20 +310,10 @@ fn a_killed_criu_leaves_the_program_running() {
         .command(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"])
         .spawn()
         .unwrap();
-    let tracer = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("TracerPid:")).unwrap().to_string();
-        line.split_whitespace().nth(1).unwrap().parse::<i32>().unwrap()
-    };
-    wait("CRIU", || tracer() != 0);
-    let criu = tracer();
     // CRIU has written all when it asks for leave; before, its parasite may be at work in the program.
-    wait("the frozen program", || {
-        rekindle.path("state/dumps").join(format!("pid-{}", program.pid())).join("inventory.img").exists()
-    });
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    crate::harness::kill(criu, 9);
-    wait("the program", || tracer() == 0);
+    rekindle.reached("frozen");
+    crate::harness::kill(tracer(&program.pid()), 9);
+    wait("the program", || tracer(&program.pid()) == 0);
     goes_on(&output(&rekindle));
     rekindle.kill_daemon();
     busy.wait().unwrap();
@@ -345,11 +331,6 @@ fn a_criu_that_is_killed_while_it_sends_pages_leaves_no_image() {
         .command(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"])
         .spawn()
         .unwrap();
-    let tracer = |pid: &str| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find(|line| line.starts_with("TracerPid:")).unwrap_or("TracerPid: 0");
-        line.split_whitespace().nth(1).unwrap().parse::<i32>().unwrap()
-    };
     let pid = program.pid();
     wait("CRIU", || tracer(&pid) != 0);
     let criu = tracer(&pid);

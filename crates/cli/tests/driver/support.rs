@@ -58,6 +58,13 @@ impl Drop for Program {
     }
 }
 
+/// Who traces a process; 0 for nobody.
+pub fn tracer(pid: &str) -> i32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    line.map_or(0, |tracer| tracer.trim().parse().unwrap())
+}
+
 pub fn output(rekindle: &Rekindle) -> PathBuf {
     rekindle.path("output")
 }

@@ -17,7 +17,7 @@ const REKINDLE: &str = env!("CARGO_BIN_EXE_rekindle");
 const REKINDLED: &str = env!("CARGO_BIN_EXE_rekindled");
 
 /// How long anything may take that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Counts and prints, forever, ten times a second.
 pub const COUNTER: [&str; 4] = [
@@ -43,6 +43,7 @@ impl Rekindle {
     pub fn new() -> Rekindle {
         build_client();
         let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("marks")).unwrap();
         let runs = tempfile::tempdir_in("/dev/shm").unwrap();
         Rekindle { root, runs, environment: Vec::new(), always: Vec::new() }
     }
@@ -61,8 +62,21 @@ impl Rekindle {
             self.ok(&["shutdown"]);
             wait("the daemon's end", || !is_alive(pid));
         }
+        for mark in fs::read_dir(self.path("marks")).unwrap() {
+            fs::remove_file(mark.unwrap().path()).unwrap();
+        }
         self.environment.clear();
         self.environment.extend(fault.map(|fault| ("REKINDLE_FAULT".to_string(), fault.to_string())));
+    }
+
+    /// Waits until somebody hangs at this point.
+    pub fn reached(&self, point: &str) {
+        wait(point, || self.path("marks").join(point).exists());
+    }
+
+    /// Whoever hangs at this point goes on, and whoever comes there later.
+    pub fn let_go(&self, point: &str) {
+        fs::write(self.path("marks").join(format!("{point}.go")), "").unwrap();
     }
 
     /// Stores opened from now on may write so many bytes and no more.
@@ -97,6 +111,7 @@ impl Rekindle {
             .env("REKINDLE_SOCKET", self.path("socket"))
             .env("REKINDLE_STATE", self.path("state"))
             .env("REKINDLE_RUN_ROOT", self.path("runs"))
+            .env("REKINDLE_FAULT_MARKS", self.path("marks"))
             .envs(self.always.iter().cloned())
             .envs(self.environment.iter().cloned());
     }

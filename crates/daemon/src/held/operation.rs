@@ -1,10 +1,9 @@
 //! Operations on a sandbox: one at a time, and none after its end.
 
-use std::time::{Duration, Instant};
-
 use rekindle_protocol::daemon::State;
+use rekindle_sandbox::ending;
 
-use super::{Held, PARTING};
+use super::Held;
 use crate::error::{Error, Result};
 use crate::record::{Record, state_word};
 use crate::turn::Busy;
@@ -51,12 +50,11 @@ impl Held {
 
     /// Whether the program has ended, or does so within a moment.
     pub fn is_ending(&self) -> bool {
-        let began = Instant::now();
-        let goes_on = || self.cpu.get().is_none_or(|cpu| matches!(cpu.exit_status(), Ok(None)));
-        while goes_on() && began.elapsed() < PARTING {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        !goes_on()
+        let cpu = self.cpu.get();
+        let has_ended = || cpu.is_some_and(|cpu| !matches!(cpu.exit_status(), Ok(None)));
+        // Where there is no program yet, none is dying; one that nobody could look at has ended.
+        let program = cpu.map_or_else(|| std::process::id() as i32, |cpu| cpu.root_pid().unwrap_or_default());
+        ending::ends_soon(program, has_ended)
     }
 
     /// No operation goes on.

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
-use super::{Held, PARTING};
+use rekindle_sandbox::ending;
+
+use super::Held;
 use crate::error::Result;
 use crate::process::is_alive;
 use crate::record::WorkerRecord;
@@ -114,9 +116,11 @@ impl Held {
     fn on_worker_end(self: &Arc<Held>) -> OnEnd {
         let held: Weak<Held> = Arc::downgrade(self);
         Box::new(move |worker| {
-            std::thread::sleep(PARTING);
+            let client = worker.client();
+            // It may be on its way out too.
+            let is_left = !ending::ends_soon(client, || !is_alive(client));
             let Some(held) = held.upgrade() else { return };
-            if held.is_live() && is_alive(worker.client()) {
+            if is_left && held.is_live() {
                 let how = worker.ended().unwrap_or_default();
                 held.tell(format!("its GPU worker died ({how}); its GPU memory is lost"));
             }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, getsockopt,
     recv, recvmsg, send, sendmsg, shutdown, socketpair, sockopt,
@@ -15,6 +15,7 @@ use nix::sys::socket::{
 
 use super::request::Request;
 use super::{Asking, Plan, Reached};
+use crate::ending::Watch;
 use crate::message::Verdict;
 use crate::process::Handle;
 use crate::proto::Message;
@@ -23,6 +24,8 @@ use crate::wire::Channel;
 
 const PACKET: usize = 1 << 16;
 const MOST_DESCRIPTORS: usize = 16;
+/// [`Watch::EVERY`].
+const LOOK: u16 = Watch::EVERY.as_millis() as u16;
 
 /// `criu-relay SOCKET CRIU... ARGUMENTS...`: does as CRIU would with these arguments.
 pub fn relay_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
@@ -108,12 +111,19 @@ fn spawn(words: &[OsString], theirs: OwnedFd, service: RawFd, passed: &[OwnedFd]
 /// Carries packets, with the descriptors in them, until CRIU has ended.
 fn carry(runtime: &OwnedFd, criu: &OwnedFd, process: &Child, daemon: &Channel, step: &str) -> io::Result<()> {
     let ended = Handle::open(process.id() as i32)?;
+    let mut watch = Watch::new(process.id() as i32);
     let mut listens = true;
     loop {
         let waited_for = [criu.as_fd(), ended.as_fd()].into_iter().chain(listens.then(|| runtime.as_fd()));
         let mut polled: Vec<_> = waited_for.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        match poll(&mut polled, PollTimeout::NONE) {
+        match poll(&mut polled, LOOK) {
             Err(nix::Error::EINTR) => continue,
+            Ok(0) => {
+                if watch.look().is_some() {
+                    ended.signal(libc::SIGKILL)?;
+                }
+                continue;
+            }
             other => other?,
         };
         let has = |index: usize| {

@@ -1,0 +1,154 @@
+//! Processes that end while others hold them.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::process::{Handle, is_zombie, status_field};
+
+/// How soon what fails because a program ends is followed by that.
+const PARTING: Duration = Duration::from_millis(250);
+/// How long the memory of one that was killed may take to be given back.
+const DEATH: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The kernel's mark on a process that has begun to end.
+const PF_EXITING: u64 = 4;
+const SIGKILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
+
+/// Ends processes that stand still. CRIU would do the same next, and waits until they are gone.
+pub fn end_all(pids: impl Iterator<Item = i32>) {
+    let handles: Vec<_> = pids.filter_map(|pid| Handle::open(pid).ok()).collect();
+    std::thread::scope(|scope| {
+        for handle in &handles {
+            // What has ended by itself is no less gone.
+            scope.spawn(|| handle.end().ok());
+        }
+    });
+}
+
+/// Whether a process has ended or cannot but end: it was killed, and its memory may still be given back, or somebody
+/// who traces it has not been told yet.
+pub fn is_dying(pid: i32) -> bool {
+    let is_killed = |field: &&str| {
+        let set = status_field(pid, field).and_then(|set| u64::from_str_radix(&set, 16).ok());
+        set.is_some_and(|set| set & SIGKILL_BIT != 0)
+    };
+    let flags = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, after) = stat.rsplit_once(") ")?;
+        after.split_whitespace().nth(6)?.parse::<u64>().ok()
+    };
+    is_zombie(pid)
+        || ["SigPnd", "ShdPnd"].iter().any(is_killed)
+        || flags().is_none_or(|is| is & PF_EXITING != 0)
+}
+
+/// Whether a process has ended, as `has_ended` tells, or does so within a moment.
+pub fn ends_soon(pid: i32, has_ended: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    loop {
+        if has_ended() {
+            return true;
+        }
+        let past = began.elapsed();
+        if past >= DEATH || (past >= PARTING && !is_dying(pid)) {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Watches whether CRIU waits for an end that it is never told of. The kernel shows a tracer the end of a process once
+/// those of its other threads were asked for. CRIU traces them too, and asks for the process alone: if that is killed in
+/// a moment in which CRIU waits for a word of it, CRIU waits for ever, and holds what else it traces.
+#[derive(Debug)]
+pub struct Watch {
+    criu: i32,
+    /// Whom it waited for in vain when it was looked at last.
+    seen: Option<i32>,
+}
+
+impl Watch {
+    /// How often to look.
+    pub const EVERY: Duration = Duration::from_millis(200);
+
+    pub fn new(criu: i32) -> Self {
+        Self { criu, seen: None }
+    }
+
+    /// The process that CRIU waits for in vain, once it has been so for a while.
+    pub fn look(&mut self) -> Option<i32> {
+        let call = fs::read_to_string(format!("/proc/{}/syscall", self.criu)).unwrap_or_default();
+        // One that stands, stopped, has not looked yet.
+        let is_asleep = || status_field(self.criu, "State").is_some_and(|state| state.starts_with('S'));
+        let before = self.seen;
+        self.seen = waited_for(&call).filter(|&pid| is_zombie(pid) && is_asleep());
+        self.seen.filter(|_| self.seen == before)
+    }
+}
+
+/// Whom a process waits for that makes this system call: its number and arguments, as `/proc/PID/syscall` has them.
+fn waited_for(call: &str) -> Option<i32> {
+    let mut words = call.split_ascii_whitespace();
+    let number: i64 = words.next()?.parse().ok()?;
+    let pid = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    i32::try_from(pid).ok().filter(|pid| number == libc::SYS_wait4 && *pid > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn who_is_waited_for_stands_in_the_system_call() {
+        assert_eq!(waited_for("61 0x336f 0x7ffdfb76f02c 0x40000000 0x0 0x0 0x0 0x7f 0x7f"), Some(0x336f));
+        assert_eq!(waited_for("61 0xffffffffffffffff 0x0 0x0 0x0 0x0 0x0 0x7f 0x7f"), None);
+        assert_eq!(waited_for("0 0x3 0x7ffdfb76f02c 0x40 0x0 0x0 0x0 0x7f 0x7f"), None);
+        assert_eq!(waited_for("running\n"), None);
+    }
+
+    /// A waiter whose child has ended but for a thread, which nobody takes note of: as CRIU's is.
+    #[test]
+    fn a_wait_in_vain_is_seen_and_no_other() {
+        let code = "import ctypes, os, sys, threading, time\n\
+            pid = os.fork()\n\
+            if not pid:\n\
+            \x20   threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+            \x20   time.sleep(float(sys.argv[1]))\n\
+            \x20   ctypes.CDLL(None).syscall(60, 0)\n\
+            os.waitpid(pid, 0)\n";
+        for (lives, is_stopped, is_vain) in [("0.1", false, true), ("1", true, false), ("1000", false, false)]
+        {
+            let mut waiter = Command::new("python3").args(["-c", code, lives]).spawn().unwrap();
+            let pid = waiter.id() as i32;
+            if is_stopped {
+                std::thread::sleep(Duration::from_millis(500));
+                Handle::open(pid).unwrap().signal(libc::SIGSTOP).unwrap();
+            }
+            let mut watch = Watch::new(pid);
+            let (began, mut seen) = (Instant::now(), None);
+            let limit = Duration::from_secs(if is_vain { 60 } else { 2 });
+            while seen.is_none() && began.elapsed() < limit {
+                std::thread::sleep(Duration::from_millis(20));
+                seen = watch.look();
+            }
+            assert_eq!(seen.is_some(), is_vain);
+            for child in crate::process::tree(pid).into_iter().rev() {
+                let _ = Handle::open(child).and_then(|handle| handle.signal(libc::SIGKILL));
+            }
+            waiter.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_killed_process_is_dying_before_it_is_taken_note_of() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(!is_dying(pid));
+        child.kill().unwrap();
+        assert!(is_dying(pid));
+        child.wait().unwrap();
+        assert!(is_dying(pid));
+    }
+}
