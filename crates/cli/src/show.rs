@@ -51,7 +51,7 @@ pub fn images(images: &Value) -> String {
             text(&image["created"]),
             text(&image["mode"]),
             size("cpu"),
-            size("gpu"),
+            if is_gpu_in_cpu(image) { IN_CPU.to_string() } else { size("gpu") },
             size("pinned"),
             image["sizes"]["stored"].as_u64().map(|stored| bytes(stored - shared)).unwrap_or_default(),
             bytes(shared),
@@ -61,6 +61,13 @@ pub fn images(images: &Value) -> String {
         ]);
     }
     table.trim_fmt()
+}
+
+/// Where the driver has put it.
+const IN_CPU: &str = "in CPU part";
+
+fn is_gpu_in_cpu(image: &Value) -> bool {
+    image["mode"] == "driver" && image["gpus"].as_u64().is_some_and(|count| count > 0)
 }
 
 /// What of an image lies in caches, those that have nothing of it left out.
@@ -76,6 +83,12 @@ pub fn image(image: &Value) -> String {
     let mut table = table(&[]);
     let sizes = &image["sizes"];
     let size = |field: &str| sizes[field].as_u64().map(bytes).unwrap_or_default();
+    let gpu_part = match image["gpu_in_cpu_bytes"].as_u64() {
+        // NVML does not tell everywhere.
+        Some(0) => IN_CPU.to_string(),
+        Some(count) => format!("{IN_CPU}: {} of GPU memory", bytes(count)),
+        None => size("gpu"),
+    };
     for (label, value) in [
         ("image", text(&image["name"])),
         ("created", text(&image["created"])),
@@ -91,7 +104,7 @@ pub fn image(image: &Value) -> String {
         ("stored", size("stored")),
         ("zeros", size("zero")),
         ("CPU part", size("cpu")),
-        ("GPU part", size("gpu")),
+        ("GPU part", gpu_part),
         ("pinned part", size("pinned")),
         ("mapped files", image["files"].as_array().map_or(0, Vec::len).to_string()),
     ] {

@@ -6,9 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
-use std::time::Duration;
 
-use harness::{COUNTER, Rekindle, end_of, kill, wait};
+use harness::{COUNTER, Rekindle, end_of, is_alive, kill, wait};
 
 #[test]
 fn the_foreground_shows_output_and_passes_the_exit_code_on() {
@@ -175,10 +174,14 @@ fn many_first_commands_at_once_start_one_daemon() {
 fn a_daemon_that_is_killed_leaves_programs_running_and_the_next_finds_them() {
     let rekindle = Rekindle::new();
     rekindle.start("goes on", &COUNTER);
-    rekindle.start("ends", &["sh", "-c", "sleep 0.4; exit 4"]);
+    let go = rekindle.path("go");
+    let waits = format!("while [ ! -e {} ]; do sleep 0.01; done; exit 4", go.display());
+    rekindle.start("ends", &["sh", "-c", &waits]);
     let pid = rekindle.sandbox("goes on")["pid"].clone();
+    let ends = rekindle.sandbox("ends")["pid"].as_i64().unwrap() as i32;
     rekindle.kill_daemon();
-    std::thread::sleep(Duration::from_millis(600));
+    std::fs::write(go, "").unwrap();
+    wait("its end", || !is_alive(ends));
     rekindle.goes_on("goes on");
     assert_eq!(rekindle.sandbox("goes on")["pid"], pid);
     let ended = rekindle.sandbox("ends");

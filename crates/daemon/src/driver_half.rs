@@ -86,6 +86,11 @@ impl DriverHalf {
         DriverHalf { pids: pids.map(|(inside, _)| inside).collect(), gpus: hold.held.gpus.clone() }
     }
 
+    /// How much of the GPUs' memory lies in the processes' own.
+    pub fn bytes(&self) -> u64 {
+        self.gpus.iter().map(|gpu| gpu.used_bytes).sum()
+    }
+
     /// As the manifest shows them.
     pub fn shown_gpus(&self) -> Vec<rekindle_store::Gpu> {
         let shown = |(gpu, index): (&Gpu, u32)| rekindle_store::Gpu {

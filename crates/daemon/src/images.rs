@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::caches::Caches;
 use crate::daemon::Daemon;
+use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::kept::Kept;
@@ -28,6 +29,7 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
                 "created": outline.created,
                 "mode": outline.mode,
                 "command": outline.argv,
+                "gpus": outline.gpus,
                 "sizes": outline.sizes,
                 "shared_bytes": outline.shared,
                 "cached_bytes": caches.shown_of(&summary.path),
@@ -39,6 +41,7 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
                 "created": null,
                 "mode": null,
                 "command": [],
+                "gpus": null,
                 "sizes": null,
                 "shared_bytes": null,
                 "cached_bytes": null,
@@ -53,6 +56,8 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
 pub fn inspect(store: &Store, name: &str) -> Result<Value> {
     let image = store.image(name)?;
     let manifest = image.manifest();
+    let kept = Kept::read(&image);
+    let driver = kept.as_ref().ok().and_then(|kept| kept.driver.as_ref());
     let parts: Vec<Value> = manifest
         .parts
         .iter()
@@ -72,7 +77,8 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         "id": manifest.id,
         "created": manifest.created,
         "mode": manifest.mode,
-        "framework": Kept::read(&image).is_ok_and(|kept| kept.framework),
+        "framework": kept.as_ref().is_ok_and(|kept| kept.framework),
+        "gpu_in_cpu_bytes": driver.map(DriverHalf::bytes),
         "path": image.path(),
         "program": manifest.program,
         "machine": manifest.machine,

@@ -133,10 +133,8 @@ impl Places {
         Error::Sandbox(match error {
             rekindle_sandbox::Error::Criu { action, cause, log } => {
                 let place = self.logs().join(format!("last-{action}.log"));
-                match std::fs::copy(&log, &place) {
-                    Ok(_) => rekindle_sandbox::Error::Criu { action, cause, log: place },
-                    Err(_) => rekindle_sandbox::Error::Criu { action, cause, log },
-                }
+                let log = log.and_then(|log| std::fs::copy(log, &place).ok()).map(|_| place);
+                rekindle_sandbox::Error::Criu { action, cause, log }
             }
             other => other,
         })

@@ -210,7 +210,7 @@ impl Sandbox {
         channel.send(&command, &descriptors).map_err(Error::io("asking for a dump"))?;
         let failed = |reply| match reply {
             Reply::Failed(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
-            Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
+            Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },
             Reply::Aborted(cause) => Error::Aborted { action: "dump", cause },
             other => unexpected(&other, "Frozen or Dumped"),
         };

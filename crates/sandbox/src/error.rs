@@ -1,6 +1,6 @@
 //! What can go wrong with a sandbox's CPU half, in sentences.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,8 +23,8 @@ pub enum Error {
     Setup { cause: String },
     #[error("the program could not be started: {cause}")]
     Start { cause: String },
-    #[error("CRIU could not {action} the program: {cause} (its log: {log})", log = log.display())]
-    Criu { action: &'static str, cause: String, log: PathBuf },
+    #[error("CRIU could not {action} the program: {cause}{log}", log = told_in(log.as_deref()))]
+    Criu { action: &'static str, cause: String, log: Option<PathBuf> },
     #[error("the file system of {place} is full: the program's memory did not fit; make room there", place = place.display())]
     DiskFull { place: PathBuf },
     #[error("the program cannot be dumped: {cause}")]
@@ -45,6 +45,11 @@ pub enum Error {
     Protocol { found: String, expected: &'static str },
     #[error("the caller's step failed: {0}")]
     Hook(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Where more is to be read, if anywhere: a CRIU that ends early has written nothing.
+fn told_in(log: Option<&Path>) -> String {
+    log.map(|log| format!(" (its log: {})", log.display())).unwrap_or_default()
 }
 
 impl Error {

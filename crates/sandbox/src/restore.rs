@@ -172,7 +172,7 @@ where
     let began = Instant::now();
     let images = File::open(images_dir).map_err(Error::io(format!("opening {}", images_dir.display())))?;
     let failed = |reply| match reply {
-        Reply::Failed(cause) => Error::Criu { action: "restore", cause, log: log.into() },
+        Reply::Failed(cause) => Error::Criu { action: "restore", cause, log: Some(log.into()) },
         Reply::Aborted(cause) => Error::Aborted { action: "restore", cause },
         other => unexpected(&other, "Frozen or Running"),
     };

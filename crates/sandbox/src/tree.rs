@@ -124,7 +124,7 @@ impl Tree {
         let (mut on_frozen, mut step) = (Some(on_frozen), None);
         let failed = |failure| match failure {
             Failed::Criu(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
-            Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: log.clone() },
+            Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
         let is_wanted = |waiting: &mut Waiting| {

@@ -45,6 +45,8 @@ pub struct Outline {
     pub created: String,
     pub mode: Mode,
     pub argv: Vec<String>,
+    /// How many GPUs it was taken of.
+    pub gpus: usize,
     pub sizes: Sizes,
     /// Of what is stored, the bytes that another image of the store refers to as well.
     pub shared: u64,
@@ -57,6 +59,7 @@ impl Outline {
             created: manifest.created.clone(),
             mode: manifest.mode,
             argv: manifest.program.argv.clone(),
+            gpus: manifest.gpus.len(),
             sizes: manifest.sizes,
             shared: held.iter().filter(|(name, _)| images_with[*name] > 1).map(|(_, stored)| stored).sum(),
         }

@@ -209,7 +209,7 @@ fn a_daemon_that_dies_in_a_checkpoint_undoes_it() {
     drop(dying);
     let since = Instant::now();
     while program.client.seen.resumed.load(Ordering::Acquire) == 0 {
-        assert!(since.elapsed() < Duration::from_secs(5));
+        assert!(since.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(1));
     }
     // The next daemon finds the worker.

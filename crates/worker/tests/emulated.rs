@@ -251,7 +251,7 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     drop(draft);
     let since = Instant::now();
     while client.seen.resumed.load(Ordering::Acquire) == 0 {
-        assert!(since.elapsed() < Duration::from_secs(3));
+        assert!(since.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());

@@ -29,6 +29,9 @@ fn a_tree_goes_on_beside_its_image_and_the_image_continues_it() {
     let inspected = rekindle.json(&["inspect", "two"]);
     assert_eq!(inspected["mode"], "driver");
     assert_eq!(inspected["gpus"].as_array().unwrap().len(), 2);
+    assert!(inspected["gpu_in_cpu_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{inspected}");
+    assert!(rekindle.ok(&["inspect", "two"]).contains("in CPU part: "));
+    assert!(rekindle.ok(&["images"]).contains("in CPU part"));
     assert_eq!(inspected["gpus"][1]["uuid"], "GPU-00000000-0000-0000-0000-000000000002");
     rekindle.ok(&["verify", "two"]);
     // What the driver has put into each process is mapped from a page file, its zeros are not stored.

@@ -9,7 +9,7 @@ use crate::support::{Held, Place, Running, able, counter, criu, images, program,
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox};
 use serde_json::Value;
 
-const SOON: Option<Duration> = Some(Duration::from_secs(20));
+const SOON: Option<Duration> = Some(Duration::from_secs(120));
 
 fn nothing(_: &Frozen<'_>) -> Result<(), Error> {
     Ok(())
@@ -138,7 +138,7 @@ fn a_program_goes_on_with_its_own_log() {
     let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", &script])).unwrap());
     let lines = |file: &std::path::Path| fs::read_to_string(file).unwrap_or_default().lines().count();
     let grow_from = |start: usize| {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while lines(&own) < start + 5 {
             assert!(Instant::now() < deadline, "the log does not grow");
             std::thread::sleep(Duration::from_millis(5));
@@ -163,7 +163,7 @@ fn a_program_goes_on_with_its_own_log() {
         criu: criu(),
         sockets: Vec::new(),
         inventory: None,
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(120),
         steps_told: false,
     };
     let error = restore(&spec, &dir, |_: &Restored| Ok::<(), Error>(())).map(|_| ()).unwrap_err();
@@ -245,7 +245,7 @@ fn doomed_daemon() {
             criu: criu(),
             sockets: Vec::new(),
             inventory: None,
-            timeout: Duration::from_secs(20),
+            timeout: Duration::from_secs(120),
             steps_told: false,
         };
         let hook = |_: &Restored| {
@@ -318,7 +318,7 @@ fn a_daemon_killed_in_a_restore_leaves_nothing() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
     assert!(matches!(Sandbox::adopt(place.dir.path()).unwrap(), Adopted::Ended(None)));
     let ours = format!("{}", place.dir.path().display());
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mounted = || {
         let mut pids = fs::read_dir("/proc").unwrap().flatten();
         let name = ours.rsplit('/').next().unwrap();
@@ -340,7 +340,7 @@ fn what_criu_refuses_is_told_and_the_program_goes_on() {
     let (_keep, dir) = images();
     let refused = |running: &Running| match running.dump(&dir, false, nothing).unwrap_err() {
         Error::Criu { cause, log, .. } => {
-            assert!(log.starts_with(&dir));
+            assert!(log.unwrap().starts_with(&dir));
             cause
         }
         other => panic!("{other}"),

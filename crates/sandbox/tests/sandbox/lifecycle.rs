@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::support::{self, Held, Place, able, criu, images, program};
 use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, RestoreSpec, Restored, Sandbox, Spec};
 
-const SOON: Option<Duration> = Some(Duration::from_secs(20));
+const SOON: Option<Duration> = Some(Duration::from_secs(120));
 
 fn run(place: &Place, args: &[&str]) -> Exit {
     let sandbox = Held(Sandbox::start(&place.spec(), &program(args)).unwrap());
@@ -83,7 +83,7 @@ fn killing_a_sandbox_ends_all_that_is_in_it() {
     let place = Place::new();
     let script = "trap '' TERM; setsid sleep 4321 & echo ready; wait; wait";
     let sandbox = Held(Sandbox::start(&place.spec(), &program(&["sh", "-c", script])).unwrap());
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !place.log().contains("ready") || sandbox.pids().len() < 2 {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(5));
@@ -141,7 +141,7 @@ fn what_criu_finds_out_is_kept_for_the_next_sandbox() {
         criu: criu(),
         sockets: Vec::new(),
         inventory: None,
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(120),
         steps_told: true,
     };
     let (sandbox, report) =

@@ -31,7 +31,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     let one = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     // The last thread of the former worker may let go of its device a moment after the worker has ended.
     let begun = Instant::now();
-    while device_addresses_are_taken() && begun.elapsed() < Duration::from_secs(5) {
+    while device_addresses_are_taken() && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(1));
     }
     one
