@@ -178,6 +178,7 @@ impl Operation {
 
     /// Finishes or undoes what a helper that is gone has left; a sentence for each process that was not running.
     pub fn recover(driver: &Arc<dyn Driver>, journal: Journal, limits: Limits) -> Result<Vec<String>> {
+        fault::point("driver-recovering")?;
         let (driver, began) = (driver.clone(), Instant::now());
         let step = journal.entry.step;
         let notes: Vec<_> = journal.entry.processes.iter().filter(|process| process.is_alive()).collect();

@@ -175,13 +175,16 @@ fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
 #[test]
 fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
     let scene = Scene::new();
-    let program = scene.start_with(1, 900_000);
+    let program = scene.start_with(1, 0);
+    scene.write("kernel", "");
+    wait("the kernel", || scene.has("kernel-runs"));
     let arguments = ["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop", "--gpu-wait", "0.2"];
     let error = scene.rekindle.refused(&arguments);
     assert!(error.contains("did not end within 0.2 s") && error.contains("--gpu-wait"), "{error}");
-    wait("the program to go on", || numbers(&scene.output(0)).len() > 2);
     scene.assert_tidy();
-    let arguments = ["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop", "--gpu-wait", "5"];
+    scene.end_kernel();
+    scene.go_on(1);
+    let arguments = ["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop", "--gpu-wait", "60"];
     scene.rekindle.ok(&arguments);
 }
 

@@ -11,5 +11,6 @@ mod containerd;
 mod faults;
 mod gpu;
 mod pid;
+mod recovery;
 mod standin;
 mod support;

@@ -58,6 +58,15 @@ impl Scene {
         scene
     }
 
+    pub fn has(&self, name: &str) -> bool {
+        self.directory.path().join(name).exists()
+    }
+
+    /// What `kernel` keeps running ends.
+    pub fn end_kernel(&self) {
+        fs::remove_file(self.directory.path().join("kernel")).unwrap();
+    }
+
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.directory.path().join(name), text).unwrap();
     }

@@ -10,6 +10,7 @@
  *                  everywhere   if it is there, NVML says so on each GPU
  *                  plan    lines of STEP ACTION COUNT, met when a step is begun: fail, lie (claim that it worked), hang,
  *                          kill (end the caller), kill-after (do it first)
+ *                  kernel  as long as it is there, a kernel that has begun runs; kernel-runs is there then
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -256,6 +257,19 @@ void standin_begin(int index)
         abort();
 }
 
+/* A kernel lasts as long as there is a file "kernel", and says that it runs by one named "kernel-runs". */
+static void run_kernel(void)
+{
+    char kernel[512], runs[512];
+    in_directory(kernel, "kernel");
+    in_directory(runs, "kernel-runs");
+    for (; access(kernel, F_OK) == 0; usleep(500)) {
+        FILE *file = fopen(runs, "w");
+        if (file)
+            fclose(file);
+    }
+}
+
 /* A kernel that runs for so long and then counts. */
 unsigned long long standin_count(unsigned microseconds)
 {
@@ -271,6 +285,7 @@ unsigned long long standin_count(unsigned microseconds)
         abort();
     if (microseconds)
         usleep(microseconds);
+    run_kernel();
     write_memory(program.key, value + 1);
     __atomic_store_n(&program.busy, 0, __ATOMIC_SEQ_CST);
     return value;
