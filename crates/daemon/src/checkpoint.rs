@@ -28,6 +28,7 @@ use crate::gate::Gate;
 use crate::held::Held;
 use crate::process::{self, is_alive};
 use crate::reply::Reply;
+use crate::roll::Roll;
 use crate::timeline::{CPU, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
@@ -59,11 +60,12 @@ pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Re
     let operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
     let cpu = held.cpu("checkpointed")?;
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
+    let roll = Roll::call("checkpointed", cpu.pids().into_values());
+    let explain = |error| roll.explain(operation.explain(error));
     let mut tries = 0;
     let (attempt, taken) = loop {
         let visitors = held.gate().map_or(0, Gate::settle);
-        let attempt =
-            attempt(daemon, held, cpu, wish, &timeline, reply).map_err(|error| operation.explain(error))?;
+        let attempt = attempt(daemon, held, cpu, wish, &timeline, reply).map_err(explain)?;
         // One that does not begin leaves no trace.
         let draft = daemon.store.begin(wish.to)?;
         let taken = attempt.make(draft);
@@ -79,7 +81,7 @@ pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Re
     let taken = taken.map_err(|error| match attempt.made.get() {
         // What failed after that did not fail because the program ended, as it may have been asked to.
         Some(_) => error,
-        None => operation.explain(error),
+        None => explain(error),
     });
     drop(operation);
     if !wish.leave_running && taken.is_ok() {
@@ -161,7 +163,8 @@ pub fn checkpoint_pid(
     if reply.asker().is_some_and(|asker| pids.contains(&asker)) {
         return Err(Error::OfTheAsker { pid });
     }
-    let _claim = daemon.claims.take(pids)?;
+    let _claim = daemon.claims.take(pids.iter().copied())?;
+    let roll = Roll::call("checkpointed", pids);
     let tree = Tree::find(pid)?;
     let command = process::command(pid);
     let subject = Subject {
@@ -190,13 +193,14 @@ pub fn checkpoint_pid(
     };
     let taken = attempt.make(daemon.store.begin(wish.to)?).map_err(|error| {
         // As of a sandbox's program.
-        match attempt.made.get().is_some() || !tree.is_ending() {
-            true => error,
-            false => {
-                log::info!("{error}");
-                Error::ProcessEnded { pid }
-            }
+        if attempt.made.get().is_some() {
+            return error;
         }
+        if tree.is_ending() {
+            log::info!("{error}");
+            return Error::ProcessEnded { pid };
+        }
+        roll.explain(error)
     })?;
     Ok(attempt.report(&taken))
 }

@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::daemon::{Mode, Report};
-use rekindle_sandbox::process::pid_map;
+use rekindle_sandbox::ending;
+use rekindle_sandbox::process::{pid_map, tree};
 use rekindle_store::{Image, PartKind};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,7 @@ use crate::driver_half::{self, DriverHalf};
 use crate::error::{Error, Result};
 use crate::kept::Kept;
 use crate::reply::Reply;
+use crate::roll::Roll;
 use crate::timeline::{CPU, GPU, Timeline};
 use crate::{cpu_pages, fault, names, preflight, restore};
 
@@ -103,15 +105,38 @@ pub fn checkpoint(
 ) -> Result<Report> {
     let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
     let container = container.running()?;
+    let roll = Roll::call("checkpointed", tree(container.pid));
+    let taken = take(daemon, engine.as_ref(), &container, wish, reply);
+    taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &roll) {
+        true => {
+            log::info!("{error}");
+            Error::EndedMeanwhile { name: container.name, wanted: "checkpointed" }
+        }
+        false => roll.explain(error),
+    })
+}
+
+/// Whether a container's first process has ended, or does so within a moment.
+fn is_ending(root: i32, roll: &Roll) -> bool {
+    ending::ends_soon(root, || !roll.has(root))
+}
+
+fn take(
+    daemon: &Daemon,
+    engine: &dyn Engine,
+    container: &Container,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
     if let Some(held) = device::of(daemon, container.pid) {
         if engine.name() != Podman::NAME {
-            return Err(Error::ForeignDevice { name: container.name, device: held.name() });
+            return Err(Error::ForeignDevice { name: container.name.clone(), device: held.name() });
         }
-        return worker_half::checkpoint(daemon, &held, &container, wish, reply);
+        return worker_half::checkpoint(daemon, &held, container, wish, reply);
     }
     match engine.name() {
-        Podman::NAME => checkpoint::by_podman(daemon, &container, wish, reply),
-        _ => checkpoint::by_containerd(daemon, &container, wish, reply),
+        Podman::NAME => checkpoint::by_podman(daemon, container, wish, reply),
+        _ => checkpoint::by_containerd(daemon, container, wish, reply),
     }
 }
 

@@ -60,6 +60,12 @@ pub enum Error {
     #[error("process {pid} ended while it was to be checkpointed")]
     ProcessEnded { pid: i32 },
 
+    #[error("process {pid} of the program ended while that was to be {wanted}: {cause}")]
+    MemberEnded { pid: i32, wanted: &'static str, cause: Box<Error> },
+
+    #[error("process {pid} ended while the program, of which it used a GPU, was to be checkpointed")]
+    UserEnded { pid: i32 },
+
     #[error("no GPU is named {given:?}; use `emulated`, `nvidia` or `nvidia:INDEX`")]
     BadGpu { given: String },
 
@@ -262,6 +268,7 @@ impl Error {
                 | Error::WorkerConnection { .. }
                 | Error::NothingToSleep { .. }
                 | Error::NoGpuProcess { .. }
+                | Error::Engine { .. }
                 | Error::CannotRestore { .. }
                 | Error::Pages { .. }
                 | Error::Driver(_)

@@ -55,6 +55,7 @@ mod replacement;
 mod reply;
 mod resources;
 mod restore;
+mod roll;
 mod run;
 mod server;
 mod shared_pages;

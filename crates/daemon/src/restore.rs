@@ -35,6 +35,7 @@ use crate::loading::{self, Rest};
 use crate::record::Record;
 use crate::replacement::Left;
 use crate::reply::Reply;
+use crate::roll::Roll;
 use crate::run::{create, give_back, new_id};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
@@ -233,8 +234,10 @@ impl Attempt<'_> {
 
     fn bring_back_by_driver(&self) -> Result<()> {
         let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
+        let roll = Roll::call("restored", cpu.pids().into_values());
         self.held.runs(cpu)?;
-        self.attach_driver().and_then(|()| fault::point("restore-running")).inspect_err(|_| {
+        let attached = self.attach_driver().map_err(|error| roll.explain(error));
+        attached.and_then(|()| fault::point("restore-running")).inspect_err(|_| {
             self.end_program();
             self.daemon.driver.abandon(&self.held.id);
         })

@@ -38,6 +38,7 @@ pub type Leave<'a> = dyn FnMut(&str, &mut Vec<Step>) -> Result<(), String> + 'a;
 pub struct Course {
     pub whole: Option<Duration>,
     pub log: PathBuf,
+    pub is_restore: bool,
 }
 
 /// A `criu swrk` that works for this process. It lets go of what it holds when we are gone, and is killed only if it
@@ -105,14 +106,16 @@ impl Service {
     pub fn attend(&mut self, course: &Course, leave: &mut Leave<'_>) -> Result<Option<i32>, Failed> {
         let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
-        let mut watch = Watch::new(self.pid().as_raw());
+        let criu = self.pid().as_raw();
+        let mut watch = if course.is_restore { Watch::of_restore(criu) } else { Watch::of_dump(criu) };
+        let ended = |pid: i32| Failed::Criu(format!("process {pid} ended while CRIU held it"));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let look = left.map_or(Watch::EVERY, |left| left.min(Watch::EVERY));
             if !process::readable(self.socket.as_fd(), Some(look)).map_err(trouble)? {
                 if let Some(pid) = watch.look() {
                     let _ = self.child.kill();
-                    return Err(Failed::Criu(format!("process {pid} ended while CRIU held it")));
+                    return Err(ended(pid));
                 }
                 if left.is_some_and(|left| left <= look) {
                     let whole = course.whole.unwrap_or_default();
@@ -131,10 +134,9 @@ impl Service {
             };
             match rpc::response(&packet[..length]) {
                 _ if length == 0 => {
-                    return Err(Failed::Criu(format!(
-                        "it ended without an answer; {}",
-                        cause(&course.log, None)
-                    )));
+                    let unknown =
+                        || Failed::Criu(format!("it ended without an answer; {}", cause(&course.log, None)));
+                    return Err(watch.killed_program().map_or_else(unknown, ended));
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) => {

@@ -3,7 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::process::{Handle, is_zombie, status_field};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+
+use crate::process::{Handle, children, is_zombie, status_field};
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -60,9 +63,12 @@ pub fn ends_soon(pid: i32, has_ended: impl Fn() -> bool) -> bool {
 /// Watches whether CRIU waits for an end that it is never told of. The kernel shows a tracer the end of a process once
 /// those of its other threads were asked for. CRIU traces them too, and asks for the process alone: if that is killed in
 /// a moment in which CRIU waits for a word of it, CRIU waits for ever, and holds what else it traces.
+///
+/// Of a restore it has the program be a child of ours, beside it, and is never told of that one's end.
 #[derive(Debug)]
 pub struct Watch {
     criu: i32,
+    is_restore: bool,
     /// Whom it waited for in vain when it was looked at last.
     seen: Option<i32>,
 }
@@ -71,8 +77,22 @@ impl Watch {
     /// How often to look.
     pub const EVERY: Duration = Duration::from_millis(200);
 
-    pub fn new(criu: i32) -> Self {
-        Self { criu, seen: None }
+    pub fn of_dump(criu: i32) -> Self {
+        Self { criu, is_restore: false, seen: None }
+    }
+
+    pub fn of_restore(criu: i32) -> Self {
+        Self { criu, is_restore: true, seen: None }
+    }
+
+    /// The program that CRIU restores, once it was killed.
+    pub fn killed_program(&self) -> Option<i32> {
+        let is_killed = |pid: &i32| {
+            let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+            matches!(waitid(Id::Pid(Pid::from_raw(*pid)), how), Ok(WaitStatus::Signaled(..)))
+        };
+        let ours = || children(std::process::id() as i32).into_iter().filter(|pid| *pid != self.criu);
+        self.is_restore.then(|| ours().find(is_killed)).flatten()
     }
 
     /// The process that CRIU waits for in vain, once it has been so for a while.
@@ -81,7 +101,8 @@ impl Watch {
         // One that stands, stopped, has not looked yet.
         let is_asleep = || status_field(self.criu, "State").is_some_and(|state| state.starts_with('S'));
         let before = self.seen;
-        self.seen = waited_for(&call).filter(|&pid| is_zombie(pid) && is_asleep());
+        let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid) && is_asleep());
+        self.seen = in_vain.or_else(|| self.killed_program());
         self.seen.filter(|_| self.seen == before)
     }
 }
@@ -126,7 +147,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(500));
                 Handle::open(pid).unwrap().signal(libc::SIGSTOP).unwrap();
             }
-            let mut watch = Watch::new(pid);
+            let mut watch = Watch::of_dump(pid);
             let (began, mut seen) = (Instant::now(), None);
             let limit = Duration::from_secs(if is_vain { 60 } else { 2 });
             while seen.is_none() && began.elapsed() < limit {
@@ -139,6 +160,25 @@ mod tests {
             }
             waiter.wait().unwrap();
         }
+    }
+
+    #[test]
+    fn a_killed_child_beside_criu_is_seen_in_a_restore() {
+        let mut start = || Command::new("sleep").arg("1000").spawn().unwrap();
+        let (mut criu, mut program) = (start(), start());
+        let (mut dump, mut restore) = (Watch::of_dump(criu.id() as i32), Watch::of_restore(criu.id() as i32));
+        assert_eq!((restore.look(), restore.look()), (None, None));
+        program.kill().unwrap();
+        let pid = program.id() as i32;
+        while !is_zombie(pid) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // CRIU kills it itself, and then says what failed.
+        assert_eq!((restore.look(), restore.look()), (None, Some(pid)));
+        assert_eq!((dump.look(), dump.look()), (None, None));
+        criu.kill().unwrap();
+        criu.wait().unwrap();
+        program.wait().unwrap();
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub fn threads(pid: i32) -> Vec<i32> {
 }
 
 /// The children of `pid`, of all its threads.
-fn children(pid: i32) -> Vec<i32> {
+pub(crate) fn children(pid: i32) -> Vec<i32> {
     threads(pid)
         .into_iter()
         .filter_map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).ok())

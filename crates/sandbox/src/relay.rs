@@ -35,6 +35,9 @@ pub use process::relay_main;
 /// The argument with which a relay is run.
 pub const RELAY_ARGUMENT: &str = "criu-relay";
 
+/// CRIU's step at which a program is complete and does not run yet.
+const AFTER_RESTORE: &str = "post-restore";
+
 /// The runtime asks for something. With it comes the directory that it wants the images in, or has them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Asking;
@@ -96,7 +99,7 @@ impl<'a> Course<'a> {
                 let pages = images.and_then(|images| images.page_files);
                 let pages = pages.map(|(directory, names)| (Passed::PageFiles(names.to_vec()), directory));
                 let images = images.map(|images| (Passed::Images, images.directory));
-                (inodes, ends.chain(images).chain(pages).collect(), steps_told, "post-restore")
+                (inodes, ends.chain(images).chain(pages).collect(), steps_told, AFTER_RESTORE)
             }
         };
         let (passed, descriptors) = with.into_iter().unzip();

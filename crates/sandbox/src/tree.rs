@@ -119,7 +119,7 @@ impl Tree {
         let began = Instant::now();
         self.refuse_unfit()?;
         let log = spec.images_dir.join(DUMP_LOG);
-        let course = Course { whole: None, log: log.clone() };
+        let course = Course { whole: None, log: log.clone(), is_restore: false };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
         let (mut on_frozen, mut step) = (Some(on_frozen), None);
         let failed = |failure| match failure {

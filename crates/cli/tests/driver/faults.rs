@@ -84,6 +84,38 @@ fn a_program_that_is_killed_meanwhile_is_told_and_leaves_nothing() {
     }
 }
 
+/// One that was killed before CRIU came would be in the image with a GPU half and without memory.
+#[test]
+fn a_process_of_several_that_is_killed_meanwhile_is_named_and_the_other_goes_on() {
+    for point in ["driver-locked", "driver-checkpointed", "detached", "pages-begun", "frozen"] {
+        let mut scene = Scene::new();
+        let program = scene.start();
+        scene.rekindle.set_fault(Some(&format!("{point}:hang")));
+        let (pid, child) = (program.pid(), program.child());
+        let words = ["checkpoint", "--pid", &pid, "--to", "image", "--leave-running"];
+        let asked = scene.rekindle.command(&words).stderr(Stdio::piped()).spawn().unwrap();
+        scene.rekindle.reached(point);
+        if point == "pages-begun" {
+            wait("CRIU", || tracer(&pid) != 0);
+        }
+        kill(child, 9);
+        scene.rekindle.let_go(point);
+        let output = end_of(asked);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{point}");
+        let told = error.contains(&format!("process {child}")) && error.contains(" ended while ");
+        assert!(told && error.lines().count() == 1, "{point}: {error}");
+        assert!(scene.rekindle.images().is_empty(), "{point}");
+        scene.go_on(1);
+        scene.assert_tidy();
+        // It is never waited for, and in the image as what it is.
+        scene.rekindle.set_fault(None);
+        assert!(scene.checkpoint(&program, "image", "--stop").status.success(), "{point}");
+        scene.rekindle.ok(&["restore", "image", "-d"]);
+        scene.go_on(1);
+    }
+}
+
 #[test]
 fn a_killed_criu_leaves_nothing_locked() {
     let mut scene = Scene::new();

@@ -35,6 +35,13 @@ impl Program {
     pub fn pid(&self) -> String {
         self.0.id().to_string()
     }
+
+    /// The one child of it.
+    pub fn child(&self) -> i32 {
+        let pid = self.pid();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.trim().parse().unwrap()
+    }
 }
 
 impl Deref for Program {

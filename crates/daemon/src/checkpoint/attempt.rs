@@ -179,7 +179,7 @@ impl<'a> Attempt<'a> {
         Ok(hold)
     }
 
-    fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
+    pub(super) fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
         let inside = quiet.client.process as i32;
         self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
             action: "find the program's process",

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::kept::Kept;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::worker::Worker;
-use crate::{fault, machine};
+use crate::{fault, machine, roll};
 
 use super::attempt::{Attempt, Still, Subject};
 
@@ -111,9 +111,18 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// The processes that have a GPU half, as we see them.
+    fn gpu_users(&self, still: &Still<'_>) -> Result<Vec<i32>> {
+        let mut users = still.hold.map(|hold| hold.held.pids.clone()).unwrap_or_default();
+        users.extend(still.quiet.map(|quiet| self.client_pid(quiet)).transpose()?);
+        users.extend(self.amd.iter().filter_map(|pid| self.subject.cpu.host_pid(*pid)));
+        Ok(users)
+    }
+
     fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, still: &Still<'_>) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
         let inventory = frozen.inventory()?;
+        roll::all_live(&self.gpu_users(still)?)?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);
         manifest.program = machine::program(command, cpu);

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::kept::Kept;
 use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, Timeline};
-use crate::{fault, machine};
+use crate::{fault, machine, roll};
 
 /// Of a container of Podman's: CRIU begins when the GPU half is in memory, and Podman meanwhile prepares for it.
 pub fn by_podman(
@@ -60,16 +60,22 @@ pub fn by_podman(
             let hold = hold?;
             reply.progress("dump", 0, 0);
             let areas = driver_half::areas(hold.as_ref());
-            *held.lock().unwrap_or_else(PoisonError::into_inner) = hold;
+            // As long as all are there.
+            let half = hold.as_ref().map(half_of);
+            *held.lock().unwrap_or_else(PoisonError::into_inner) = hold.zip(half);
             Ok(areas)
         };
-        dump.export(&archive, ready, || Ok(()))
+        // The program stands still.
+        let all_live = || {
+            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.as_ref().map_or(Ok(()), |(hold, _)| roll::all_live(&hold.held.pids))
+        };
+        dump.export(&archive, ready, all_live)
     });
-    let hold = held.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (hold, half) = held.into_inner().unwrap_or_else(PoisonError::into_inner).unzip();
     let Dumped { exported, stopped, memory } = dumped?;
     let kept = KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
-    let half = hold.as_ref().map(half_of);
-    let processes = half.as_ref().map_or(0, |half| half.pids.len());
+    let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
     let seal = || {
         timeline.time("cpu files", || memory.take(&draft))?;
         seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline)
@@ -121,6 +127,8 @@ pub fn by_containerd(
     let processes = half.as_ref().map_or(0, |half| half.pids.len());
     let seal = || seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline);
     if wish.leave_running {
+        // Those that were not there any more when CRIU came are not now.
+        hold.as_ref().map_or(Ok(()), |hold| roll::all_live(&hold.held.pids))?;
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();

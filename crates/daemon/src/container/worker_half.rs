@@ -41,7 +41,7 @@ use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{fault, gpu, machine, restore, wake};
+use crate::{fault, gpu, machine, restore, roll, wake};
 
 /// The client that the program has mapped: it must be the same in a restore.
 const LIBRARY: &str = "libcuda.so.1";
@@ -170,7 +170,8 @@ fn both(
                 let request = Request::SavePinned { staging: staging.clone() };
                 draft.adopt(saved(worker, PINNED, "save pinned memory", &request, timeline)?)?;
             }
-            fault::point("pinned-saved")
+            fault::point("pinned-saved")?;
+            worker.map_or(Ok(()), |worker| roll::all_live(&[worker.client()]))
         };
         dump.export(archive, || Ok(Vec::new()), gather)
     })

@@ -19,6 +19,7 @@ use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restore
 
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
+use crate::roll::Roll;
 use crate::timeline::{CPU, PAGES, SANDBOX};
 use crate::{cpu_images, cpu_pages, driver_half, fault};
 
@@ -107,7 +108,9 @@ impl Attempt<'_> {
             if let Some(names) = names {
                 names.bound();
             }
+            let roll = Roll::call("restored", restored.pids().into_values());
             before_resume(restored).map_err(|error| {
+                let error = roll.explain(error);
                 let sentence = error.to_string();
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 sentence

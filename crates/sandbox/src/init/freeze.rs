@@ -70,7 +70,7 @@ pub fn dump(
             .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
             .map_err(|error| format!("packing the files in /dev/shm: {error}"))
     };
-    let course = Course { whole: None, log: dir.join(DUMP_LOG) };
+    let course = Course { whole: None, log: dir.join(DUMP_LOG), is_restore: false };
     let patience = Duration::from_millis(dump.verdict_millis);
     let passed: Vec<_> = page_server.into_iter().collect();
     let mut criu = Service::spawn(&dump.criu, &passed)?;
@@ -149,7 +149,7 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
         set_last_pid(last).map_err(|error| format!("choosing the next pid: {error}"))
     };
     let whole = Duration::from_millis(restore.timeout_millis);
-    let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG) };
+    let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG), is_restore: true };
     let mut one_processor = OneProcessor::take(&dir, criu.pid());
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
         "post-restore" => raise_pids().and_then(|()| ask(channel, whole, steps)),

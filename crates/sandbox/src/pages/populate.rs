@@ -160,6 +160,9 @@ fn jobs(process: &Process) -> Vec<Job<'_>> {
 impl Job<'_> {
     fn run(&self, block: &mut [u8]) -> Result<(), String> {
         self.write(block).map_err(|error| {
+            if error.raw_os_error() == Some(libc::ESRCH) {
+                return format!("process {} ended while its memory was written", self.process.pid);
+            }
             let at = self.runs.first().map_or(0, |run| run.memory.start);
             format!(
                 "the memory of process {} from {at:#x} on could not be written: {error}",

@@ -14,7 +14,7 @@ use nix::sys::socket::{
 };
 
 use super::request::Request;
-use super::{Asking, Plan, Reached};
+use super::{AFTER_RESTORE, Asking, Plan, Reached};
 use crate::ending::Watch;
 use crate::message::Verdict;
 use crate::process::Handle;
@@ -111,7 +111,11 @@ fn spawn(words: &[OsString], theirs: OwnedFd, service: RawFd, passed: &[OwnedFd]
 /// Carries packets, with the descriptors in them, until CRIU has ended.
 fn carry(runtime: &OwnedFd, criu: &OwnedFd, process: &Child, daemon: &Channel, step: &str) -> io::Result<()> {
     let ended = Handle::open(process.id() as i32)?;
-    let mut watch = Watch::new(process.id() as i32);
+    let criu_pid = process.id() as i32;
+    let mut watch = match step {
+        AFTER_RESTORE => Watch::of_restore(criu_pid),
+        _ => Watch::of_dump(criu_pid),
+    };
     let mut listens = true;
     loop {
         let waited_for = [criu.as_fd(), ended.as_fd()].into_iter().chain(listens.then(|| runtime.as_fd()));
