@@ -141,6 +141,7 @@ impl Service {
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) => {
                     self.step(&step);
+                    watch.note(&step);
                     let verdict = leave(&step, &mut self.steps);
                     self.send(&rpc::notify_answer(verdict.is_ok())).map_err(trouble)?;
                     aborted = aborted.or(verdict.err());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::process::{Handle, children, is_zombie, status_field};
+use crate::process::{Handle, children, is_zombie, status_field, tree};
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -16,6 +16,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// The kernel's mark on a process that has begun to end.
 const PF_EXITING: u64 = 4;
 const SIGKILL_BIT: u64 = 1 << (libc::SIGKILL - 1);
+
+/// CRIU's step at which a program is complete and does not run yet.
+pub const AFTER_RESTORE: &str = "post-restore";
+/// That at which it is about to.
+pub const BEFORE_RESUME: &str = "pre-resume";
 
 /// Ends processes that stand still. CRIU would do the same next, and waits until they are gone.
 pub fn end_all(pids: impl Iterator<Item = i32>) {
@@ -64,11 +69,14 @@ pub fn ends_soon(pid: i32, has_ended: impl Fn() -> bool) -> bool {
 /// those of its other threads were asked for. CRIU traces them too, and asks for the process alone: if that is killed in
 /// a moment in which CRIU waits for a word of it, CRIU waits for ever, and holds what else it traces.
 ///
-/// Of a restore it has the program be a child of ours, beside it, and is never told of that one's end.
+/// Of a restore it has the program be a child of ours, beside it, and is never told of that one's end. Once the program
+/// is complete it is not told of any process's, and waits until each of them has said that it can run.
 #[derive(Debug)]
 pub struct Watch {
     criu: i32,
     is_restore: bool,
+    /// Who lived when the program was complete, until it is about to run.
+    complete: Vec<i32>,
     /// Whom it waited for in vain when it was looked at last.
     seen: Option<i32>,
 }
@@ -78,21 +86,35 @@ impl Watch {
     pub const EVERY: Duration = Duration::from_millis(200);
 
     pub fn of_dump(criu: i32) -> Self {
-        Self { criu, is_restore: false, seen: None }
+        Self { criu, is_restore: false, complete: Vec::new(), seen: None }
     }
 
     pub fn of_restore(criu: i32) -> Self {
-        Self { criu, is_restore: true, seen: None }
+        Self { criu, is_restore: true, complete: Vec::new(), seen: None }
+    }
+
+    /// CRIU has announced a step.
+    pub fn note(&mut self, step: &str) {
+        match step {
+            AFTER_RESTORE if self.is_restore => {
+                let all = self.programs().into_iter().flat_map(tree);
+                self.complete = all.filter(|pid| !is_dying(*pid)).collect();
+            }
+            BEFORE_RESUME => self.complete.clear(),
+            _ => {}
+        }
+    }
+
+    /// Our children beside CRIU.
+    fn programs(&self) -> Vec<i32> {
+        let mut all = children(std::process::id() as i32);
+        all.retain(|pid| *pid != self.criu);
+        all
     }
 
     /// The program that CRIU restores, once it was killed.
     pub fn killed_program(&self) -> Option<i32> {
-        let is_killed = |pid: &i32| {
-            let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
-            matches!(waitid(Id::Pid(Pid::from_raw(*pid)), how), Ok(WaitStatus::Signaled(..)))
-        };
-        let ours = || children(std::process::id() as i32).into_iter().filter(|pid| *pid != self.criu);
-        self.is_restore.then(|| ours().find(is_killed)).flatten()
+        self.is_restore.then(|| self.programs().into_iter().find(|pid| is_killed(*pid))).flatten()
     }
 
     /// The process that CRIU waits for in vain, once it has been so for a while.
@@ -102,9 +124,17 @@ impl Watch {
         let is_asleep = || status_field(self.criu, "State").is_some_and(|state| state.starts_with('S'));
         let before = self.seen;
         let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid) && is_asleep());
-        self.seen = in_vain.or_else(|| self.killed_program());
+        self.seen = in_vain
+            .or_else(|| self.killed_program())
+            .or_else(|| self.complete.iter().copied().find(|pid| is_dying(*pid)));
         self.seen.filter(|_| self.seen == before)
     }
+}
+
+/// Whether a child of ours was ended by a signal, which is not taken note of by this.
+fn is_killed(pid: i32) -> bool {
+    let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    matches!(waitid(Id::Pid(Pid::from_raw(pid)), how), Ok(WaitStatus::Signaled(..)))
 }
 
 /// Whom a process waits for that makes this system call: its number and arguments, as `/proc/PID/syscall` has them.
@@ -163,22 +193,21 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_child_beside_criu_is_seen_in_a_restore() {
-        let mut start = || Command::new("sleep").arg("1000").spawn().unwrap();
-        let (mut criu, mut program) = (start(), start());
-        let (mut dump, mut restore) = (Watch::of_dump(criu.id() as i32), Watch::of_restore(criu.id() as i32));
-        assert_eq!((restore.look(), restore.look()), (None, None));
-        program.kill().unwrap();
-        let pid = program.id() as i32;
+    fn a_process_of_a_complete_program_that_ends_before_it_runs_is_seen() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        // Others of these tests have children too.
+        let mut watch = Watch { complete: vec![pid], ..Watch::of_dump(0) };
+        assert_eq!((watch.look(), watch.look(), is_killed(pid)), (None, None, false));
+        child.kill().unwrap();
         while !is_zombie(pid) {
             std::thread::sleep(Duration::from_millis(2));
         }
-        // CRIU kills it itself, and then says what failed.
-        assert_eq!((restore.look(), restore.look()), (None, Some(pid)));
-        assert_eq!((dump.look(), dump.look()), (None, None));
-        criu.kill().unwrap();
-        criu.wait().unwrap();
-        program.wait().unwrap();
+        assert_eq!((watch.look(), watch.look(), is_killed(pid)), (None, Some(pid), true));
+        // From then on it may end by itself.
+        watch.note(BEFORE_RESUME);
+        assert_eq!((watch.look(), watch.look()), (None, None));
+        child.wait().unwrap();
     }
 
     #[test]

@@ -26,6 +26,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
 use crate::criu::Criu;
+use crate::ending::AFTER_RESTORE;
 use crate::error::{Error, Result};
 use crate::message::Verdict;
 use crate::wire::Channel;
@@ -34,9 +35,6 @@ pub use process::relay_main;
 
 /// The argument with which a relay is run.
 pub const RELAY_ARGUMENT: &str = "criu-relay";
-
-/// CRIU's step at which a program is complete and does not run yet.
-const AFTER_RESTORE: &str = "post-restore";
 
 /// The runtime asks for something. With it comes the directory that it wants the images in, or has them.
 #[derive(Debug, Serialize, Deserialize)]

@@ -16,6 +16,7 @@ use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::conversation::{Course, Failed, Service};
+use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
@@ -152,9 +153,9 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG), is_restore: true };
     let mut one_processor = OneProcessor::take(&dir, criu.pid());
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
-        "post-restore" => raise_pids().and_then(|()| ask(channel, whole, steps)),
+        AFTER_RESTORE => raise_pids().and_then(|()| ask(channel, whole, steps)),
         // All its threads stand still for the last time.
-        "pre-resume" => {
+        BEFORE_RESUME => {
             one_processor.take().into_iter().for_each(OneProcessor::give_back);
             Ok(())
         }

@@ -14,8 +14,8 @@ use nix::sys::socket::{
 };
 
 use super::request::Request;
-use super::{AFTER_RESTORE, Asking, Plan, Reached};
-use crate::ending::Watch;
+use super::{Asking, Plan, Reached};
+use crate::ending::{AFTER_RESTORE, Watch};
 use crate::message::Verdict;
 use crate::process::Handle;
 use crate::proto::Message;
@@ -135,9 +135,12 @@ fn carry(runtime: &OwnedFd, criu: &OwnedFd, process: &Child, daemon: &Channel, s
         };
         if has(0) {
             let Some((packet, descriptors)) = take(criu)? else { return Ok(()) };
-            let is_step =
-                |response: &Response| matches!(response, Response::Notify { step: at } if at == step);
-            match rpc::response(&packet).filter(is_step).map(|_| leave(daemon)) {
+            let announced = match rpc::response(&packet) {
+                Some(Response::Notify { step }) => Some(step),
+                _ => None,
+            };
+            announced.iter().for_each(|step| watch.note(step));
+            match announced.filter(|at| at == step).map(|_| leave(daemon)) {
                 None | Some(true) => pass(runtime, &packet, &descriptors)?,
                 Some(false) => pass(criu, &rpc::notify_answer(false), &[])?,
             }
