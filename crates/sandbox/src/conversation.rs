@@ -136,13 +136,17 @@ impl Service {
                 _ if length == 0 => {
                     let unknown =
                         || Failed::Criu(format!("it ended without an answer; {}", cause(&course.log, None)));
-                    return Err(watch.killed_program().map_or_else(unknown, ended));
+                    return Err(watch.ended().map_or_else(unknown, ended));
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) => {
                     self.step(&step);
                     watch.note(&step);
                     let verdict = leave(&step, &mut self.steps);
+                    if verdict.is_err() {
+                        // It ends them itself.
+                        watch = Watch::of_dump(criu);
+                    }
                     self.send(&rpc::notify_answer(verdict.is_ok())).map_err(trouble)?;
                     aborted = aborted.or(verdict.err());
                 }

@@ -112,9 +112,11 @@ impl Watch {
         all
     }
 
-    /// The program that CRIU restores, once it was killed.
-    pub fn killed_program(&self) -> Option<i32> {
-        self.is_restore.then(|| self.programs().into_iter().find(|pid| is_killed(*pid))).flatten()
+    /// One that CRIU restores and that has ended.
+    pub fn ended(&self) -> Option<i32> {
+        let program = || self.programs().into_iter().find(|pid| is_killed(*pid));
+        let of_complete = || self.complete.iter().copied().find(|pid| is_dying(*pid));
+        self.is_restore.then(program).flatten().or_else(of_complete)
     }
 
     /// The process that CRIU waits for in vain, once it has been so for a while.
@@ -123,10 +125,8 @@ impl Watch {
         // One that stands, stopped, has not looked yet.
         let is_asleep = || status_field(self.criu, "State").is_some_and(|state| state.starts_with('S'));
         let before = self.seen;
-        let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid) && is_asleep());
-        self.seen = in_vain
-            .or_else(|| self.killed_program())
-            .or_else(|| self.complete.iter().copied().find(|pid| is_dying(*pid)));
+        let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid));
+        self.seen = in_vain.or_else(|| self.ended()).filter(|_| is_asleep());
         self.seen.filter(|_| self.seen == before)
     }
 }
@@ -194,10 +194,13 @@ mod tests {
 
     #[test]
     fn a_process_of_a_complete_program_that_ends_before_it_runs_is_seen() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = child.id() as i32;
+        let [mut criu, mut child] = [(); 2].map(|()| Command::new("sleep").arg("1000").spawn().unwrap());
+        let (asleep, pid) = (criu.id() as i32, child.id() as i32);
+        while !status_field(asleep, "State").unwrap().starts_with('S') {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         // Others of these tests have children too.
-        let mut watch = Watch { complete: vec![pid], ..Watch::of_dump(0) };
+        let mut watch = Watch { complete: vec![pid], ..Watch::of_dump(asleep) };
         assert_eq!((watch.look(), watch.look(), is_killed(pid)), (None, None, false));
         child.kill().unwrap();
         while !is_zombie(pid) {
@@ -207,6 +210,8 @@ mod tests {
         // From then on it may end by itself.
         watch.note(BEFORE_RESUME);
         assert_eq!((watch.look(), watch.look()), (None, None));
+        criu.kill().unwrap();
+        criu.wait().unwrap();
         child.wait().unwrap();
     }
 

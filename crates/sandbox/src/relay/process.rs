@@ -142,7 +142,11 @@ fn carry(runtime: &OwnedFd, criu: &OwnedFd, process: &Child, daemon: &Channel, s
             announced.iter().for_each(|step| watch.note(step));
             match announced.filter(|at| at == step).map(|_| leave(daemon)) {
                 None | Some(true) => pass(runtime, &packet, &descriptors)?,
-                Some(false) => pass(criu, &rpc::notify_answer(false), &[])?,
+                Some(false) => {
+                    // It ends them itself.
+                    watch = Watch::of_dump(criu_pid);
+                    pass(criu, &rpc::notify_answer(false), &[])?;
+                }
             }
         } else if has(1) {
             return Ok(());

@@ -1,0 +1,172 @@
+"""A process of a program is killed in the middle of a checkpoint or a restore of it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from interleavings import machine
+
+PROGRAM = Path(__file__).parent / "crew.py"
+# How long a command may take whatever is killed, and how long what is left may take to come to rest.
+LIMIT, REST = 60, 30
+# What may be said of it.
+SAID = [
+    r"^rekindle: .* ended while it was to be (checkpointed|restored|put to sleep|woken)[^;]*$",
+    r"process \d+.* ended while ",
+    r"CRIU could not .*\b\d+ (was )?killed by (signal )?9",
+    # Before anything was begun.
+    r"there is no process \d+ to be checkpointed",
+    r"the sandbox .* is not running \(killed\)",
+    r"the container .* is exited, not running",
+]
+CHECKPOINT = ["checkpoint-begun", "quiesced", "detached", "pages-begun", "pages-taken", "frozen", "saved", "before-commit"]
+CHECKPOINT += ["driver-locking", "driver-locked", "driver-checkpointed", "driver-restoring", "driver-unlocking", "in-image"]
+RESTORE = ["restore-checked", "restore-vacant", "restore-complete", "restore-running"]
+
+
+class Marks:
+    """Everybody hangs at the chosen point, and at no other."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir()
+        self.points = CHECKPOINT + RESTORE
+        self.environment = {
+            "REKINDLE_FAULT": ",".join(f"{point}:hang" for point in self.points),
+            "REKINDLE_FAULT_MARKS": str(directory),
+        }
+        for point in self.points:
+            self.let_go(point)
+
+    def choose(self, point):
+        (self.directory / f"{point}.go").unlink()
+
+    def is_reached(self, point):
+        return (self.directory / point).exists()
+
+    def let_go(self, point):
+        (self.directory / f"{point}.go").touch()
+        (self.directory / point).unlink(missing_ok=True)
+
+
+@dataclass
+class Told:
+    """What has become of a command."""
+
+    words: tuple
+    code: int
+    said: str
+    took: float
+
+
+class Command:
+    def __init__(self, rekindle, words):
+        self.rekindle, self.words, self.began = rekindle, tuple(map(str, words)), time.monotonic()
+        self.child = subprocess.Popen(
+            [rekindle.command, *self.words],
+            env=rekindle.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def is_over(self):
+        return self.child.poll() is not None
+
+    def end(self):
+        try:
+            _, said = self.child.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            states = [(pid, machine.read(pid, "comm").strip(), machine.read(pid, "wchan")) for pid in machine.processes_of(self.rekindle)]
+            self.child.kill()
+            raise AssertionError(f"{self.words} has not ended within {LIMIT} s; {states}") from None
+        return Told(self.words, self.child.returncode, said.strip(), time.monotonic() - self.began)
+
+
+def words(children, threads, megabytes, gpu, wrong):
+    return (sys.executable, str(PROGRAM), children, threads, megabytes, gpu, wrong)
+
+
+def steps(root):
+    """How far each process has come that lives, by its number."""
+    names = [machine.read(pid, "comm").strip() for pid in machine.tree(root)]
+    found = [re.fullmatch(r"(\d)/(\d):(\d+)", name) for name in names]
+    return {int(match[1]): int(match[3]) for match in found if match}
+
+
+def members(root):
+    return [pid for pid in machine.tree(root) if re.match(r"\d/\d:", machine.read(pid, "comm"))]
+
+
+def strike(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def go_on(rekindle, root, expected=None):
+    """All that live; `expected`: whose numbers those should be."""
+    before = steps(root)
+    assert before and expected in (None, set(before)), f"{before} in place of {expected}"
+
+    def are_further():
+        now = steps(root)
+        return all(number in now and now[number] > step + 1 for number, step in before.items())
+
+    rekindle.wait(are_further, f"all of {before} to go on, now {steps(root)}", REST)
+
+
+def check_told(told):
+    """It worked, or says who ended."""
+    if told.code == 0:
+        return
+    assert told.code == 1 and "\n" not in told.said and told.said.startswith("rekindle: "), told
+    assert any(re.search(sentence, told.said) for sentence in SAID), told
+
+
+def unfinished(rekindle, roots, driver=None):
+    """What is locked, held or half-done."""
+    left, rows = [], rekindle.sandboxes()
+    left += [row for row in rows if row["state"] not in ("running", "exited", "killed", "stopped", "failed", "asleep")]
+    left += [row for row in rows if row["pid"] and not machine.is_alive(row["pid"])]
+    known = set()
+    for root in [*roots, *(row["pid"] for row in rows if row["pid"])]:
+        for pid in machine.tree(root):
+            known.add(pid)
+            held = machine.held_by(pid)
+            if held:
+                left.append(f"process {pid} is held: {held}")
+            if driver and driver.state(pid) not in (None, "running") and machine.is_alive(pid):
+                left.append(f"process {pid} is {driver.state(pid)}")
+    for pid, program in machine.processes_of(rekindle).items():
+        if "swrk" in program or (str(PROGRAM) in program and pid not in known):
+            left.append(f"process {pid}: {program}")
+    count = sum(1 for row in rows if row["pid"])
+    for place in ("driver", "dumps", "store/staging"):
+        left += [str(path) for path in (rekindle.state / place).rglob("*") if not path.is_dir() or place == "dumps"]
+    for place in (rekindle.state / "pages", rekindle.run_root / "run"):
+        found = list(place.iterdir()) if place.is_dir() else []
+        if len(found) > count:
+            left.append(f"{place} has {found} for {count} sandboxes")
+    if driver and driver.switch.read_text().strip() == "always":
+        left.append("large pages are on")
+    return left
+
+
+def rest(rekindle, roots, driver=None):
+    left = []
+
+    def is_at_rest():
+        left[:] = unfinished(rekindle, roots, driver)
+        return not left
+
+    try:
+        rekindle.wait(is_at_rest, "rest", REST)
+    except TimeoutError:
+        raise AssertionError(f"this stays: {left}") from None
