@@ -39,10 +39,11 @@ class Pods:
             podman("import", archive, self.image)
 
     def probe(self):
-        self.start("rekindle-kills-probe", ["/bin/sleep", "1000"])
-        podman("container", "checkpoint", "rekindle-kills-probe")
-        podman("container", "restore", "rekindle-kills-probe")
-        self.remove("rekindle-kills-probe")
+        name = f"rekindle-kills-{os.getpid()}-probe"
+        self.start(name, ["/bin/sleep", "1000"])
+        podman("container", "checkpoint", name)
+        podman("container", "restore", name)
+        self.remove(name)
 
     def start(self, name, words, variables=()):
         """The program finds the same files as here: those of the system, of this repository, and what is shared."""

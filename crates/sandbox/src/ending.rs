@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::process::{Handle, children, is_zombie, status_field, tree};
+use crate::process::{Handle, children, is_zombie, status_field, threads, tree};
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -34,18 +34,27 @@ pub fn end_all(pids: impl Iterator<Item = i32>) {
 }
 
 /// Whether a process has ended or cannot but end: it was killed, and its memory may still be given back, or somebody
-/// who traces it has not been told yet.
+/// who traces it has not been told yet. One whose first thread alone has ended goes on.
 pub fn is_dying(pid: i32) -> bool {
+    threads(pid).into_iter().all(is_dying_thread)
+}
+
+/// Whether a process's first thread has ended, and others go on.
+pub fn lacks_first_thread(pid: i32) -> bool {
+    is_zombie(pid) && !is_dying(pid)
+}
+
+fn is_dying_thread(thread: i32) -> bool {
     let is_killed = |field: &&str| {
-        let set = status_field(pid, field).and_then(|set| u64::from_str_radix(&set, 16).ok());
+        let set = status_field(thread, field).and_then(|set| u64::from_str_radix(&set, 16).ok());
         set.is_some_and(|set| set & SIGKILL_BIT != 0)
     };
     let flags = || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
         let (_, after) = stat.rsplit_once(") ")?;
         after.split_whitespace().nth(6)?.parse::<u64>().ok()
     };
-    is_zombie(pid)
+    is_zombie(thread)
         || ["SigPnd", "ShdPnd"].iter().any(is_killed)
         || flags().is_none_or(|is| is & PF_EXITING != 0)
 }
@@ -213,6 +222,23 @@ mod tests {
         criu.kill().unwrap();
         criu.wait().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_goes_on() {
+        let code = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+            ctypes.CDLL(None).syscall(60, 0)\n";
+        let mut program = Command::new("python3").args(["-c", code]).spawn().unwrap();
+        let pid = program.id() as i32;
+        while !is_zombie(pid) {
+            assert!(!lacks_first_thread(pid));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(lacks_first_thread(pid) && !is_dying(pid));
+        program.kill().unwrap();
+        assert!(is_dying(pid) && !lacks_first_thread(pid));
+        program.wait().unwrap();
     }
 
     #[test]

@@ -170,6 +170,7 @@ impl Tree {
     fn refuse_unfit(&self) -> Result<()> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let own = std::process::id() as i32;
+        refuse_headless(pids.iter().copied())?;
         if !self.is_alive() || process::is_zombie(self.root) {
             return Err(Error::NoProcess { pid: self.root });
         }
@@ -261,6 +262,17 @@ impl Drop for Waiting {
 
 fn refused(cause: String) -> Error {
     Error::Refused { cause }
+}
+
+/// CRIU would not know what such a process holds.
+pub(crate) fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+    match pids.into_iter().find(|pid| ending::lacks_first_thread(*pid)) {
+        None => Ok(()),
+        Some(pid) => Err(refused(format!(
+            "the first thread of process {pid} has ended and others of it go on, which CRIU cannot take; \
+             have that thread wait for them"
+        ))),
+    }
 }
 
 /// CRIU traces what it dumps, and a process has one tracer.

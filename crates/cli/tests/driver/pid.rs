@@ -245,6 +245,29 @@ fn a_traced_program_is_refused_with_its_tracer() {
     rekindle.ok(&["checkpoint", "--pid", &program.pid(), "--to", "b", "--leave-running"]);
 }
 
+/// It goes on, and nobody takes it for one that has ended.
+#[test]
+fn a_program_whose_first_thread_has_ended_is_refused_for_that() {
+    let code = "import ctypes, threading, time\n\
+        def count():\n\
+        \x20   for number in range(10**9):\n\
+        \x20       print(number, flush=True)\n\
+        \x20       time.sleep(0.02)\n\
+        threading.Thread(target=count).start()\n\
+        ctypes.CDLL(None).syscall(60, 0)\n";
+    let rekindle = Rekindle::new();
+    let program = Program::start(Command::new("python3").args(["-c", code]), &output(&rekindle));
+    rekindle.start("x", &["python3", "-c", code]);
+    wait("the other program", || rekindle.lines("x").len() > 3);
+    for who in [["--pid", &program.pid()].as_slice(), &["x"]] {
+        let words = [&["checkpoint"], who, &["--to", "image", "--leave-running"]].concat();
+        let error = rekindle.refused(&words);
+        assert!(error.contains("the first thread of process") && error.contains("CRIU cannot"), "{error}");
+    }
+    goes_on(&output(&rekindle));
+    rekindle.assert_tidy();
+}
+
 #[test]
 fn an_image_is_not_lost_to_another_that_was_to_have_its_name() {
     let mut rekindle = Rekindle::new();
