@@ -171,7 +171,7 @@ impl Tree {
         let pids: Vec<_> = self.pids().into_values().collect();
         let own = std::process::id() as i32;
         refuse_headless(pids.iter().copied())?;
-        if !self.is_alive() || process::is_zombie(self.root) {
+        if !self.is_alive() || ending::is_dying(self.root) {
             return Err(Error::NoProcess { pid: self.root });
         }
         if self.root == 1 || pids.contains(&own) {
@@ -180,7 +180,8 @@ impl Tree {
                 self.root
             )));
         }
-        if process::is_kernel_thread(self.root) {
+        // One that is just killed has no memory either.
+        if process::is_kernel_thread(self.root) && !ending::is_dying(self.root) {
             return Err(refused(format!("process {} is a thread of the kernel", self.root)));
         }
         for &pid in &pids {
