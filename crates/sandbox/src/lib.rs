@@ -57,5 +57,5 @@ pub use openfile::OpenFile;
 pub use relay::{Asked, Course, Images, RELAY_ARGUMENT, Relay, relay_main};
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Vacant};
 pub use sandbox::{Adopted, Sandbox, Spec};
-pub use standing::{KEEPER_ARGUMENT, Keeper, Stopped, keeper_main};
+pub use standing::{GUARD_ARGUMENT, Guard, Stopped, guard_main};
 pub use tree::Tree;

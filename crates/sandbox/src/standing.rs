@@ -1,4 +1,4 @@
-//! Processes that a signal keeps from running, and a keeper beside us, a process of its own: should we die, it lets them
+//! Processes that a signal keeps from running, and a guard beside us, a process of its own: should we die, it lets them
 //! go on.
 
 use std::io;
@@ -14,31 +14,31 @@ use crate::error::{Error, Result};
 use crate::process::{Handle, tree};
 use crate::wire::Channel;
 
-/// The argument with which a keeper is run; its conversation is its standard input.
-pub const KEEPER_ARGUMENT: &str = "standing-keeper";
+/// The argument with which a guard is run; its conversation is its standard input.
+pub const GUARD_ARGUMENT: &str = "standing-guard";
 
-/// A keeper that has nothing to keep yet.
+/// A guard that has nothing to keep yet.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Guard {
     channel: Channel,
     process: Child,
 }
 
-impl Keeper {
-    /// `program` is the daemon's, which becomes the keeper.
-    pub fn start(program: &Path) -> Result<Keeper> {
-        let failed = || Error::io("starting the keeper of processes that stand still");
+impl Guard {
+    /// `program` is the daemon's, which becomes the guard.
+    pub fn start(program: &Path) -> Result<Guard> {
+        let failed = || Error::io("starting the guard of processes that stand still");
         let (ours, theirs) = Channel::pair().map_err(failed())?;
         let theirs = theirs.as_fd().try_clone_to_owned().map_err(failed())?;
         let mut command = Command::new(program);
-        command.arg(KEEPER_ARGUMENT).stdin(theirs).stdout(Stdio::null()).process_group(0);
+        command.arg(GUARD_ARGUMENT).stdin(theirs).stdout(Stdio::null()).process_group(0);
         let process = command.spawn().map_err(failed())?;
-        Ok(Keeper { channel: ours, process })
+        Ok(Guard { channel: ours, process })
     }
 
     /// Stops a process and all that descend from it.
     pub fn stop(self, root: i32) -> Result<Stopped> {
-        let failed = || Error::io("having the keeper look after processes that stand still");
+        let failed = || Error::io("having the guard look after processes that stand still");
         let pids = tree(root);
         let handles = pids.iter().filter_map(|pid| Handle::open(*pid).ok()).collect();
         self.channel.send(&pids, &[]).map_err(failed())?;
@@ -47,7 +47,7 @@ impl Keeper {
             .map_err(failed())?
             .ok_or(io::ErrorKind::UnexpectedEof.into())
             .map_err(failed())?;
-        let stopped = Stopped { handles, _keeper: self };
+        let stopped = Stopped { handles, _guard: self };
         for handle in &stopped.handles {
             // One that has ended needs none.
             let _ = handle.signal(libc::SIGSTOP);
@@ -56,7 +56,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Guard {
     fn drop(&mut self) {
         let _ = shutdown(self.channel.socket().as_raw_fd(), Shutdown::Both);
         let _ = self.process.wait();
@@ -67,7 +67,7 @@ impl Drop for Keeper {
 #[derive(Debug)]
 pub struct Stopped {
     handles: Vec<Handle>,
-    _keeper: Keeper,
+    _guard: Guard,
 }
 
 impl Drop for Stopped {
@@ -82,13 +82,13 @@ fn go_on(handles: &[Handle]) {
     }
 }
 
-/// The keeper itself.
-pub fn keeper_main() -> ExitCode {
+/// The guard itself.
+pub fn guard_main() -> ExitCode {
     let kept = io::stdin().as_fd().try_clone_to_owned().and_then(keep);
     match kept {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{KEEPER_ARGUMENT}: {error}; the daemon runs this");
+            eprintln!("{GUARD_ARGUMENT}: {error}; the daemon runs this");
             ExitCode::FAILURE
         }
     }
@@ -130,13 +130,13 @@ mod tests {
         let pid = child.id() as i32;
         let (ours, theirs) = Channel::pair().unwrap();
         let theirs = theirs.as_fd().try_clone_to_owned().unwrap();
-        let keeper = std::thread::spawn(|| keep(theirs));
+        let guard = std::thread::spawn(|| keep(theirs));
         ours.send(&vec![pid], &[]).unwrap();
         ours.recv::<()>().unwrap().unwrap();
         Handle::open(pid).unwrap().signal(libc::SIGSTOP).unwrap();
         until(pid, "T");
         drop(ours);
-        keeper.join().unwrap().unwrap();
+        guard.join().unwrap().unwrap();
         until(pid, "SR");
         child.kill().unwrap();
         child.wait().unwrap();

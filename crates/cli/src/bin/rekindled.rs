@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         Some("worker") => return rekindle_worker::main(words),
         Some(rekindle_driver::HELPER_ARGUMENT) => return rekindle_driver::main(words),
         Some(rekindle_sandbox::RELAY_ARGUMENT) => return rekindle_sandbox::relay_main(words),
-        Some(rekindle_sandbox::KEEPER_ARGUMENT) => return rekindle_sandbox::keeper_main(),
+        Some(rekindle_sandbox::GUARD_ARGUMENT) => return rekindle_sandbox::guard_main(),
         Some("gpus") => return gpus(),
         Some(rekindle_sandbox::INIT_ARGUMENT) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());

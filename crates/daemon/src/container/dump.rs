@@ -20,7 +20,7 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_sandbox::pages::{Served, Wanted};
 use rekindle_sandbox::process::pid_map;
-use rekindle_sandbox::{Asked, Course, Keeper, Relay, Stopped};
+use rekindle_sandbox::{Asked, Course, Guard, Relay, Stopped};
 use rekindle_store::Draft;
 
 use super::engine::{Container, Exported};
@@ -137,7 +137,7 @@ impl Dump<'_> {
     ) -> Result<Option<(Memory, Stopped)>> {
         private_directory(images, true)?;
         let root = self.container.pid;
-        let keeper = Keeper::start(&self.daemon.program)?;
+        let guard = Guard::start(&self.daemon.program)?;
         let (pages, criu_end) = Pages::begin(images)?;
         let mut taken = None;
         std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ impl Dump<'_> {
                 once().map_err(note)?;
                 move_images(&asked.images, images)
                     .map_err(|source| note(Error::io("take CRIU's images into", images, source)))?;
-                let stopped = keeper.stop(root).map_err(|error| note(error.into()))?;
+                let stopped = guard.stop(root).map_err(|error| note(error.into()))?;
                 Ok((Memory { images: images.to_path_buf(), served }, stopped))
             };
             let course = Course::Dump {
