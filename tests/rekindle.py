@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # What is tried; a copy of them goes on being the same while others are built.
 BINARIES = Path(os.environ.get("REKINDLE_TEST_BINARIES", ROOT / "target/release"))
 
+# How long anything may take that a test waits for, in seconds.
+PATIENCE = 120
+
 
 class CommandError(Exception):
     """A command that failed: its exit code and what it said."""
@@ -31,11 +34,14 @@ class Rekindle:
         self.root = Path(tempfile.mkdtemp(prefix="rekindle-"))
         self.run_root = Path(tempfile.mkdtemp(prefix="rekindle-", dir="/dev/shm"))
         self.state = Path(state or self.root / "state")
+        self.marks = self.root / "marks"
+        self.marks.mkdir()
         self.environment = dict(
             os.environ,
             REKINDLE_SOCKET=str(self.root / "socket"),
             REKINDLE_STATE=str(self.state),
             REKINDLE_RUN_ROOT=str(self.run_root),
+            REKINDLE_FAULT_MARKS=str(self.marks),
             **environment,
         )
 
@@ -43,6 +49,9 @@ class Rekindle:
         return self
 
     def __exit__(self, *_):
+        # A test that failed may have left them there.
+        for mark in list(self.marks.iterdir()):
+            self.let_go(mark.name)
         names = [row["name"] for row in self.sandboxes() if row["pid"]]
         if names:
             self("kill", *names, check=False)
@@ -50,7 +59,7 @@ class Rekindle:
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.rmtree(self.run_root, ignore_errors=True)
 
-    def __call__(self, *arguments, check=True, limit=120):
+    def __call__(self, *arguments, check=True, limit=PATIENCE):
         command = [self.command, *map(str, arguments)]
         done = subprocess.run(command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit)
         if check and done.returncode:
@@ -75,7 +84,20 @@ class Rekindle:
     def lines(self, name):
         return self("logs", name).splitlines()
 
-    def wait(self, condition, what, limit=60):
+    def reached(self, point):
+        """Waits until somebody hangs at this point."""
+        self.wait((self.marks / point).exists, point)
+
+    def let_go(self, point):
+        """Whoever hangs at this point goes on, and whoever comes there later."""
+        (self.marks / f"{point}.go").touch()
+
+    def hold_again(self, point):
+        """The next one hangs at this point once more. Nobody hangs there now."""
+        for mark in (point, f"{point}.go"):
+            (self.marks / mark).unlink(missing_ok=True)
+
+    def wait(self, condition, what, limit=PATIENCE):
         """Until the condition holds; the time spent, seconds."""
         start = time.monotonic()
         while not condition():
@@ -84,11 +106,11 @@ class Rekindle:
             time.sleep(0.02)
         return time.monotonic() - start
 
-    def wait_lines(self, name, count, limit=60):
+    def wait_lines(self, name, count, limit=PATIENCE):
         """Until the sandbox has printed so many lines, or has ended."""
         self.wait(lambda: len(self.lines(name)) >= count or not self.sandbox(name)["pid"], f"{count} lines of {name}", limit)
         return self.lines(name)
 
-    def wait_end(self, name, limit=120):
+    def wait_end(self, name, limit=PATIENCE):
         self.wait(lambda: not self.sandbox(name)["pid"], f"the end of {name}", limit)
         return self.lines(name)

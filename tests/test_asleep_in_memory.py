@@ -1,5 +1,6 @@
 """Contents that sleep in memory: the worker that waits for them has the GPU know them, which then copies them from there."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -39,10 +40,17 @@ def sleep(rekindle, name, megabytes=MEGABYTES):
 
 
 def registered(rekindle, megabytes=MEGABYTES):
-    logs = [path.read_text() for path in (rekindle.state / "logs").glob("pool-*.log")]
-    return any(f"the GPU knows {megabytes << 20} bytes" in log for log in logs) and any(
-        one["image"] and one["ready"] for one in rekindle.json("ps")["pool"]
-    )
+    # First, for a daemon that begins removes what the logs of another's workers say.
+    is_ready = any(one["image"] and one["ready"] for one in rekindle.json("ps")["pool"])
+    said = f"the GPU knows {megabytes << 20} bytes"
+    return is_ready and any(said in log for log in logs_of_those_that_wait(rekindle))
+
+
+def logs_of_those_that_wait(rekindle):
+    for path in (rekindle.state / "logs").glob("pool-*.log"):
+        # One that is taken keeps its log elsewhere.
+        with contextlib.suppress(FileNotFoundError):
+            yield path.read_text()
 
 
 def source(rekindle, name):

@@ -28,8 +28,6 @@ NAMES, IMAGES = ("a", "b", "c"), ("v", "w", "x", "y", "z")
 MOST_IMAGES = 3
 # So many programs that were started without Rekindle are there when a round begins.
 NATIVE = 2
-# How long anything may take to come to rest.
-REST = 30
 DRIVER_REFUSED = REFUSED + [
     r"there is no process \d+ to be checkpointed",
     r"process \d+ belongs to the sandbox .*; checkpoint it by that name",
@@ -80,7 +78,7 @@ class Scene:
         )
         self.children.append(child)
         self.natives.append(Program(child.pid, machine.began(child.pid)))
-        self.wait_whole(self.natives[-1])
+        self.whole(self.natives[-1])
 
     def programs(self):
         """All that live."""
@@ -97,8 +95,16 @@ class Scene:
         steps = {int(match[1]): int(match[3]) for match in shown}
         return steps if shown and len(steps) == int(shown[0][2]) else None
 
-    def wait_whole(self, program):
-        self.rekindle.wait(lambda: self.steps(program) or not program.is_alive(), f"all of {program}", REST)
+    def whole(self, program):
+        """How far each process has come once all are there; /proc may leave one out while another ends."""
+        found = []
+
+        def is_whole():
+            found[:] = [self.steps(program)]
+            return found[0] or not program.is_alive()
+
+        self.rekindle.wait(is_whole, f"all of {program}")
+        return found[0]
 
     # --- a round
 
@@ -113,7 +119,7 @@ class Scene:
             self.rekindle("rm", image["name"])
         self.before = self.programs()
         for program in self.before:
-            self.wait_whole(program)
+            self.whole(program)
         self.images = {image["name"] for image in self.rekindle.json("images")["images"]}
         commands = [self.command() for _ in range(self.rng.choice([2, 2, 3]))]
         self.killed = set()
@@ -225,10 +231,7 @@ class Scene:
 
     def go_on(self, programs):
         """All processes of each."""
-        for program in programs:
-            if program not in self.before:
-                self.wait_whole(program)
-        before = [(program, self.steps(program)) for program in programs]
+        before = [(program, self.whole(program)) for program in programs]
         for program, steps in before:
             assert steps, f"{program} is not whole: {[machine.read(pid, 'comm').strip() for pid in machine.tree(program.pid)]}"
 
@@ -239,7 +242,7 @@ class Scene:
                     return False
             return True
 
-        self.rekindle.wait(are_further, f"all of {programs} to go on", REST)
+        self.rekindle.wait(are_further, f"all of {programs} to go on")
 
     def rest(self):
         """Until nothing is locked, held or half-done any more."""
@@ -250,7 +253,7 @@ class Scene:
             return not left
 
         try:
-            self.rekindle.wait(is_at_rest, "rest", REST)
+            self.rekindle.wait(is_at_rest, "rest")
         except TimeoutError:
             raise AssertionError(f"this stays: {left}") from None
 

@@ -172,7 +172,7 @@ def test_a_program_of_ones_own(rekindle):
     "options, reason",
     [
         (["--", "sh", "-c", "echo no; exit 5"], "ended with code 5 before"),
-        (["--limit", "0.5", "--", "sleep", "60"], "not ready within 0.5 s"),
+        (["--limit", "0.5", "--", "sleep", "infinity"], "not ready within 0.5 s"),
         (["--python", sys.executable, "--import", "no_such_module"], "ended with code 1"),
         (["--python", "/nonexistent"], "nonexistent"),
     ],
@@ -194,5 +194,5 @@ def test_a_program_that_does_not_read_is_ended(rekindle):
 def test_a_name_that_is_taken_is_refused_at_once(rekindle):
     make(rekindle, "framework", "--", "sh", "-c", SHELL)
     with pytest.raises(CommandError, match="framework"):
-        make(rekindle, "framework", "--", "sleep", "60")
+        make(rekindle, "framework", "--", "sleep", "infinity")
     assert not rekindle.sandboxes()

@@ -32,7 +32,7 @@ def compiled(tmp_path_factory):
 def run(rekindle, program, *arguments):
     name = program.replace("_", "-")
     rekindle.run(name, sys.executable, KERNELS / f"{program}.py", *arguments)
-    lines = rekindle.wait_end(name, 60)
+    lines = rekindle.wait_end(name)
     assert lines[-1:] == ["ok"], "\n".join(lines)
     return lines
 
@@ -61,6 +61,6 @@ def test_prints_follow_the_programs_output(rekindle, compiled):
     elsewhere = rekindle.root / "printed"
     command = f"exec {shutil.which('env')} {sys.executable} {KERNELS / 'faults.py'} {compiled} 7 trap >{elsewhere}"
     rekindle.run("redirected", "sh", "-c", command)
-    assert not [line for line in rekindle.wait_end("redirected", 60) if line.startswith("thread")]
+    assert not [line for line in rekindle.wait_end("redirected") if line.startswith("thread")]
     lines = elsewhere.read_text().splitlines()
     assert sum(line.startswith("thread ") for line in lines) == 5 and lines[-1] == "ok"

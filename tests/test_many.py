@@ -2,23 +2,26 @@
 
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from rekindle import Rekindle
 from test_features import FEATURES
-from test_training import PROGRAM, reference  # noqa: F401
+from test_training import AHEAD, OPTIONS, reference  # noqa: F401
+from training.pace import Pace
 
 INSTANCES = 4
 RESTORES = 100
+# What is the same at so many looks one after the other stays so.
+STEADY = 20
 # Less than the image has, so that some comes from each cache and some from the store.
 CACHES = {"REKINDLE_HOST_CACHE": "48M", "REKINDLE_GPU_CACHE": "16M"}
 
 
 def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference):  # noqa: F811
-    rekindle.run("training", *PROGRAM, "--pause", 0.05)
+    pace = Pace(rekindle, 12 + AHEAD)
+    rekindle.run("training", *pace.command(*OPTIONS, "--pause", 0.05))
     rekindle.wait_lines("training", 12)
     rekindle("checkpoint", "training", "--to", "image", "--stop")
     before = rekindle.lines("training")
@@ -30,6 +33,7 @@ def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference)
     assert len({os.readlink(f"/proc/{pid}/ns/pid") for pid in pids}) == INSTANCES
     inodes = {line.split()[4] for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/pages/anon-" in line}
     assert len(inodes) == 1
+    pace.end()
     for name in names:
         assert before + rekindle.wait_end(name) == reference
 
@@ -155,27 +159,41 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
             rekindle.restore("image", "again")
             rekindle("kill", "again")
 
-        def settled(expected=None, limit=30):
-            """When nothing changes any more, or all is as expected: the last one's worker has gone, and the next ones wait."""
-            end, last = time.monotonic() + limit, expected and (expected, 0)
-            while time.monotonic() < end:
-                ready = all(spare["ready"] for spare in rekindle.json("ps")["pool"])
-                now = held(rekindle)
-                now[0]["cached"], full = cached(rekindle)
-                if ready and full and last and now[0] == last[0]:
-                    return now
-                last = last if expected else now
-                time.sleep(1)
-            return held(rekindle)
+        def settled(is_meant):
+            """Once the last one's worker has gone and the next ones wait, and what is held is what is meant."""
+            found = []
+
+            def is_settled():
+                pool = rekindle.json("ps")["pool"]
+                found[:] = [*held(rekindle), *cached(rekindle)]
+                now, _, _, full = found
+                ready = pool and all(spare["ready"] for spare in pool)
+                return ready and full and now["processes"] == 1 + len(pool) and is_meant(now)
+
+            try:
+                rekindle.wait(is_settled, "all to settle")
+            except TimeoutError:
+                raise AssertionError(f"this stays: {found}, {processes(rekindle)}") from None
+            return found
+
+        def more(now):
+            return {what: (before[what], count) for what, count in now.items() if count > before[what]}
 
         for _ in range(10):
             once()
-        before, memory = settled()
+        seen = []
+
+        def is_steady(now):
+            """What a restore has brought along goes by and by."""
+            seen.append(now)
+            return seen[-STEADY:] == [now] * STEADY
+
+        before, memory, in_caches, _ = settled(is_steady)
         for _ in range(restores):
             once()
-        after, memory_after = settled(before)
-        assert after == before
-        assert all(after["cached"]) == bool(caches)
+        after, memory_after, in_caches_after, _ = settled(lambda now: not more(now))
+        assert not more(after) and in_caches_after == in_caches
+        assert all(in_caches) == bool(caches)
         # Threads come and go, and the allocator keeps for the next what they worked with.
         assert memory_after - memory < 6 << 20
         (rekindle.root / "go").touch()

@@ -5,18 +5,19 @@ import os
 import signal
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from interleavings import machine
 from rekindle import CommandError, Rekindle
+from test_bad_input import kill_daemon
 
 PROGRAM = Path(__file__).parent / "on_demand/chase.py"
 KINDS = ["hidden", "named", "graph", "threads", "say", "count", "bad"]
 ORDERS = ["none", "default", "profile", "worst"]
-# Buffers arrive over a second or so.
-SLOW = "bandwidth=48M"
-FAST = "bandwidth=0"
+# Buffers arrive over a second or so, once they may.
+SLOW = {"REKINDLE_EMULATED": "bandwidth=24M", "REKINDLE_FAULT": "loading-begun:hang"}
 
 
 def start(rekindle, kind):
@@ -46,7 +47,20 @@ def phases(rekindle, name):
 
 
 def restore(rekindle, name, order):
+    """Its buffers arrive once they may, [`load`]."""
+    rekindle.hold_again("loading-begun")
     return rekindle.json("restore", "image", "--name", name, "--gpu", rekindle.gpu, "--order", order, "-d")
+
+
+def ahead(rekindle, name, order="default"):
+    """Restores it; all that it launches is launched before any buffer is there."""
+    restore(rekindle, name, order)
+    rekindle.reached("loading-begun")
+    assert rekindle.wait_lines(name, 1) == ["issued"]
+
+
+def load(rekindle):
+    rekindle.let_go("loading-begun")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +77,7 @@ def images():
             go(rekindle)
             lines = rekindle.wait_end(kind)
             assert lines[0] == "ready" and lines[-1] == "done", lines
-            set_environment(rekindle, REKINDLE_EMULATED=SLOW)
+            set_environment(rekindle, **SLOW)
             made[kind] = (rekindle, lines[1:])
         return made[kind]
 
@@ -82,7 +96,8 @@ def in_order(lines):
 def test_results_are_those_of_the_uninterrupted_run(images, kind, order):
     rekindle, expected = images(kind)
     name = f"{kind}-{order}"
-    restore(rekindle, name, order)
+    ahead(rekindle, name, order)
+    load(rekindle)
     assert in_order(rekindle.wait_end(name)) == in_order(expected)
     mended = "a fault mended" in phases(rekindle, name)
     # `named` meets nothing that it did not name; nothing runs ahead where all waits.
@@ -91,54 +106,43 @@ def test_results_are_those_of_the_uninterrupted_run(images, kind, order):
 
 def test_launches_run_before_all_is_loaded_and_results_wait(images):
     rekindle, expected = images("named")
-    began = time.monotonic()
-    restore(rekindle, "early", "default")
-    rekindle.wait(lambda: "issued" in rekindle.lines("early"), "the launches")
-    issued = time.monotonic() - began
+    ahead(rekindle, "early")
+    assert rekindle.lines("early") == ["issued"] and rekindle.sandbox("early")["pid"]
+    load(rekindle)
     assert rekindle.wait_end("early") == expected
-    assert time.monotonic() - began > issued
 
 
 def test_a_fault_is_mended_while_the_daemon_is_gone(images):
     rekindle, expected = images("hidden")
-    restore(rekindle, "alone", "default")
-    pid = next(int(path.name) for path in Path("/proc").glob("[0-9]*") if is_daemon(path, rekindle))
-    os.kill(pid, signal.SIGKILL)
+    ahead(rekindle, "alone")
+    (pid,) = [row["pid"] for row in rekindle.sandboxes() if row["pid"]]
+    kill_daemon(rekindle)
+    load(rekindle)
+    rekindle.wait(lambda: not machine.is_alive(pid), "the program's end")
     assert rekindle.wait_end("alone") == expected
-
-
-def is_daemon(path, rekindle):
-    try:
-        words = (path / "cmdline").read_bytes().split(b"\0")
-        environment = (path / "environ").read_bytes()
-    except OSError:
-        return False
-    return (
-        words[0].endswith(b"rekindled") and b"worker" not in words and b"init" not in b" ".join(words) and str(rekindle.root).encode() in environment
-    )
 
 
 def test_a_checkpoint_right_after_a_restore_waits(images):
     rekindle, expected = images("hidden")
-    restore(rekindle, "again", "default")
-    rekindle.wait(lambda: "issued" in rekindle.lines("again"), "the launches")
-    rekindle("checkpoint", "again", "--to", "later", "--leave-running")
+    ahead(rekindle, "again")
+    with ThreadPoolExecutor() as pool:
+        checkpoint = pool.submit(rekindle, "checkpoint", "again", "--to", "later", "--leave-running")
+        rekindle.wait(lambda: rekindle.sandbox("again")["state"] == "checkpointing", "the checkpoint to begin")
+        load(rekindle)
+        checkpoint.result()
     assert rekindle.wait_end("again") == expected
     rekindle("verify", "later")
     rekindle("rm", "later")
 
 
-def kill_worker(rekindle, name, other_than=()):
-    """Of a program that has one; its pid, or none once the program has ended."""
-
-    def workers():
-        return set(rekindle.sandbox(name)["workers"]) - set(other_than)
-
-    rekindle.wait(lambda: workers() or not rekindle.sandbox(name)["pid"], "a worker")
-    for worker in workers():
-        os.kill(worker, signal.SIGKILL)
-        return worker
-    return None
+def kill_worker(rekindle, name):
+    """That of a program whose buffers have not begun to arrive; its pid."""
+    rekindle.reached("loading-begun")
+    (worker,) = rekindle.sandbox(name)["workers"]
+    os.kill(worker, signal.SIGKILL)
+    rekindle.wait(lambda: not machine.is_alive(worker), "the worker's end")
+    rekindle.hold_again("loading-begun")
+    return worker
 
 
 def without_times(lines):
@@ -149,9 +153,9 @@ def without_times(lines):
 def test_a_worker_that_is_killed_while_it_loads_is_replaced(images, kind):
     rekindle, expected = images(kind)
     name = f"killed-{kind}"
-    restore(rekindle, name, "default")
-    rekindle.wait(lambda: "issued" in rekindle.lines(name), "the launches")
+    ahead(rekindle, name)
     first = kill_worker(rekindle, name)
+    load(rekindle)
     lines = rekindle.wait_end(name)
     assert without_times(lines) == without_times(expected)
     assert "a worker replaced" in phases(rekindle, name)
@@ -162,10 +166,11 @@ def test_a_worker_that_is_killed_while_it_loads_is_replaced(images, kind):
 @pytest.mark.parametrize("kills", [2, 3])
 def test_a_worker_is_replaced_twice_and_no_more(images, kills):
     rekindle, expected = images("named")
-    name, killed = f"killed-{kills}", []
+    name = f"killed-{kills}"
     restore(rekindle, name, "none")
     for _ in range(kills):
-        killed.append(kill_worker(rekindle, name, killed))
+        kill_worker(rekindle, name)
+    load(rekindle)
     lines = rekindle.wait_end(name)
     if kills == 2:
         assert lines == expected
@@ -177,11 +182,12 @@ def test_a_worker_is_replaced_twice_and_no_more(images, kills):
 
 def test_a_stream_whose_buffers_are_there_goes_on_while_another_waits(images):
     rekindle, expected = images("streams")
-    restore(rekindle, "apart", "default")
+    ahead(rekindle, "apart")
+    load(rekindle)
     lines = rekindle.wait_end("apart")
     assert without_times(lines) == without_times(expected)
     assert "a fault mended" not in phases(rekindle, "apart")
-    # The other stream comes to its end when half a second's load does.
+    # The other stream comes to its end when a second's load does.
     (apart,) = [int(line.split()[1]) for line in lines if line.startswith("apart")]
     assert apart > 200, lines
 
@@ -191,7 +197,7 @@ def test_a_chunk_that_cannot_be_read_ends_the_program_before_it_saw_a_result(kin
     with Rekindle() as rekindle:
         start(rekindle, kind)
         rekindle("checkpoint", kind, "--to", "image", "--stop")
-        set_environment(rekindle, REKINDLE_EMULATED=SLOW)
+        set_environment(rekindle, **SLOW)
         image = Path(rekindle.json("inspect", "image")["path"])
         chunks = [path for path in image.parent.parent.glob("chunks/*/*") if path.stat().st_size > 1 << 20]
         go(rekindle)
@@ -201,6 +207,7 @@ def test_a_chunk_that_cannot_be_read_ends_the_program_before_it_saw_a_result(kin
             with victim.open("r+b") as file:
                 file.seek(4096)
                 file.write(b"damage")
+        load(rekindle)
         lines = rekindle.wait_end("broken")
         assert set(lines) <= {"issued"}, lines
         problem = rekindle.sandbox("broken")["problem"]
@@ -270,8 +277,9 @@ def test_a_profile_is_kept_with_the_image_and_used():
         (image / "load-order.json").write_text(json.dumps({"parts": order}))
         (rekindle.root / "go.stay").touch()
         restore(rekindle, "more", "profile")
-        rekindle.wait(lambda: len(rekindle.lines("more")) >= 3, "its first work")
-        time.sleep(0.3)
+        rekindle.wait_lines("more", 3)
+        phases(rekindle, "more")
+        rekindle("kill", "more")
         assert order_of(image) == {"parts": order}
 
 

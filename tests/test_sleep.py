@@ -10,9 +10,12 @@ import pytest
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon
 from test_features import FEATURES, NAMES
-from test_training import PROGRAM, reference  # noqa: F401
+from test_training import AHEAD, OPTIONS, reference  # noqa: F401
+from training.pace import Pace
 
 LEVELS = ["gpu", "host", "disk"]
+# So long at least is waited, in seconds, where a program's end could explain a failure.
+PARTING = 0.25
 
 
 def feature(rekindle, name="buffers"):
@@ -76,11 +79,14 @@ def test_features_survive_sleep_at_every_level(rekindle, name):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_training_that_is_put_to_sleep_again_and_again_gives_the_same_losses(rekindle, reference, level):  # noqa: F811
-    rekindle.run("training", *PROGRAM, "--pause", 0.05)
+    pace = Pace(rekindle, 0)
+    rekindle.run("training", *pace.command(*OPTIONS, "--pause", 0.05))
     for step in (3, 8, 13, 18):
+        pace.to(step + AHEAD)
         rekindle.wait_lines("training", step)
         rekindle.wait(lambda: rekindle.sandbox("training")["state"] == "running", "the program to wake by itself")
         rekindle("sleep", "training", "--level", level)
+    pace.end()
     assert rekindle.wait_end("training") == reference
     woken = [trace["operation"] for trace in rekindle.json("trace", "training", "--svg", rekindle.root / "picture.svg")["traces"]]
     assert woken == ["sleep", "wake"] * 4
@@ -181,9 +187,14 @@ def test_too_little_gpu_memory_leaves_it_asleep(rekindle, level):
     assert "sleeps on" in message and "memory" in message.lower(), message
     go(rekindle)
     rekindle.wait(lambda: any("is not woken yet" in line for line in rekindle.lines("buffers")), "the program to say so")
-    rekindle.wait(lambda: rekindle.sandbox("buffers")["problem"], "the daemon to say so")
-    shown = rekindle.sandbox("buffers")
-    assert shown["state"] in ("asleep", "waking") and "memory" in shown["problem"].lower()
+    shown = []
+
+    def is_said():
+        shown[:] = [rekindle.sandbox("buffers")]
+        return shown[0]["problem"]
+
+    rekindle.wait(is_said, "the daemon to say so")
+    assert shown[0]["state"] in ("asleep", "waking") and "memory" in shown[0]["problem"].lower()
     rekindle("shutdown")
     del rekindle.environment["REKINDLE_EMULATED"]
     rekindle("wake", "buffers", check=False)
@@ -201,7 +212,7 @@ def test_a_sleeping_program_is_checkpointed(rekindle):
 
 
 def test_what_cannot_sleep_or_wake_is_refused(rekindle):
-    rekindle.run("plain", "sleep", "60")
+    rekindle.run("plain", "sleep", "infinity")
     assert "nothing to put to sleep" in fails(rekindle, "sleep", "plain")
     assert "is awake" in fails(rekindle, "wake", "plain")
     assert "no sandbox" in fails(rekindle, "sleep", "nobody")
@@ -211,7 +222,7 @@ def test_what_cannot_sleep_or_wake_is_refused(rekindle):
     rekindle("sleep", "buffers")
     assert "sleeps already" in fails(rekindle, "sleep", "buffers")
     # Nobody waits to see whether the program is ending: nothing that a program does would make this right.
-    assert min(seconds(lambda: fails(rekindle, "sleep", "buffers")) for _ in range(5)) < 0.2
+    rekindle.wait(lambda: seconds(lambda: fails(rekindle, "sleep", "buffers")) < PARTING, "an answer at once")
     rekindle("kill", "buffers")
     assert "not running" in fails(rekindle, "wake", "buffers")
 

@@ -20,16 +20,16 @@ def setup():
     children = [fork.Process(target=child, args=(requests, answers), daemon=True) for _ in range(2)]
     for process in children:
         process.start()
-    assert [answers.get(timeout=20) for _ in children] == [("code", 3)] * 2
+    assert [answers.get(timeout=120) for _ in children] == [("code", 3)] * 2
 
     def verify():
         for number in range(20):
             requests.put(number)
-        assert sorted(answers.get(timeout=20)[1] for _ in range(20)) == [n * n for n in range(20)]
+        assert sorted(answers.get(timeout=120)[1] for _ in range(20)) == [n * n for n in range(20)]
         for _ in children:
             requests.put(None)
         for process in children:
-            process.join(20)
+            process.join(120)
             assert process.exitcode == 0
         assert np.array_equal(download(buffer, 10), np.arange(10, dtype=np.float32))
         call("cuCtxSynchronize")

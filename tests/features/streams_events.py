@@ -21,7 +21,7 @@ def setup():
     def verify():
         assert [call("cuStreamGetFlags", s) for s in streams] == [0, 0, 1, 1]
         assert [call("cuStreamGetPriority", s) for s in streams] == [low, high, low, high]
-        assert abs(call("cuEventElapsedTime", start, end) - before) < 0.01 and 45 < before < 5000
+        assert abs(call("cuEventElapsedTime", start, end) - before) < 0.01 and 45 < before < 120_000
         assert driver.cuEventQuery(untimed)[0].value == 0
         assert driver.cuEventElapsedTime(start, never)[0].value == 400
         later = call("cuEventCreate", 0)

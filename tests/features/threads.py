@@ -39,7 +39,7 @@ def setup():
     def verify():
         go.set()
         for worker in workers:
-            worker.join(60)
+            worker.join(120)
             assert not worker.is_alive()
         assert np.array_equal(download(log, 1 + 4 * turns, np.int32)[1:], np.arange(4 * turns))
         for buffer in own:

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rekindle_protocol::fault;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::{Image, Part};
 
@@ -140,7 +141,8 @@ impl Loading {
                 remote.wake();
                 Ok(())
             };
-            let result = loaded.parts().and_then(|parts| {
+            let may_begin = fault::point("loading-begun").map_err(|fault| Error::Refused(fault.to_string()));
+            let result = may_begin.and_then(|()| loaded.parts()).and_then(|parts| {
                 contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)
             });
             remote.run(Loading::end);
