@@ -72,7 +72,10 @@ pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) 
         let failed = waited.is_err();
         let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
         match waited {
-            Ok(phases) => traces::extend(&held.traces, phases),
+            Ok(phases) => {
+                traces::extend(&held.traces, phases);
+                held.leave_alone(&worker);
+            }
             // A program that ended takes its worker with it.
             Err(_) if !held.is_live() => {}
             Err(error) => end(&held, &image, &error),

@@ -48,6 +48,7 @@ pub fn replace(
         Ok(started) => started,
         Err(error) => return (dead.clone(), Err(error)),
     };
+    worker.set_followed(true);
     // From here on a checkpoint finds this one, and is refused by it.
     worker.set_client(dead.client());
     held.end_worker(dead);

@@ -214,6 +214,7 @@ impl Attempt<'_> {
         let (cpu, gpu, (worker_end, adopted)) = self.both_halves(client, &worker)?;
         let GpuHalf { began_us, loan, journal } = gpu;
         let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
+        worker.set_followed(true);
         worker.set_client(pid);
         self.held.runs(cpu)?;
         let resume = Request::Resume { restored: true, driver_attached: false };

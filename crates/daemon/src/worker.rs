@@ -74,6 +74,8 @@ pub struct Worker {
     on_end: Mutex<Option<OnEnd>>,
     /// For a similar image than that which is restored into it.
     made_for_another: AtomicBool,
+    /// Somebody waits until it has loaded all, and sees to what becomes of its client if it ends.
+    followed: AtomicBool,
 }
 
 impl Worker {
@@ -156,6 +158,7 @@ impl Worker {
             ended: Mutex::new(None),
             on_end: Mutex::new(Some(on_end)),
             made_for_another: AtomicBool::new(false),
+            followed: AtomicBool::new(false),
         }
     }
 
@@ -194,6 +197,14 @@ impl Worker {
 
     pub fn set_client(&self, pid: i32) {
         self.client.store(pid, Ordering::Relaxed);
+    }
+
+    pub fn is_followed(&self) -> bool {
+        self.followed.load(Ordering::Relaxed)
+    }
+
+    pub fn set_followed(&self, followed: bool) {
+        self.followed.store(followed, Ordering::Relaxed);
     }
 
     /// How it ended, if it has.

@@ -281,6 +281,7 @@ fn both_halves(
         action: "take the program over",
         reason: "its runtime did not start the CRIU that it was given".into(),
     })?;
+    worker.set_followed(true);
     worker.set_client(pid);
     held.note_workers();
     let resume = Request::Resume { restored: true, driver_attached: false };

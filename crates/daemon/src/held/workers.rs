@@ -113,9 +113,20 @@ impl Held {
         self.pool.let_go(image);
     }
 
+    /// Nobody follows a worker any more: from now on its end is told of, if that is still to come or not.
+    pub fn leave_alone(self: &Arc<Held>, worker: &Worker) {
+        worker.set_followed(false);
+        if worker.ended().is_some() {
+            self.on_worker_end()(worker);
+        }
+    }
+
     fn on_worker_end(self: &Arc<Held>) -> OnEnd {
         let held: Weak<Held> = Arc::downgrade(self);
         Box::new(move |worker| {
+            if worker.is_followed() {
+                return;
+            }
             let client = worker.client();
             // It may be on its way out too.
             let is_left = !ending::ends_soon(client, || !is_alive(client));
