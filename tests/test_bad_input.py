@@ -322,10 +322,16 @@ def kill_daemon(rekindle):
     rekindle.wait(are_closed, "the daemon's end")
 
 
+def log_of_the_only_program(rekindle):
+    """Where it can be read without a daemon."""
+    (log,) = (path for path in (rekindle.state / "logs").glob("*.log") if path.name.count(".") == 1 and "pool" not in path.name)
+    return log
+
+
 def test_a_program_that_comes_to_the_gate_between_two_daemons_waits(rekindle):
     go, bump = rekindle.root / "go", ROOT / "crates/cli/tests/programs/bump.py"
     rekindle.run("late", "sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {bump} 3")
-    log = next(path for path in (rekindle.state / "logs").glob("*.log") if path.name.count(".") == 1 and "pool" not in path.name)
+    log = log_of_the_only_program(rekindle)
     kill_daemon(rekindle)
     go.touch()
     rekindle.wait(lambda: "waiting up to 10 s for the next one" in log.read_text(), "the program to wait")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rekindle import CommandError, Rekindle
-from test_bad_input import kill_daemon
+from test_bad_input import kill_daemon, log_of_the_only_program
 from test_features import FEATURES, NAMES
 from test_training import AHEAD, OPTIONS, reference  # noqa: F401
 from training.pace import Pace
@@ -127,10 +127,11 @@ def test_a_killed_keeper_is_an_error_in_the_program(rekindle):
 def test_sleep_outlasts_the_daemon(rekindle, level):
     feature(rekindle)
     rekindle("sleep", "buffers", "--level", level)
+    log = log_of_the_only_program(rekindle)
     kill_daemon(rekindle)
     # Nobody can wake it yet; it waits.
     go(rekindle)
-    time.sleep(0.5)
+    rekindle.wait(lambda: "is not woken yet" in log.read_text(), "the program to wait")
     assert rekindle.sandbox("buffers")["pid"]
     assert [line for line in rekindle.wait_end("buffers") if "sleeps" not in line] == ["ready", "ok"]
     assert_nothing_sleeps(rekindle)
