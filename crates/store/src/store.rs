@@ -20,6 +20,8 @@ use crate::names;
 
 /// What the file `format` of a store says.
 const FORMAT_LINE: &str = "rekindle store 1\n";
+/// So often an image that was removed while it was opened is looked for again: another one may have its name by now.
+const OPENINGS: u32 = 10;
 
 /// An open store.
 #[derive(Debug)]
@@ -162,10 +164,14 @@ impl Store {
     /// The image of this name.
     pub fn image(&self, name: &str) -> Result<Image> {
         let path = self.layout.image(name);
-        if !path.exists() {
-            return Err(self.no_image(name));
-        }
-        let image = Image::open(&path)?;
+        let mut again = 0..OPENINGS;
+        let image = loop {
+            match Image::open(&path) {
+                Err(Error::NotAnImage { .. }) if !path.exists() => return Err(self.no_image(name)),
+                Err(Error::NotAnImage { .. }) if again.next().is_some() => {}
+                opened => break opened?,
+            }
+        };
         if image.manifest().name != name {
             return Err(Error::BadManifest {
                 path: path.join(MANIFEST),

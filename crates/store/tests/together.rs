@@ -51,6 +51,30 @@ fn an_image_that_is_held_is_not_removed() {
 }
 
 #[test]
+fn an_image_that_is_removed_while_it_is_opened_is_none() {
+    let (root, first) = store();
+    let second = Store::open(&root.path().join("store")).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let seen = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                match second.image("n") {
+                    Ok(_) | Err(Error::NoImage { .. }) => {}
+                    Err(other) => return Some(other.to_string()),
+                }
+            }
+            None
+        });
+        for _ in 0..300 {
+            first.begin("n").unwrap().commit().unwrap();
+            while matches!(first.remove("n"), Err(Error::ImageInUse { .. })) {}
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(seen.join().unwrap(), None);
+    });
+}
+
+#[test]
 fn a_worker_outliving_its_draft_is_told() {
     let (_root, store) = store();
     let draft = store.begin("given up").unwrap();
