@@ -15,6 +15,8 @@ use crate::message::UuidPair;
 
 const LONGEST: u64 = 16 << 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Who only looks whether a journal is abandoned has its lock for less.
+const GLANCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -79,7 +81,7 @@ impl Journal {
         pairs: Vec<UuidPair>,
     ) -> Result<Journal> {
         let entry = Entry { boot: boot(), step: Step::Locking, processes, pairs, huge_pages: None };
-        let lock = take_lock(&lock_path(directory, id), Duration::ZERO)?;
+        let lock = take_lock(&lock_path(directory, id), GLANCE)?;
         let journal = Journal { directory: directory.to_path_buf(), id: id.to_string(), _lock: lock, entry };
         journal.write()?;
         Ok(journal)
@@ -231,6 +233,24 @@ mod tests {
         taken.end();
         assert!(Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().is_none());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn one_begins_while_others_look_for_what_is_abandoned() {
+        let directory = tempfile::tempdir().unwrap();
+        let begun = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !begun.load(std::sync::atomic::Ordering::Relaxed) {
+                    Journal::abandoned(directory.path());
+                }
+            });
+            let begin = || Journal::begin(directory.path(), "a", Vec::new(), Vec::new()).map(Journal::end);
+            let all: Result<()> = (0..1000).try_for_each(|_| begin());
+            begun.store(true, std::sync::atomic::Ordering::Relaxed);
+            looks.join().unwrap();
+            all.unwrap();
+        });
     }
 
     #[test]
