@@ -24,8 +24,8 @@ use std::path::{Path, PathBuf};
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::daemon::{Mode, Report};
-use rekindle_sandbox::ending;
 use rekindle_sandbox::process::{pid_map, tree};
+use rekindle_sandbox::{ending, refuse_headless};
 use rekindle_store::{Image, PartKind};
 use serde::{Deserialize, Serialize};
 
@@ -105,7 +105,9 @@ pub fn checkpoint(
 ) -> Result<Report> {
     let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
     let container = container.running()?;
-    let roll = Roll::call("checkpointed", tree(container.pid));
+    let pids = tree(container.pid);
+    refuse_headless(pids.iter().copied())?;
+    let roll = Roll::call("checkpointed", pids);
     let taken = take(daemon, engine.as_ref(), &container, wish, reply);
     taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &roll) {
         true => {

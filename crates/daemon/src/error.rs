@@ -255,6 +255,12 @@ impl Error {
     /// Whether a program that ends can be behind it, which workers, CRIU and the driver have no word for. A refusal of what
     /// was asked is none of these.
     pub fn may_come_of_an_end(&self) -> bool {
+        use rekindle_sandbox::Error as Sandbox;
+        if let Error::Sandbox(Sandbox::DiskFull { .. } | Sandbox::Refused { .. } | Sandbox::NoCriu { .. }) =
+            self
+        {
+            return false;
+        }
         matches!(
             self,
             Error::Io { .. }

@@ -74,6 +74,8 @@ mod tests {
         assert!(told.contains("did not come"), "{told}");
         // A refusal, and what says it itself.
         assert!(matches!(roll.explain(Error::NoDraft), Error::NoDraft));
+        let full = Error::Sandbox(rekindle_sandbox::Error::DiskFull { place: "/".into() });
+        assert!(matches!(roll.explain(full), Error::Sandbox(_)));
         let named = Error::Sandbox(rekindle_sandbox::Error::Died { pid: pids[1] });
         assert!(matches!(roll.explain(named), Error::Sandbox(_)));
         children[1].wait().unwrap();

@@ -58,4 +58,4 @@ pub use relay::{Asked, Course, Images, RELAY_ARGUMENT, Relay, relay_main};
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Vacant};
 pub use sandbox::{Adopted, Sandbox, Spec};
 pub use standing::{GUARD_ARGUMENT, Guard, Stopped, guard_main};
-pub use tree::Tree;
+pub use tree::{Tree, refuse_headless};

@@ -266,7 +266,7 @@ fn refused(cause: String) -> Error {
 }
 
 /// CRIU would not know what such a process holds.
-pub(crate) fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
     match pids.into_iter().find(|pid| ending::lacks_first_thread(*pid)) {
         None => Ok(()),
         Some(pid) => Err(refused(format!(

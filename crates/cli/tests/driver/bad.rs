@@ -36,7 +36,7 @@ fn a_disk_that_is_full_at_any_point_undoes_the_checkpoint() {
         let state = scene.rekindle.path("state");
         fs::create_dir(&state).unwrap();
         let _mounted = Mounted::new(&state, megabytes);
-        let program = scene.start_with(1, 0);
+        let program = scene.start_with(1);
         for after in ["--stop", "--leave-running"] {
             let arguments = ["checkpoint", "--pid", &program.pid(), "--to", "image", after];
             let error = scene.rekindle.refused(&arguments);
@@ -52,7 +52,7 @@ fn a_disk_that_is_full_at_any_point_undoes_the_checkpoint() {
 fn a_damaged_part_is_told_by_name_and_nothing_runs() {
     let scene = Scene::new();
     let rekindle = &scene.rekindle;
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
     let inspected = rekindle.json(&["inspect", "image"]);
     let path = Path::new(inspected["path"].as_str().unwrap());

@@ -235,7 +235,7 @@ fn a_container_goes_on_beside_its_image_and_the_image_continues_it_with_its_file
 fn a_container_s_gpu_half_is_taken_and_brought_back() {
     let Some(base) = Base::new() else { return };
     let mut scene = Scene::new();
-    let command = scene.command(2, 0);
+    let command = scene.command(2);
     let words: Vec<_> = command.iter().map(String::as_str).collect();
     let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
     let name = base.start("gpu", &["--device", &device.name], &words);
@@ -345,7 +345,7 @@ fn flip_a_byte(path: &Path) {
 fn a_container_goes_on_when_the_daemon_or_criu_is_killed() {
     let Some(base) = Base::new() else { return };
     let mut scene = Scene::new();
-    let command = scene.command(2, 0);
+    let command = scene.command(2);
     let words: Vec<_> = command.iter().map(String::as_str).collect();
     let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
     let name = base.start("killed", &["--device", &device.name], &words);

@@ -142,7 +142,7 @@ fn a_criu_that_is_killed_while_it_waits_is_replaced_and_later_is_told() {
     for is_replaced in [true, false] {
         let mut scene = Scene::new();
         scene.rekindle.set_fault((!is_replaced).then_some("pages-begun:hang"));
-        let program = scene.start_with(1, 0);
+        let program = scene.start_with(1);
         scene.write("kernel", "");
         wait("the kernel", || scene.has("kernel-runs"));
         let pid = program.pid();

@@ -56,7 +56,7 @@ fn a_tree_goes_on_beside_its_image_and_the_image_continues_it() {
 fn a_program_in_a_sandbox_of_mode_driver_is_checkpointed_and_restored_again_and_again() {
     let scene = Scene::new();
     let rekindle = &scene.rekindle;
-    let command = scene.command(2, 0);
+    let command = scene.command(2);
     let mut arguments = vec!["run", "-d", "--mode", "driver", "--name", "counter", "--"];
     arguments.extend(command.iter().map(String::as_str));
     rekindle.ok(&arguments);
@@ -81,7 +81,7 @@ fn a_program_in_a_sandbox_of_mode_driver_is_checkpointed_and_restored_again_and_
 fn the_gpus_must_be_the_same_kind_and_are_mapped_by_their_uuids() {
     let scene = Scene::new();
     let rekindle = &scene.rekindle;
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "image", "--stop").status.success());
     let refused = |gpus: &str, more: &[&str]| {
         scene.write("gpus", gpus);
@@ -158,7 +158,7 @@ fn what_the_host_or_the_gpu_cannot_hold_is_refused_first() {
 #[test]
 fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
     let scene = Scene::new();
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     let dumps = scene.rekindle.path("state/dumps");
     scene.rekindle.json(&["ps"]);
     // Room for CRIU's images, and not for what the driver puts into a program.
@@ -175,7 +175,7 @@ fn a_disk_that_is_full_of_pages_undoes_the_checkpoint() {
 #[test]
 fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
     let scene = Scene::new();
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     scene.write("kernel", "");
     wait("the kernel", || scene.has("kernel-runs"));
     let arguments = ["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop", "--gpu-wait", "0.2"];
@@ -191,12 +191,12 @@ fn a_kernel_that_runs_too_long_is_told_and_the_program_goes_on() {
 #[test]
 fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost() {
     let scene = Scene::new();
-    let sharing = scene.start_in(2, 0, &[("LIKE_NCCL", "1")]);
+    let sharing = scene.start_in(2, &[("LIKE_NCCL", "1")]);
     let error = said(scene.checkpoint(&sharing, "image", "--stop"));
     assert!(error.contains("share GPU memory") && error.contains("NCCL_P2P_DISABLE=1"), "{error}");
     scene.go_on(2);
     drop(sharing);
-    let apart = scene.start_in(2, 0, &[("LIKE_NCCL", "1"), ("NCCL_P2P_DISABLE", "1")]);
+    let apart = scene.start_in(2, &[("LIKE_NCCL", "1"), ("NCCL_P2P_DISABLE", "1")]);
     assert!(scene.checkpoint(&apart, "image", "--leave-running").status.success());
     scene.grow(2);
     scene.assert_tidy();
@@ -206,7 +206,7 @@ fn processes_that_share_gpu_memory_through_nccl_are_refused_before_they_are_lost
 fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
     let mut scene = Scene::new();
     scene.write("everywhere", "");
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     assert!(scene.checkpoint(&program, "little", "--leave-running").status.success());
     scene.write("used", "2200000000\n");
     let error = said(scene.checkpoint(&program, "image", "--stop"));
@@ -214,10 +214,10 @@ fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
     scene.grow(1);
     let small = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
     drop(program);
-    let program = scene.start_in(1, 0, &small);
+    let program = scene.start_in(1, &small);
     assert!(scene.checkpoint(&program, "small", "--leave-running").status.success());
     drop(program);
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     scene.rekindle.set_fault(None);
     scene.rekindle.set_environment("REKINDLE_DRIVER_PEERS", "allow");
     assert!(scene.checkpoint(&program, "image", "--leave-running").status.success());
@@ -228,7 +228,7 @@ fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
 #[test]
 fn a_process_that_somebody_else_has_locked_is_left_alone() {
     let scene = Scene::new();
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     scene.call("cuCheckpointProcessLock", &program.pid());
     let error = said(scene.checkpoint(&program, "image", "--leave-running"));
     assert!(error.contains("is locked already"), "{error}");

@@ -53,7 +53,7 @@ fn after_daemon_and_helper_were_killed_the_next_daemon_brings_the_program_back()
 #[test]
 fn what_cannot_be_brought_back_at_once_is_tried_again() {
     let mut scene = Scene::new();
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     strand(&mut scene, &program, "driver-checkpointed:hang", "driver-checkpointed", "--leave-running");
     // More often than a helper is replaced at once.
     scene.plan("restore kill 4");
@@ -90,7 +90,7 @@ fn a_checkpoint_waits_until_what_an_earlier_daemon_left_runs_again() {
 #[test]
 fn a_journal_that_nobody_works_on_is_finished() {
     let mut scene = Scene::new();
-    let program = scene.start_with(1, 0);
+    let program = scene.start_with(1);
     strand(&mut scene, &program, "driver-locked:hang", "driver-locked", "--leave-running");
     let name = format!("state/driver/pid-{}.json", program.pid());
     let journal = fs::read(scene.rekindle.path(&name)).unwrap();

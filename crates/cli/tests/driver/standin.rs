@@ -82,12 +82,10 @@ impl Scene {
     }
 
     /// The command that counts.
-    pub fn command(&self, processes: usize, microseconds: u32) -> Vec<String> {
+    pub fn command(&self, processes: usize) -> Vec<String> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/standin_counter.py");
         let out = self.output(0).to_str().unwrap().to_string();
-        ["python3", script, &out, &processes.to_string(), "0", &microseconds.to_string()]
-            .map(String::from)
-            .to_vec()
+        ["python3", script, &out, &processes.to_string(), "0"].map(String::from).to_vec()
     }
 
     /// What a program that uses the stand-in must find under the same names, wherever it runs.
@@ -103,16 +101,16 @@ impl Scene {
 
     /// Two processes that count, started without Rekindle.
     pub fn start(&self) -> Program {
-        self.start_with(2, 0)
+        self.start_with(2)
     }
 
-    pub fn start_with(&self, processes: usize, microseconds: u32) -> Program {
-        self.start_in(processes, microseconds, &[])
+    pub fn start_with(&self, processes: usize) -> Program {
+        self.start_in(processes, &[])
     }
 
     /// As [`Scene::start_with`], with these variables in its environment.
-    pub fn start_in(&self, processes: usize, microseconds: u32, variables: &[(&str, &str)]) -> Program {
-        let words = self.command(processes, microseconds);
+    pub fn start_in(&self, processes: usize, variables: &[(&str, &str)]) -> Program {
+        let words = self.command(processes);
         let mut command = Command::new(&words[0]);
         command
             .args(&words[1..])
