@@ -149,6 +149,30 @@ fn gpu_memory_that_a_disk_does_not_give_ends_the_program() {
 }
 
 #[test]
+fn a_load_that_fails_before_the_program_runs_is_what_is_told() {
+    let mut rekindle = Rekindle::new();
+    let Some(disk) = Disk::under(&rekindle) else { return };
+    image_of_weights(&rekindle);
+    let chunk = rekindle.large_chunks().remove(3);
+    rekindle.set_fault(Some("loading-begun:hang,restore-adopted:hang"));
+    disk.fails_from(&chunk, 1 << 20);
+    let mut restore = rekindle.command(&["restore", "image", "-d", "--name", "again"]);
+    let restore = restore.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    rekindle.reached("loading-begun");
+    rekindle.reached("restore-adopted");
+    rekindle.let_go("loading-begun");
+    // Nothing outside tells that it has failed.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    rekindle.let_go("restore-adopted");
+    let output = harness::end_of(restore);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("Input/output error") || said.contains("is damaged"), "{said}");
+    rekindle.assert_tidy();
+    rekindle.ok(&["shutdown"]);
+}
+
+#[test]
 fn gpu_memory_that_is_lost_while_it_is_loaded_ends_the_program() {
     let mut rekindle = Rekindle::new();
     image_of_weights(&rekindle);

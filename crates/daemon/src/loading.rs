@@ -25,6 +25,11 @@ const MOST_REPLACEMENTS: u32 = 2;
 /// worker lets others wait, and the program most likely has its first answer to give.
 const FIRST_WORK: Duration = Duration::from_millis(150);
 
+/// What a worker is asked about.
+const LOAD: &str = "load GPU memory";
+/// A load that has failed is told of at once.
+const CAUSE_LIMIT: Duration = Duration::from_secs(1);
+
 /// A worker that loads.
 pub struct Rest {
     pub worker: Arc<Worker>,
@@ -111,10 +116,17 @@ pub fn fill_pool_later(held: &Arc<Held>) {
 
 /// Waits until a worker has loaded all.
 pub fn wait(worker: &Worker) -> Result<Vec<Phase>> {
-    let action = "load GPU memory";
-    match worker.ask(action, &Request::Loaded, &[], None)? {
+    match worker.ask(LOAD, &Request::Loaded, &[], None)? {
         Response::Restored { phases } => Ok(phases),
-        other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        other => Err(Error::Worker { action: LOAD, reason: format!("it answered {other:?}") }),
+    }
+}
+
+/// Why a worker did not do what it was told in a restore: if a load has failed, it has let go of its client.
+pub fn cause(worker: &Worker, error: Error) -> Error {
+    match worker.ask(LOAD, &Request::Loaded, &[], Some(CAUSE_LIMIT)) {
+        Err(cause @ Error::Worker { .. }) => cause,
+        _ => error,
     }
 }
 

@@ -221,6 +221,7 @@ impl Attempt<'_> {
         self.held.note_workers();
         self.timeline
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
+            .map_err(|error| loading::cause(&worker, error))
             .and_then(|()| fault::point("restore-running"))
             .inspect_err(|_| self.end_program())?;
         let left = Left { client: worker_end, journal, pid: adopted };
@@ -280,7 +281,9 @@ impl Attempt<'_> {
                     pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
                 adopted = pid;
                 let adopt = Request::Adopt { pid, driver_attached: false };
-                worker.command("take the program over", &adopt, &[worker_end.as_fd()])
+                let taken = worker.command("take the program over", &adopt, &[worker_end.as_fd()]);
+                taken.map_err(|error| loading::cause(worker, error))?;
+                fault::point("restore-adopted")
             })?;
             let half = half.ok_or_else(|| self.refused("CRIU brought it back and did not say so"))?;
             Ok((cpu, half, (worker_end, adopted)))
