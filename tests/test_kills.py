@@ -11,7 +11,7 @@ import time
 
 import pytest
 from interleavings import kills, machine, pod, standin
-from interleavings.kills import Command, Marks
+from interleavings.kills import FAULTS, Command, Marks
 from interleavings.rounds import rounds, seeds
 from rekindle import Rekindle
 
@@ -174,11 +174,10 @@ class Scene:
 
 @pytest.mark.parametrize("seed", seeds("1"))
 @pytest.mark.parametrize("mode", ["sandbox", "driver", "pid"])
-def test_processes_are_killed_at_any_moment(mode, seed, tmp_path):
+def test_processes_are_killed_at_any_moment(mode, seed):
     directory, driver = standin.fresh(words=1 << 16)
-    marks = Marks(tmp_path / "marks")
-    with directory, Rekindle(**driver.environment, **marks.environment) as rekindle:
-        scene = Scene(mode, seed, rekindle, driver, marks)
+    with directory, Rekindle(**driver.environment, **FAULTS) as rekindle:
+        scene = Scene(mode, seed, rekindle, driver, Marks(rekindle))
         try:
             for _ in range(rounds(2)):
                 scene.take()
@@ -229,10 +228,9 @@ class PodScene(Scene):
 
 
 @pytest.mark.parametrize("seed", seeds("1"))
-def test_processes_of_containers_are_killed_at_any_moment(seed, tmp_path):
+def test_processes_of_containers_are_killed_at_any_moment(seed):
     directory, driver = standin.fresh(words=1 << 16)
-    marks = Marks(tmp_path / "marks")
-    with directory, Rekindle(**driver.environment, **marks.environment) as rekindle:
+    with directory, Rekindle(**driver.environment, **FAULTS) as rekindle:
         try:
             pods = pod.Pods([driver.directory, rekindle.root])
         except OSError as error:
@@ -242,7 +240,7 @@ def test_processes_of_containers_are_killed_at_any_moment(seed, tmp_path):
                 pods.probe()
             except OSError as error:
                 pytest.skip(f"Podman cannot checkpoint a container here: {error}")
-            scene = PodScene(seed, rekindle, driver, marks, pods)
+            scene = PodScene(seed, rekindle, driver, Marks(rekindle), pods)
             for _ in range(rounds(2)):
                 scene.take()
         except AssertionError:

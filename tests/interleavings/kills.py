@@ -30,29 +30,25 @@ CHECKPOINT += ["driver-locking", "driver-locked", "driver-checkpointed", "driver
 RESTORE = ["restore-checked", "restore-vacant", "restore-complete", "restore-running"]
 
 
-class Marks:
-    """Everybody hangs at the chosen point, and at no other."""
+FAULTS = {"REKINDLE_FAULT": ",".join(f"{point}:hang" for point in CHECKPOINT + RESTORE)}
 
-    def __init__(self, directory):
-        self.directory = directory
-        directory.mkdir()
-        self.points = CHECKPOINT + RESTORE
-        self.environment = {
-            "REKINDLE_FAULT": ",".join(f"{point}:hang" for point in self.points),
-            "REKINDLE_FAULT_MARKS": str(directory),
-        }
-        for point in self.points:
-            self.let_go(point)
+
+class Marks:
+    """With FAULTS everybody hangs at the chosen point, and at no other."""
+
+    def __init__(self, rekindle):
+        self.rekindle = rekindle
+        for point in CHECKPOINT + RESTORE:
+            rekindle.let_go(point)
 
     def choose(self, point):
-        (self.directory / f"{point}.go").unlink()
+        self.rekindle.hold_again(point)
 
     def is_reached(self, point):
-        return (self.directory / point).exists()
+        return (self.rekindle.marks / point).exists()
 
     def let_go(self, point):
-        (self.directory / f"{point}.go").touch()
-        (self.directory / point).unlink(missing_ok=True)
+        self.rekindle.let_go(point)
 
 
 @dataclass
