@@ -20,6 +20,8 @@ SAID = [
     r"^rekindle: .* ended while it was to be (checkpointed|restored|put to sleep|woken)[^;]*$",
     r"process \d+.* ended while ",
     r"CRIU could not .*\b\d+ (was )?killed by (signal )?9",
+    # Before it was the driver's turn.
+    r"could not restore process \d+: it is no CUDA program",
     # Before anything was begun.
     r"there is no process \d+ to be checkpointed",
     r"the sandbox .* is not running \(killed\)",
