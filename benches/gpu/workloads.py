@@ -114,6 +114,24 @@ def gpt2_large():
     return inference(torch, GPT2LMHeadModel(GPT2Config(n_embd=1280, n_layer=36, n_head=20)), tokens(1024, 50000), lambda y: y.logits[0, -2:])
 
 
+@workload("llama")
+def llama():
+    """A chat service: each answer is 16 tokens that `generate` chooses, with the cache of keys and values growing."""
+    torch = torch_module()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256)
+    model = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval().cuda()
+    print(f"weights {sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))}", flush=True)
+    prompt = torch.randint(0, 128000, (1, 200), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
+
+    def step(i):
+        with torch.inference_mode():
+            return model.generate(prompt.roll(i, -1), max_new_tokens=16, min_new_tokens=16, do_sample=False, pad_token_id=0)[:, -16:]
+
+    return step
+
+
 @workload("gpt2-train")
 def gpt2_train():
     torch = torch_module()

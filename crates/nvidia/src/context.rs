@@ -7,6 +7,7 @@ use rekindle_device::{DeviceInfo, Result};
 
 use crate::device::NvidiaDevice;
 use crate::driver::{Driver, call};
+use crate::imported::Imported;
 use crate::memory::properties;
 use crate::modules::Modules;
 
@@ -43,7 +44,15 @@ impl NvidiaDevice {
             })
             .collect();
         let modules = Modules::new(driver.clone(), info.compute_capability);
-        Ok(NvidiaDevice { driver, context, info, ordinal, granularity: granularity as u64, modules })
+        Ok(NvidiaDevice {
+            driver,
+            context,
+            info,
+            ordinal,
+            granularity: granularity as u64,
+            modules,
+            imported: Imported::default(),
+        })
     }
 }
 

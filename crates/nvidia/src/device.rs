@@ -14,6 +14,7 @@ use rekindle_device::{
 };
 
 use crate::driver::{Driver, call};
+use crate::imported::Imported;
 use crate::memory::Registered;
 use crate::modules::Modules;
 use crate::placement::in_code;
@@ -27,6 +28,7 @@ pub struct NvidiaDevice {
     pub(crate) ordinal: i32,
     pub(crate) granularity: u64,
     pub(crate) modules: Modules,
+    pub(crate) imported: Imported,
 }
 
 /// The answer of a query: done, not yet, or an error.
@@ -96,7 +98,7 @@ impl Device for NvidiaDevice {
     }
 
     fn memory_release(&self, memory: Memory) -> Result<()> {
-        ask!(self, cuMemRelease(memory.0))
+        self.release_memory(memory)
     }
 
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {

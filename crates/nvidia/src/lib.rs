@@ -14,6 +14,7 @@ mod driver;
 mod elf;
 mod fatbin;
 mod graph;
+mod imported;
 mod jit;
 mod memory;
 mod modules;

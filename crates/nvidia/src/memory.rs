@@ -7,7 +7,7 @@ use rekindle_device::{Access, Memory, Result};
 
 use crate::device::{NvidiaDevice, ask};
 use crate::driver::call;
-use crate::sys;
+use crate::{imported, sys};
 
 const PORTABLE_AND_MAPPED: u32 = 3;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`.
@@ -57,6 +57,9 @@ impl NvidiaDevice {
     }
 
     pub fn export_memory(&self, memory: Memory) -> Result<OwnedFd> {
+        if let Some(descriptor) = self.imported.export(memory)? {
+            return Ok(descriptor);
+        }
         let mut descriptor = -1;
         ask!(self, cuMemExportToShareableHandle(&mut descriptor, memory.0, sys::HANDLE_POSIX_FD, 0))?;
         if descriptor < 0 {
@@ -72,8 +75,16 @@ impl NvidiaDevice {
     pub fn import_memory(&self, descriptor: BorrowedFd<'_>) -> Result<Memory> {
         let mut handle = 0;
         let number = descriptor.as_raw_fd() as usize;
+        let kept = imported::copy(descriptor)?;
         ask!(self, cuMemImportFromShareableHandle(&mut handle, number, sys::HANDLE_POSIX_FD))?;
+        self.imported.keep(Memory(handle), kept);
         Ok(Memory(handle))
+    }
+
+    pub fn release_memory(&self, memory: Memory) -> Result<()> {
+        ask!(self, cuMemRelease(memory.0))?;
+        self.imported.release(memory);
+        Ok(())
     }
 
     pub fn set_access(&self, address: u64, bytes: u64, access: Access) -> Result<()> {

@@ -61,6 +61,10 @@ pub fn export_import(gpu: &Gpu) -> Outcome {
     gpu.device.stream_synchronize(gpu.stream)?;
     let descriptor = gpu.device.memory_export(buffer.memory)?;
     gpu.free(buffer)?;
+    let imported = gpu.device.memory_import(descriptor.as_fd(), buffer.bytes)?;
+    // What a process was given it can pass on.
+    let descriptor = gpu.device.memory_export(imported)?;
+    gpu.device.memory_release(imported)?;
     let memory = gpu.device.memory_import(descriptor.as_fd(), buffer.bytes)?;
     gpu.device.map(buffer.address, buffer.bytes, memory)?;
     gpu.device.protect(buffer.address, buffer.bytes, Access::ReadWrite)?;
