@@ -16,6 +16,7 @@ WORKLOADS = [
     "gpt2-train",
     "cuda-graph",
     "torch-compile",
+    "fft",
     "sdpa-bf16",
     "expandable-segments",
     "malloc-async",

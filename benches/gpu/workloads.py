@@ -294,6 +294,19 @@ def torch_compile():
     return lambda i: function(a + i)
 
 
+@workload("fft")
+def fft():
+    """Plans of several lengths: tables of cuFFT's own, and kernels that it loads as modules."""
+    torch = torch_module()
+    x = torch.randn(3, 30, 77, 64, device="cuda")
+
+    def step(i):
+        y = torch.fft.irfft(torch.fft.rfft((x + i)[0].flatten())[: 1000 + i])
+        return torch.cat([torch.fft.fftn(x + i, dim=(1, 2, 3)).abs().flatten(), y])
+
+    return step
+
+
 @workload("sdpa-bf16")
 def sdpa():
     torch = torch_module()

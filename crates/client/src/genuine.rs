@@ -1,29 +1,24 @@
 //! The real driver beside us, where there is one: the CUDA runtime's start-up check gets the driver's own tables.
 //!
 //! The real library is opened and initialised; it never makes a context here. Its tables are passed on as they are,
-//! but for context-local storage, which belongs to contexts and so to us. A checkpoint detaches this half of the
+//! but for [entries](tables) that are about objects of ours. A checkpoint detaches this half of the
 //! process; it is brought back when a new copy of the runtime asks for tables.
 
-use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::{
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_FOUND, CuResult,
-};
+use rekindle_cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_NOT_FOUND, CuResult};
 use rekindle_protocol::client::ToWorker;
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::report::report;
-use crate::{connect, context, control, session};
+use crate::{connect, control, session, tables};
 
 /// The id of a table.
-type TableId = [u8; 16];
-/// The first bytes of the id of the table for context-local storage.
-const LOCAL_STORAGE: [u8; 4] = [0xc6, 0x93, 0x33, 0x6e];
+pub type TableId = [u8; 16];
 /// The runtime's own table: its third entry gives a primary context's handle without making the context.
 const RUNTIME: TableId =
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9];
@@ -175,54 +170,6 @@ pub fn primary_context(device: i32) -> Result<Option<Handle>> {
     Ok((!handle.is_null()).then_some(handle))
 }
 
-/// Values that the runtime keeps under a context and a key.
-static LOCAL: Mutex<Option<HashMap<(usize, usize), usize>>> = Mutex::new(None);
-
-fn local() -> MutexGuard<'static, Option<HashMap<(usize, usize), usize>>> {
-    LOCAL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The context that a null handle means.
-fn meant(context: Handle) -> usize {
-    if context.is_null() { context::current_if_any().map_or(0, |c| c.handle.0) } else { context.0 }
-}
-
-extern "C" fn local_put(context: Handle, key: usize, value: usize, _destructor: usize) -> i32 {
-    local().get_or_insert_default().insert((meant(context), key), value);
-    0
-}
-
-extern "C" fn local_delete(context: Handle, key: usize) -> i32 {
-    local().get_or_insert_default().remove(&(meant(context), key));
-    0
-}
-
-extern "C" fn local_get(out: Out<usize>, context: Handle, key: usize) -> i32 {
-    let value = local().get_or_insert_default().get(&(meant(context), key)).copied();
-    match value {
-        Some(value) => {
-            out.offer(value);
-            0
-        }
-        None => CUDA_ERROR_INVALID_HANDLE.0,
-    }
-}
-
-/// The driver's table for context-local storage, with its first three entries ours.
-fn local_storage(genuine: *const *const c_void) -> *const *const c_void {
-    const ENTRIES: usize = 8;
-    static TABLE: OnceLock<[usize; ENTRIES]> = OnceLock::new();
-    let table = TABLE.get_or_init(|| {
-        // SAFETY: the driver's table has at least this many entries.
-        let mut table = unsafe { genuine.cast::<[usize; ENTRIES]>().read() };
-        table[0] = local_put as *const () as usize;
-        table[1] = local_delete as *const () as usize;
-        table[2] = local_get as *const () as usize;
-        table
-    });
-    table.as_ptr().cast()
-}
-
 /// Says once why there are no tables, to the runtime; NVRTC and others do without.
 fn without_tables(id: &TableId, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -241,7 +188,7 @@ exports! {
             Driver::Open(get) => {
                 attach()?;
                 let table = table(get, &id)?;
-                out.put(if id.starts_with(&LOCAL_STORAGE) { local_storage(table) } else { table })
+                out.put(tables::with_ours(&id, table))
             }
             Driver::Failed(why) => {
                 without_tables(&id, &why);

@@ -48,6 +48,7 @@ mod seat;
 mod session;
 mod stream;
 mod stream_value;
+mod tables;
 mod tensor_map;
 mod thread;
 

@@ -9,6 +9,7 @@ mod options;
 mod single;
 
 pub use kernel::{Found, Kernel};
+pub use single::functions;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -49,6 +49,13 @@ impl Module {
     }
 }
 
+/// All functions of a module, in its own order.
+pub fn functions(handle: Handle) -> Result<Vec<Handle>> {
+    let module = arena::get::<Module>(handle)?;
+    let names = lane::ask(&FunctionNames { module: module.id })?;
+    names.iter().map(|name| module.function(handle, name)).collect()
+}
+
 fn load(out: Out<Handle>, code: &Code, options: &Options) -> Result<()> {
     out.check()?;
     let device = context::device()?;

@@ -1,0 +1,135 @@
+//! Entries of the driver's private tables that are ours: those about objects that the real driver does not know.
+//!
+//! | table | who asks for it | entries that are ours |
+//! | --- | --- | --- |
+//! | `c693336e` | the CUDA runtime | context-local storage: put, delete, get |
+//! | `6e163fbe` | cuFFT | 7: the functions of a module |
+//!
+//! All other entries stay the driver's own. What these do was measured on driver 580.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
+
+use crate::abi::{Handle, Out};
+use crate::genuine::TableId;
+use crate::{context, export, module};
+
+type Table = *const *const c_void;
+
+/// The driver's table, or a copy of it in which some entries are ours.
+pub fn with_ours(id: &TableId, genuine: Table) -> Table {
+    static LOCAL_STORAGE: OnceLock<Vec<usize>> = OnceLock::new();
+    static MODULES: OnceLock<Vec<usize>> = OnceLock::new();
+    match id[..4] {
+        // Its entries begin at once: it does not say how many there are.
+        [0xc6, 0x93, 0x33, 0x6e] => replaced(
+            &LOCAL_STORAGE,
+            genuine,
+            8,
+            &[
+                (0, local_put as *const () as usize),
+                (1, local_delete as *const () as usize),
+                (2, local_get as *const () as usize),
+            ],
+        ),
+        [0x6e, 0x16, 0x3f, 0xbe] => {
+            // SAFETY: the table is the driver's own, and its first word is its size in bytes.
+            let bytes = unsafe { genuine.cast::<usize>().read() };
+            replaced(
+                &MODULES,
+                genuine,
+                bytes / size_of::<usize>(),
+                &[(7, module_functions as *const () as usize)],
+            )
+        }
+        _ => genuine,
+    }
+}
+
+/// A copy of the first `count` entries; none are ours where the table is too short for them.
+fn replaced(kept: &OnceLock<Vec<usize>>, genuine: Table, count: usize, ours: &[(usize, usize)]) -> Table {
+    let table = kept.get_or_init(|| {
+        // SAFETY: the driver's table has that many entries, each of a word.
+        let mut table = unsafe { std::slice::from_raw_parts(genuine.cast::<usize>(), count) }.to_vec();
+        for &(index, function) in ours {
+            if let Some(entry) = table.get_mut(index) {
+                *entry = function;
+            }
+        }
+        table
+    });
+    table.as_ptr().cast()
+}
+
+/// Values that the runtime keeps under a context and a key.
+static LOCAL: Mutex<Option<HashMap<(usize, usize), usize>>> = Mutex::new(None);
+
+fn local() -> MutexGuard<'static, Option<HashMap<(usize, usize), usize>>> {
+    LOCAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The context that a null handle means.
+fn meant(context: Handle) -> usize {
+    if context.is_null() { context::current_if_any().map_or(0, |c| c.handle.0) } else { context.0 }
+}
+
+extern "C" fn local_put(context: Handle, key: usize, value: usize, _destructor: usize) -> i32 {
+    local().get_or_insert_default().insert((meant(context), key), value);
+    0
+}
+
+extern "C" fn local_delete(context: Handle, key: usize) -> i32 {
+    local().get_or_insert_default().remove(&(meant(context), key));
+    0
+}
+
+extern "C" fn local_get(out: Out<usize>, context: Handle, key: usize) -> i32 {
+    let value = local().get_or_insert_default().get(&(meant(context), key)).copied();
+    match value {
+        Some(value) => {
+            out.offer(value);
+            0
+        }
+        None => CUDA_ERROR_INVALID_HANDLE.0,
+    }
+}
+
+/// Calls `found` with each function of a module, and returns how many there are.
+extern "C" fn module_functions(
+    _context: Handle,
+    handle: Handle,
+    found: extern "C" fn(*mut c_void, Handle),
+    argument: *mut c_void,
+) -> i32 {
+    let mut functions = Vec::new();
+    export::call("the driver's list of a module's functions", || {
+        functions = module::functions(handle)?;
+        Ok(())
+    });
+    for &function in &functions {
+        found(argument, function);
+    }
+    functions.len() as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_entries_about_modules_are_ours() {
+        let mut genuine: Vec<usize> = (1000..1099).collect();
+        genuine[0] = genuine.len() * size_of::<usize>();
+        let id =
+            [0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e];
+        let given = with_ours(&id, genuine.as_ptr().cast());
+        // SAFETY: the copy has as many words as the table.
+        let given = unsafe { std::slice::from_raw_parts(given.cast::<usize>(), genuine.len()) };
+        let changed: Vec<_> = (0..genuine.len()).filter(|&index| given[index] != genuine[index]).collect();
+        assert_eq!(changed, [7]);
+        assert_eq!(with_ours(&[0; 16], genuine.as_ptr().cast()), genuine.as_ptr().cast());
+    }
+}
