@@ -1,4 +1,4 @@
-"""A captured graph, with a fork and a join over events, and an explicit one can still be launched."""
+"""A captured graph, with a fork and a join over events, and an explicit one, with a programmatic edge, can still be launched."""
 
 import numpy as np
 from gpu import Module, call, download, driver, main, open_device, pack, upload
@@ -33,7 +33,13 @@ def setup():
     node.func, node.gridDimX, node.gridDimY, node.gridDimZ = module.function("add"), n // 128, 1, 1
     node.blockDimX, node.blockDimY, node.blockDimZ, node.kernelParams = 128, 1, 1, pointers.ctypes.data
     first = call("cuGraphAddKernelNode", explicit, [], 0, node)
-    call("cuGraphAddKernelNode", explicit, [first], 1, node)
+    edge = driver.CUgraphEdgeData()
+    edge.from_port, edge.type = 1, driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    second = driver.CUgraphNodeParams()
+    second.type, kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, second.kernel
+    for field in ("func", "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "kernelParams"):
+        setattr(kernel, field, getattr(node, field))
+    call("cuGraphAddNode", explicit, [first], [edge], 1, second)
     made = call("cuGraphInstantiate", explicit, 0)
     call("cuStreamSynchronize", one)
 

@@ -86,6 +86,15 @@ fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
     }
 }
 
+/// Full and programmatic dependencies. The latter let a kernel begin before the one that it comes after has ended, if
+/// that says so; here it begins when that has ended, which is all that it may rely on.
+fn is_known_edge(edge: &GraphEdgeData) -> bool {
+    const PROGRAMMATIC: u8 = 1;
+    const LAUNCH_ORDER: u8 = 2;
+    let [from, to, kind, ..] = edge.0;
+    to == 0 && (kind == 0 && from == 0 || kind == PROGRAMMATIC && (1..=LAUNCH_ORDER).contains(&from))
+}
+
 exports! {
     call fn cuGraphAddKernelNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<KernelNodeParamsV1>) {
         add_kernel(Where(out, graph, after, count), parameters.get()?)
@@ -106,9 +115,8 @@ exports! {
         add_any(Where(out, graph, after, count), parameters)
     }
     call fn cuGraphAddNode_v2(out: Out<Handle>, graph: Handle, after: In<Handle>, edges: In<GraphEdgeData>, count: usize, parameters: In<u32>) {
-        // An edge with ports is a programmatic dependency.
-        if !edges.is_null() && edges.slice(count)?.iter().any(|edge| edge.0[..3] != [0; 3]) {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        if !edges.is_null() && !edges.slice(count)?.iter().all(is_known_edge) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         add_any(Where(out, graph, after, count), parameters)
     }
