@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use crate::bounded::is_there;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::image::peek;
@@ -43,8 +44,8 @@ pub(crate) fn collect(layout: &Layout, disk: &Disk) -> Result<Collected> {
                 collected.kept += 1;
                 continue;
             }
-            let room = fs::metadata(&path).map_or(0, |found| found.blocks() * 512);
-            disk.remove_file(&path)?;
+            let room = fs::symlink_metadata(&path).map_or(0, |found| found.blocks() * 512);
+            disk.remove_tree(&path)?;
             collected.chunks += 1;
             collected.bytes += room;
         }
@@ -58,7 +59,7 @@ fn referenced(layout: &Layout) -> Result<HashSet<String>> {
     for path in list(&layout.images())? {
         let manifest = match peek(&path) {
             Ok(manifest) => manifest,
-            Err(_) if !path.exists() => continue,
+            Err(_) if !is_there(&path) => continue,
             Err(source) => {
                 let image = path.file_name().unwrap_or_default().to_string_lossy();
                 let image = crate::names::decode(&image).unwrap_or(image.into_owned());

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
+use crate::bounded;
 use crate::error::{Error, Result};
 use crate::faults::Faults;
 
@@ -43,10 +44,10 @@ impl Disk {
             .map_err(|source| Error::io(action, path, needed.max(BLOCK), source))
     }
 
-    /// Makes a directory; it may exist already.
+    /// Makes a directory; it may exist already, and must not be a link to one.
     pub fn create_dir(&self, path: &Path) -> Result<()> {
-        if path.is_dir() {
-            return Ok(());
+        if bounded::is_there(path) {
+            return bounded::check_directory(path);
         }
         self.act("create directory", path, BLOCK, || match fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -61,11 +62,11 @@ impl Disk {
         })
     }
 
-    /// Opens a file for reading and writing, creating it if need be.
+    /// Opens a regular file for reading and writing, creating it if need be.
     pub fn open_or_create(&self, path: &Path) -> Result<File> {
-        self.act("open", path, 0, || {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
-        })
+        self.act("open", path, 0, || Ok(()))?;
+        let mut options = OpenOptions::new();
+        bounded::open_with(options.read(true).write(true).create(true).truncate(false).mode(0o600), path)
     }
 
     /// Writes to a file, which `path` names.
@@ -115,6 +116,10 @@ impl Disk {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Linked::NoSource),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Linked::Exists),
             Err(error) if error.kind() == io::ErrorKind::TooManyLinks => Ok(Linked::NoSource),
+            // A directory, which has no second name.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && from.is_dir() => {
+                Ok(Linked::NoSource)
+            }
             Err(error) => Err(error),
         })
     }
@@ -125,8 +130,11 @@ impl Disk {
     }
 
     /// Removes a directory with all that is in it, file by file so that a fault can strike
-    /// between any two; it may be gone already.
+    /// between any two, or what else has this name; it may be gone already.
     pub fn remove_tree(&self, path: &Path) -> Result<()> {
+        if fs::symlink_metadata(path).is_ok_and(|found| !found.is_dir()) {
+            return self.remove_file(path);
+        }
         let entries = match fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

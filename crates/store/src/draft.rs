@@ -15,6 +15,7 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
+use crate::bounded;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -40,7 +41,7 @@ pub struct Draft {
 impl Draft {
     pub(crate) fn begin(layout: &Layout, disk: &Arc<Disk>, name: &str) -> Result<Draft> {
         crate::names::check(name)?;
-        if layout.image(name).exists() {
+        if bounded::is_there(&layout.image(name)) {
             return Err(Error::NameInUse { name: name.to_string() });
         }
         let (id, lease) = loop {
@@ -194,8 +195,8 @@ impl Draft {
         let absent = |reason: String| Error::BadPart { part: part.name.clone(), reason };
         if let Some(file) = &part.file {
             let path = self.path().join(file);
-            return match fs::symlink_metadata(&path) {
-                Ok(found) if found.is_file() && found.len() == part.file_length() => Ok(()),
+            return match bounded::look(&path) {
+                Ok(found) if found.len() == part.file_length() => Ok(()),
                 _ => {
                     let (path, bytes) = (path.display(), part.file_length());
                     Err(absent(format!("{path} is not there with {bytes} bytes")))
@@ -204,7 +205,7 @@ impl Draft {
         }
         for chunk in &part.chunks {
             let Some(path) = self.staging.place(chunk) else { continue };
-            match fs::metadata(&path) {
+            match bounded::look(&path) {
                 Ok(found) if found.len() == chunk.stored => {}
                 _ => {
                     return Err(absent(format!(
@@ -295,6 +296,9 @@ impl Draft {
         if names > 1 {
             self.disk.link(&staged, &place).map(|_| ())
         } else {
+            if place.is_dir() {
+                self.disk.remove_tree(&place)?;
+            }
             self.disk.rename(&staged, &place)
         }
     }

@@ -18,6 +18,18 @@ pub enum Error {
     )]
     DiskFull { path: PathBuf, needed: u64, free: u64 },
 
+    #[error(
+        "{} is {found} and {expected} was expected; put that back, or remove this and what it belongs to (`rekindle rm` removes an image)",
+        path.display()
+    )]
+    Strange { path: PathBuf, found: &'static str, expected: &'static str },
+
+    #[error(
+        "{} has {bytes} bytes and at most {most} were expected; remove it and what it belongs to (`rekindle rm` removes an image)",
+        path.display()
+    )]
+    TooLong { path: PathBuf, bytes: u64, most: u64 },
+
     #[error("an image named {name:?} already exists; choose another name or remove it first")]
     NameInUse { name: String },
 
@@ -50,6 +62,12 @@ pub enum Error {
 
     #[error("{} is damaged: {reason}; `rekindle verify` tells which images it spoils", path.display())]
     Damaged { path: PathBuf, reason: String },
+
+    #[error(
+        "{} is damaged: {reason}; restores go without it and learn it anew, and it may be removed",
+        path.display()
+    )]
+    BadAdvice { path: PathBuf, reason: String },
 
     #[error("part {part:?} has {bytes} bytes, but {length} bytes at offset {offset} were asked for")]
     OutOfRange { part: String, bytes: u64, offset: u64, length: u64 },

@@ -1,11 +1,11 @@
 //! An image to read. Nothing read from it is returned before its hash was checked.
 
 use std::fs::File;
-use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use crate::bounded;
 use crate::error::{Error, Result};
 use crate::hash::ContentHash;
 use crate::layout::{Layout, MANIFEST};
@@ -46,9 +46,19 @@ impl Image {
 
     /// Opens the image without keeping it from being removed: from then on what is read of it fails.
     pub fn open_unheld(path: &Path) -> Result<Image> {
-        let layout = Layout::around(path).ok_or_else(|| Error::NotAnImage { path: path.to_path_buf() })?;
         let lease = open_manifest(path)?;
+        let layout = Layout::around(path).ok_or_else(|| Error::BadStore {
+            path: path.to_path_buf(),
+            reason: "it lies in no store: there is no file `format` two directories above it".into(),
+        })?;
         let manifest = read_manifest(&lease, path)?;
+        for directory in manifest.directories() {
+            match bounded::check_directory(&path.join(directory)) {
+                // The first file that is read there is told of.
+                Err(error) if bounded::is_not_found(&error) => {}
+                checked => checked?,
+            }
+        }
         Ok(Image { layout, path: path.to_path_buf(), manifest, lease })
     }
 
@@ -216,10 +226,7 @@ impl Image {
         let chunks = part.chunks.iter().filter(|_| part.file.is_none());
         let chunks = chunks.filter_map(|chunk| Some((self.layout.chunk(chunk)?, chunk.stored)));
         for (path, expected) in whole.into_iter().chain(chunks) {
-            let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => Error::ChunkMissing { path: path.clone() },
-                _ => Error::io("look at", &path, 0, error),
-            })?;
+            let found = bounded::look(&path).map_err(|error| or_missing(error, &path))?;
             check_length(&path, found.len(), expected)?;
         }
         Ok(())
@@ -271,10 +278,7 @@ impl Image {
         let (Some(path), Some(modified_ns)) = (self.file_path(part), part.modified_ns) else {
             return Ok(false);
         };
-        let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Error::ChunkMissing { path: path.clone() },
-            _ => Error::io("look at", &path, 0, error),
-        })?;
+        let found = bounded::look(&path).map_err(|error| or_missing(error, &path))?;
         Ok(disk::modified_ns(&found) == modified_ns)
     }
 
@@ -334,10 +338,14 @@ fn check_length(path: &Path, found: u64, expected: u64) -> Result<()> {
 }
 
 fn open_chunk(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::ChunkMissing { path: path.to_path_buf() },
-        _ => Error::io("open", path, 0, error),
-    })
+    bounded::open(path).map_err(|error| or_missing(error, path))
+}
+
+fn or_missing(error: Error, path: &Path) -> Error {
+    match bounded::is_not_found(&error) {
+        true => Error::ChunkMissing { path: path.to_path_buf() },
+        false => error,
+    }
 }
 
 /// The manifest of the image at `path`, without holding the image: what it refers to may go.
@@ -346,19 +354,15 @@ pub(crate) fn peek(path: &Path) -> Result<Manifest> {
 }
 
 fn open_manifest(path: &Path) -> Result<File> {
-    let place = path.join(MANIFEST);
-    File::open(&place).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::NotAnImage { path: path.to_path_buf() },
-        _ => Error::io("open", &place, 0, error),
+    let opened = bounded::check_directory(path).and_then(|()| bounded::open(&path.join(MANIFEST)));
+    opened.map_err(|error| match bounded::is_not_found(&error) {
+        true => Error::NotAnImage { path: path.to_path_buf() },
+        false => error,
     })
 }
 
 fn read_manifest(file: &File, path: &Path) -> Result<Manifest> {
     let place = path.join(MANIFEST);
-    let mut text = Vec::new();
-    // One byte more than the longest, so that a longer one is seen to be too long.
-    file.take(crate::manifest::LONGEST_MANIFEST + 1)
-        .read_to_end(&mut text)
-        .map_err(|error| Error::io("read", &place, 0, error))?;
+    let text = bounded::read_open(file, &place, crate::manifest::LONGEST_MANIFEST)?;
     Manifest::from_bytes(&text, &place)
 }

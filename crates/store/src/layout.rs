@@ -37,7 +37,7 @@ impl Layout {
     /// The store of an image or an image in the making: its directory's directory's directory.
     pub fn around(directory: &Path) -> Option<Layout> {
         let root = directory.parent()?.parent()?;
-        root.join("format").is_file().then(|| Layout::new(root))
+        crate::bounded::look(&root.join("format")).is_ok().then(|| Layout::new(root))
     }
 
     pub fn format(&self) -> PathBuf {

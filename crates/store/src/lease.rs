@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::bounded;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 
@@ -39,10 +40,10 @@ impl Lease {
     /// Takes over a lease whose holder is dead, with the name that it was for; none if it is
     /// alive or the lease is gone.
     pub fn inherit(path: &Path) -> Result<Option<(Lease, String)>> {
-        let mut file = match File::open(path) {
+        let mut file = match bounded::open(path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io("open", path, 0, error)),
+            Err(error) if bounded::is_not_found(&error) => return Ok(None),
+            Err(error) => return Err(error),
         };
         match file.try_lock() {
             Ok(()) if is_at(&file, path) => {
@@ -68,7 +69,7 @@ impl Lease {
 
 /// Whether the open file is still the one at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
+    match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(open), Ok(there)) => open.ino() == there.ino() && open.dev() == there.dev(),
         _ => false,
     }

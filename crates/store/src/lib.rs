@@ -28,6 +28,7 @@
 //! - Several processes may use a store at once, and any of them may be killed at any moment.
 
 mod advice;
+pub mod bounded;
 mod chunk;
 mod collect;
 mod disk;

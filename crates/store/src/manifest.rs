@@ -123,6 +123,11 @@ impl Manifest {
         self.parts.iter().find(|part| part.kind == *kind && part.name == name)
     }
 
+    /// The directories within the image's that its parts' own files are in.
+    pub(crate) fn directories(&self) -> std::collections::BTreeSet<String> {
+        self.parts.iter().filter(|part| part.file.is_some()).map(|part| part.kind.directory()).collect()
+    }
+
     /// The chunks that lie among the store's, by file name and length there; one that is used twice comes twice.
     pub(crate) fn shelved(&self) -> impl Iterator<Item = (String, u64)> {
         let shared = self.parts.iter().filter(|part| part.file.is_none());

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
+use crate::bounded;
 use crate::chunk;
 use crate::disk::{self, Disk, Linked};
 use crate::error::{Error, Result};
@@ -160,7 +161,7 @@ impl Staging {
     /// must be as it was then.
     pub fn share_pages(&self, part: Part, path: &Path) -> Result<Part> {
         part.check().map_err(|reason| Error::BadPart { part: part.name.clone(), reason })?;
-        let found = fs::metadata(path).map_err(|error| Error::io("look at", path, 0, error))?;
+        let found = bounded::look(path)?;
         if found.len() != part.file_length() || part.modified_ns != Some(disk::modified_ns(&found)) {
             let reason = "it was written to since it was made".to_string();
             return Err(Error::Damaged { path: path.to_path_buf(), reason });
@@ -241,7 +242,7 @@ impl Staging {
         keep: impl Fn(&PartKind, u64, &[u8]) -> Result<ChunkRef> + Sync,
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
-        let file = File::open(path).map_err(failed)?;
+        let file = bounded::open(path)?;
         let mut part = file_named(kind, name, bytes)?;
         let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
         let size = part.chunk_bytes;
@@ -307,7 +308,7 @@ impl Staging {
         if self.inner.disk.link(&kept, &staged)? == Linked::NoSource {
             return Ok(None);
         }
-        let stored = fs::metadata(&staged).map_err(|error| Error::io("look at", &staged, 0, error))?.len();
+        let stored = bounded::look(&staged).map_or(0, |found| found.len());
         let fits = match chunk.encoding {
             Encoding::Raw => stored == chunk.bytes,
             _ => stored > 0 && stored < chunk.bytes,

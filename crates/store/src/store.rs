@@ -2,12 +2,12 @@
 //! where things lie. Several processes may have one store open, and change it, at once.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, TryLockError};
-use std::io;
+use std::fs::{self, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::bounded::{self, is_there};
 use crate::disk::Disk;
 use crate::draft::{Draft, bury};
 use crate::error::{Error, Result};
@@ -20,6 +20,8 @@ use crate::names;
 
 /// What the file `format` of a store says.
 const FORMAT_LINE: &str = "rekindle store 1\n";
+/// No version's is longer.
+const LONGEST_FORMAT: u64 = 4096;
 /// So often an image that was removed while it was opened is looked for again: another one may have its name by now.
 const OPENINGS: u32 = 10;
 
@@ -82,7 +84,7 @@ fn shareable(manifest: &Manifest, path: &Path) -> HashMap<String, u64> {
 
 /// What the file system knows a file by, whatever its names.
 fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    bounded::look(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Store {
@@ -98,11 +100,14 @@ impl Store {
         if let Some(parent) = root.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::create_dir_all(parent).map_err(|error| Error::io("create directory", parent, 0, error))?;
         }
-        disk.create_dir(root)?;
+        // It may be a link, what is in it may not.
+        if !root.is_dir() {
+            disk.create_dir(root)?;
+        }
         // Paths of images go to other processes, whose working directory may be another.
         let root = fs::canonicalize(root).map_err(|error| Error::io("find", root, 0, error))?;
         let layout = Layout::new(&root);
-        check_format(&layout, &disk)?;
+        settle_format(&layout, &disk)?;
         for directory in [layout.chunks(), layout.images(), layout.staging()] {
             disk.create_dir(&directory)?;
         }
@@ -137,7 +142,7 @@ impl Store {
         for path in list(&self.layout.images())? {
             let read = peek(&path);
             if let Err(Error::NotAnImage { .. }) = read
-                && !path.exists()
+                && !is_there(&path)
             {
                 continue;
             }
@@ -167,7 +172,7 @@ impl Store {
         let mut again = 0..OPENINGS;
         let image = loop {
             match Image::open(&path) {
-                Err(Error::NotAnImage { .. }) if !path.exists() => return Err(self.no_image(name)),
+                Err(Error::NotAnImage { .. }) if !is_there(&path) => return Err(self.no_image(name)),
                 Err(Error::NotAnImage { .. }) if again.next().is_some() => {}
                 opened => break opened?,
             }
@@ -194,18 +199,20 @@ impl Store {
 
     fn remove_that(&self, name: &str, is_meant: impl Fn(&Path) -> bool) -> Result<()> {
         let path = self.layout.image(name);
-        if !path.exists() {
+        if !is_there(&path) {
             return Err(self.no_image(name));
         }
         let manifest = path.join(MANIFEST);
-        let lease = match File::open(&manifest) {
+        let lease = match bounded::check_directory(&path).and_then(|()| bounded::open(&manifest)) {
             Ok(file) => match file.try_lock() {
                 Ok(()) => Some(file),
                 Err(TryLockError::WouldBlock) => return Err(Error::ImageInUse { name: name.to_string() }),
                 Err(TryLockError::Error(error)) => return Err(Error::io("lock", &manifest, 0, error)),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(Error::io("open", &manifest, 0, error)),
+            // What is no image, or has something else in a manifest's place, nobody holds.
+            Err(Error::Strange { .. }) => None,
+            Err(error) if bounded::is_not_found(&error) => None,
+            Err(error) => return Err(error),
         };
         // Nobody else removes it while it is locked.
         if !is_meant(&path) {
@@ -240,15 +247,23 @@ impl Store {
         let mut names = Vec::new();
         for path in list(&self.layout.staging())? {
             if path.extension().is_some_and(|extension| extension == "lock") {
-                if let Some((lease, name)) = Lease::inherit(&path)? {
-                    let draft = path.with_extension("");
-                    if draft.exists() {
+                let draft = path.with_extension("");
+                let inherited = match Lease::inherit(&path) {
+                    // Nobody's lease is that.
+                    Err(Error::Strange { .. }) => {
+                        self.disk.remove_tree(&draft).and_then(|()| self.disk.remove_tree(&path))?;
+                        continue;
+                    }
+                    inherited => inherited?,
+                };
+                if let Some((lease, name)) = inherited {
+                    if is_there(&draft) {
                         bury(&self.layout, &self.disk, &draft)?;
                         names.push(name);
                     }
                     lease.end(&self.disk)?;
                 }
-            } else if !path.with_extension("lock").exists() {
+            } else if !is_there(&path.with_extension("lock")) {
                 self.disk.remove_tree(&path)?;
             }
         }
@@ -262,17 +277,25 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>> {
     fs::read_dir(directory).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
 }
 
+/// Refuses a store whose file `format` says something else than it should.
+pub(crate) fn check_format(layout: &Layout) -> Result<()> {
+    let line = bounded::read(&layout.format(), LONGEST_FORMAT)?;
+    if line == FORMAT_LINE.as_bytes() {
+        return Ok(());
+    }
+    let line: String = String::from_utf8_lossy(&line).chars().take(40).collect();
+    let reason = format!(
+        "its file `format` says {line:?}, expected {FORMAT_LINE:?}; use the Rekindle that made it, or write that line again if it was damaged"
+    );
+    Err(Error::BadStore { path: layout.root().to_path_buf(), reason })
+}
+
 /// Refuses a directory that is something else, or a later kind of store; marks an empty one.
-fn check_format(layout: &Layout, disk: &Disk) -> Result<()> {
+fn settle_format(layout: &Layout, disk: &Disk) -> Result<()> {
     let path = layout.format();
     let bad = |reason: String| Error::BadStore { path: layout.root().to_path_buf(), reason };
-    match fs::read_to_string(&path) {
-        Ok(line) if line == FORMAT_LINE => Ok(()),
-        Ok(line) => {
-            let line: String = line.chars().take(40).collect();
-            Err(bad(format!("its file `format` says {line:?}, expected {FORMAT_LINE:?}")))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+    match check_format(layout) {
+        Err(error) if bounded::is_not_found(&error) => {
             let strange = list(layout.root())?.into_iter().find(|entry| !is_ours(entry));
             if let Some(entry) = strange {
                 return Err(bad(format!("it has no file `format`, and {} in it", entry.display())));
@@ -282,7 +305,7 @@ fn check_format(layout: &Layout, disk: &Disk) -> Result<()> {
             disk.sync_file(&file, &draft)?;
             disk.rename(&draft, &path)
         }
-        Err(error) => Err(Error::io("read", &path, 0, error)),
+        settled => settled,
     }
 }
 

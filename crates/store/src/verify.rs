@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::advice::is_advice;
+use crate::advice::{self, is_advice};
+use crate::bounded;
 use crate::chunk;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::{DAMAGED, MANIFEST};
 use crate::manifest::{Encoding, Part};
 use crate::pool;
-use crate::store::Store;
+use crate::store::{Store, check_format};
 
 /// What reading an image through has shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,11 @@ impl Store {
     /// in all. A damaged chunk is set aside, so that the next checkpoint that has those contents
     /// writes them again in place of relying on it. A manifest that cannot be read is an error.
     pub fn verify(&self, name: &str, progress: &dyn Fn(u64, u64)) -> Result<Report> {
-        let image = self.image(name)?;
+        let format = check_format(&self.layout).err();
+        let (image, format) = match (self.image(name), format) {
+            (Err(Error::BadStore { .. }), Some(format)) => return Err(format),
+            (image, format) => (image?, format),
+        };
         let extents = extents(&image);
         let total = extents.iter().map(|(part, number)| part.chunks[*number].bytes).sum();
         let mut report = Report { name: name.to_string(), chunks: extents.len() as u64, ..Report::default() };
@@ -88,6 +93,8 @@ impl Store {
             }
         }
         report.problems.extend(strangers(&image)?);
+        report.problems.extend(advice::problems(&image));
+        report.problems.extend(format.map(|error| error.to_string()));
         report.problems.sort();
         Ok(report)
     }
@@ -169,23 +176,28 @@ fn strangers(image: &Image) -> Result<Vec<String>> {
     }
     let mut problems = Vec::new();
     for (path, bytes) in &expected {
-        match (fs::symlink_metadata(path), bytes) {
+        match (bounded::look(path), bytes) {
             (Ok(found), Some(bytes)) if found.len() != *bytes => problems.push(format!(
                 "{} is {} bytes long, its manifest says {bytes}",
                 path.display(),
                 found.len()
             )),
             (Ok(_), _) => {}
-            (Err(_), _) => problems.push(format!("{} is missing", path.display())),
+            (Err(error), _) if bounded::is_not_found(&error) => {
+                problems.push(format!("{} is missing", path.display()));
+            }
+            (Err(error), _) => problems.push(error.to_string()),
         }
     }
     let known: HashSet<&PathBuf> = expected.iter().map(|(path, _)| path).collect();
+    let within: HashSet<PathBuf> =
+        image.manifest().directories().iter().map(|directory| image.path().join(directory)).collect();
     let mut directories = vec![image.path().to_path_buf()];
     while let Some(directory) = directories.pop() {
         let failed = |error| Error::io("list", &directory, 0, error);
         for entry in fs::read_dir(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if within.contains(&entry.path()) {
                 directories.push(entry.path());
             } else if !known.contains(&entry.path()) && !is_advice(image, &entry.path()) {
                 problems.push(format!("{} is not in the manifest", entry.path().display()));
