@@ -37,6 +37,10 @@ pub fn check(image: &Image, threads: usize) -> Result<PathBuf> {
     let (contents, parts): (Vec<_>, Vec<_>) =
         image.parts(PartKind::CpuFile).partition(|part| is_contents(part));
     image.check_parts(&parts, threads)?;
+    // CRIU looks for files that a dump need not have.
+    if !(parts.is_empty() && contents.is_empty()) {
+        image.check_alone(&PartKind::CpuFile)?;
+    }
     let file = parts.last().or(contents.last()).and_then(|part| image.file_path(part));
     let directory = file.and_then(|path| path.parent().map(Path::to_path_buf));
     directory.ok_or_else(|| Error::CannotRestore {

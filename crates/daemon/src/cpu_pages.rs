@@ -15,6 +15,7 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_store::bounded;
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
 
 use crate::error::{Error, Result};
@@ -180,6 +181,8 @@ pub fn link(image: &Image, directory: &Path) -> Result<()> {
             image: image.manifest().name.clone(),
             reason: format!("its page file {:?} does not lie in a file of its own", part.name),
         })?;
+        // A link would be made of anything, and CRIU wait for a pipe to be written to.
+        image.check_present(part).map_err(|error| shared_pages::explained(image, error))?;
         fs::hard_link(&from, &to).map_err(|source| match source.kind() {
             ErrorKind::NotFound => {
                 shared_pages::explained(image, rekindle_store::Error::ChunkMissing { path: from.clone() })
@@ -219,7 +222,7 @@ pub fn unreadable(store: &Path, image: &str, linked: &Path) -> Option<String> {
 
 /// Reads what a file has between its holes.
 fn read_data(path: &Path) -> std::io::Result<()> {
-    let file = fs::File::open(path)?;
+    let file = bounded::open(path).map_err(std::io::Error::other)?;
     let mut piece = vec![0; PIECE];
     let mut at = 0;
     // Past the last data there is nothing to be found (ENXIO).

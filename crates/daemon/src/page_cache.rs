@@ -3,11 +3,11 @@
 //!
 //! One thread reads, and gives way to all others: the program may be waiting for pages of the same disk.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::worker::Phase;
+use rekindle_store::bounded;
 use rekindle_store::{Encoding, Image, PartKind};
 
 use crate::resources::{available_memory, give_way};
@@ -28,7 +28,7 @@ pub fn fill(path: &Path) {
     give_way();
     let mut sink = vec![0; STRIDE];
     for path in files {
-        let Ok(mut file) = File::open(path) else { return };
+        let Ok(mut file) = bounded::open(&path) else { return };
         while file.read(&mut sink).is_ok_and(|read| read > 0) {}
     }
 }

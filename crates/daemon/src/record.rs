@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::daemon::{Mode, Sandbox, State};
+use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
@@ -174,11 +175,7 @@ fn path(directory: &Path, id: &str) -> PathBuf {
 }
 
 fn load(path: &Path) -> std::result::Result<Record, String> {
-    let bytes = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if bytes > LONGEST {
-        return Err(format!("it has {bytes} bytes, the most is {LONGEST}"));
-    }
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = bounded::read(path, LONGEST).map_err(|error| error.to_string())?;
     let record: Record = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let named = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
     named.then_some(record).ok_or_else(|| "it is named after another sandbox".to_string())
@@ -186,6 +183,9 @@ fn load(path: &Path) -> std::result::Result<Record, String> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::Mode as Permissions;
+    use nix::unistd::mkfifo;
+
     use super::*;
 
     #[test]
@@ -213,6 +213,8 @@ mod tests {
         fs::write(directory.path().join("bad.json"), "{").unwrap();
         fs::copy(directory.path().join("0a.json"), directory.path().join("0b.json")).unwrap();
         fs::write(directory.path().join("0c.partial"), "{").unwrap();
+        mkfifo(&directory.path().join("0d.json"), Permissions::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", directory.path().join("0e.json")).unwrap();
         assert_eq!(Record::load_all(directory.path()).unwrap(), std::slice::from_ref(&record));
         record.remove(directory.path());
         assert!(Record::load_all(directory.path()).unwrap().is_empty());

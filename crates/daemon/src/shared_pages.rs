@@ -7,12 +7,15 @@
 use std::fs;
 use std::path::Path;
 
+use rekindle_store::bounded;
 use rekindle_store::{Draft, Image, Origin, Part, PartKind};
 
 use crate::error::{Error, Result};
 
 /// Beside the page files of a program.
 const LIST: &str = "parts.json";
+/// As long as a manifest may be, from which it is taken.
+const LONGEST: u64 = 256 << 20;
 
 /// Writes down what the image says of its page files, where they are linked.
 pub fn note(image: &Image, directory: &Path, parts: &[&Part]) -> Result<()> {
@@ -35,7 +38,14 @@ pub fn note(image: &Image, directory: &Path, parts: &[&Part]) -> Result<()> {
 
 /// What is known of the page files in a directory; `None` where nothing is, and nothing can be shared.
 pub fn read(directory: &Path) -> Option<Vec<Part>> {
-    let text = fs::read(directory.join(LIST)).ok()?;
+    let text = match bounded::read(&directory.join(LIST), LONGEST) {
+        Ok(text) => text,
+        Err(rekindle_store::Error::Io { .. }) => return None,
+        Err(error) => {
+            log::warn!("{error}");
+            return None;
+        }
+    };
     serde_json::from_slice(&text).map_err(|error| log::warn!("{}: {error}", directory.display())).ok()
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
+use rekindle_store::bounded;
 
 use crate::clock;
 use crate::error::Result;
@@ -15,6 +16,8 @@ use crate::timeline::Timeline;
 
 /// How many are kept of one sandbox, the newest.
 const KEPT: usize = 16;
+/// What they take at most.
+const LONGEST: u64 = 64 << 20;
 
 /// One checkpoint or restore that is under way.
 pub struct Tracing {
@@ -53,7 +56,14 @@ pub fn place(records: &Path, id: &str) -> PathBuf {
 
 /// All that are kept, the oldest first.
 pub fn read(path: &Path) -> Vec<Trace> {
-    let Ok(text) = fs::read(path) else { return Vec::new() };
+    let text = match bounded::read(path, LONGEST) {
+        Ok(text) => text,
+        Err(rekindle_store::Error::Io { .. }) => return Vec::new(),
+        Err(error) => {
+            log::warn!("{error}");
+            return Vec::new();
+        }
+    };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
         log::warn!("the traces in {} cannot be read: {error}", path.display());
         Vec::new()

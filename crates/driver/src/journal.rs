@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use crate::huge::Previous;
 use crate::message::UuidPair;
 
 const LONGEST: u64 = 16 << 20;
+/// A link is not followed, and a pipe in a file's place not waited for.
+const NO_WAIT: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Who only looks whether a journal is abandoned has its lock for less.
 const GLANCE: Duration = Duration::from_secs(2);
@@ -132,7 +135,8 @@ impl Journal {
     /// Those that are there and that nobody works on.
     pub fn abandoned(directory: &Path) -> Vec<String> {
         let is_abandoned = |id: &String| {
-            let lock = File::open(lock_path(directory, id)).map(|lock| lock.try_lock().is_ok());
+            let lock = File::options().read(true).custom_flags(NO_WAIT).open(lock_path(directory, id));
+            let lock = lock.map(|lock| lock.try_lock().is_ok());
             path(directory, id).exists() && lock.unwrap_or(true)
         };
         Journal::all(directory).into_iter().filter(is_abandoned).collect()
@@ -158,10 +162,7 @@ impl Journal {
 }
 
 fn read(place: &Path) -> Result<Option<Entry>> {
-    let text = match fs::metadata(place).and_then(|meta| match meta.len() {
-        bytes if bytes > LONGEST => Err(io::Error::other(format!("it has {bytes} bytes"))),
-        _ => fs::read(place),
-    }) {
+    let text = match read_regular(place) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io("read the journal", place)(error)),
@@ -171,11 +172,27 @@ fn read(place: &Path) -> Result<Option<Entry>> {
         .map_err(|error| Error::io("understand the journal", place)(io::Error::from(error)))
 }
 
+/// All of a regular file. Whatever else has its name is neither followed nor waited for.
+fn read_regular(place: &Path) -> io::Result<Vec<u8>> {
+    let file = File::options().read(true).custom_flags(NO_WAIT).open(place)?;
+    let found = file.metadata()?;
+    match found.len() {
+        _ if !found.is_file() => Err(io::Error::other("it is no regular file; remove it")),
+        bytes if bytes > LONGEST => {
+            Err(io::Error::other(format!("it has {bytes} bytes, the most is {LONGEST}; remove it")))
+        }
+        bytes => {
+            let mut text = Vec::with_capacity(bytes as usize);
+            file.take(LONGEST).read_to_end(&mut text).map(|_| text)
+        }
+    }
+}
+
 fn take_lock(path: &Path, within: Duration) -> Result<File> {
     let failed = Error::io("lock the journal", path);
     let began = Instant::now();
     let lock = || loop {
-        let file = File::options().create(true).append(true).open(path)?;
+        let file = File::options().create(true).append(true).custom_flags(NO_WAIT).open(path)?;
         match file.try_lock() {
             // Whoever held it before may have removed it.
             Ok(()) if same_file(&file, path) => return Ok(file),
@@ -233,6 +250,26 @@ mod tests {
         taken.end();
         assert!(Journal::take_over(directory.path(), "a", Duration::ZERO).unwrap().is_none());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for name in ["a.json", "b.lock"] {
+            nix::unistd::mkfifo(&at(name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }
+        std::os::unix::fs::symlink("/dev/zero", at("c.json")).unwrap();
+        File::create(at("d.json")).unwrap().set_len(1 << 40).unwrap();
+        let (send, done) = std::sync::mpsc::channel();
+        let path = directory.path().to_path_buf();
+        std::thread::spawn(move || {
+            Journal::abandoned(&path);
+            let taken = |id: &str| Journal::take_over(&path, id, Duration::ZERO);
+            send.send(["a", "b", "c", "d"].map(|id| taken(id).err().map(|error| error.to_string()))).unwrap();
+        });
+        let told = done.recv_timeout(Duration::from_secs(120)).unwrap();
+        assert!(told.iter().all(Option::is_some), "{told:?}");
     }
 
     #[test]

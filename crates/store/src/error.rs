@@ -69,6 +69,9 @@ pub enum Error {
     )]
     BadAdvice { path: PathBuf, reason: String },
 
+    #[error("{} is not in its image's manifest, and would be read with it; remove it", path.display())]
+    Stray { path: PathBuf },
+
     #[error("part {part:?} has {bytes} bytes, but {length} bytes at offset {offset} were asked for")]
     OutOfRange { part: String, bytes: u64, offset: u64, length: u64 },
 

@@ -1,5 +1,6 @@
 //! An image to read. Nothing read from it is returned before its hash was checked.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use crate::layout::{Layout, MANIFEST};
 use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::pool;
 use crate::raw_chunk::RawChunk;
+use crate::store::list;
 use crate::{chunk, disk, sparse};
 
 /// A committed image. While one is held, by any process, the image cannot be removed; unless it was opened
@@ -230,6 +232,17 @@ impl Image {
             check_length(&path, found.len(), expected)?;
         }
         Ok(())
+    }
+
+    /// That the directory for files of this kind has none but the image's: for those who read whatever is there.
+    pub fn check_alone(&self, kind: &PartKind) -> Result<()> {
+        let known: HashSet<PathBuf> =
+            self.parts(kind.clone()).filter_map(|part| self.file_path(part)).collect();
+        let found = list(&self.path.join(kind.directory()))?;
+        match found.into_iter().find(|path| !known.contains(path)) {
+            Some(path) => Err(Error::Stray { path }),
+            None => Ok(()),
+        }
     }
 
     /// Reads parts for nothing but their check, on up to so many threads: a thread takes longer to begin than a few

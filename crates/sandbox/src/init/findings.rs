@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 pub const FINDINGS_NAME: &[u8] = b"criu.kdat";
 /// CRIU's own name for them.
 const FINDINGS: &str = "/run/criu.kdat";
+/// They have some hundred bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// The file on the host that keeps them, reached by its directory: the sandbox has other mounts on its path.
 #[derive(Debug)]
@@ -35,7 +37,8 @@ impl Cache {
     }
 
     pub fn exists(&self) -> bool {
-        self.path().exists()
+        // What else may lie there is not waited for, and not copied into memory.
+        fs::symlink_metadata(self.path()).is_ok_and(|found| found.is_file() && found.len() <= LONGEST)
     }
 
     pub fn copy_in(&self) -> io::Result<()> {

@@ -9,7 +9,6 @@
 //! files' own, which stays, pinned, until this lets go of it, whatever becomes of the files.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -20,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rekindle_device::Device;
-use rekindle_store::{ContentHash, Encoding, Image, PartKind};
+use rekindle_store::{ContentHash, Encoding, Image, PartKind, bounded};
 
 /// So much is registered at once: a load waits for no more.
 const AT_ONCE: u64 = 64 << 20;
@@ -144,7 +143,7 @@ impl Resident {
         let mut places = Vec::with_capacity(files.len());
         let mut end = start;
         for stored in files {
-            let file = File::open(&stored.path)?;
+            let file = bounded::open(&stored.path).map_err(io::Error::other)?;
             let found = file.metadata()?.len();
             if found != stored.bytes {
                 let text = format!("{} has {found} bytes, and had {}", stored.path.display(), stored.bytes);
