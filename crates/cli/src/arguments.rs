@@ -125,6 +125,9 @@ pub enum Command {
         /// In which order GPU buffers are loaded; with `none`, GPU calls wait for all of them.
         #[arg(long)]
         order: Option<OrderArgument>,
+        /// Read and check every byte of the image before its program runs.
+        #[arg(long)]
+        verify: bool,
     },
     /// Learn in which order a program uses its GPU buffers, so that later restores of the image load them so.
     ///

@@ -24,9 +24,9 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Run { sandbox, mode, from, command } => {
             return run(&places, &printer, sandbox, mode, from, command);
         }
-        Command::Restore { image, sandbox, gpu_map, order } => {
+        Command::Restore { image, sandbox, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
-            return restore(&places, &printer, image, sandbox, gpu_map, order);
+            return restore(&places, &printer, image, sandbox, gpu_map, order, verify);
         }
         Command::Profile { image, gpu, request } => {
             profile::perform(&places, &printer, image, gpu, &request)?
@@ -156,12 +156,14 @@ fn restore(
     wanted: SandboxArguments,
     gpu_map: Vec<String>,
     order: Option<LoadOrder>,
+    verify: bool,
 ) -> Result<ExitCode> {
     if !wanted.detach {
         foreground::hold_signals()?;
     }
     let SandboxArguments { name, gpu, .. } = wanted;
-    let answer = simply_ask(places, &Request::Restore { image, name, gpu, gpu_map, order, record: false })?;
+    let answer =
+        simply_ask(places, &Request::Restore { image, name, gpu, gpu_map, order, record: false, verify })?;
     let report: Report = serde_json::from_value(answer.clone())?;
     warn(&report);
     // Its engine has the container's output.

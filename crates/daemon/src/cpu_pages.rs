@@ -16,8 +16,9 @@ use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
 use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_store::bounded;
-use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, PartKind, Store};
+use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, Part, PartKind, Store};
 
+use crate::checked::CHECKED;
 use crate::error::{Error, Result};
 use crate::places::private_directory;
 use crate::{cpu_images, fault, shared_pages};
@@ -183,7 +184,7 @@ pub fn link(image: &Image, directory: &Path) -> Result<()> {
         })?;
         // A link would be made of anything, and CRIU wait for a pipe to be written to.
         image.check_present(part).map_err(|error| shared_pages::explained(image, error))?;
-        fs::hard_link(&from, &to).map_err(|source| match source.kind() {
+        CHECKED.keeping(&from, || fs::hard_link(&from, &to)).map_err(|source| match source.kind() {
             ErrorKind::NotFound => {
                 shared_pages::explained(image, rekindle_store::Error::ChunkMissing { path: from.clone() })
             }
@@ -193,16 +194,13 @@ pub fn link(image: &Image, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks an image's page files, before a program that maps them runs.
-pub fn check(image: &Image, threads: usize) -> Result<()> {
-    let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
-    image.check_glance(&parts, threads).map_err(|error| shared_pages::explained(image, error))
-}
-
-/// Checks an image's page files, and writes down what they are where they were linked.
+/// Looks at an image's page files before a program that maps them runs, at those that are not known to be whole, and writes
+/// down what they are where they were linked.
 pub fn check_linked(image: &Image, directory: &Path, threads: usize) -> Result<()> {
-    check(image, threads)?;
     let parts: Vec<_> = image.parts(PartKind::CpuPages).collect();
+    let is_known = |part: &Part| image.file_path(part).is_some_and(|path| CHECKED.knows(part, &path));
+    let unknown: Vec<_> = parts.iter().copied().filter(|part| !is_known(part)).collect();
+    image.check_glance(&unknown, threads).map_err(|error| shared_pages::explained(image, error))?;
     shared_pages::note(image, directory, &parts)
 }
 

@@ -18,12 +18,13 @@ use crate::gate::Gate;
 use crate::gpu;
 use crate::held::{Held, remove_directory};
 use crate::lock::Lock;
+use crate::page_check::Hints;
 use crate::places::Places;
 use crate::record::Record;
 use crate::registry::Registry;
 use crate::resources::give_memory_back;
 use crate::worker_pool::{PoolSize, WorkerPool};
-use crate::{sleep, wake};
+use crate::{page_check, sleep, wake};
 
 pub struct Daemon {
     pub places: Places,
@@ -148,6 +149,10 @@ impl Daemon {
                 if let Err(error) = held.runs(cpu).and_then(|()| held.is_up()) {
                     log::error!("{error}");
                 }
+                // Whether the daemon before came to that is not known.
+                let image = held.record().image.and_then(|image| self.store.image(&image).ok());
+                let image = image.map(|image| image.path().to_path_buf());
+                page_check::follow(held, Hints { image, ..Hints::default() }, None);
                 if state == State::Checkpointing {
                     held.tell("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
                 }

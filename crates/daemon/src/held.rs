@@ -19,7 +19,7 @@ use crate::record::{Record, state_word};
 use crate::turn::Turn;
 use crate::worker::Worker;
 use crate::worker_pool::WorkerPool;
-use crate::{cpu_pages, sleep, traces};
+use crate::{cpu_pages, page_check, sleep, traces};
 
 mod operation;
 mod workers;
@@ -111,6 +111,19 @@ impl Held {
     pub fn tell(&self, problem: String) {
         log::warn!("sandbox {:?}: {problem}", self.name());
         self.note(|record| record.problem = Some(problem));
+    }
+
+    /// As [`Held::tell`], unless the sandbox was forgotten meanwhile: its record stays removed.
+    pub fn tell_if_known(&self, problem: String) {
+        let mut record = self.lock();
+        log::warn!("sandbox {:?}: {problem}", record.name);
+        if !record.is_kept(&self.records) {
+            return;
+        }
+        record.problem = Some(problem);
+        if let Err(error) = record.save(&self.records) {
+            log::error!("{error}");
+        }
     }
 
     /// Forgets an ended sandbox: its record and its logs.
@@ -215,6 +228,7 @@ impl Held {
         }
         sleep::end(self);
         self.tell_of_sigbus(exit);
+        page_check::let_go(&self.pages);
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");

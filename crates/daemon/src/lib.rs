@@ -19,6 +19,7 @@
 
 mod breakpoints;
 mod caches;
+mod checked;
 mod checkpoint;
 mod claims;
 mod client_library;
@@ -45,6 +46,7 @@ mod logs;
 mod machine;
 mod names;
 mod page_cache;
+mod page_check;
 mod places;
 mod preflight;
 mod process;

@@ -49,6 +49,11 @@ pub struct Clock {
 }
 
 impl Clock {
+    /// It shows so much now.
+    pub fn at(now_us: u64) -> Clock {
+        Clock { now: Instant::now(), now_us }
+    }
+
     pub fn elapsed_us(&self) -> u64 {
         self.now_us + self.now.elapsed().as_micros() as u64
     }
@@ -56,8 +61,7 @@ impl Clock {
 
 /// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
 /// worker of the pool.
-pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, now_us: u64) {
-    let clock = Clock { now: Instant::now(), now_us };
+pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, clock: Clock) {
     let Some(Rest { worker, began_us, loan, left }) = rest else { return held.fill_pool() };
     let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
     std::thread::spawn(move || {

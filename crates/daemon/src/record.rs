@@ -125,6 +125,11 @@ impl Record {
         write().map_err(|source| Error::io("write the record", &place, source))
     }
 
+    /// Whether it is on disk, and was not removed.
+    pub fn is_kept(&self, directory: &Path) -> bool {
+        path(directory, &self.id).exists()
+    }
+
     pub fn remove(&self, directory: &Path) {
         if let Err(error) = fs::remove_file(path(directory, &self.id)) {
             log::warn!("the record of {:?} stays: {error}", self.name);

@@ -31,7 +31,8 @@ use crate::framework::App;
 use crate::gate::Gate;
 use crate::held::Held;
 use crate::kept::Kept;
-use crate::loading::{self, Rest};
+use crate::loading::{self, Clock, Rest};
+use crate::page_check::Hints;
 use crate::record::Record;
 use crate::replacement::Left;
 use crate::reply::Reply;
@@ -41,7 +42,9 @@ use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
-use crate::{container, driver_half, fault, framework, gpu, load_order, machine, names, preflight};
+use crate::{
+    container, driver_half, fault, framework, gpu, load_order, machine, names, page_check, preflight,
+};
 
 mod cpu;
 mod shared_files;
@@ -61,6 +64,8 @@ pub struct Wish<'a> {
     pub order: LoadOrder,
     /// Note which buffers requests name first.
     pub record: bool,
+    /// Read all of the image before.
+    pub verify: bool,
 }
 
 pub struct Attempt<'a> {
@@ -88,6 +93,10 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, wish.image));
     reply.progress("check", 0, 0);
     let image = daemon.store.image(wish.image)?;
+    if wish.verify {
+        timeline.time("verify", || page_check::verify(&daemon.store, &image, reply))?;
+    }
+    let damaged_advice = image.damaged_advice();
     let kept = Kept::read(&image)?;
     if wish.app.is_some() && !kept.framework {
         return Err(Error::NoFramework { image: wish.image.to_string() });
@@ -139,7 +148,14 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         }
     };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
-    loading::follow(&held, &image, rest, timeline.elapsed_us());
+    let clock = Clock::at(timeline.elapsed_us());
+    let hints = Hints {
+        image: Some(image.path().to_path_buf()),
+        first: image.first_pages().unwrap_or_default().runs,
+        pid: rest.as_ref().map_or(0, |rest| rest.left.pid),
+    };
+    page_check::follow(&held, hints, Some(clock));
+    loading::follow(&held, &image, rest, clock);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
     Ok(Report {
@@ -154,7 +170,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             + kept.amd.len(),
         total_us,
         stopped_us: total_us,
-        warnings: kept.warnings.clone(),
+        warnings: [kept.warnings.clone(), damaged_advice].concat(),
         phases: timeline.phases(),
     })
 }

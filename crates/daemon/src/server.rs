@@ -118,6 +118,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
                 app: Some(&app),
                 order: load_order::usual(),
                 record: false,
+                verify: false,
             };
             json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
         }
@@ -173,7 +174,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
             json!(container::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)
         }
-        Request::Restore { image, name, gpu, gpu_map, order, record } => {
+        Request::Restore { image, name, gpu, gpu_map, order, record, verify } => {
             let wish = restore::Wish {
                 image: &image,
                 name: name.as_deref(),
@@ -182,6 +183,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
                 app: None,
                 order: order.unwrap_or_else(load_order::usual),
                 record,
+                verify,
             };
             json!(restore::restore(daemon, &wish, reply)?)
         }

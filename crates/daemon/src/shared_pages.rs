@@ -10,6 +10,7 @@ use std::path::Path;
 use rekindle_store::bounded;
 use rekindle_store::{Draft, Image, Origin, Part, PartKind};
 
+use crate::checked::CHECKED;
 use crate::error::{Error, Result};
 
 /// Beside the page files of a program.
@@ -46,7 +47,10 @@ pub fn read(directory: &Path) -> Option<Vec<Part>> {
             return None;
         }
     };
-    serde_json::from_slice(&text).map_err(|error| log::warn!("{}: {error}", directory.display())).ok()
+    let parts: Vec<Part> = serde_json::from_slice(&text)
+        .inspect_err(|error| log::warn!("{}: {error}", directory.display()))
+        .ok()?;
+    parts.iter().all(|part| part.check().is_ok()).then_some(parts)
 }
 
 /// Takes those of these names into the draft.
@@ -55,8 +59,9 @@ pub fn take(draft: &Draft, directory: &Path, names: &[String], known: &[Part]) -
         let part = known.iter().find(|part| part.name == *name).ok_or_else(|| Error::Pages {
             what: format!("the program maps the page file {name:?}, which its image did not list"),
         })?;
-        draft
-            .share_pages(part.clone(), &directory.join(name))
+        let path = directory.join(name);
+        CHECKED
+            .keeping(&path, || draft.share_pages(part.clone(), &path))
             .map_err(|error| with_origin(part.origin(), error))?;
     }
     Ok(())
@@ -74,7 +79,7 @@ pub fn explained(image: &Image, error: rekindle_store::Error) -> Error {
     with_origin(origin, error)
 }
 
-fn with_origin(origin: Option<Origin>, error: rekindle_store::Error) -> Error {
+pub fn with_origin(origin: Option<Origin>, error: rekindle_store::Error) -> Error {
     match (origin, error) {
         (Some(origin), source @ rekindle_store::Error::Damaged { .. })
         | (Some(origin), source @ rekindle_store::Error::ChunkMissing { .. }) => {

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
@@ -70,8 +71,9 @@ pub fn read(path: &Path) -> Vec<Trace> {
     })
 }
 
-/// Adds phases to the newest.
+/// Adds phases to the newest. Several threads may do so at once.
 pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
+    let _turn = turn();
     let mut traces = read(path);
     let Some(newest) = traces.last_mut() else { return };
     newest.phases.extend(phases);
@@ -81,7 +83,14 @@ pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
     }
 }
 
+/// Who changes a file has read it before.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
+    let _turn = turn();
     let mut traces = read(path);
     traces.push(trace);
     traces.drain(..traces.len().saturating_sub(KEPT));

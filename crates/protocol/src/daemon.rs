@@ -85,6 +85,9 @@ pub enum Request {
         order: Option<LoadOrder>,
         /// Note which buffers requests name first, for `KeepOrder`.
         record: bool,
+        /// Read and check all of the image before its program runs.
+        #[serde(default)]
+        verify: bool,
     },
     /// Keeps what a restore with `record` has noted with its image.
     KeepOrder {

@@ -38,14 +38,22 @@ const OLDER: [&str; 2] = ["parts", "runs"];
 
 /// What a file holds; none if it is not there.
 pub(crate) fn read<T: DeserializeOwned>(image: &Image, file: &str) -> Result<Option<T>> {
-    let path = image.path().join(file);
-    let text = match bounded::read(&path, MOST_BYTES) {
+    let Some(text) = read_checked(image, file)? else { return Ok(None) };
+    let damaged = |error: serde_json::Error| damaged(image, file, error.to_string());
+    serde_json::from_slice(&text).map(Some).map_err(damaged)
+}
+
+fn read_checked(image: &Image, file: &str) -> Result<Option<Vec<u8>>> {
+    let text = match bounded::read(&image.path().join(file), MOST_BYTES) {
         Err(error) if bounded::is_not_found(&error) => return Ok(None),
         read => read?,
     };
-    let damaged = |reason: String| Error::BadAdvice { path: path.clone(), reason };
-    check(&text).map_err(|reason| damaged(reason.into()))?;
-    serde_json::from_slice(&text).map(Some).map_err(|error| damaged(error.to_string()))
+    check(&text).map_err(|reason| damaged(image, file, reason.into()))?;
+    Ok(Some(text))
+}
+
+fn damaged(image: &Image, file: &str, reason: String) -> Error {
+    Error::BadAdvice { path: image.path().join(file), reason }
 }
 
 /// That the contents match their checksum, where they have one.
@@ -110,6 +118,14 @@ pub(crate) fn problems(image: &Image) -> Vec<String> {
         unfinished,
     ];
     read.into_iter().filter_map(|read| Some(read.err()?.to_string())).collect()
+}
+
+impl Image {
+    /// A sentence for each file of advice that does not match its checksum: what a restore does without.
+    pub fn damaged_advice(&self) -> Vec<String> {
+        let read = [LOAD_ORDER, FIRST_PAGES, UNWRITTEN].map(|file| read_checked(self, file));
+        read.into_iter().filter_map(|read| Some(read.err()?.to_string())).collect()
+    }
 }
 
 /// Whether a file in the image's directory is one that was written after the image was made.

@@ -14,7 +14,7 @@ use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::pool;
 use crate::raw_chunk::RawChunk;
 use crate::store::list;
-use crate::{chunk, disk, sparse};
+use crate::{chunk, disk, extent, sparse};
 
 /// A committed image. While one is held, by any process, the image cannot be removed; unless it was opened
 /// [unheld](Image::open_unheld).
@@ -27,8 +27,6 @@ pub struct Image {
     lease: File,
 }
 
-/// How much is read before it is hashed, while it is still in the processor's cache.
-const STRIDE: usize = 256 << 10;
 /// How many chunks a glance looks at.
 const GLANCES: usize = 4;
 /// What is checked in about the time that a thread takes to begin, some times over.
@@ -197,23 +195,7 @@ impl Image {
         let damaged = |reason| Error::Damaged { path: path.clone(), reason };
         let failed = |error| Error::io("read", &path, 0, error);
         match chunk.encoding {
-            Encoding::Raw => {
-                let mut hasher = blake3::Hasher::new();
-                let mut at = offset;
-                for stride in into.chunks_mut(STRIDE) {
-                    file.read_exact_at(stride, at).map_err(failed)?;
-                    hasher.update(stride);
-                    at += stride.len() as u64;
-                }
-                chunk::match_hash(chunk.hash, hasher.finalize().into()).map_err(damaged)
-            }
-            Encoding::Zero => {
-                file.read_exact_at(into, offset).map_err(failed)?;
-                if chunk::is_zero(into) {
-                    return Ok(());
-                }
-                Err(damaged(format!("it is not all zero from {offset} on, as its manifest says")))
-            }
+            Encoding::Raw | Encoding::Zero => extent::read(chunk, &file, &path, offset, into),
             Encoding::Zstd => {
                 let mut stored = vec![0; chunk.stored as usize];
                 file.read_exact_at(&mut stored, 0).map_err(failed)?;

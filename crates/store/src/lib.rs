@@ -34,6 +34,7 @@ mod collect;
 mod disk;
 mod draft;
 mod error;
+mod extent;
 mod faults;
 mod first_pages;
 mod hash;

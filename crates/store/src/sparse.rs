@@ -24,6 +24,15 @@ pub(crate) fn data_spans(file: &File, bytes: u64) -> io::Result<Vec<Range<u64>>>
     Ok(spans)
 }
 
+/// Whether nothing is kept there.
+pub(crate) fn is_hole(file: &File, range: Range<u64>) -> io::Result<bool> {
+    match lseek(file, range.start as i64, Whence::SeekData) {
+        Ok(start) => Ok(start as u64 >= range.end),
+        Err(nix::Error::ENXIO) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Whether there is anything but zeros from `at` on. What is no hole is read: a block that contents end in reaches beyond
 /// them, and blocks may be as large as a huge page.
 pub(crate) fn has_data_from(file: &File, at: u64) -> io::Result<bool> {

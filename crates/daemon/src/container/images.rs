@@ -23,7 +23,7 @@ use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::timeline::{CPU, PAGES, Timeline};
-use crate::{cpu_images, cpu_pages};
+use crate::{cpu_images, page_check};
 
 /// Images that lie beside an archive; what CRIU acts on is checked.
 pub struct Beside<'a> {
@@ -57,7 +57,7 @@ impl<'a> Beside<'a> {
         // The other half of the processors has CRIU's work, and the GPU half's.
         let threads = threads().div_ceil(2);
         cpu_images::check_contents(self.image, threads)?;
-        cpu_pages::check(self.image, threads)
+        page_check::check_whole(self.image, threads)
     }
 
     /// Which of these processes maps a page file still; none should once the driver has read them.

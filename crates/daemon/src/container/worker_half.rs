@@ -34,7 +34,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::kept::Kept;
-use crate::loading::{self, Rest};
+use crate::loading::{self, Clock, Rest};
 use crate::quiet::Quiet;
 use crate::replacement::Left;
 use crate::reply::Reply;
@@ -248,7 +248,7 @@ pub fn restore(
         }
     };
     drop(operation);
-    loading::follow(&held, image, Some(rest), timeline.elapsed_us());
+    loading::follow(&held, image, Some(rest), Clock::at(timeline.elapsed_us()));
     Ok(())
 }
 

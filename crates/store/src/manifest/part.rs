@@ -121,7 +121,7 @@ pub struct Part {
 
 impl Part {
     /// Whether the part agrees with itself; if not, why.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let name = &self.name;
         crate::names::check(name).map_err(|error| error.to_string())?;
         if self.chunk_bytes == 0 || self.chunk_bytes > LARGEST_CHUNK {
