@@ -26,7 +26,7 @@ use crate::loading::Clock;
 use crate::reply::Reply;
 use crate::resources::give_way;
 use crate::timeline::PAGES;
-use crate::{shared_pages, traces};
+use crate::{fault, shared_pages, traces};
 
 /// The phase of a trace.
 const PHASE: &str = "check what is mapped";
@@ -96,6 +96,7 @@ fn end(held: &Held, error: &Error) {
 /// Reads what is not known yet. The bytes read; none if there was nothing to read.
 fn check(held: &Held, hints: &Hints) -> Result<Option<u64>> {
     let mut files = open(held, hints)?;
+    fault::point("mapped-opened")?;
     files.sort_by_key(|mapped| place(&mapped.file));
     for mapped in &mut files {
         let claim = CHECKED.claim(&mapped.part, &mapped.file);
