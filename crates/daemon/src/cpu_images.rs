@@ -37,6 +37,8 @@ pub fn check(image: &Image, threads: usize) -> Result<PathBuf> {
     let (contents, parts): (Vec<_>, Vec<_>) =
         image.parts(PartKind::CpuFile).partition(|part| is_contents(part));
     image.check_parts(&parts, threads)?;
+    // CRIU opens them before they are read here.
+    contents.iter().try_for_each(|part| image.check_present(part))?;
     // CRIU looks for files that a dump need not have.
     if !(parts.is_empty() && contents.is_empty()) {
         image.check_alone(&PartKind::CpuFile)?;
