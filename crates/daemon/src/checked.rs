@@ -127,7 +127,7 @@ impl Entry {
 
 impl Claim<'_> {
     /// All of the file was read and is what it should be, unless it was changed meanwhile.
-    pub fn is_whole(self, file: &File) {
+    pub fn found_whole(self, file: &File) {
         let mut entries = self.checked.lock();
         if let Some(entry) = entries.get_mut(&self.key) {
             let now = file.metadata().ok().map(|found| Identity::of(&found));
@@ -188,7 +188,7 @@ mod tests {
 
         let checked = Checked::default();
         let claim = || checked.claim(part, &file).unwrap();
-        let find_whole = || claim().unwrap().is_whole(&file);
+        let find_whole = || claim().unwrap().found_whole(&file);
         assert!(!checked.knows(part, &path));
         drop(claim().unwrap());
         assert!(!checked.knows(part, &path));
@@ -214,7 +214,7 @@ mod tests {
         // The same while it is read, and while it gets a name.
         let reading = claim().unwrap();
         file.write_all_at(&[7], 4711).unwrap();
-        reading.is_whole(&file);
+        reading.found_whole(&file);
         assert!(!checked.knows(part, &path));
         find_whole();
         checked.keeping(&path, || file.write_all_at(&[7], 4711)).unwrap();
@@ -243,7 +243,7 @@ mod tests {
         let first = checked.claim(part, &file).unwrap().unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| checked.claim(part, &file).unwrap().is_none());
-            first.is_whole(&file);
+            first.found_whole(&file);
             assert!(second.join().unwrap());
         });
     }

@@ -120,7 +120,7 @@ fn check(held: &Held, hints: &Hints) -> Result<Option<u64>> {
         reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     for Mapped { file, claim, .. } in files {
-        claim.into_iter().for_each(|claim| claim.is_whole(&file));
+        claim.into_iter().for_each(|claim| claim.found_whole(&file));
     }
     Ok(Some(read))
 }
@@ -234,7 +234,7 @@ fn remembering(image: &Image, check: impl FnOnce(&[&Part]) -> Result<()>) -> Res
     check(&unknown)?;
     for (claim, file) in claims {
         if let Some(file) = file {
-            claim.is_whole(file);
+            claim.found_whole(file);
         }
     }
     Ok(())

@@ -36,7 +36,7 @@ const STRANGE: [Replacement; 7] = [
     ("a terabyte", |path| File::create(path).unwrap().set_len(1 << 40).unwrap()),
     ("a socket", |path| drop(UnixListener::bind(path).unwrap())),
     ("no permission", |path| {
-        File::create(path).unwrap().set_permissions(Permissions::from_mode(0)).unwrap();
+        File::create(path).unwrap().set_permissions(Permissions::from_mode(0o000)).unwrap();
     }),
 ];
 
