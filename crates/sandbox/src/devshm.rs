@@ -2,10 +2,12 @@
 //!
 //! CRIU keeps the contents of deleted files only; named ones it expects to find. While the program stands still they
 //! are packed into one file among the images, so that an image takes them as it takes CRIU's: for each a length (four
-//! bytes, little endian), a [`Header`] in JSON, and the bytes of its extents. Holes are left out.
+//! bytes, little endian), a [`Header`] in JSON, and the bytes of its extents. Holes are left out. A further name of a
+//! file is a [`Link`], which has no bytes.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
@@ -28,6 +30,22 @@ struct Header {
     bytes: u64,
     /// Offset and length of what is not zero.
     extents: Vec<(u64, u64)>,
+}
+
+/// Another name of a file that came before.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Link {
+    /// Both below `/dev/shm`.
+    path: OsString,
+    link_to: OsString,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Link(Link),
+    File(Header),
 }
 
 /// All files and directories under `root`.
@@ -57,14 +75,29 @@ pub fn pack(root: &Path, paths: &[PathBuf], to: &Path) -> io::Result<()> {
     }
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     let mut out = BufWriter::with_capacity(BLOCK, file);
+    let mut first_names = HashMap::new();
     for path in paths {
-        pack_one(root, path, &mut out)?;
+        let meta = fs::metadata(root.join(path))?;
+        match first_names.get(&(meta.dev(), meta.ino())) {
+            Some(first) if !meta.is_dir() => {
+                let link = Link { path: path.into(), link_to: OsString::clone(first) };
+                put(&serde_json::to_vec(&link)?, &mut out)?;
+            }
+            _ => {
+                first_names.insert((meta.dev(), meta.ino()), path.into());
+                pack_one(root, path, &meta, &mut out)?;
+            }
+        }
     }
     out.flush()
 }
 
-fn pack_one(root: &Path, path: &Path, out: &mut impl Write) -> io::Result<()> {
-    let meta = fs::metadata(root.join(path))?;
+fn put(header: &[u8], out: &mut impl Write) -> io::Result<()> {
+    out.write_all(&(header.len() as u32).to_le_bytes())?;
+    out.write_all(header)
+}
+
+fn pack_one(root: &Path, path: &Path, meta: &Metadata, out: &mut impl Write) -> io::Result<()> {
     let mut file = File::open(root.join(path))?;
     let extents = if meta.is_dir() { Vec::new() } else { extents(&mut file)? };
     let header = Header {
@@ -76,9 +109,7 @@ fn pack_one(root: &Path, path: &Path, out: &mut impl Write) -> io::Result<()> {
         bytes: meta.len(),
         extents,
     };
-    let text = serde_json::to_vec(&header)?;
-    out.write_all(&(text.len() as u32).to_le_bytes())?;
-    out.write_all(&text)?;
+    put(&serde_json::to_vec(&header)?, out)?;
     for (at, bytes) in header.extents {
         file.seek(SeekFrom::Start(at))?;
         copy(&mut file, out, bytes)?;
@@ -87,7 +118,7 @@ fn pack_one(root: &Path, path: &Path, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Where the file is not zero, in blocks.
-fn extents(file: &mut File) -> io::Result<Vec<(u64, u64)>> {
+pub fn extents(file: &mut impl Read) -> io::Result<Vec<(u64, u64)>> {
     let (mut out, mut at, mut block) = (Vec::<(u64, u64)>::new(), 0, vec![0; BLOCK]);
     loop {
         let got = file.read(&mut block)? as u64;
@@ -104,7 +135,7 @@ fn extents(file: &mut File) -> io::Result<Vec<(u64, u64)>> {
     }
 }
 
-fn copy(from: &mut impl Read, to: &mut impl Write, bytes: u64) -> io::Result<()> {
+pub fn copy(from: &mut impl Read, to: &mut impl Write, bytes: u64) -> io::Result<()> {
     match io::copy(&mut from.take(bytes), to)? {
         copied if copied == bytes => Ok(()),
         copied => Err(io::Error::other(format!("it ends after {copied} of {bytes} bytes"))),
@@ -128,16 +159,32 @@ pub fn unpack(from: &Path, root: &Path) -> io::Result<()> {
         }
         let mut text = vec![0; length as usize];
         from.read_exact(&mut text)?;
-        unpack_one(&serde_json::from_slice(&text)?, &mut from, root)?;
+        match serde_json::from_slice(&text)? {
+            Entry::Link(link) => link_one(&link, root)?,
+            Entry::File(header) => unpack_one(&header, &mut from, root)?,
+        }
     }
 }
 
-fn unpack_one(header: &Header, from: &mut impl Read, root: &Path) -> io::Result<()> {
-    let path = Path::new(&header.path);
+fn below(root: &Path, path: &OsString) -> io::Result<PathBuf> {
+    let path = Path::new(path);
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
         return Err(io::Error::other(format!("{} is no place below {}", path.display(), root.display())));
     }
-    let target = root.join(path);
+    Ok(root.join(path))
+}
+
+fn link_one(link: &Link, root: &Path) -> io::Result<()> {
+    let (first, target) = (below(root, &link.link_to)?, below(root, &link.path)?);
+    match fs::remove_file(&target) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::hard_link(first, target)
+}
+
+fn unpack_one(header: &Header, from: &mut impl Read, root: &Path) -> io::Result<()> {
+    let target = below(root, &header.path)?;
     if header.directory {
         DirBuilder::new().recursive(true).mode(0o700).create(&target)?;
     } else {
@@ -192,6 +239,23 @@ mod tests {
         assert_eq!(fs::read(target.join("hole")).unwrap(), fs::read(from.path().join("hole")).unwrap());
         assert!(fs::metadata(target.join("hole")).unwrap().blocks() < 1000);
         assert!(!target.join("link_remap.1").exists());
+    }
+
+    #[test]
+    fn names_of_one_file_stay_names_of_one_file() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir(from.path().join("d")).unwrap();
+        fs::write(from.path().join("d/one"), b"text").unwrap();
+        fs::hard_link(from.path().join("d/one"), from.path().join("two")).unwrap();
+        let packed = to.path().join(NAME);
+        pack(from.path(), &all(from.path()).unwrap(), &packed).unwrap();
+        let target = to.path().join("target");
+        fs::create_dir(&target).unwrap();
+        for _ in 0..2 {
+            unpack(&packed, &target).unwrap();
+            fs::write(target.join("two"), b"another").unwrap();
+            assert_eq!(fs::read(target.join("d/one")).unwrap(), b"another");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::elf;
 use crate::init::RUN_PATH;
+use crate::lost_names::LostNames;
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
 
@@ -102,6 +103,7 @@ impl Inventory {
             session_outside: crate::process::is_session_outside(pids),
             ..Self::default()
         };
+        let lost_names = LostNames::find(pids);
         let mut files = BTreeMap::new();
         for pid in pids {
             for path in mapped_paths(&fs::read(format!("/proc/{pid}/maps"))?) {
@@ -111,7 +113,7 @@ impl Inventory {
                     files.insert(path.clone(), MappedFile::read(path, &reached)?);
                 }
             }
-            let (open_files, highest) = openfile::list(*pid)?;
+            let (open_files, highest) = openfile::list(*pid, &lost_names)?;
             out.open_files.extend(open_files);
             out.highest_descriptor = out.highest_descriptor.max(highest);
             for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {

@@ -8,12 +8,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::is_elsewhere;
+use crate::lost_names::LostNames;
 
 /// One open file as a descriptor shows it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,14 +60,17 @@ impl OpenFile {
     }
 }
 
-/// What the process `pid` (ours) has open, and its highest descriptor number.
-pub fn list(pid: i32) -> io::Result<(Vec<OpenFile>, u64)> {
+/// What the process `pid` (ours) has open, by the names that the files have still, and its highest descriptor number.
+pub fn list(pid: i32, lost_names: &LostNames) -> io::Result<(Vec<OpenFile>, u64)> {
     let (mut out, mut highest) = (Vec::new(), 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         highest = highest.max(number);
-        let link = fs::read_link(entry.path()).unwrap_or_default();
+        let mut link = fs::read_link(entry.path()).unwrap_or_default();
         let Ok(meta) = fs::metadata(entry.path()) else { continue };
+        if let Some(other) = lost_names.other_name(meta.dev(), meta.ino()) {
+            link = other.to_path_buf();
+        }
         let deleted = link.as_os_str().as_bytes().ends_with(b" (deleted)");
         if !meta.is_file() || deleted || !link.is_absolute() || is_elsewhere(&link) {
             continue;
@@ -110,7 +114,7 @@ mod tests {
         let mut reader = File::open(&data).unwrap();
         reader.read_exact(&mut [0; 2]).unwrap();
 
-        let (files, highest) = list(std::process::id() as i32).unwrap();
+        let (files, highest) = list(std::process::id() as i32, &LostNames::default()).unwrap();
         let of = |path| files.iter().find(|file| file.path == path).unwrap();
         assert!(highest > 2);
         assert_eq!((of(log.clone()).size, of(log.clone()).is_written()), (4, true));

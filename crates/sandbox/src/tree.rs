@@ -15,6 +15,7 @@ use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, is_full, open_dir
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::{self, Inventory};
+use crate::lost_names::{self, LostNames};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::{capability, connections, devshm, ending, outputs};
@@ -90,6 +91,7 @@ impl Tree {
     fn request(&self, spec: &DumpSpec<'_>, images: &File) -> Vec<u8> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let mut external: Vec<_> = outputs::external(&outputs::outside(&pids)).collect();
+        external.extend(LostNames::find(&pids).external());
         external.extend(spec.external_sockets.iter().map(|inode| format!("unix[{inode}]")));
         rpc::dump_request(&Options {
             images_dir: images.as_raw_fd(),
@@ -163,7 +165,10 @@ impl Tree {
     /// Keeps the named files in `/dev/shm` that the tree uses: a restored program has a `/dev/shm` of its own.
     fn keep_shared(&self, images_dir: &Path) -> std::result::Result<(), String> {
         let failed = |error: std::io::Error| format!("packing the files in {SHARED}: {error}");
-        let used: Vec<_> = self.pids().into_values().flat_map(shared_files).collect();
+        let pids: Vec<_> = self.pids().into_values().collect();
+        lost_names::settle(&pids, images_dir)?;
+        let mut used: Vec<_> = pids.iter().copied().flat_map(shared_files).collect();
+        used.extend(LostNames::find(&pids).other_names().map(Path::to_path_buf));
         devshm::pack(Path::new(SHARED), &used, &images_dir.join(devshm::NAME)).map_err(failed)
     }
 
@@ -202,6 +207,7 @@ impl Tree {
                 return Err(traced(pid, tracer));
             }
         }
+        refuse_lost_names(pids)?;
         self.refuse_uninterruptible()
     }
 
@@ -274,6 +280,12 @@ pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
              have that thread wait for them"
         ))),
     }
+}
+
+/// A file that has lost its name may be one that no image can keep.
+pub fn refuse_lost_names(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+    let pids: Vec<_> = pids.into_iter().collect();
+    LostNames::find(&pids).refusal().map_or(Ok(()), |cause| Err(refused(cause)))
 }
 
 /// CRIU traces what it dumps, and a process has one tracer.

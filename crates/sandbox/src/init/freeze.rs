@@ -17,6 +17,7 @@ use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::conversation::{Course, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
+use crate::lost_names::{self, LostNames};
 use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
@@ -51,6 +52,7 @@ pub fn dump(
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     let tree = process::tree(program.as_raw());
     let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
+    let lost_names = LostNames::find(&tree);
     let options = Options {
         images_dir: images.as_raw_fd(),
         work_dir: None,
@@ -61,12 +63,16 @@ pub fn dump(
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
         log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
-        external: sockets.chain(outputs::external(&outputs::outside(&tree))).collect(),
+        external: sockets
+            .chain(outputs::external(&outputs::outside(&tree)))
+            .chain(lost_names.external())
+            .collect(),
         inherit: Vec::new(),
         page_server,
     };
     let shm = Path::new("/dev/shm");
     let keep_shared = || {
+        lost_names::settle(&process::tree(program.as_raw()), &dir)?;
         devshm::all(shm)
             .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
             .map_err(|error| format!("packing the files in /dev/shm: {error}"))

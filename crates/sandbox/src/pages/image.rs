@@ -16,7 +16,20 @@ pub struct Entries {
     pub entries: Vec<Message>,
 }
 
+/// What CRIU's images begin with.
+const COMMON: u32 = 0x5456_4319;
+
+/// How an image of this kind begins.
+pub fn head(magic: u32) -> Vec<u8> {
+    [COMMON.to_le_bytes(), magic.to_le_bytes()].concat()
+}
+
 impl Entries {
+    /// An image of this kind without entries.
+    pub fn new(magic: u32) -> Entries {
+        Entries { head: head(magic), entries: Vec::new() }
+    }
+
     pub fn read(path: &Path) -> Result<Entries, String> {
         let named = |what: String| format!("{}: {what}", path.display());
         let bytes = fs::metadata(path).map_err(|error| named(error.to_string()))?.len();
