@@ -2,14 +2,14 @@
 
 use std::io;
 
-use rekindle_sandbox::process::Handle;
+use rekindle_sandbox::process::{Handle, text};
 
 /// Whether a process exists and is no zombie.
 pub fn is_alive(pid: i32) -> bool {
     if pid <= 0 {
         return false;
     }
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+    match text(&format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X'])),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }

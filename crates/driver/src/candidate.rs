@@ -22,7 +22,7 @@ fn candidate(pid: i32) -> Option<Candidate> {
     if device.is_some() {
         return Some(Candidate { pid, device });
     }
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let maps = rekindle_sandbox::process::text(&format!("/proc/{pid}/maps")).ok()?;
     let mapped: Vec<_> = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..]))).collect();
     let device = mapped.iter().find(|path| is_device(path)).map(|path| path.display().to_string());
     let library = mapped.iter().any(|path| is_library(path));

@@ -42,7 +42,7 @@ pub struct Process {
 
 impl Process {
     pub fn find(pid: i32) -> Option<Process> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = rekindle_sandbox::process::text(&format!("/proc/{pid}/stat")).ok()?;
         let (_, after) = stat.rsplit_once(") ")?;
         let fields: Vec<_> = after.split_whitespace().collect();
         let dead = matches!(*fields.first()?, "Z" | "X");

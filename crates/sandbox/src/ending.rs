@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-use crate::process::{Handle, children, is_zombie, status_field, threads, tree};
+use crate::process::{Handle, children, is_zombie, status_field, text, threads, tree};
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -50,7 +50,7 @@ fn is_dying_thread(thread: i32) -> bool {
         set.is_some_and(|set| set & SIGKILL_BIT != 0)
     };
     let flags = || {
-        let stat = fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+        let stat = text(&format!("/proc/{thread}/stat")).ok()?;
         let (_, after) = stat.rsplit_once(") ")?;
         after.split_whitespace().nth(6)?.parse::<u64>().ok()
     };

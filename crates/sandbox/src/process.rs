@@ -87,7 +87,7 @@ pub fn has_shadow_stack(pid: i32) -> bool {
 }
 
 fn spans(pid: i32, is_chosen: impl Fn(Option<&str>) -> bool) -> io::Result<Vec<Range<u64>>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let text = text(&format!("/proc/{pid}/maps"))?;
     Ok(text
         .lines()
         .filter_map(private_span)
@@ -141,10 +141,15 @@ pub fn tree(pid: i32) -> Vec<i32> {
     out
 }
 
+/// What a file of `/proc` says. Programs, and what they map, may have names of any bytes.
+pub fn text(path: &str) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
+
 /// A line of `/proc/PID/status`.
 pub(crate) fn status_field(pid: i32, name: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status
+    text(&format!("/proc/{pid}/status"))
+        .ok()?
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .map(|value| value.trim().to_owned())
@@ -213,13 +218,13 @@ pub fn is_session_outside(pids: &[i32]) -> bool {
 
 /// The leader of a process's session; 0 if it is in none of our pid namespaces.
 pub fn session(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = text(&format!("/proc/{pid}/stat")).ok()?;
     let (_, after) = stat.rsplit_once(") ")?;
     after.split_whitespace().nth(3)?.parse().ok()
 }
 
 pub fn name(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim().to_owned()).unwrap_or_default()
+    text(&format!("/proc/{pid}/comm")).map(|name| name.trim().to_owned()).unwrap_or_default()
 }
 
 /// Every pid that `/proc` shows.
@@ -271,6 +276,20 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(find_inside(own, inside), None);
         assert_eq!(find_inside(-1, inside), None);
+    }
+
+    #[test]
+    fn a_name_of_any_bytes_hides_nothing() {
+        let wait = "printf '\\377) Z (' > /proc/$$/comm; echo; sleep 60";
+        let mut child = Command::new("sh").args(["-c", wait]).stdout(Stdio::piped()).spawn().unwrap();
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pid = child.id() as i32;
+        assert_eq!(parent(pid), Some(std::process::id() as i32));
+        assert_eq!(session(pid), session(std::process::id() as i32));
+        assert!(name(pid).ends_with(") Z ("), "{}", name(pid));
+        assert!(!is_zombie(pid) && !crate::ending::is_dying(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

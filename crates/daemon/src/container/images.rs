@@ -62,7 +62,8 @@ impl<'a> Beside<'a> {
 
     /// Which of these processes maps a page file still; none should once the driver has read them.
     pub fn mapped_by(&self, pids: &[i32]) -> Option<i32> {
-        let maps = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps =
+            |pid: &i32| rekindle_sandbox::process::text(&format!("/proc/{pid}/maps")).unwrap_or_default();
         let is_ours = |line: &str| {
             let (directory, name) = line.rsplit_once('/').unwrap_or_default();
             directory.ends_with(pages::DIRECTORY) && self.names.iter().any(|known| known == name)
