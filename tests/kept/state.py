@@ -208,8 +208,8 @@ def processes():
             "timer": time_left("timer_gettime", timer.value),
             "membarrier": call("membarrier", 512, 0, 0) if os.uname().release > "6.3" else 0,
             "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
-            "memory": {name: flags_of(area) for name, area in areas.items()},
-            "memory's node": policy_of(areas["bound to a node"]),
+            **{f"memory {name}": flags_of(area) for name, area in areas.items()},
+            "policy of memory": policy_of(areas["bound to a node"]),
         }
 
     return look
@@ -232,7 +232,8 @@ def descriptors():
     sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     locked = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
-    fcntl.lockf(locked, fcntl.LOCK_EX, 10, 0)
+    # Several instances of an image can hold it.
+    fcntl.lockf(locked, fcntl.LOCK_SH, 10, 0)
 
     def look():
         left = (ctypes.c_long * 4)()

@@ -14,7 +14,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_driver::UuidPair;
@@ -77,6 +77,8 @@ pub struct Attempt<'a> {
     pub pairs: &'a [UuidPair],
     pub timeline: &'a Timeline,
     pub wish: &'a Wish<'a>,
+    /// What the program does not have as it had it.
+    pub warnings: Mutex<Vec<String>>,
 }
 
 /// A GPU half in its place, but for contents.
@@ -117,7 +119,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let mut tries = 0;
-    let (held, rest) = loop {
+    let (held, rest, warnings) = loop {
         let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu.clone(), mode))?;
         let attempt = Attempt {
             daemon,
@@ -127,13 +129,17 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             pairs: &pairs,
             timeline: &timeline,
             wish,
+            warnings: Mutex::new(kept.warnings.clone()),
         };
         let brought_back = attempt
             .bring_back(tries == 0)
             .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
             .and_then(|rest| held.is_up().map(|()| rest));
         let error = match brought_back {
-            Ok(rest) => break (held, rest),
+            Ok(rest) => {
+                let warnings = attempt.warnings.into_inner().unwrap_or_else(PoisonError::into_inner);
+                break (held, rest, warnings);
+            }
             Err(error) => error,
         };
         tries += 1;
@@ -170,7 +176,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             + kept.amd.len(),
         total_us,
         stopped_us: total_us,
-        warnings: [kept.warnings.clone(), damaged_advice].concat(),
+        warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
     })
 }

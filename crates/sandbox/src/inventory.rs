@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::attributes::Attributes;
 use crate::elf;
 use crate::init::RUN_PATH;
 use crate::lost_names::LostNames;
@@ -38,6 +39,8 @@ pub struct Inventory {
     /// Whether its session was begun by a process outside of its tree.
     #[serde(default)]
     pub session_outside: bool,
+    #[serde(default)]
+    pub attributes: Attributes,
 }
 
 /// A file that the program has mapped.
@@ -96,11 +99,13 @@ impl fmt::Display for Mismatch {
 }
 
 impl Inventory {
-    /// Takes stock of the processes `pids` (ours), the sandbox's init not among them.
-    pub fn take(pids: &[i32]) -> io::Result<Self> {
+    /// Takes stock of the processes `pids` (ours), the sandbox's init not among them. What `standard` has as well, the
+    /// program has not chosen.
+    pub fn take(pids: &[i32], standard: i32) -> io::Result<Self> {
         let mut out = Self {
             outputs: outputs::outside(pids),
             session_outside: crate::process::is_session_outside(pids),
+            attributes: Attributes::take(pids, standard),
             ..Self::default()
         };
         let lost_names = LostNames::find(pids);
@@ -285,7 +290,7 @@ mod tests {
 
     #[test]
     fn own_process_matches_itself_and_a_change_is_told() {
-        let taken = Inventory::take(&[std::process::id() as i32]).unwrap();
+        let taken = Inventory::take(&[std::process::id() as i32], std::process::id() as i32).unwrap();
         assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
         assert_eq!(taken.check(), []);
 

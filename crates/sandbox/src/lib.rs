@@ -17,6 +17,7 @@
 //!   that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
 
 pub mod amd;
+mod attributes;
 pub mod autobound;
 pub mod capability;
 mod connections;
@@ -49,6 +50,7 @@ mod standing;
 mod tree;
 mod wire;
 
+pub use attributes::Attributes;
 pub use criu::{Criu, MINIMUM_VERSION, Version};
 pub use dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared};
 pub use error::{Error, Result};

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attributes::Attributes;
 use crate::openfile::OpenFile;
 
 /// The program to run in a sandbox.
@@ -60,6 +61,7 @@ pub struct Restore {
     /// What the program wrote to outside of its tree.
     pub outputs: Vec<String>,
     pub session_outside: bool,
+    pub attributes: Attributes,
     /// The highest pid that comes back: CRIU's own must lie above.
     pub highest_pid: i32,
     pub timeout_millis: u64,
@@ -87,6 +89,8 @@ pub enum Reply {
     Restored {
         pid: i32,
         steps: Vec<Step>,
+        /// What it does not have as it had it: a sentence each.
+        warnings: Vec<String>,
     },
     Frozen {
         steps: Vec<Step>,

@@ -79,6 +79,8 @@ pub struct RestoreReport {
     pub steps: Vec<Step>,
     /// Those after that.
     pub last_steps: Vec<Step>,
+    /// What the program does not have as it had it: a sentence each.
+    pub warnings: Vec<String>,
     pub log: PathBuf,
 }
 
@@ -88,6 +90,7 @@ struct Course {
     restored_step: Duration,
     steps: Vec<Step>,
     last_steps: Vec<Step>,
+    warnings: Vec<String>,
 }
 
 impl Vacant {
@@ -100,6 +103,7 @@ impl Vacant {
             files: openfile::to_pass(&inventory.open_files),
             outputs: inventory.outputs,
             session_outside: inventory.session_outside,
+            attributes: inventory.attributes,
             highest_pid: inventory.highest_pid,
             timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
         });
@@ -143,9 +147,11 @@ impl Vacant {
         match conduct(&empty, images_dir, &begin, timeout, &log, before_resume) {
             Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);
-                let Course { until_restored, restored_step, steps, last_steps } = course;
+                let Course { until_restored, restored_step, steps, last_steps, warnings } = course;
                 let total = began.elapsed();
-                Ok((sandbox, RestoreReport { until_restored, restored_step, total, steps, last_steps, log }))
+                let report =
+                    RestoreReport { until_restored, restored_step, total, steps, last_steps, warnings, log };
+                Ok((sandbox, report))
             }
             Err(error) => {
                 empty.kill();
@@ -191,8 +197,8 @@ where
     let restored_step = began.elapsed() - until_restored;
     empty.channel.send(&Verdict::Commit, &[]).map_err(Error::io("answering about the restore"))?;
     match empty.recv(Some(patience))? {
-        Reply::Restored { pid, steps: last_steps } => {
-            Ok((pid, Course { until_restored, restored_step, steps, last_steps }))
+        Reply::Restored { pid, steps: last_steps, warnings } => {
+            Ok((pid, Course { until_restored, restored_step, steps, last_steps, warnings }))
         }
         other => Err(failed(other)),
     }

@@ -164,7 +164,7 @@ impl Sandbox {
     /// What the program needs of the machine; exact only while it stands still.
     pub fn inventory(&self) -> Result<Inventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids).map_err(Error::io("taking stock of the program"))
+        Inventory::take(&pids, self.init_pid).map_err(Error::io("taking stock of the program"))
     }
 
     /// Sends the program a signal.

@@ -71,7 +71,7 @@ impl Tree {
 
     pub fn inventory(&self) -> Result<Inventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids).map_err(Error::io("taking stock of the program"))
+        Inventory::take(&pids, std::process::id() as i32).map_err(Error::io("taking stock of the program"))
     }
 
     /// Starts CRIU and asks it for this dump.

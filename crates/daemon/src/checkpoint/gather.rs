@@ -102,13 +102,19 @@ impl Attempt<'_> {
     /// Has the program's memory mapped from the image on a restore.
     fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
         let earlier = self.daemon.places.pages().join(&self.subject.id);
-        let warnings = cpu_pages::convert(draft, images, &earlier)?;
+        let all = self.warn(cpu_pages::convert(draft, images, &earlier)?);
+        Kept::warn(&mut draft.manifest(), &all);
+        Ok(())
+    }
+
+    /// Adds to what the user should know of the image; all of it.
+    fn warn(&self, warnings: Vec<String>) -> Vec<String> {
         for warning in &warnings {
             log::warn!("image {:?}: {warning}", self.wish.to);
         }
-        Kept::warn(&mut draft.manifest(), &warnings);
-        *self.warnings.lock().unwrap_or_else(PoisonError::into_inner) = warnings;
-        Ok(())
+        let mut all = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(warnings);
+        all.clone()
     }
 
     /// The processes that have a GPU half, as we see them.
@@ -133,6 +139,7 @@ impl Attempt<'_> {
             None => still.status.map(machine::gpus).unwrap_or_default(),
         };
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
+        let warnings = self.warn(inventory.attributes.lost());
         let kept = Kept {
             name: name.clone(),
             gpu: gpu.clone(),
@@ -142,7 +149,7 @@ impl Attempt<'_> {
             amd: self.amd.clone(),
             framework: self.wish.framework,
             container: None,
-            warnings: Vec::new(),
+            warnings,
         };
         kept.write(&mut manifest)
     }

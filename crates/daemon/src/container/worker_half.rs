@@ -226,7 +226,8 @@ pub fn restore(
         record.gpu = gpu;
         record.image = Some(image.manifest().name.clone());
     });
-    let attempt = restore::Attempt { daemon, held: &held, image, kept, pairs: &[], timeline, wish };
+    let warnings = Mutex::default();
+    let attempt = restore::Attempt { daemon, held: &held, image, kept, pairs: &[], timeline, wish, warnings };
     let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
     let Some(client) = &kept.client else {
         return import.make(&[], |_| Ok(()), Ok);

@@ -119,6 +119,10 @@ impl Attempt<'_> {
         match restored {
             Ok((cpu, report)) => {
                 self.note_restore(start_us, &report);
+                for warning in &report.warnings {
+                    log::warn!("image {:?}: {warning}", self.image.manifest().name);
+                }
+                self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(report.warnings);
                 Ok(cpu)
             }
             Err(error) => {

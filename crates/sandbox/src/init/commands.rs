@@ -170,12 +170,12 @@ impl Init<'_> {
             (Command::Restore(restore), None) => {
                 let restored = freeze::restore(&restore, descriptors, channel);
                 match restored {
-                    Ok(freeze::Restored { program, outputs, mut criu }) => {
+                    Ok(freeze::Restored { program, outputs, mut criu, warnings }) => {
                         self.outputs = outputs;
                         self.run(Ok(program));
                         let steps = criu.take_steps();
                         self.criu = Some(criu);
-                        (Reply::Restored { pid: program.as_raw(), steps }, false)
+                        (Reply::Restored { pid: program.as_raw(), steps, warnings }, false)
                     }
                     Err(failed) => (failed.into(), false),
                 }

@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
+use crate::attributes::Attributes;
 use crate::conversation::{Course, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::lost_names::{self, LostNames};
@@ -98,6 +99,8 @@ pub struct Restored {
     pub outputs: Vec<Output>,
     /// It has done its work and is ending, which nobody need wait for before CRIU is wanted again.
     pub criu: Service,
+    /// What it does not have as it had it: a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Has CRIU bring a program back. Its process is started at once, and told of the image when that is ready.
@@ -157,12 +160,14 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     };
     let whole = Duration::from_millis(restore.timeout_millis);
     let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG), is_restore: true };
+    let (mut attributes, mut warnings) = (Some(&restore.attributes), Vec::new());
     let mut one_processor = OneProcessor::take(&dir, criu.pid());
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
         AFTER_RESTORE => raise_pids().and_then(|()| ask(channel, whole, steps)),
         // All its threads stand still for the last time.
         BEFORE_RESUME => {
             one_processor.take().into_iter().for_each(OneProcessor::give_back);
+            warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
             Ok(())
         }
         _ => Ok(()),
@@ -170,8 +175,9 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     criu.step("end");
     // A CRIU that does not announce that.
     one_processor.take().into_iter().for_each(OneProcessor::give_back);
+    warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
     restored?
-        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, criu })
+        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, criu, warnings })
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
 }
 
