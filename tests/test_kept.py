@@ -35,6 +35,11 @@ class Native:
             with contextlib.suppress(FileNotFoundError):
                 if left.lstat().st_ino in self.shared:
                     left.unlink()
+        for table, option in (("sem", "-s"), ("shm", "-m"), ("msg", "-q")):
+            for line in Path(f"/proc/sysvipc/{table}").read_text().splitlines()[1:]:
+                key, number, _, _, creator = line.split()[:5]
+                if int(key) == self.process.pid | 0x4B000000 or (table == "shm" and int(creator) == self.process.pid):
+                    subprocess.run(["ipcrm", option, number], check=True)
 
 
 def survives(rekindle, script, *arguments, native=False):
@@ -82,6 +87,17 @@ def test_files_that_have_lost_the_name_they_were_opened_by(rekindle, native):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_semaphores_of_processes_that_were_not_forked(rekindle, method, native):
     survives(rekindle, "spawned.py", method, native=native)
+
+
+def test_system_v_objects_are_the_sandbox_s_own(rekindle):
+    survives(rekindle, "sysv.py")
+
+
+def test_system_v_objects_of_the_machine_are_refused_by_name(rekindle):
+    with Native(rekindle, "sysv.py") as pid:
+        with pytest.raises(CommandError, match=f"process {pid} uses .* of System V"):
+            rekindle("checkpoint", "--pid", pid, "--to", "image", "--stop")
+        assert "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 # What no image keeps. CRIU before 4.2 lacks one thing more.

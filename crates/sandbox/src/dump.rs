@@ -18,7 +18,7 @@ use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
-use crate::tree::{Tree, Waiting, refuse_headless, refuse_lost_names, traced};
+use crate::tree::{Tree, Waiting, refuse_headless, refuse_unkept, traced};
 
 #[derive(Debug)]
 pub struct DumpSpec<'a> {
@@ -195,7 +195,7 @@ impl Sandbox {
         let began = Instant::now();
         refuse_traced(self)?;
         refuse_headless(self.pids().into_values())?;
-        refuse_lost_names(self.pids().into_values())?;
+        refuse_unkept(self.pids().into_values())?;
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
         let log = spec.images_dir.join(DUMP_LOG);

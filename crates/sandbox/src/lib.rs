@@ -47,6 +47,7 @@ mod rpc;
 mod sandbox;
 mod spawn;
 mod standing;
+mod system_v;
 mod tree;
 mod wire;
 

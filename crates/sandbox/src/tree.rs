@@ -18,7 +18,7 @@ use crate::inventory::{self, Inventory};
 use crate::lost_names::{self, LostNames};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
-use crate::{capability, connections, devshm, ending, outputs};
+use crate::{capability, connections, devshm, ending, outputs, system_v};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -207,7 +207,7 @@ impl Tree {
                 return Err(traced(pid, tracer));
             }
         }
-        refuse_lost_names(pids)?;
+        refuse_unkept(pids)?;
         self.refuse_uninterruptible()
     }
 
@@ -282,10 +282,11 @@ pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
     }
 }
 
-/// A file that has lost its name may be one that no image can keep.
-pub fn refuse_lost_names(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+/// What no image can keep of processes, as far as it is seen while they run.
+pub fn refuse_unkept(pids: impl IntoIterator<Item = i32>) -> Result<()> {
     let pids: Vec<_> = pids.into_iter().collect();
-    LostNames::find(&pids).refusal().map_or(Ok(()), |cause| Err(refused(cause)))
+    let cause = LostNames::find(&pids).refusal().or_else(|| system_v::refusal(&pids));
+    cause.map_or(Ok(()), |cause| Err(refused(cause)))
 }
 
 /// CRIU traces what it dumps, and a process has one tracer.

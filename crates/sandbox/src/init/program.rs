@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
 
@@ -66,6 +67,9 @@ pub fn start(program: &Program) -> Result<Pid, String> {
 fn become_program(path: &CString, args: &[CString], env: &[CString], cwd: &OsStr, log: &File) -> String {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
+        // Apart from init's and CRIU's, or CRIU would take what is in it for somebody else's.
+        unshare(CloneFlags::CLONE_NEWIPC)
+            .map_err(|error| format!("making a namespace for System V objects: {error}"))?;
         // Opened here: CRIU cannot name a file of the mount namespace that init came from.
         let null = File::open("/dev/null").map_err(|error| format!("opening /dev/null: {error}"))?;
         for (fd, to) in [(null.as_raw_fd(), 0), (log.as_raw_fd(), 1), (log.as_raw_fd(), 2)] {
