@@ -1,8 +1,10 @@
 """What `make install` puts in place works by itself, and only from there."""
 
+import os
 import shutil
 import subprocess
 
+import pytest
 from rekindle import ROOT, Rekindle
 from training.pace import PROGRAM, Pace
 
@@ -24,3 +26,24 @@ def test_an_installation_runs_checkpoints_and_restores(tmp_path):
         pace.end()
         rekindle.restore("image", "restored")
         assert rekindle.wait_end("restored")[-1] == "done"
+
+
+def test_a_system_s_criu_is_used_only_if_it_works(tmp_path):
+    private = ROOT / ".build/criu/criu"
+    if not private.exists():
+        pytest.skip("setup found that the system's CRIU suffices")
+    stub = tmp_path / "criu"
+
+    def set_up(script):
+        stub.write_text(f"#!/bin/sh\n{script}\n")
+        stub.chmod(0o755)
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run([ROOT / "scripts/criu"], env=environment, check=True, capture_output=True, text=True)
+
+    # It says that it is new, and that all went well.
+    done = set_up("[ $1 != --version ] || echo Version: 99.1")
+    assert done.stdout.strip() == str(private) and "cannot take a process" in done.stderr
+    done = set_up("echo Version: 3.17")
+    assert done.stdout.strip() == str(private)
+    done = set_up(f'exec {private} "$@"')
+    assert done.stdout.strip() == str(stub) and "suffices" in done.stderr

@@ -229,6 +229,41 @@ fn doctor_says_what_is_needed() {
             assert!(!finding[field].as_str().unwrap().is_empty(), "{finding}");
         }
     }
+    let tried = finding(&report, "checkpoint and restore");
+    assert_eq!(tried["ok"], true, "{tried}");
+    assert_eq!(std::fs::read_dir(rekindle.path("runs")).unwrap().count(), 0, "the trial leaves nothing");
+}
+
+fn finding<'a>(report: &'a serde_json::Value, need: &str) -> &'a serde_json::Value {
+    report["findings"].as_array().unwrap().iter().find(|finding| finding["need"] == need).unwrap()
+}
+
+/// A `criu` in a directory of its own that answers as told.
+fn criu_in_path(rekindle: &Rekindle, answers: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = rekindle.path("bin");
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("criu"), format!("#!/bin/sh\n{answers}\n")).unwrap();
+    std::fs::set_permissions(directory.join("criu"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", directory.display(), std::env::var("PATH").unwrap())
+}
+
+#[test]
+fn the_newest_criu_is_used_and_doctor_tries_it() {
+    let rekindle = Rekindle::new();
+    let report = |path: &str| -> serde_json::Value {
+        let output = rekindle.command(&["doctor", "--json"]).env("PATH", path).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let old = report(&criu_in_path(&rekindle, "echo Version: 4.1"));
+    assert!(!finding(&old, "CRIU")["found"].as_str().unwrap().contains("/bin/criu"), "{old}");
+    // One that says of itself that it is new, and that `criu check` is content, and cannot do anything.
+    let new = report(&criu_in_path(&rekindle, "[ $1 != --version ] || echo Version: 99.1"));
+    assert!(finding(&new, "CRIU")["found"].as_str().unwrap().starts_with("99.1"), "{new}");
+    assert_eq!(finding(&new, "what CRIU asks of the kernel")["ok"], true);
+    let tried = finding(&new, "checkpoint and restore");
+    assert!(tried["ok"] == false && tried["mend"].as_str().unwrap().contains("scripts/criu"), "{tried}");
+    assert_eq!(new["ok"], false);
 }
 
 /// The line in which the daemon says that it holds no performance event, unless it holds one.

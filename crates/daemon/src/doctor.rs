@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, capability};
+use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, capability, trial};
 use serde::Serialize;
 
 use crate::places::Places;
@@ -14,6 +14,10 @@ use crate::resources::{available_memory, free_space};
 const LEAST_MEMORY: u64 = 1 << 30;
 const LEAST_RUNS: u64 = 256 << 20;
 const LEAST_DISK: u64 = 1 << 30;
+
+/// How a CRIU comes here that can do what this kernel needs.
+const NEWER_CRIU: &str = "run `scripts/criu` in Rekindle's sources and, where it was installed, `make install` again; \
+    or install CRIU 4.2 or newer";
 
 /// One need of Rekindle.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +40,7 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
         amd_plugin(criu.as_ref().ok()),
         criu_version(&criu),
         criu_check(&criu),
+        taken_and_brought_back(&criu, places, program),
         capabilities(),
         kernel_feature("pid namespaces", "/proc/self/ns/pid", true, "use a kernel with CONFIG_PID_NS"),
         kernel_feature(
@@ -108,7 +113,29 @@ fn criu_version(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
         required: format!("{MINIMUM_VERSION} or newer"),
         ok: criu.is_ok(),
         required_for_all: true,
-        mend: "run scripts/criu, or install CRIU".into(),
+        mend: NEWER_CRIU.into(),
+    }
+}
+
+/// What `criu check` does not know of is tried: it is content with a CRIU that this kernel refuses every socket to.
+fn taken_and_brought_back(
+    criu: &rekindle_sandbox::Result<Criu>,
+    places: &Places,
+    program: &Path,
+) -> Finding {
+    let directory = places.runs.join(format!("trial-{}", std::process::id()));
+    let tried = criu.as_ref().map(|criu| trial::attempt(criu, program, &directory));
+    Finding {
+        need: "checkpoint and restore".into(),
+        found: match &tried {
+            Ok(Ok(took)) => format!("it was taken and brought back in {} ms", took.as_millis()),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "not tried".into(),
+        },
+        required: "a process with a listening socket, a connection, threads and a timer goes on where it was".into(),
+        ok: matches!(tried, Ok(Ok(_))),
+        required_for_all: true,
+        mend: if nix::unistd::Uid::effective().is_root() { NEWER_CRIU } else { "run as root" }.into(),
     }
 }
 

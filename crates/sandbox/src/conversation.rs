@@ -207,7 +207,7 @@ const HARMLESS: &str = "rlimit: Can't setup RLIMIT_NOFILE for self";
 /// How CRIU before 4.2 fails on every internet socket under Linux 6.16 and newer.
 const NO_PASSCRED: &str = "sockets: Can't get 1:16 opt";
 const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2 on this kernel \
-    (REKINDLE_CRIU_SUITE=forky scripts/criu sets it up)";
+    (`scripts/criu` in Rekindle's sources sets it up; `make install` puts it into an installation)";
 
 /// What CRIU says of what it cannot take, and what that means.
 const EXPLAINED: [(&str, &str); 2] = [

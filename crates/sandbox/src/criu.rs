@@ -43,19 +43,28 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// The first usable of: `dirs`, `$REKINDLE_CRIU_DIR`, the system's, that of an installation
-    /// (`../lib/rekindle/criu` beside this executable), `.build/criu` above it.
+    /// The first usable of `dirs` and `$REKINDLE_CRIU_DIR`. Else the newest of: that of an installation
+    /// (`../lib/rekindle/criu` beside this executable), `.build/criu` above it, the system's.
     pub fn find(dirs: &[PathBuf]) -> Result<Self> {
+        let named = dirs.iter().cloned().chain(std::env::var_os("REKINDLE_CRIU_DIR").map(PathBuf::from));
         let mut tried = Vec::new();
-        for candidate in candidates(dirs) {
-            let Some(command) = command(&candidate) else { continue };
+        let mut usable = |candidate: PathBuf| {
+            let command = command(&candidate)?;
             match probe(&command) {
                 Ok(version) if version >= MINIMUM_VERSION => {
-                    return Ok(Self { command, path: candidate, version });
+                    return Some(Self { command, path: candidate, version });
                 }
                 Ok(version) => tried.push(format!("{} is {version}", candidate.display())),
                 Err(cause) => tried.push(format!("{}: {cause}", candidate.display())),
             }
+            None
+        };
+        if let Some(found) = named.into_iter().find_map(&mut usable) {
+            return Ok(found);
+        }
+        // Of one version, the first that is listed: `max_by_key` takes the last.
+        if let Some(found) = candidates().into_iter().rev().filter_map(usable).max_by_key(Self::version) {
+            return Ok(found);
         }
         let tried = if tried.is_empty() { "none was found".into() } else { tried.join(", ") };
         Err(Error::NoCriu { tried, required: MINIMUM_VERSION.to_string() })
@@ -96,16 +105,15 @@ impl Criu {
     }
 }
 
-fn candidates(dirs: &[PathBuf]) -> Vec<PathBuf> {
-    let mut out = dirs.to_vec();
-    out.extend(std::env::var_os("REKINDLE_CRIU_DIR").map(PathBuf::from));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    out.extend(system.map(|dir: PathBuf| dir.join("criu")).find(|program| program.is_file()));
+fn candidates() -> Vec<PathBuf> {
+    let mut out = Vec::new();
     if let Ok(program) = std::env::current_exe() {
         out.extend(program.parent().map(|dir| dir.join("../lib/rekindle/criu")));
         out.extend(program.ancestors().skip(1).map(|dir| dir.join(".build/criu")));
     }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    out.extend(system.map(|dir: PathBuf| dir.join("criu")).find(|program| program.is_file()));
     out
 }
 

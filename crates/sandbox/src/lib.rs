@@ -49,6 +49,7 @@ mod spawn;
 mod standing;
 mod system_v;
 mod tree;
+pub mod trial;
 mod wire;
 
 pub use attributes::Attributes;

@@ -1,5 +1,5 @@
 //! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled driver-helper`,
-//! `rekindled sandbox-init`, `rekindled criu-relay`.
+//! `rekindled sandbox-init`, `rekindled criu-relay`, `rekindled criu-trial`.
 //!
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
@@ -86,6 +86,9 @@ fn main() -> ExitCode {
         Some(rekindle_driver::HELPER_ARGUMENT) => return rekindle_driver::main(words),
         Some(rekindle_sandbox::RELAY_ARGUMENT) => return rekindle_sandbox::relay_main(words),
         Some(rekindle_sandbox::GUARD_ARGUMENT) => return rekindle_sandbox::guard_main(),
+        Some(rekindle_sandbox::trial::TRIAL_ARGUMENT) => {
+            return fail(&rekindle_sandbox::trial::trial_main().to_string());
+        }
         Some("gpus") => return gpus(),
         Some(rekindle_sandbox::INIT_ARGUMENT) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());
