@@ -47,6 +47,11 @@ pub enum Command {
         /// The framework image to start from, whose program becomes this one.
         #[arg(long, value_name = "IMAGE", conflicts_with = "mode")]
         from: Option<String>,
+        /// Give the program what a checkpoint cannot take, and what it is therefore not given else.
+        ///
+        /// While it uses that it cannot be checkpointed. May be given several times.
+        #[arg(long, value_name = "NAME", conflicts_with = "from", value_parser = clap::builder::PossibleValuesParser::new(rekindle_sandbox::withheld::names()))]
+        allow: Vec<String>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,

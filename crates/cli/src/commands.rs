@@ -21,8 +21,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     let printer = Printer { json: arguments.json };
     match arguments.command {
-        Command::Run { sandbox, mode, from, command } => {
-            return run(&places, &printer, sandbox, mode, from, command);
+        Command::Run { sandbox, mode, from, allow, command } => {
+            return run(&places, &printer, sandbox, mode, (from, allow), command);
         }
         Command::Restore { image, sandbox, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
@@ -113,7 +113,7 @@ fn run(
     printer: &Printer,
     wanted: SandboxArguments,
     mode: ModeArgument,
-    from: Option<String>,
+    (from, allow): (Option<String>, Vec<String>),
     command: Vec<String>,
 ) -> Result<ExitCode> {
     let (directory, environment) = surroundings()?;
@@ -125,6 +125,7 @@ fn run(
         directory,
         environment,
         from,
+        allow,
     };
     if !wanted.detach {
         foreground::hold_signals()?;

@@ -318,12 +318,12 @@ fn a_mapped_file_that_changed_is_named() {
 #[test]
 fn what_criu_refuses_is_explained_and_the_program_goes_on() {
     let rekindle = Rekindle::new();
-    let code = "import socket, time\ns = socket.create_server(('127.0.0.1', 0))\nc = socket.create_connection(s.getsockname())\na, _ = s.accept()\nn = 0\nwhile True:\n    print(n, flush=True)\n    n += 1\n    time.sleep(0.02)";
-    rekindle.start("connected", &["python3", "-c", code]);
-    rekindle.goes_on("connected");
-    let error = rekindle.refused(&["checkpoint", "connected", "--to", "image", "--stop"]);
+    let code = "import socket, time\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.connect(('127.0.0.1', 9))\ns.setsockopt(socket.IPPROTO_UDP, 1, 1)\ns.send(b'waits')\nn = 0\nwhile True:\n    print(n, flush=True)\n    n += 1\n    time.sleep(0.02)";
+    rekindle.start("corked", &["python3", "-c", code]);
+    rekindle.goes_on("corked");
+    let error = rekindle.refused(&["checkpoint", "corked", "--to", "image", "--stop"]);
     assert!(error.contains("CRIU") && error.contains("socket"), "{error}");
-    rekindle.goes_on("connected");
+    rekindle.goes_on("corked");
     assert!(rekindle.images().is_empty());
     rekindle.assert_tidy();
 }

@@ -118,11 +118,7 @@ fn criu_version(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
 }
 
 /// What `criu check` does not know of is tried: it is content with a CRIU that this kernel refuses every socket to.
-fn taken_and_brought_back(
-    criu: &rekindle_sandbox::Result<Criu>,
-    places: &Places,
-    program: &Path,
-) -> Finding {
+fn taken_and_brought_back(criu: &rekindle_sandbox::Result<Criu>, places: &Places, program: &Path) -> Finding {
     let directory = places.runs.join(format!("trial-{}", std::process::id()));
     let tried = criu.as_ref().map(|criu| trial::attempt(criu, program, &directory));
     Finding {
@@ -132,7 +128,8 @@ fn taken_and_brought_back(
             Ok(Err(error)) => error.to_string(),
             Err(_) => "not tried".into(),
         },
-        required: "a process with a listening socket, a connection, threads and a timer goes on where it was".into(),
+        required: "a process with a listening socket, a connection, threads and a timer goes on where it was"
+            .into(),
         ok: matches!(tried, Ok(Ok(_))),
         required_for_all: true,
         mend: if nix::unistd::Uid::effective().is_root() { NEWER_CRIU } else { "run as root" }.into(),

@@ -24,6 +24,8 @@ pub struct Wish {
     pub command: Vec<String>,
     pub directory: String,
     pub environment: Vec<(String, String)>,
+    /// What it gets although it cannot be checkpointed with it.
+    pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
     pub framework: bool,
 }
@@ -50,7 +52,8 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         client_library::add_to(&mut environment, RUN_PATH);
     }
     let door = if wish.framework { framework::furnish(&held.run_directory) } else { Ok(()) };
-    let started = door.and_then(|()| start(&held, &wish.command, &wish.directory, environment));
+    let started =
+        door.and_then(|()| start(&held, &wish.command, &wish.directory, environment, &wish.allowed));
     held.fill_pool();
     match started {
         Ok(()) => Ok(held),
@@ -98,6 +101,7 @@ fn start(
     command: &[String],
     directory: &str,
     environment: Vec<(String, String)>,
+    allowed: &[String],
 ) -> Result<()> {
     fault::point("run-created")?;
     if held.record().mode == Mode::Sandbox {
@@ -107,6 +111,7 @@ fn start(
         args: command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
         cwd: directory.into(),
+        allowed: allowed.to_vec(),
     };
     let cpu = Sandbox::start(&held.place(), &program)?;
     fault::point("run-started")?;

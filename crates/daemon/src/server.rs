@@ -122,10 +122,10 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             };
             json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
         }
-        Request::Run { from: None, name, gpu, mode, command, directory, environment } => {
+        Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
-            let wish = Wish { name, gpu, mode, command, directory, environment, framework };
+            let wish = Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework };
             json!(run::run(daemon, wish)?.shown())
         }
         Request::Framework {

@@ -19,6 +19,9 @@ pub enum Request {
         /// The framework image whose program is to become the command.
         #[serde(default)]
         from: Option<String>,
+        /// What the program gets although it cannot be checkpointed with it, by name.
+        #[serde(default)]
+        allow: Vec<String>,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
     Framework {

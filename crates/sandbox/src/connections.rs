@@ -1,32 +1,35 @@
-//! TCP connections of a program with itself, as NCCL and process groups make them: both ends are dumped and brought
-//! back, and nobody else sees anything of it.
+//! TCP connections of a program: those with itself come along, as NCCL and process groups make them; those to anybody
+//! else are cut ([`crate::severed`]).
 //!
-//! A connection to somebody outside of the tree would be cut by a restore, so CRIU is to refuse that.
+//! Connections with itself are read out of the kernel, which nothing may come into meanwhile: with both ends standing
+//! still nothing does. What is connected to others is not touched, so that it goes on if the program does.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use crate::process::sockets;
+use crate::process::{self, sockets};
 
 /// In the kernel's table: a socket that waits to be called, and one that is only remembered.
 const LISTEN: &str = "0A";
 const TIME_WAIT: &str = "06";
 
-/// Whether the processes have connections, and all of them with each other.
-pub fn are_inside(pids: &[i32]) -> bool {
+/// The inodes of sockets that the processes have connected to each other.
+pub fn inside(pids: &[i32]) -> BTreeSet<u64> {
     let own: BTreeSet<u64> = pids.iter().flat_map(|pid| sockets(*pid)).collect();
-    let Some(pid) = pids.first() else { return false };
-    let table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-    among(&own, &[table("tcp"), table("tcp6")])
+    // A table for each network that they are in.
+    let networks: BTreeMap<_, _> = pids.iter().map(|pid| (process::namespace(*pid, "net"), *pid)).collect();
+    let table =
+        |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+    networks.into_values().flat_map(|pid| among(&own, &[table(pid, "tcp"), table(pid, "tcp6")])).collect()
 }
 
-fn among(own: &BTreeSet<u64>, tables: &[String]) -> bool {
+fn among(own: &BTreeSet<u64>, tables: &[String]) -> BTreeSet<u64> {
     // One end may be written as an IPv4 address in IPv6: ports and the address's last four bytes tell ends apart.
     let end = |text: &str| {
         let (address, port) = text.split_once(':')?;
         Some((address.get(address.len().checked_sub(8)?..)?.to_string(), port.to_string()))
     };
-    let mut ends = BTreeSet::new();
+    let mut ends = BTreeMap::new();
     for line in tables.iter().flat_map(|table| table.lines().skip(1)) {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let (Some(&local), Some(&remote), Some(&state)) = (words.get(1), words.get(2), words.get(3)) else {
@@ -37,10 +40,11 @@ fn among(own: &BTreeSet<u64>, tables: &[String]) -> bool {
             && ![LISTEN, TIME_WAIT].contains(&state)
             && own.contains(&inode)
         {
-            ends.insert((local, remote));
+            ends.insert((local, remote), inode);
         }
     }
-    !ends.is_empty() && ends.iter().all(|(local, remote)| ends.contains(&(remote.clone(), local.clone())))
+    let mirrored = |(local, remote): &(_, _)| ends.contains_key(&(Clone::clone(remote), Clone::clone(local)));
+    ends.iter().filter(|(end, _)| mirrored(end)).map(|(_, inode)| *inode).collect()
 }
 
 #[cfg(test)]
@@ -64,30 +68,29 @@ mod tests {
             all.join("\n")
         };
         let (one, other) = (line(here, there, "01", 2), line(there, here, "01", 3));
-        let own = BTreeSet::from([1, 2, 3]);
-        assert!(among(&own, &[table(&[&listening, &one, &other])]));
-        assert!(!among(&own, &[table(&[&listening])]), "none is none");
-        assert!(
-            !among(&BTreeSet::from([1, 2]), &[table(&[&listening, &one, &other])]),
-            "the other end is not its own"
-        );
-        let away = line(here, "08080808:0035", "01", 3);
-        assert!(!among(&own, &[table(&[&one, &other, &away])]) && !among(&own, &[table(&[&away])]));
+        let own = BTreeSet::from([1, 2, 3, 4]);
+        let both = BTreeSet::from([2, 3]);
+        assert_eq!(among(&own, &[table(&[&listening, &one, &other])]), both);
+        assert!(among(&own, &[table(&[&listening])]).is_empty(), "none is none");
+        let half = among(&BTreeSet::from([1, 2]), &[table(&[&listening, &one, &other])]);
+        assert!(half.is_empty(), "the other end is not its own");
+        let away = line(here, "08080808:0035", "01", 4);
+        assert_eq!(among(&own, &[table(&[&one, &other, &away])]), both);
+        assert!(among(&own, &[table(&[&away])]).is_empty());
         let wide =
             line("0000000000000000FFFF00000100007F:8000", "0000000000000000FFFF00000100007F:1F90", "01", 3);
-        assert!(among(&own, &[table(&[&one]), table(&[&wide])]));
-        assert!(!among(&own, &[String::new(), "x\n:\n".to_string()]));
+        assert_eq!(among(&own, &[table(&[&one]), table(&[&wide])]), both);
+        assert!(among(&own, &[String::new(), "x\n:\n".to_string()]).is_empty());
     }
 
     #[test]
     fn a_process_s_own_are_found() {
         let pid = std::process::id() as i32;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let before: BTreeSet<_> = sockets(pid).into_iter().collect();
+        let before = inside(&[pid]);
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        let added = sockets(pid).iter().filter(|inode| !before.contains(inode)).count();
-        assert!(added >= 2, "{added}");
+        assert!(inside(&[pid]).difference(&before).count() >= 2);
         drop((stream, other));
     }
 }

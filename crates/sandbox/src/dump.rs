@@ -19,6 +19,7 @@ use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 use crate::tree::{Tree, Waiting, refuse_headless, refuse_unkept, traced};
+use crate::unfit;
 
 #[derive(Debug)]
 pub struct DumpSpec<'a> {
@@ -196,6 +197,7 @@ impl Sandbox {
         refuse_traced(self)?;
         refuse_headless(self.pids().into_values())?;
         refuse_unkept(self.pids().into_values())?;
+        unfit::refuse(&self.pids().into_values().collect::<Vec<_>>(), &spec.external_sockets)?;
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
         let log = spec.images_dir.join(DUMP_LOG);

@@ -20,6 +20,8 @@ pub struct Program {
     /// The whole environment.
     pub env: Vec<(OsString, OsString)>,
     pub cwd: OsString,
+    /// What it gets although CRIU cannot take it, by the names of [`crate::withheld`].
+    pub allowed: Vec<String>,
 }
 
 /// What init needs before anything else; passed in a memory file.

@@ -39,6 +39,17 @@ impl Handle {
         Ok(())
     }
 
+    /// What the process has as descriptor `number`, for us too.
+    pub fn descriptor(&self, number: i32) -> io::Result<OwnedFd> {
+        // SAFETY: takes three integers and touches no memory of ours.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), number, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
     /// Whether the process has ended, waiting up to `timeout` (`None`: for ever).
     pub fn ended(&self, timeout: Option<Duration>) -> io::Result<bool> {
         readable(self.0.as_fd(), timeout)
@@ -105,13 +116,24 @@ fn private_span(line: &str) -> Option<(Range<u64>, Option<&str>)> {
     plain.then(|| (span, words.next()))
 }
 
+/// The descriptors of a process, with what each is called in `/proc`.
+pub fn descriptors(pid: i32) -> impl Iterator<Item = (i32, String)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        Some((number, fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned()))
+    })
+}
+
+/// The descriptors of a process that are sockets, with their inodes.
+pub fn socket_descriptors(pid: i32) -> impl Iterator<Item = (i32, u64)> {
+    let inode = |link: &str| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok();
+    descriptors(pid).filter_map(move |(number, link)| Some((number, inode(&link)?)))
+}
+
 /// The inodes of a process's sockets.
 pub fn sockets(pid: i32) -> Vec<u64> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-    links
-        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok())
-        .collect()
+    socket_descriptors(pid).map(|(_, inode)| inode).collect()
 }
 
 /// The threads of `pid`; none of a process that is gone.

@@ -38,7 +38,7 @@ pub struct Options {
     pub work_dir: Option<i32>,
     pub pid: Option<i32>,
     pub leave_running: bool,
-    /// Whether established TCP connections are taken along or brought back; without, they make it fail.
+    /// Whether established TCP connections are taken along or brought back; else a dump leaves them alone.
     pub tcp_established: bool,
     /// Whether the program's session is that of somebody outside of its tree.
     pub shell_job: bool,
@@ -58,6 +58,8 @@ fn options(options: &Options) -> Encoder {
         out.number(2, pid as u64);
     }
     out.number(3, options.leave_running.into())
+        // Datagrams to a name of somebody else's, such as the system log's.
+        .number(4, 1)
         .number(5, options.tcp_established.into())
         .number(7, options.shell_job.into())
         .number(8, 1)
@@ -66,11 +68,13 @@ fn options(options: &Options) -> Encoder {
         .number(12, 1)
         .number(18, 1)
         .number(34, CGROUPS_IGNORE)
-        .number(35, GHOST_LIMIT);
-    if options.tcp_established {
-        // Both ends stand still: nothing comes meanwhile, and no packet filter is needed against it.
-        out.number(64, NETWORK_LOCK_SKIP);
-    }
+        .number(35, GHOST_LIMIT)
+        // Connections that nobody has accepted are those of a program that goes on; one that does not resets them.
+        .number(46, 1)
+        .number(52, (!options.tcp_established).into())
+        // Ends of connections that come along stand still: nothing comes meanwhile, and no packet filter is needed
+        // against it.
+        .number(64, NETWORK_LOCK_SKIP);
     if let Some(fd) = options.page_server {
         out.bytes(PAGE_SERVER, &page_server(fd));
     }

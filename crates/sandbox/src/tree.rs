@@ -18,7 +18,8 @@ use crate::inventory::{self, Inventory};
 use crate::lost_names::{self, LostNames};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
-use crate::{capability, connections, devshm, ending, outputs, system_v};
+use crate::severed::{self, Taking};
+use crate::{capability, devshm, ending, outputs, system_v, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -78,17 +79,22 @@ impl Tree {
     pub(crate) fn prepare(&self, spec: &DumpSpec<'_>) -> Result<Waiting, Failed> {
         let images = open_dir(spec.images_dir)
             .map_err(|error| Failed::Criu(format!("making {}: {error}", spec.images_dir.display())))?;
-        let request = self.request(spec, &images);
+        let connections = self.connections();
+        let request = self.request(spec, &images, connections);
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
         let mut criu = Service::spawn(spec.criu.command(), &passed)?;
         let asked = criu.ask(&request);
-        let waiting = Waiting { criu: Some(criu), images, request };
+        let waiting = Waiting { criu: Some(criu), images, request, connections };
         asked.map(|()| waiting)
     }
 
+    fn connections(&self) -> Taking {
+        Taking::of(&process::tree(self.root))
+    }
+
     /// What CRIU is asked for, with the tree as it is.
-    fn request(&self, spec: &DumpSpec<'_>, images: &File) -> Vec<u8> {
+    fn request(&self, spec: &DumpSpec<'_>, images: &File, connections: Taking) -> Vec<u8> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let mut external: Vec<_> = outputs::external(&outputs::outside(&pids)).collect();
         external.extend(LostNames::find(&pids).external());
@@ -97,7 +103,7 @@ impl Tree {
             images_dir: images.as_raw_fd(),
             pid: Some(self.root),
             leave_running: spec.leave_running,
-            tcp_established: connections::are_inside(&pids),
+            tcp_established: connections == Taking::Read,
             shell_job: process::is_session_outside(&pids),
             timeout_seconds: Some(u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX)),
             log_file: DUMP_LOG,
@@ -120,6 +126,7 @@ impl Tree {
     {
         let began = Instant::now();
         self.refuse_unfit()?;
+        unfit::refuse(&process::tree(self.root), &spec.external_sockets)?;
         let log = spec.images_dir.join(DUMP_LOG);
         let course = Course { whole: None, log: log.clone(), is_restore: false };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
@@ -130,19 +137,22 @@ impl Tree {
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
         let is_wanted = |waiting: &mut Waiting| {
-            waiting.is_there() && waiting.request == self.request(spec, &waiting.images)
+            waiting.is_there() && waiting.request == self.request(spec, &waiting.images, self.connections())
         };
         let waiting = match prepared.0.and_then(|mut waiting| is_wanted(&mut waiting).then_some(waiting)) {
             Some(waiting) => waiting,
             // The program is another by now, or there is none.
             None => self.prepare(spec).map_err(failed)?,
         };
+        let connections = waiting.connections;
         let finished = waiting.attend(&course, &mut |announced, _| {
             if announced != "post-dump" {
                 return Ok(());
             }
             until_frozen = began.elapsed();
             self.keep_shared(spec.images_dir)?;
+            let tree = process::tree(self.root);
+            severed::sever(spec.images_dir, &tree, connections, spec.leave_running)?;
             let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir };
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
@@ -243,6 +253,7 @@ pub(crate) struct Waiting {
     /// CRIU opens it by our number for it.
     images: File,
     request: Vec<u8>,
+    connections: Taking,
 }
 
 impl Waiting {

@@ -58,6 +58,7 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
         args: vec![program.into(), TRIAL_ARGUMENT.into()],
         env: std::env::vars_os().filter(|(key, _)| key == "PATH").collect::<Vec<(OsString, OsString)>>(),
         cwd: "/".into(),
+        allowed: Vec::new(),
     };
     let sandbox = Sandbox::start(&first, &process)?;
     let taken = port(&port_file, &sandbox).and_then(|port| {
@@ -110,7 +111,10 @@ fn ask(port: u16, number: u8) -> Result<()> {
     if answer[0] == number + 1 {
         return Ok(());
     }
-    Err(Error::Protocol { found: format!("{}", answer[0]), expected: "the number after the one that it was given" })
+    Err(Error::Protocol {
+        found: format!("{}", answer[0]),
+        expected: "the number after the one that it was given",
+    })
 }
 
 /// The process itself. Only returns if it cannot go on.

@@ -50,6 +50,7 @@ pub fn make(daemon: &Daemon, wish: Wish, reply: &Reply<'_>) -> Result<Report> {
             command,
             directory: wish.directory,
             environment,
+            allowed: Vec::new(),
             framework: true,
         },
     )?;

@@ -22,8 +22,9 @@ use crate::lost_names::{self, LostNames};
 use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
+use crate::severed::{self, Taking};
 use crate::wire::Channel;
-use crate::{connections, devshm, process};
+use crate::{devshm, process};
 
 /// CRIU's log of a dump, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -52,6 +53,7 @@ pub fn dump(
     refuse_strays(program)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     let tree = process::tree(program.as_raw());
+    let connections = Taking::of(&tree);
     let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
     let lost_names = LostNames::find(&tree);
     let options = Options {
@@ -60,7 +62,7 @@ pub fn dump(
         pid: Some(program.as_raw()),
         shell_job: process::is_session_outside(&tree),
         leave_running: dump.leave_running,
-        tcp_established: connections::are_inside(&tree),
+        tcp_established: connections == Taking::Read,
         timeout_seconds: Some(dump.freeze_seconds),
         log_file: DUMP_LOG,
         log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
@@ -83,7 +85,12 @@ pub fn dump(
     let passed: Vec<_> = page_server.into_iter().collect();
     let mut criu = Service::spawn(&dump.criu, &passed)?;
     let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |step, steps| match step {
-        "post-dump" => keep_shared().and_then(|()| ask(channel, patience, steps)),
+        "post-dump" => keep_shared()
+            .and_then(|()| {
+                let tree = process::tree(program.as_raw());
+                severed::sever(&dir, &tree, connections, dump.leave_running)
+            })
+            .and_then(|()| ask(channel, patience, steps)),
         _ => Ok(()),
     });
     criu.wait();
@@ -163,7 +170,9 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     let (mut attributes, mut warnings) = (Some(&restore.attributes), Vec::new());
     let mut one_processor = OneProcessor::take(&dir, criu.pid());
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
-        AFTER_RESTORE => raise_pids().and_then(|()| ask(channel, whole, steps)),
+        AFTER_RESTORE => {
+            raise_pids().and_then(|()| severed::reset(&dir)).and_then(|()| ask(channel, whole, steps))
+        }
         // All its threads stand still for the last time.
         BEFORE_RESUME => {
             one_processor.take().into_iter().for_each(OneProcessor::give_back);

@@ -14,6 +14,7 @@ use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
 
 use super::mounts::LOG_PATH;
 use crate::message::Program;
+use crate::withheld::withhold;
 
 /// CRIU takes the first pids of a fresh namespace for itself; those to be restored lie above.
 pub const FIRST_PID: i32 = 1000;
@@ -48,7 +49,7 @@ pub fn start(program: &Program) -> Result<Pid, String> {
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let cause = become_program(&path, &args, &env, &program.cwd, &log);
+            let cause = become_program(&path, &args, &env, program, &log);
             // Nobody else can be told.
             let _ = (&told).write_all(cause.as_bytes());
             // SAFETY: _exit ends this process and returns to nothing.
@@ -64,7 +65,13 @@ pub fn start(program: &Program) -> Result<Pid, String> {
 }
 
 /// Only returns with the reason why it could not.
-fn become_program(path: &CString, args: &[CString], env: &[CString], cwd: &OsStr, log: &File) -> String {
+fn become_program(
+    path: &CString,
+    args: &[CString],
+    env: &[CString],
+    program: &Program,
+    log: &File,
+) -> String {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
         // Apart from init's and CRIU's, or CRIU would take what is in it for somebody else's.
@@ -78,13 +85,17 @@ fn become_program(path: &CString, args: &[CString], env: &[CString], cwd: &OsStr
                 return Err(format!("opening descriptor {to}: {}", io::Error::last_os_error()));
             }
         }
-        nix::unistd::chdir(cwd).map_err(|error| format!("its directory {}: {error}", cwd.display()))?;
+        let cwd = &program.cwd;
+        nix::unistd::chdir(&**cwd).map_err(|error| format!("its directory {}: {error}", cwd.display()))?;
         for signal in 1..=64 {
             // SAFETY: resetting a disposition touches no memory; those that cannot be reset refuse.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         let none = SigSet::empty();
-        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None).map_err(|error| format!("signals: {error}"))
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)
+            .map_err(|error| format!("signals: {error}"))?;
+        withhold(&program.allowed)
+            .map_err(|error| format!("withholding what cannot be checkpointed: {error}"))
     };
     if let Err(cause) = steps() {
         return cause;

@@ -353,10 +353,10 @@ fn what_criu_refuses_is_told_and_the_program_goes_on() {
     nix::sys::wait::waitpid(pid, Some(nix::sys::wait::WaitPidFlag::__WALL)).unwrap();
     nix::sys::ptrace::detach(pid, None).unwrap();
 
-    running.ask("connect");
+    running.ask("cork");
     let cause = refused(&running);
-    assert!(cause.contains("socket"), "{cause}");
-    let after = running.ask("disconnect");
+    assert!(cause.contains("corked"), "{cause}");
+    let after = running.ask("uncork");
     assert_went_on(&before, &after);
 
     running.dump(&dir, true, nothing).unwrap();

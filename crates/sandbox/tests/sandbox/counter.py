@@ -76,14 +76,13 @@ def main():
         if command == "exit":
             print("leaving", flush=True)
             os._exit(7)
-        if command == "connect":
-            listener = socket.create_server(("127.0.0.1", 0))
-            peer = socket.create_connection(listener.getsockname())
-            accepted = listener.accept()
-        if command == "disconnect":
-            listener.close()
-            peer.close()
-            accepted[0].close()
+        if command == "cork":
+            corked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            corked.connect(("127.0.0.1", 9))
+            corked.setsockopt(socket.IPPROTO_UDP, 1, 1)  # UDP_CORK: what is sent waits for more
+            corked.send(b"never sent")
+        if command == "uncork":
+            corked.close()
         if command == "orphan":
             between = os.fork()
             if between == 0:

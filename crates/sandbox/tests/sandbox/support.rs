@@ -89,6 +89,7 @@ pub fn program(args: &[&str]) -> Program {
             ("GREETING".into(), "hello".into()),
         ],
         cwd: "/tmp".into(),
+        allowed: Vec::new(),
     }
 }
 

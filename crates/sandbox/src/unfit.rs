@@ -1,0 +1,229 @@
+//! What CRIU cannot take, found before anything stands still: it is refused with the process and the descriptor that
+//! have it, and with what to do.
+//!
+//! What can only be seen while the program stands still CRIU itself refuses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::error::{Error, Result};
+use crate::peers::{self, Unix};
+use crate::process::{self, Handle};
+
+/// What a descriptor is called in `/proc`, what that is, and the way out.
+const DESCRIPTORS: [(&str, &str, &str); 9] = [
+    (
+        "anon_inode:[io_uring]",
+        "an io_uring",
+        "start the program with `rekindle run` and without `--allow io_uring`: it then finds none, and most do without",
+    ),
+    ("anon_inode:[userfaultfd]", "a userfaultfd", "have the program do without"),
+    ("anon_inode:[perf_event]", "a performance counter", "stop the profiler that opened it"),
+    ("anon_inode:bpf-map", "a BPF map", "have another process hold it"),
+    ("anon_inode:bpf-prog", "a BPF program", "have another process hold it"),
+    ("anon_inode:bpf_link", "a BPF link", "have another process hold it"),
+    ("anon_inode:[landlock-ruleset]", "a Landlock ruleset", "have the program close it once it is in force"),
+    ("anon_inode:seccomp notify", "a seccomp listener", "have another process hold it"),
+    ("anon_inode:kvm", "a virtual machine", "checkpoint it by its own monitor"),
+];
+
+/// Refuses the processes if one holds what CRIU cannot take. `external` are the program's ends of Unix sockets that are
+/// known to lead outside.
+pub fn refuse(pids: &[i32], external: &[u32]) -> Result<()> {
+    let unix = peers::unix().unwrap_or_else(|error| {
+        // CRIU sees them too, and has fewer words for it.
+        log::debug!("the kernel does not list Unix sockets: {error}");
+        BTreeMap::new()
+    });
+    let own: BTreeSet<u32> =
+        pids.iter().flat_map(|pid| process::sockets(*pid)).map(|inode| inode as u32).collect();
+    for &pid in pids {
+        for (number, link) in process::descriptors(pid) {
+            let found = DESCRIPTORS
+                .iter()
+                .find(|(name, ..)| link.starts_with(name))
+                .map(|(_, what, way_out)| (what.to_string(), way_out.to_string()))
+                .or_else(|| foreign_socket(pid, number, &link))
+                .or_else(|| outside(&unix, &own, external, &link));
+            if let Some((what, way_out)) = found {
+                let name = process::name(pid);
+                return Err(Error::Refused {
+                    cause: format!(
+                        "process {pid} ({name}) has {what} as descriptor {number}, which CRIU cannot take; {way_out}"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Families of sockets that CRIU knows, and protocols of those of the internet.
+const FAMILIES: [i32; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+const FOREIGN: [(i32, &str); 8] = [
+    (libc::AF_VSOCK, "a socket to a virtual machine's host (AF_VSOCK)"),
+    (libc::AF_ALG, "a socket to the kernel's cryptography (AF_ALG)"),
+    (libc::AF_XDP, "a socket for raw frames (AF_XDP)"),
+    (libc::AF_BLUETOOTH, "a Bluetooth socket"),
+    (libc::AF_CAN, "a CAN socket"),
+    (libc::AF_TIPC, "a TIPC socket"),
+    (libc::AF_RDS, "an RDS socket"),
+    (43, "an SMC socket"),
+];
+
+fn foreign_socket(pid: i32, number: i32, link: &str) -> Option<(String, String)> {
+    if !link.starts_with("socket:[") {
+        return None;
+    }
+    // One that is closed meanwhile is none.
+    let socket = Handle::open(pid).and_then(|process| process.descriptor(number)).ok()?;
+    let family = option(&socket, libc::SO_DOMAIN)?;
+    let protocol = option(&socket, libc::SO_PROTOCOL).unwrap_or(0);
+    let close = || "have the program close it".to_string();
+    if !FAMILIES.contains(&family) {
+        let known = FOREIGN.iter().find(|(number, _)| *number == family).map(|(_, name)| name.to_string());
+        return Some((known.unwrap_or_else(|| format!("a socket of family {family}")), close()));
+    }
+    let internet = [libc::AF_INET, libc::AF_INET6].contains(&family);
+    match protocol {
+        libc::IPPROTO_MPTCP if internet => {
+            let way_out =
+                "start the program with `rekindle run` and without `--allow mptcp`: it then finds TCP alone";
+            Some(("a multipath TCP socket".into(), way_out.into()))
+        }
+        libc::IPPROTO_SCTP | libc::IPPROTO_DCCP if internet => {
+            Some((format!("a socket of protocol {protocol}"), close()))
+        }
+        _ => None,
+    }
+}
+
+/// A connection by a Unix socket to somebody else. Datagrams to a name are sent to that name again after a restore.
+fn outside(
+    sockets: &BTreeMap<u32, Unix>,
+    own: &BTreeSet<u32>,
+    external: &[u32],
+    link: &str,
+) -> Option<(String, String)> {
+    let inode: u32 = link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()? as u32;
+    let socket = sockets.get(&inode)?;
+    let peer = match socket.peer? {
+        // Nobody has accepted it yet: whoever listens is its other end.
+        0 => *sockets.iter().find(|(_, other)| other.waiting.contains(&inode))?.0,
+        peer => peer,
+    };
+    if own.contains(&peer) {
+        return None;
+    }
+    let name = sockets.get(&peer).and_then(|peer| peer.name.clone());
+    if external.contains(&inode) || (socket.is_datagram && name.is_some()) {
+        return None;
+    }
+    let what = match &name {
+        Some(name) => format!("a connection by Unix socket to {name}, of a process outside of the program,"),
+        None => "a connection by Unix socket to a process outside of the program".into(),
+    };
+    Some((what, "have the program close it, or have the other process in the program's tree".into()))
+}
+
+/// An option that a socket tells as an integer.
+fn option(socket: &OwnedFd, name: libc::c_int) -> Option<i32> {
+    let mut value: libc::c_int = 0;
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: both are written during the call, and the length is that of the value.
+    let done = unsafe {
+        let fd = socket.as_raw_fd();
+        libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length)
+    };
+    (done == 0).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::FromRawFd;
+    use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// The refusal of this process, or of it with another beside it.
+    fn said(external: &[u32]) -> String {
+        refuse(&[std::process::id() as i32], external)
+            .map_or_else(|error| error.to_string(), |()| "nothing".into())
+    }
+
+    fn made(descriptor: i64) -> Option<OwnedFd> {
+        // SAFETY: the kernel has just made this descriptor for us.
+        (descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+    }
+
+    /// One test, since all look at the descriptors of this process.
+    #[test]
+    fn each_kind_is_named_with_its_descriptor() {
+        assert_eq!(said(&[]), "nothing");
+        let mut parameters = [0u8; 120];
+        // SAFETY: the parameters have the kernel's size, and are written during the call.
+        let ring = made(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) });
+        if let Some(ring) = ring {
+            let words = said(&[]);
+            let own = format!("process {} (", std::process::id());
+            let number = format!("an io_uring as descriptor {},", ring.as_raw_fd());
+            assert!(words.contains(&own) && words.contains(&number), "{words}");
+        }
+        for (family, kind, protocol, what) in [
+            (libc::AF_ALG, libc::SOCK_SEQPACKET, 0, "AF_ALG"),
+            (libc::AF_VSOCK, libc::SOCK_STREAM, 0, "AF_VSOCK"),
+            (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP, "multipath TCP"),
+        ] {
+            // SAFETY: takes three integers and touches no memory of ours.
+            let socket = made(unsafe { libc::socket(family, kind, protocol) }.into());
+            if let Some(socket) = socket {
+                let words = said(&[]);
+                let number = format!("as descriptor {},", socket.as_raw_fd());
+                assert!(words.contains(what) && words.contains(&number), "{words}");
+            } else {
+                eprintln!("skipped: this kernel has no {what}");
+            }
+        }
+        let (near, far) = UnixStream::pair().unwrap();
+        assert_eq!(said(&[]), "nothing", "both ends are its own");
+        let child = Command::new("sleep").arg("60").stdin(Stdio::from(OwnedFd::from(far))).spawn();
+        let mut child = child.unwrap();
+        let words = said(&[]);
+        assert!(words.contains("outside of the program as descriptor"), "{words}");
+        let inode = nix::sys::stat::fstat(&near).unwrap().st_ino as u32;
+        assert_eq!(said(&[inode]), "nothing", "it is known");
+        let both = [std::process::id() as i32, child.id() as i32];
+        assert!(refuse(&both, &[]).is_ok(), "the other process is in the tree");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(near);
+
+        let dir = tempfile::tempdir().unwrap();
+        let (path, log) = (dir.path().join("service"), dir.path().join("log"));
+        let server = format!(
+            "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind({path:?})\ns.listen()\n\
+             d = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nd.bind({log:?})\ntime.sleep(60)"
+        );
+        let mut server = Command::new("python3").args(["-c", &server]).spawn().unwrap();
+        let began = std::time::Instant::now();
+        while !log.exists() {
+            assert!(began.elapsed() < std::time::Duration::from_secs(120));
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let datagrams = UnixDatagram::unbound().unwrap();
+        datagrams.connect(&log).unwrap();
+        assert_eq!(said(&[]), "nothing", "it has a name to send to again");
+        let stream = UnixStream::connect(&path).unwrap();
+        assert!(said(&[]).contains(path.to_str().unwrap()), "{}", said(&[]));
+        server.kill().unwrap();
+        server.wait().unwrap();
+        drop(stream);
+        let listener = UnixListener::bind(dir.path().join("own")).unwrap();
+        let near = UnixStream::connect(dir.path().join("own")).unwrap();
+        assert_eq!(said(&[]), "nothing", "it will accept it itself");
+        let pair = (near, listener.accept().unwrap());
+        assert_eq!(said(&[]), "nothing", "it is connected to itself");
+        drop(pair);
+    }
+}
