@@ -11,8 +11,6 @@
 mod context;
 mod device;
 mod driver;
-mod elf;
-mod fatbin;
 mod graph;
 mod imported;
 mod jit;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use rekindle_code::{fatbin, is_whole};
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
 };
@@ -17,8 +18,6 @@ use rekindle_device::{
 };
 
 use crate::driver::{Driver, call};
-use crate::elf::{Elf, u32_at};
-use crate::fatbin;
 use crate::jit::JitOptions;
 use crate::variables::{Variables, variables};
 
@@ -27,6 +26,7 @@ const LIBRARY_BINARY_IS_PRESERVED: i32 = 1;
 const FUNCTION_ATTRIBUTES: i32 = 16;
 /// The wrapper that nvcc puts around a fatbin; it holds pointers, which mean nothing in this process.
 const FATBIN_WRAPPER: u32 = 0x4662_43b1;
+const ELF: &[u8] = b"\x7fELF";
 
 struct Entry {
     kind: ModuleKind,
@@ -65,7 +65,7 @@ impl Modules {
             log: "the code is neither a whole cubin, a whole fatbin nor PTX".to_owned(),
         })?;
         // A cubin is not compiled, so there is nothing to log.
-        let mut options = Elf::parse(code.bytes()).is_none().then(|| JitOptions::new(options));
+        let mut options = (!code.bytes().starts_with(ELF)).then(|| JitOptions::new(options));
         let (keys, values, count) = match &mut options {
             Some(options) => (options.keys.as_mut_ptr(), options.values.as_mut_ptr(), options.count()),
             None => (std::ptr::null_mut(), std::ptr::null_mut(), 0),
@@ -344,14 +344,14 @@ impl Drop for Linker<'_> {
 /// The code in a form that the driver, which is given no length, reads no further than it goes.
 fn readable(code: Code) -> Option<Code> {
     let bytes = code.bytes();
-    if u32_at(bytes, 0) == Some(FATBIN_WRAPPER) {
+    if bytes.starts_with(&FATBIN_WRAPPER.to_le_bytes()) {
         return None;
     }
     if fatbin::is_fatbin(bytes) {
         return fatbin::is_whole(bytes).then_some(code);
     }
-    if bytes.starts_with(b"\x7fELF") {
-        return Elf::parse(bytes)?.is_whole().then_some(code);
+    if bytes.starts_with(ELF) {
+        return is_whole(bytes).then_some(code);
     }
     if bytes.contains(&0) { Some(code) } else { Some(Code::new(terminated(bytes))) }
 }
@@ -369,9 +369,8 @@ fn terminated(bytes: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elf::tests::synthetic;
-    use crate::fatbin::EntryKind;
-    use crate::fatbin::tests::{Packing, container};
+    use rekindle_code::fatbin::EntryKind;
+    use rekindle_code::testing::{Packing, container, synthetic};
 
     fn read(bytes: &[u8]) -> Option<Vec<u8>> {
         readable(Code::new(bytes.to_vec())).map(|code| code.bytes().to_vec())

@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::elf::Elf;
-
 /// Names the library to open, by absolute path; nothing else is then looked at.
 pub const VARIABLE: &str = "REKINDLE_LIBCUDA";
 
@@ -130,14 +128,15 @@ fn is_client(path: &Path) -> bool {
     let Ok(file) = std::fs::File::open(path) else { return false };
     // SAFETY: an installed library is replaced by renaming, not rewritten in place; only its symbols are read here.
     let Ok(bytes) = (unsafe { memmap2::Mmap::map(&file) }) else { return false };
-    let Some(elf) = Elf::parse(&bytes) else { return false };
-    elf.symbols().any(|symbol| symbol.name == CLIENT_SYMBOL && !symbol.section.is_empty())
+    rekindle_code::symbols(&bytes)
+        .iter()
+        .any(|symbol| symbol.name == CLIENT_SYMBOL && !symbol.section.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elf::tests::synthetic;
+    use rekindle_code::testing::synthetic;
 
     fn library(directory: &Path, symbol: &str) -> PathBuf {
         std::fs::create_dir_all(directory).unwrap();

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::elf::{Elf, SYMBOL_OBJECT};
-use crate::fatbin::{self, EntryKind};
+use rekindle_code::fatbin::{self, EntryKind};
+use rekindle_code::{SYMBOL_OBJECT, symbols};
 
 /// A library as large as cuBLASLt is not decompressed whole to look for names: no more than this per module.
 const MOST_BYTES: u64 = 256 << 20;
@@ -49,8 +49,8 @@ fn fitting(code: &[u8], capability: u32) -> Vec<fatbin::Entry<'_>> {
 }
 
 fn add(found: &mut Variables, code: &[u8]) {
-    if let Some(elf) = Elf::parse(code) {
-        for symbol in elf.symbols().filter(|symbol| symbol.kind == SYMBOL_OBJECT && symbol.size > 0) {
+    if code.starts_with(b"\x7fELF") {
+        for symbol in symbols(code).iter().filter(|symbol| symbol.kind == SYMBOL_OBJECT && symbol.size > 0) {
             let constant = symbol.section == b".nv.constant3";
             if let (true, Ok(name)) =
                 (constant || symbol.section.starts_with(b".nv.global"), std::str::from_utf8(symbol.name))
@@ -160,8 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::elf::tests::synthetic;
-    use crate::fatbin::tests::{Packing, container};
+    use rekindle_code::testing::{Packing, container, synthetic};
 
     const PTX: &str = "//\n.version 8.0 // 12.0\n.target sm_90\n.address_size 64\n\n\
         .global .align 4 .u32 counter = 5;\n\

@@ -6,17 +6,20 @@
 //!             compute capability u32 at 28 · flags u64 at 40 · payload before compression u64 at 56
 //! ```
 //!
-//! Input is not trusted: an entry that leaves the bytes ends the walk.
+//! Input is not trusted: an entry that leaves the bytes ends the walk, and [`choose`] then gives an error.
 
 use std::borrow::Cow;
 
-use crate::elf::{u16_at, u32_at, u64_at};
+use crate::error::{Error, Result};
+use crate::prepare::Whole;
 
-const MAGIC: u32 = 0xba55_ed50;
-const CONTAINER_HEADER: usize = 16;
-const ENTRY_HEADER: usize = 64;
-const COMPRESSED_LZ4: u64 = 0x2000;
-const COMPRESSED_ZSTD: u64 = 0x8000;
+pub(crate) const MAGIC: u32 = 0xba55_ed50;
+pub(crate) const CONTAINER_HEADER: usize = 16;
+pub(crate) const ENTRY_HEADER: usize = 64;
+/// No cubin is larger; a size beyond it is a damaged header.
+const MOST: u64 = 1 << 30;
+pub(crate) const COMPRESSED_LZ4: u64 = 0x2000;
+pub(crate) const COMPRESSED_ZSTD: u64 = 0x8000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
@@ -46,6 +49,11 @@ pub fn is_whole(bytes: &[u8]) -> bool {
     body(bytes).is_some()
 }
 
+/// Bytes of the container that begins here and ends inside `bytes`, header and all.
+pub fn size(bytes: &[u8]) -> Option<usize> {
+    body(bytes).map(|body| body.len() + usize::from(u16_at(bytes, 6).unwrap_or_default()))
+}
+
 /// The entries of a container, in order; empty where `bytes` is none.
 pub fn entries(bytes: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     let mut rest = body(bytes).unwrap_or_default();
@@ -54,6 +62,39 @@ pub fn entries(bytes: &[u8]) -> impl Iterator<Item = Entry<'_>> {
         rest = next;
         Some(entry)
     })
+}
+
+/// The cubin that the driver would load for a GPU of `capability` (90 is 9.0), or why that is not for us to say.
+pub fn choose(bytes: &[u8], capability: u32) -> Result<std::result::Result<Entry<'_>, Whole>> {
+    let end = || Error::FatbinEnd { found: bytes.len(), expected: u64_at(bytes, 8).unwrap_or(0) };
+    let body = body(bytes).ok_or_else(end)?;
+    let mut rest = body;
+    let mut all = Vec::new();
+    while let Some((found, next)) = entry(rest) {
+        all.push(found);
+        rest = next;
+    }
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Error::FatbinEntry { at: body.len() - rest.len() });
+    }
+    let same_major = |entry: &&Entry<'_>| {
+        entry.kind == EntryKind::Cubin
+            && entry.capability / 10 == capability / 10
+            && entry.capability <= capability
+    };
+    let newest = all.iter().filter(same_major).map(|entry| entry.capability).max();
+    let fitting: Vec<_> = all
+        .iter()
+        .filter(|entry| entry.kind == EntryKind::Cubin && Some(entry.capability) == newest)
+        .collect();
+    match fitting[..] {
+        [one] => Ok(Ok(*one)),
+        [] if all.iter().any(|entry| entry.kind == EntryKind::Ptx && entry.capability <= capability) => {
+            Ok(Err(Whole::Ptx))
+        }
+        [] => Err(Error::FatbinCapability { major: capability / 10, minor: capability % 10 }),
+        _ => Ok(Err(Whole::SeveralCubins(fitting.len()))),
+    }
 }
 
 fn body(bytes: &[u8]) -> Option<&[u8]> {
@@ -106,47 +147,40 @@ impl<'a> Entry<'a> {
         };
         (contents.len() == size).then_some(Cow::Owned(contents))
     }
+
+    /// The code itself.
+    pub fn unpack(&self) -> Result<Cow<'a, [u8]>> {
+        if self.size > MOST {
+            return Err(Error::FatbinSize { found: self.size, most: MOST });
+        }
+        self.contents(MOST).ok_or_else(|| {
+            Error::FatbinPacked(format!("{} packed bytes did not give {}", self.payload.len(), self.size))
+        })
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    array_at(bytes, at).map(u16::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    array_at(bytes, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    array_at(bytes, at).map(u64::from_le_bytes)
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    pub enum Packing {
-        Plain,
-        Lz4,
-        Zstd,
-    }
-
-    pub fn container(rows: &[(EntryKind, u32, &[u8], Packing)]) -> Vec<u8> {
-        let mut body = Vec::new();
-        for (kind, capability, contents, packing) in rows {
-            let (payload, flags) = match packing {
-                Packing::Plain => (contents.to_vec(), 0),
-                Packing::Lz4 => (lz4_flex::block::compress(contents), COMPRESSED_LZ4),
-                Packing::Zstd => (zstd::bulk::compress(contents, 3).unwrap(), COMPRESSED_ZSTD),
-            };
-            let padded = payload.len().next_multiple_of(8);
-            let mut header = [0u8; ENTRY_HEADER];
-            header[0] = if *kind == EntryKind::Ptx { 1 } else { 2 };
-            header[4] = ENTRY_HEADER as u8;
-            header[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
-            header[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-            header[28..32].copy_from_slice(&capability.to_le_bytes());
-            header[40..48].copy_from_slice(&flags.to_le_bytes());
-            header[56..64].copy_from_slice(&(contents.len() as u64).to_le_bytes());
-            body.extend_from_slice(&header);
-            body.extend_from_slice(&payload);
-            body.resize(body.len() + padded - payload.len(), 0);
-        }
-        let mut file = MAGIC.to_le_bytes().to_vec();
-        file.extend_from_slice(&[1, 0, CONTAINER_HEADER as u8, 0]);
-        file.extend_from_slice(&(body.len() as u64).to_le_bytes());
-        file.extend_from_slice(&body);
-        file
-    }
+    use crate::testing::{Packing, container};
 
     fn sample() -> Vec<u8> {
         let text = b".version 7.0 ".repeat(40);

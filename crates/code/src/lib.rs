@@ -1,0 +1,33 @@
+//! Machine code for a GPU as something that goes anywhere: prepared once, loaded in pieces, in any order.
+//!
+//! ```text
+//!  fatbin ──unpack──▶ cubin ──prepare──▶ Prepared ──piece(kernel, globals)──▶ a cubin with that kernel
+//!                                            ├ kernels: what the driver would say of each
+//!                                            └ globals: what a buffer must hold, wherever it lies
+//! ```
+//! The driver puts a module's globals where it likes, so that a program that keeps their addresses depends on all
+//! that was loaded before. Here they become a buffer that somebody else places: code reaches globals through a table
+//! of addresses (`.nv.constant4`) that relocations fill; [`Prepared::piece`] fills it in and makes them void. A piece
+//! has one kernel and what that can reach, so that it loads as fast as it is small.
+//!
+//! What cannot be taken apart so is [`Preparation::Whole`], with the reason. Input is not trusted: what does not make
+//! sense is an [`Error`], never a panic, and no size in it is believed before it was compared with the bytes.
+
+mod cubin;
+mod error;
+pub mod fatbin;
+mod globals;
+mod kernel;
+mod notes;
+mod piece;
+mod prepare;
+mod symbols;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod write;
+
+pub use error::{Error, Result};
+pub use globals::{Global, Globals};
+pub use kernel::{ATTRIBUTES, Kernel, Limits, Parameter};
+pub use prepare::{Preparation, Prepared, Whole, prepare};
+pub use symbols::{SYMBOL_OBJECT, Symbol, is_whole, symbols};
