@@ -142,13 +142,11 @@ impl<'a> Cubin<'a> {
                 size: row.sh_size(LE),
                 link: row.sh_link(LE),
                 info: row.sh_info(LE),
-                alignment: row.sh_addralign(LE).max(1),
+                alignment: row.sh_addralign(LE),
                 entry: row.sh_entsize(LE),
                 data: &[],
             };
-            if section.kind != NULL
-                && !(section.alignment.is_power_of_two() && section.alignment <= MOST_ALIGNMENT)
-            {
+            if section.alignment > MOST_ALIGNMENT || !matches!(section.alignment.count_ones(), 0 | 1) {
                 let (name, found) = (section.name.to_owned(), section.alignment);
                 return Err(Error::Alignment { name, found, most: MOST_ALIGNMENT });
             }
@@ -226,11 +224,17 @@ impl<'a> Cubin<'a> {
         symbol.section.map_or("", |section| self.sections[section].name)
     }
 
-    pub fn relocations(&self, index: usize) -> impl Iterator<Item = Relocation> + '_ {
-        let section = &self.sections[index];
+    /// The entries of a section of relocations as they stand, each with where it begins.
+    pub fn relocation_rows(&self, index: usize) -> impl Iterator<Item = (usize, &'a [u8])> + use<'a> {
+        let section = self.sections[index];
         let entry = relocation_bytes(section.kind);
-        section.data.chunks_exact(entry).enumerate().map(move |(n, row)| Relocation {
-            at: n * entry,
+        section.data.chunks_exact(entry).enumerate().map(move |(n, row)| (n * entry, row))
+    }
+
+    pub fn relocations(&self, index: usize) -> impl Iterator<Item = Relocation> + '_ {
+        let entry = relocation_bytes(self.sections[index].kind);
+        self.relocation_rows(index).map(move |(at, row)| Relocation {
+            at,
             offset: word64(row, 0),
             kind: word64(row, 8) as u32,
             symbol: (word64(row, 8) >> 32) as usize,

@@ -70,7 +70,7 @@ pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals,
         .partition(|index| cubin.sections[*index].has_bits());
     for index in with_bits.into_iter().chain(without) {
         let section = &cubin.sections[index];
-        let start = found.bytes.next_multiple_of(section.alignment);
+        let start = found.bytes.next_multiple_of(section.alignment.max(1));
         let end = start.checked_add(section.size).filter(|end| *end <= MOST);
         found.bytes = end.ok_or(Error::GlobalsSize { most: MOST })?;
         found.alignment = found.alignment.max(section.alignment);

@@ -29,5 +29,6 @@ mod write;
 pub use error::{Error, Result};
 pub use globals::{Global, Globals};
 pub use kernel::{ATTRIBUTES, Kernel, Limits, Parameter};
+pub use piece::Form;
 pub use prepare::{Preparation, Prepared, Whole, prepare};
 pub use symbols::{SYMBOL_OBJECT, Symbol, is_whole, symbols};

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 
 use crate::cubin::{Cubin, word32};
 use crate::error::{Error, Result};
+use crate::globals::is_globals;
 use crate::notes::notes;
 use crate::prepare::Prepared;
 use crate::write::Writer;
@@ -35,9 +36,30 @@ pub(crate) fn owner(name: &str) -> Option<&str> {
     if *prefix == ".nv.constant" { rest.split_once('.').map(|(_, function)| function) } else { Some(rest) }
 }
 
-pub(crate) fn cut(cubin: &Cubin<'_>, prepared: &Prepared, kernel: &str, globals: u64) -> Result<Vec<u8>> {
+/// What of a module's globals a piece still has, though nothing in it refers to them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Form {
+    /// No sections of globals.
+    pub without_globals: bool,
+    /// No relocations of addresses that are filled in, in place of relocations that do nothing.
+    pub without_relocations: bool,
+}
+
+pub(crate) fn cut(
+    cubin: &Cubin<'_>,
+    prepared: &Prepared,
+    kernel: &str,
+    globals: u64,
+    form: Form,
+) -> Result<Vec<u8>> {
     let kept = reached(cubin, kernel)?;
-    let dropped = dropped(cubin, &kept);
+    let mut dropped = dropped(cubin, &kept);
+    if form.without_globals {
+        for (index, section) in cubin.sections.iter().enumerate() {
+            let of = if section.is_relocations() { cubin.target(index).name } else { section.name };
+            dropped[index] |= is_globals(of);
+        }
+    }
     let gone: HashSet<u32> = (0u32..)
         .zip(&cubin.symbols)
         .filter(|(_, symbol)| symbol.section.is_some_and(|section| dropped[section]))
@@ -58,10 +80,22 @@ pub(crate) fn cut(cubin: &Cubin<'_>, prepared: &Prepared, kernel: &str, globals:
         }
     }
     for address in &prepared.addresses {
-        writer.write_word(address.relocations, address.at + 8, |word| word & !0xffff_ffff);
-        writer.write_word(address.relocations, address.at + 16, |_| 0);
         let table = cubin.sections[address.relocations].info as usize;
         writer.write_word(table, address.offset as usize, |_| globals.wrapping_add(address.of));
+        if !form.without_relocations {
+            // Type 0 does nothing.
+            writer.write_word(address.relocations, address.at + 8, |word| word & !0xffff_ffff);
+            writer.write_word(address.relocations, address.at + 16, |_| 0);
+        }
+    }
+    if form.without_relocations {
+        let tables: HashSet<usize> = prepared.addresses.iter().map(|address| address.relocations).collect();
+        for table in tables {
+            let done: HashSet<usize> =
+                prepared.addresses.iter().filter(|row| row.relocations == table).map(|row| row.at).collect();
+            let left = cubin.relocation_rows(table).filter(|(at, _)| !done.contains(at));
+            writer.replace(table, left.flat_map(|(_, row)| row).copied().collect());
+        }
     }
     for symbol in &gone {
         writer.blank_symbol(*symbol as usize * SYMBOL);

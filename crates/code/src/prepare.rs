@@ -8,7 +8,7 @@ use crate::fatbin;
 use crate::globals::{Globals, Places, globals, is_globals};
 use crate::kernel::{Kernel, kernels};
 use crate::notes::{self, notes};
-use crate::piece;
+use crate::piece::{self, Form};
 
 /// The table through which code reaches globals and the driver's functions.
 pub(crate) const ADDRESSES: &str = ".nv.constant4";
@@ -119,10 +119,15 @@ pub(crate) struct Address {
 impl Prepared {
     /// A cubin with this kernel and what it can reach, and nothing else, the module's globals lying at `globals`.
     pub fn piece(&self, kernel: &str, globals: u64) -> Result<Vec<u8>> {
+        self.piece_as(kernel, globals, Form::default())
+    }
+
+    /// As [`Prepared::piece`], with more or less of what nothing refers to.
+    pub fn piece_as(&self, kernel: &str, globals: u64, form: Form) -> Result<Vec<u8>> {
         if !self.kernels.contains_key(kernel) {
             return Err(Error::NoKernel(kernel.to_owned()));
         }
-        piece::cut(&Cubin::parse(&self.cubin)?, self, kernel, globals)
+        piece::cut(&Cubin::parse(&self.cubin)?, self, kernel, globals, form)
     }
 
     /// The cubin as it was given, unpacked.

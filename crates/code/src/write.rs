@@ -61,7 +61,7 @@ impl<'a> Writer<'a> {
             }
             let data = self.changed.get(&index).map_or(section.data, Vec::as_slice);
             if section.has_bits() {
-                file.resize(file.len().next_multiple_of(section.alignment as usize), 0);
+                file.resize(file.len().next_multiple_of(section.alignment.max(1) as usize), 0);
             }
             headers.extend_from_slice(&header(section, names[index], file.len(), data));
             file.extend_from_slice(data);

@@ -1,9 +1,10 @@
 //! One fatbin: prepared, cut, loaded whole and in pieces, and what the driver says of both.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_code::{Kernel, Limits, Preparation, Prepared, prepare};
+use rekindle_code::{Form, Kernel, Limits, Preparation, Prepared, prepare};
 use rekindle_device::{
     Code, DEVICE_RANGE, Device, FunctionInfo, Module, ModuleKind, Parameter, Platform, Result,
 };
@@ -17,9 +18,15 @@ const THREADS_OF_BLOCK: i32 = 1;
 const SHARED_OF_BLOCK: i32 = 8;
 const RESERVED_SHARED_OF_BLOCK: i32 = 111;
 
+/// The forms of a piece, with names to count by.
+const FORMS: [(Form, &str); 2] = [
+    (Form { without_globals: false, without_relocations: false }, "piece"),
+    (Form { without_globals: true, without_relocations: true }, "lean piece"),
+];
+
 pub struct Gpu {
     platform: NvidiaPlatform,
-    device: Arc<dyn Device>,
+    pub device: Arc<dyn Device>,
 }
 
 impl Gpu {
@@ -58,7 +65,7 @@ impl Gpu {
         }
     }
 
-    fn load(&self, code: &[u8]) -> Result<Module> {
+    pub fn load(&self, code: &[u8]) -> Result<Module> {
         let loaded = self.device.module_load(Code::new(code.to_vec()), ModuleKind::Library, &[]);
         loaded.map(|loaded| loaded.module).map_err(|error| error.code)
     }
@@ -91,9 +98,10 @@ pub fn fatbin(gpu: Option<&Gpu>, fatbin: &[u8], capability: u32, pieces: usize, 
     tally.sum("kernels", prepared.kernels.len() as f64);
     tally.sum("bytes of cubins", prepared.cubin().len() as f64);
     let whole = gpu.and_then(|gpu| Whole::load(gpu, &prepared, tally));
-    for kernel in chosen(&prepared, pieces) {
+    for (kernel, form) in chosen(&prepared, pieces).flat_map(|kernel| FORMS.map(|form| (kernel, form))) {
         let start = Instant::now();
-        let piece = match prepared.piece(&kernel.name, DEVICE_RANGE.start) {
+        let (form, name) = form;
+        let piece = match prepared.piece_as(&kernel.name, DEVICE_RANGE.start, form) {
             Ok(piece) => piece,
             Err(error) => {
                 tally.example("piece: not cut", json!([kernel.name, error.to_string()]));
@@ -101,10 +109,10 @@ pub fn fatbin(gpu: Option<&Gpu>, fatbin: &[u8], capability: u32, pieces: usize, 
             }
         };
         tally.sum("cut ms", ms(start));
-        tally.count("pieces");
-        tally.sum("bytes of pieces", piece.len() as f64);
+        tally.count(&format!("{name}: pieces"));
+        tally.sum(&format!("{name}: bytes"), piece.len() as f64);
         if let (Some(gpu), Some(whole)) = (gpu, &whole) {
-            compare(gpu, whole, kernel, &piece, tally);
+            compare(gpu, whole, kernel, &piece, name, tally);
         }
     }
     if let (Some(gpu), Some(whole)) = (gpu, whole) {
@@ -175,7 +183,11 @@ impl Whole {
                         let example = json!({
                             "notes": told, "driver": said, "all": info.attributes, "kernel": format!("{kernel:?}"),
                         });
-                        tally.example(&format!("notes: attribute {attribute} differs"), example);
+                        let what = format!("notes: attribute {attribute} differs");
+                        if tally.has_room(&what) {
+                            keep(prepared, kernel, attribute, tally.seen(&what));
+                        }
+                        tally.example(&what, example);
                     }
                 }
             }
@@ -192,8 +204,19 @@ impl Whole {
     }
 }
 
+/// Keeps a piece whose notes say other than the driver, where `REKINDLE_CODE_KEEP` names a folder.
+fn keep(prepared: &Prepared, kernel: &Kernel, attribute: usize, number: u64) {
+    let Some(folder) = std::env::var_os("REKINDLE_CODE_KEEP") else { return };
+    let thread = format!("{:?}", std::thread::current().id()).replace(|c: char| !c.is_ascii_digit(), "");
+    let path = Path::new(&folder).join(format!("attribute-{attribute}-{thread}-{number}.cubin"));
+    let written = prepared.piece(&kernel.name, 0).map(|piece| std::fs::write(&path, piece));
+    if !matches!(written, Ok(Ok(()))) {
+        eprintln!("{} was not kept", path.display());
+    }
+}
+
 /// A piece against the whole, as the driver describes both.
-fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], tally: &mut Tally) {
+fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], name: &str, tally: &mut Tally) {
     let describe = |module| -> Result<FunctionInfo> {
         gpu.device.function_info(gpu.device.function(module, &kernel.name)?)
     };
@@ -201,21 +224,22 @@ fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], tally: &mut 
     let module = match gpu.load(piece) {
         Ok(module) => module,
         Err(code) => {
-            tally.example("piece: not loaded", json!([kernel.name, code.to_string(), piece.len()]));
+            tally
+                .example(&format!("{name}: not loaded"), json!([kernel.name, code.to_string(), piece.len()]));
             return;
         }
     };
     let found = gpu.device.function(module, &kernel.name);
-    tally.sum("piece: load and function ms", ms(start));
+    tally.sum(&format!("{name}: load and function ms"), ms(start));
     match found.and_then(|_| Ok((describe(module)?, describe(whole.module)?))) {
-        Ok((piece, whole)) if piece == whole => tally.count("piece: same as whole"),
+        Ok((piece, whole)) if piece == whole => tally.count(&format!("{name}: same as whole")),
         Ok((piece, whole)) => {
             let example = json!([kernel.name, format!("{piece:?}"), format!("{whole:?}")]);
-            tally.example("piece: described otherwise than whole", example);
+            tally.example(&format!("{name}: described otherwise than whole"), example);
         }
-        Err(code) => tally.example("piece: no kernel", json!([kernel.name, code.to_string()])),
+        Err(code) => tally.example(&format!("{name}: no kernel"), json!([kernel.name, code.to_string()])),
     }
     if gpu.device.module_unload(module).is_err() {
-        tally.count("piece: not unloaded");
+        tally.count(&format!("{name}: not unloaded"));
     }
 }

@@ -1,13 +1,14 @@
 //! Takes apart all code that libraries ship for a GPU, loads the pieces with the driver, and compares.
 //!
 //! ```text
-//! code [--dry] [--seconds N] [--pieces N] [--threads N] LIBRARY...      JSON on standard output
+//! code [--dry] [--seconds N] [--pieces N] [--threads N] [--run CUBIN] --out JSON LIBRARY...
 //! ```
 //! Of every cubin: whether it can be prepared, and why not; so many kernels cut out, loaded, and compared with the
 //! same kernel of the whole cubin, as the driver describes both; what the notes say of every kernel, compared with
-//! what the driver says. `--dry` does without a GPU, as if there were one of compute capability 9.0.
+//! what the driver says. With `--run`, the cubin's kernels are run whole and in pieces before that. `--dry` does without a GPU, as if there were one of compute capability 9.0.
 
 mod compare;
+mod execute;
 mod library;
 mod tally;
 
@@ -24,12 +25,21 @@ struct Options {
     limit: Duration,
     pieces: usize,
     threads: usize,
+    run: Option<PathBuf>,
+    out: PathBuf,
     libraries: Vec<PathBuf>,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options =
-        Options { dry: false, limit: Duration::from_secs(120), pieces: 2, threads: 4, libraries: Vec::new() };
+    let mut options = Options {
+        dry: false,
+        limit: Duration::from_secs(120),
+        pieces: 2,
+        threads: 4,
+        libraries: Vec::new(),
+        run: None,
+        out: PathBuf::from("code.json"),
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut number = || {
@@ -37,6 +47,8 @@ fn options() -> Result<Options, String> {
             value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
         };
         match word.as_str() {
+            "--run" => options.run = words.next().map(PathBuf::from),
+            "--out" => options.out = words.next().map_or(options.out, PathBuf::from),
             "--dry" => options.dry = true,
             "--seconds" => options.limit = Duration::from_secs(number()? as u64),
             "--pieces" => options.pieces = number()?,
@@ -54,6 +66,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let capability = gpu.as_ref().map_or(90, Gpu::capability);
     let mut libraries = serde_json::Map::new();
     let mut all = Tally::default();
+    if let (Some(gpu), Some(cubin)) = (&gpu, &options.run) {
+        gpu.bind();
+        if let Err(error) = execute::execute(gpu, cubin, &mut all) {
+            all.example("run: failed", serde_json::json!(error.to_string()));
+        }
+    }
     for path in &options.libraries {
         let file = std::fs::File::open(path)?;
         // SAFETY: an installed library is replaced by renaming, not rewritten in place.
@@ -93,6 +111,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "all": all.json(),
         "libraries": libraries,
     });
-    println!("{}", serde_json::to_string_pretty(&report)?);
+    std::fs::write(&options.out, serde_json::to_string_pretty(&report)?)?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-const EXAMPLES: usize = 12;
+const EXAMPLES: usize = 8;
 
 #[derive(Default)]
 pub struct Tally {
@@ -20,6 +20,15 @@ impl Tally {
 
     pub fn sum(&mut self, what: &str, value: f64) {
         *self.sums.entry(what.to_owned()).or_default() += value;
+    }
+
+    pub fn seen(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or_default()
+    }
+
+    /// Whether an example more would be kept.
+    pub fn has_room(&self, what: &str) -> bool {
+        self.examples.get(what).is_none_or(|kept| kept.len() < EXAMPLES)
     }
 
     /// Counts it and keeps the first few.
