@@ -240,34 +240,27 @@ fn addresses(cubin: &Cubin<'_>, places: &Places) -> Result<std::result::Result<V
             continue;
         }
         let table = cubin.target(index);
-        for relocation in cubin.relocations(index) {
+        // A relocation of type 0 does nothing.
+        for relocation in cubin.relocations(index).filter(|relocation| relocation.kind != 0) {
             let symbol = &cubin.symbols[relocation.symbol];
+            if relocation.offset + 8 > table.data.len() as u64 {
+                return Err(Error::RelocationOffset {
+                    section: cubin.sections[index].name.to_owned(),
+                    target: table.name.to_owned(),
+                    offset: relocation.offset,
+                    bytes: table.data.len() as u64,
+                });
+            }
             match places.of(cubin, relocation.symbol, relocation.addend) {
                 Some(of) if relocation.kind == ADDRESS => {
-                    if relocation.offset + 8 > table.data.len() as u64 {
-                        return Err(Error::RelocationOffset {
-                            section: cubin.sections[index].name.to_owned(),
-                            target: table.name.to_owned(),
-                            offset: relocation.offset,
-                            bytes: table.data.len() as u64,
-                        });
-                    }
-                    all.push(Address {
-                        relocations: index,
-                        at: relocation.at,
-                        offset: relocation.offset,
-                        of,
-                    });
+                    all.push(Address { relocations: index, at: relocation.at, offset: relocation.offset, of })
                 }
-                Some(_) => return Ok(Err(Whole::relocation(cubin, table, symbol, relocation.kind))),
-                // A relocation of type 0 does nothing.
-                None if relocation.kind == 0 => {}
                 None if symbol.is_undefined() => {
                     if let Err(whole) = known(symbol) {
                         return Ok(Err(whole));
                     }
                 }
-                None => return Ok(Err(Whole::relocation(cubin, table, symbol, relocation.kind))),
+                _ => return Ok(Err(Whole::relocation(cubin, table, symbol, relocation.kind))),
             }
         }
     }

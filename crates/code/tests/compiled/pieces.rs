@@ -1,0 +1,152 @@
+//! What a piece has of its module.
+
+use std::collections::BTreeMap;
+
+use object::read::elf::ElfFile64;
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
+use rekindle_code::Form;
+
+use crate::compiler::{ROUND, SAMPLE, prepared};
+
+const ADDRESS: u64 = 0x6000_0000_0000;
+const LEAN: Form = Form { without_globals: true, without_relocations: true };
+
+/// Contents of the sections with names.
+fn sections(cubin: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let file = ElfFile64::<LittleEndian>::parse(cubin).unwrap();
+    let named = file.sections().filter(|section| !section.name().unwrap().is_empty());
+    named.map(|section| (section.name().unwrap().to_owned(), section.data().unwrap().to_vec())).collect()
+}
+
+fn symbols(cubin: &[u8]) -> Vec<String> {
+    let file = ElfFile64::<LittleEndian>::parse(cubin).unwrap();
+    file.symbols().map(|symbol| symbol.name().unwrap().to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn a_piece_has_its_kernel_and_no_other() {
+    let whole = prepared(&SAMPLE);
+    let before = sections(&SAMPLE);
+    assert!(whole.kernels.len() > 8);
+    for kernel in whole.kernels.values() {
+        for form in [Form::default(), LEAN] {
+            let piece = whole.piece_as(&kernel.name, ADDRESS, form).unwrap();
+            assert!(piece.len() < SAMPLE.len() / 2, "{}: {} of {}", kernel.name, piece.len(), SAMPLE.len());
+            let again = prepared(&piece);
+            assert_eq!(again.kernels.values().collect::<Vec<_>>(), [kernel]);
+            let after = sections(&piece);
+            let code: Vec<_> = after.keys().filter(|name| name.starts_with(".text.")).collect();
+            assert_eq!(code, [&format!(".text.{}", kernel.name)]);
+            for part in [".text.", ".nv.info.", ".nv.constant0.", ".nv.constant2.", ".nv.shared."] {
+                let name = format!("{part}{}", kernel.name);
+                assert_eq!(after.get(&name), before.get(&name), "{name}");
+            }
+            for name in [".note.nv.cuinfo", ".note.nv.tkinfo", ".nv.compat"] {
+                assert_eq!(after[name], before[name], "{name}");
+            }
+            assert!(!after.keys().any(|name| name.contains("debug")), "{:?}", after.keys());
+            let others = whole.kernels.keys().filter(|name| **name != kernel.name);
+            let names = symbols(&piece);
+            assert!(names.contains(&kernel.name));
+            others.for_each(|other| assert!(!names.contains(other), "{other} in {}", kernel.name));
+        }
+    }
+}
+
+#[test]
+fn addresses_of_globals_are_filled_in() {
+    let whole = prepared(&SAMPLE);
+    let offset = |name: &str| {
+        whole
+            .globals
+            .all
+            .iter()
+            .find(|global| global.name == name)
+            .unwrap_or_else(|| panic!("no {name}"))
+            .offset
+    };
+    let before = sections(&SAMPLE);
+    for form in [Form::default(), LEAN] {
+        let piece = sections(&whole.piece_as("globals", ADDRESS, form).unwrap());
+        let words = |table: &[u8]| {
+            let words = table.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+            words.collect::<Vec<_>>()
+        };
+        assert!(words(&before[".nv.constant4"]).iter().all(|word| *word == 0));
+        let table = words(&piece[".nv.constant4"]);
+        for name in ["counter", "table", "inner", "chain", "functions", "angles"] {
+            assert!(table.contains(&(ADDRESS + offset(name))), "{name} is not in {table:x?}");
+        }
+        // What is left to the driver: the addresses of its own functions.
+        let left: Vec<_> = piece[".rela.nv.constant4"]
+            .chunks_exact(24)
+            .filter(|row| row[8..12] != [0; 4])
+            .map(|row| u32::from_le_bytes(row[12..16].try_into().unwrap()))
+            .collect();
+        let file = whole.piece_as("globals", ADDRESS, form).unwrap();
+        let file = ElfFile64::<LittleEndian>::parse(&file[..]).unwrap();
+        let name = |index: &u32| {
+            file.symbol_by_index(object::SymbolIndex(*index as usize)).unwrap().name().unwrap().to_owned()
+        };
+        let mut left: Vec<_> = left.iter().map(name).collect();
+        left.sort();
+        assert_eq!(left, ["free", "malloc", "vprintf"]);
+        assert_eq!(piece.contains_key(".nv.global"), !form.without_globals);
+    }
+}
+
+#[test]
+fn globals_begin_with_what_the_program_says() {
+    let whole = prepared(&SAMPLE);
+    let globals = &whole.globals;
+    let find = |name: &str| globals.all.iter().find(|global| global.name == name).unwrap();
+    let initial = globals.initial(ADDRESS);
+    let at = |name: &str| {
+        let global = find(name);
+        &initial[global.offset as usize..(global.offset + global.bytes) as usize]
+    };
+    assert_eq!(at("table"), [1u32, 2, 3, 4].map(u32::to_le_bytes).as_flattened());
+    assert_eq!(at("inner"), (ADDRESS + find("table").offset + 8).to_le_bytes());
+    assert_eq!(at("chain"), (ADDRESS + find("inner").offset).to_le_bytes());
+    assert!(initial.len() as u64 <= find("counter").offset, "zeros take no room");
+    assert_eq!(find("counter").bytes, 128);
+    assert!(globals.all.iter().all(|global| global.offset + global.bytes <= globals.bytes));
+    assert_eq!(globals.alignment, 16);
+}
+
+#[test]
+fn functions_that_call_each_other_in_a_round_go_with_their_kernel() {
+    let whole = prepared(&ROUND);
+    let code = |kernel: &str| {
+        let piece = sections(&whole.piece(kernel, ADDRESS).unwrap());
+        piece.into_keys().filter(|name| name.starts_with(".text.")).collect::<Vec<_>>()
+    };
+    assert_eq!(code("calls"), [".text._Z3oddi", ".text._Z4eveni", ".text.calls"]);
+    assert_eq!(code("alone"), [".text.alone"]);
+    let calls = &sections(&whole.piece("alone", ADDRESS).unwrap())[".nv.callgraph"];
+    // What is left names no function: calls of what is not known.
+    assert!(calls.chunks_exact(8).all(|row| row[..4] == [0; 4]), "{calls:x?}");
+    assert!(whole.kernels["calls"].local.is_none(), "a round has no known depth");
+}
+
+#[test]
+fn a_kernel_that_is_not_there_is_an_error() {
+    let error = prepared(&SAMPLE).piece("nowhere", ADDRESS).unwrap_err();
+    assert_eq!(error.to_string(), "the cubin has no kernel nowhere");
+}
+
+#[test]
+fn notes_tell_what_the_compiler_says() {
+    let whole = prepared(&SAMPLE);
+    let kernel = &whole.kernels["shared"];
+    let limits =
+        rekindle_code::Limits { registers: 65536, threads: 1024, shared: 49152, reserved_shared: 1024 };
+    let attributes = kernel.attributes(&limits);
+    assert_eq!(attributes[..2], [Some(1024), Some(512)]);
+    assert_eq!(attributes[5..7], [Some(90), Some(90)]);
+    assert_eq!(attributes[8], Some(49152 - 512));
+    let parameters = kernel.parameters.as_ref().unwrap();
+    assert_eq!(parameters.iter().map(|row| (row.offset, row.bytes)).collect::<Vec<_>>(), [(0, 8)]);
+    assert_eq!(whole.kernels["clustered"].cluster, Some([1, 1, 1]));
+    assert!(whole.kernels["reduces"].local.unwrap() > 0);
+}
