@@ -1,5 +1,5 @@
 // Kernels that reach globals, constants, functions and shared memory in every way that code which can be taken apart
-// does. Each gets room for results and is run as one block of 64 threads; results hold no addresses.
+// does, compiled at once or (LINKED) linked, where only tables of functions would keep it whole. Each gets room for results and is run as one block of 64 threads; results hold no addresses.
 #include <cstdio>
 
 typedef unsigned long long word;
@@ -10,9 +10,12 @@ __device__ int *inner = &table[2];
 __device__ int **chain = &inner;
 __device__ double angles[64];
 
+#ifndef LINKED
 __device__ int plus(int x) { return x + 1; }
 __device__ int twice(int x) { return x * 2; }
 __device__ int (*functions[2])(int) = {plus, twice};
+extern "C" __global__ void indirect(word *out) { out[threadIdx.x] = functions[threadIdx.x & 1](threadIdx.x); }
+#endif
 
 __device__ __noinline__ int deep(int x) { return x * table[x & 3] + 1; }
 __device__ __noinline__ int step(int x) { return deep(x) + deep(x + 1); }
@@ -26,7 +29,6 @@ extern "C" __global__ void globals(word *out) {
 }
 extern "C" __global__ void pointers(word *out) { out[threadIdx.x] = *inner + **chain + (&table[2] == inner) * 100; }
 extern "C" __global__ void calls(word *out) { out[threadIdx.x] = step(threadIdx.x); }
-extern "C" __global__ void indirect(word *out) { out[threadIdx.x] = functions[threadIdx.x & 1](threadIdx.x); }
 extern "C" __global__ void recursive(word *out) { out[threadIdx.x] = round_trip(threadIdx.x & 7); }
 extern "C" __global__ void shared(word *out) {
     __shared__ word tile[64];

@@ -3,13 +3,12 @@
 compares: does a piece load, is it described as the whole is, do the notes beside the code say what the driver says, and do
 kernels of `code.cu` give the same results. Counts, failures by reason and times, as JSON.
 
-    python3 benches/gpu/machine_code.py [--bin DIR] [--out FILE] [--seconds N] [LIBRARY ...]
+    python3 benches/gpu/machine_code.py [--bin DIR] [--out FILE] [--seconds N] [--threads N] [LIBRARY ...]
 """
 
 import argparse
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -49,14 +48,17 @@ def compiler():
     return found
 
 
-def measure(binary, work, seconds, only=()):
+def measure(binary, work, seconds, threads, only=()):
     """The report of the example program `code` of the NVIDIA device."""
-    cubin, out = work / "code.cubin", work / "code.json"
+    cubin, linked, out = work / "code.cubin", work / "linked.cubin", work / "code.json"
     architecture = subprocess.run(
         ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True, check=True
     ).stdout.split()[0]
-    subprocess.run([compiler(), f"-arch=sm_{architecture.replace('.', '')}", "-cubin", "-o", cubin, SOURCE], check=True)
-    command = [binary, "--seconds", str(seconds), "--threads", str(min(8, os.cpu_count())), "--run", cubin, "--out", out]
+    nvcc, arch = compiler(), f"-arch=sm_{architecture.replace('.', '')}"
+    subprocess.run([nvcc, arch, "-cubin", "-o", cubin, SOURCE], check=True)
+    subprocess.run([nvcc, arch, "-rdc=true", "-DLINKED", "-cubin", "-o", work / "linkable.cubin", SOURCE], check=True)
+    subprocess.run([Path(nvcc).with_name("nvlink"), arch, "-o", linked, work / "linkable.cubin"], check=True)
+    command = [binary, "--seconds", str(seconds), "--threads", str(threads), "--run", cubin, "--run", linked, "--out", out]
     done = subprocess.run([*command, *(only or libraries())], stdout=subprocess.PIPE, text=True, timeout=seconds + 120)
     if done.returncode != 0:
         raise RuntimeError(f"{binary} ended with {done.returncode}")
@@ -71,10 +73,11 @@ def main():
     parser.add_argument("--bin", default=ROOT / "target/release/examples", type=Path)
     parser.add_argument("--out", default="code.json", type=Path)
     parser.add_argument("--seconds", type=int, default=100, help="begin no further module after so long")
+    parser.add_argument("--threads", type=int, default=1, help="more than one makes times of loads those of a driver that others wait for")
     parser.add_argument("libraries", nargs="*", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rekindle-code-") as work:
-        report = measure(options.bin / "code", Path(work), options.seconds, options.libraries)
+        report = measure(options.bin / "code", Path(work), options.seconds, options.threads, options.libraries)
     options.out.write_text(json.dumps(report, indent=1))
     json.dump({"lines_printed": report["lines_printed"], **report["all"]["counts"], **report["all"]["sums"]}, sys.stdout, indent=1)
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rekindle_code::{Form, Preparation, prepare};
+use rekindle_code::{Preparation, prepare};
 
 const CAPABILITY: u32 = 90;
 const ADDRESS: u64 = 0x6000_0000_0000;
@@ -13,10 +13,7 @@ fuzz_target!(|data: &[u8]| match prepare(data, CAPABILITY) {
     Ok(Preparation::Prepared(prepared)) => {
         let _ = prepared.globals.initial(ADDRESS);
         for kernel in prepared.kernels.keys().take(KERNELS) {
-            for without_globals in [false, true] {
-                let form = Form { without_globals, without_relocations: without_globals };
-                let _ = prepared.piece_as(kernel, ADDRESS, form);
-            }
+            let _ = prepared.piece(kernel, ADDRESS);
         }
     }
     Ok(Preparation::Whole(whole)) => assert!(!whole.to_string().is_empty()),

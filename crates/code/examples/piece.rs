@@ -1,6 +1,6 @@
 //! Cuts one kernel out of a cubin or fatbin: `piece CODE KERNEL GLOBALS-ADDRESS OUT`; without a kernel, says what there is.
 
-use rekindle_code::{Form, Preparation, prepare};
+use rekindle_code::{Preparation, prepare};
 
 const CAPABILITY: u32 = 90;
 
@@ -11,14 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Preparation::Whole(whole), _) => println!("whole: {whole}"),
         (Preparation::Prepared(prepared), [kernel, address, out]) => {
             let address = u64::from_str_radix(address.trim_start_matches("0x"), 16)?;
-            std::fs::write(
-                out,
-                prepared.piece_as(
-                    kernel,
-                    address,
-                    Form { without_globals: true, without_relocations: true },
-                )?,
-            )?;
+            std::fs::write(out, prepared.piece(kernel, address)?)?;
         }
         (Preparation::Prepared(prepared), _) => {
             println!("{:#?}", prepared.globals);

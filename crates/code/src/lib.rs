@@ -7,7 +7,8 @@
 //! ```
 //! The driver puts a module's globals where it likes, so that a program that keeps their addresses depends on all
 //! that was loaded before. Here they become a buffer that somebody else places: code reaches globals through a table
-//! of addresses (`.nv.constant4`) that relocations fill; [`Prepared::piece`] fills it in and makes them void. A piece
+//! of addresses (`.nv.constant4`), linked code by halves of addresses in instructions, both of which relocations fill;
+//! [`Prepared::piece`] fills them in and leaves the relocations out. A piece
 //! has one kernel and what that can reach, so that it loads as fast as it is small.
 //!
 //! What cannot be taken apart so is [`Preparation::Whole`], with the reason. Input is not trusted: what does not make
@@ -29,6 +30,5 @@ mod write;
 pub use error::{Error, Result};
 pub use globals::{Global, Globals};
 pub use kernel::{ATTRIBUTES, Kernel, Limits, Parameter};
-pub use piece::Form;
 pub use prepare::{Preparation, Prepared, Whole, prepare};
 pub use symbols::{SYMBOL_OBJECT, Symbol, is_whole, symbols};

@@ -2,16 +2,17 @@
 //!
 //! Kept: the code of the kernel and of all that it can reach, by relocations and by the module's call graph; what
 //! belongs to these functions (notes, parameters, constants, shared memory); what belongs to all (notes about the
-//! file, tables of addresses). Sections and symbols keep their numbers, so that nothing that names them by number
+//! file, tables of addresses). The globals' addresses are filled in, and the globals themselves go, for they lie
+//! elsewhere. Sections and symbols keep their numbers, so that nothing that names them by number
 //! changes: those that go become empty. Names go with them. What debuggers read goes too.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::cubin::{Cubin, word32};
 use crate::error::{Error, Result};
 use crate::globals::is_globals;
 use crate::notes::notes;
-use crate::prepare::Prepared;
+use crate::prepare::{AddressPart, Prepared};
 use crate::write::Writer;
 
 /// Sections of one function bear its name behind one of these.
@@ -20,6 +21,8 @@ const LEFT_OUT: [&str; 5] = [".debug_", ".nv_debug", ".nv.merc", ".nv.capmerc", 
 const RELOCATIONS: [&str; 2] = [".rela", ".rel"];
 const CALLS: &str = ".nv.callgraph";
 const PROTOTYPES: &str = ".nv.prototype";
+/// The lower half of a word.
+const LOW: u64 = 0xffff_ffff;
 const SYMBOL: usize = 24;
 const PAIR: usize = 8;
 
@@ -36,30 +39,9 @@ pub(crate) fn owner(name: &str) -> Option<&str> {
     if *prefix == ".nv.constant" { rest.split_once('.').map(|(_, function)| function) } else { Some(rest) }
 }
 
-/// What of a module's globals a piece still has, though nothing in it refers to them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Form {
-    /// No sections of globals.
-    pub without_globals: bool,
-    /// No relocations of addresses that are filled in, in place of relocations that do nothing.
-    pub without_relocations: bool,
-}
-
-pub(crate) fn cut(
-    cubin: &Cubin<'_>,
-    prepared: &Prepared,
-    kernel: &str,
-    globals: u64,
-    form: Form,
-) -> Result<Vec<u8>> {
+pub(crate) fn cut(cubin: &Cubin<'_>, prepared: &Prepared, kernel: &str, globals: u64) -> Result<Vec<u8>> {
     let kept = reached(cubin, kernel)?;
-    let mut dropped = dropped(cubin, &kept);
-    if form.without_globals {
-        for (index, section) in cubin.sections.iter().enumerate() {
-            let of = if section.is_relocations() { cubin.target(index).name } else { section.name };
-            dropped[index] |= is_globals(of);
-        }
-    }
+    let dropped = dropped(cubin, &kept);
     let gone: HashSet<u32> = (0u32..)
         .zip(&cubin.symbols)
         .filter(|(_, symbol)| symbol.section.is_some_and(|section| dropped[section]))
@@ -79,23 +61,21 @@ pub(crate) fn cut(
             _ => {}
         }
     }
-    for address in &prepared.addresses {
-        let table = cubin.sections[address.relocations].info as usize;
-        writer.write_word(table, address.offset as usize, |_| globals.wrapping_add(address.of));
-        if !form.without_relocations {
-            // Type 0 does nothing.
-            writer.write_word(address.relocations, address.at + 8, |word| word & !0xffff_ffff);
-            writer.write_word(address.relocations, address.at + 16, |_| 0);
-        }
+    let mut done: HashMap<usize, HashSet<usize>> = HashMap::new();
+    for row in prepared.addresses.iter().filter(|row| !dropped[row.relocations]) {
+        let target = cubin.sections[row.relocations].info as usize;
+        let address = globals.wrapping_add(row.of);
+        writer.write_word(target, row.offset as usize, |word| match row.part {
+            AddressPart::Whole => address,
+            // The upper half of an instruction's first word.
+            AddressPart::Low => word & LOW | address << 32,
+            AddressPart::High => word & LOW | address & !LOW,
+        });
+        done.entry(row.relocations).or_default().insert(row.at);
     }
-    if form.without_relocations {
-        let tables: HashSet<usize> = prepared.addresses.iter().map(|address| address.relocations).collect();
-        for table in tables {
-            let done: HashSet<usize> =
-                prepared.addresses.iter().filter(|row| row.relocations == table).map(|row| row.at).collect();
-            let left = cubin.relocation_rows(table).filter(|(at, _)| !done.contains(at));
-            writer.replace(table, left.flat_map(|(_, row)| row).copied().collect());
-        }
+    for (relocations, done) in done {
+        let left = cubin.relocation_rows(relocations).filter(|(at, _)| !done.contains(at));
+        writer.replace(relocations, left.flat_map(|(_, row)| row).copied().collect());
     }
     for symbol in &gone {
         writer.blank_symbol(*symbol as usize * SYMBOL);
@@ -143,6 +123,7 @@ fn reached<'a>(cubin: &Cubin<'a>, kernel: &str) -> Result<HashSet<&'a str>> {
 fn dropped(cubin: &Cubin<'_>, kept: &HashSet<&str>) -> Vec<bool> {
     let goes = |name: &str| {
         is_left_out(name)
+            || is_globals(name)
             || owner(name).is_some_and(|function| {
                 // Only names of functions count: `.nv.shared.reserved.0` belongs to none.
                 cubin.named(&format!(".text.{function}")).is_some() && !kept.contains(function)

@@ -8,13 +8,11 @@ use crate::fatbin;
 use crate::globals::{Globals, Places, globals, is_globals};
 use crate::kernel::{Kernel, kernels};
 use crate::notes::{self, notes};
-use crate::piece::{self, Form};
+use crate::piece;
 
 /// The table through which code reaches globals and the driver's functions.
 pub(crate) const ADDRESSES: &str = ".nv.constant4";
 const USER_CONSTANTS: &str = ".nv.constant3";
-/// A relocation that writes an address of eight bytes.
-const ADDRESS: u32 = 2;
 /// The driver's own functions, which it finds for any module.
 const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
 /// Names for shared memory that the system keeps for itself.
@@ -39,8 +37,6 @@ pub enum Whole {
     Managed(String),
     #[error("it has the texture, surface or sampler {0}")]
     Texture(String),
-    #[error("the code in {0} holds addresses of globals")]
-    GlobalInCode(String),
     #[error("{section} holds the address of the function {function}")]
     FunctionInData { section: String, function: String },
     #[error("it calls {0}, which is neither its own nor known to be the driver's")]
@@ -64,7 +60,6 @@ impl Whole {
             Whole::Constants(_) => "constants",
             Whole::Managed(_) => "managed",
             Whole::Texture(_) => "texture",
-            Whole::GlobalInCode(_) => "global-in-code",
             Whole::FunctionInData { .. } => "function-in-data",
             Whole::ForeignFunction(_) => "foreign-function",
             Whole::DeviceLaunch(_) => "device-launch",
@@ -105,29 +100,52 @@ pub struct Prepared {
     pub(crate) addresses: Vec<Address>,
 }
 
-/// An entry of the table of addresses that names a global.
+/// A place that holds the address of a global.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     /// Section of the relocations, and where in it the entry begins.
     pub relocations: usize,
     pub at: usize,
-    /// Where in the table the address stands, and the byte of the globals' buffer that it is of.
+    /// Where in the section that it is for.
     pub offset: u64,
+    pub part: AddressPart,
+    /// The byte of the globals' buffer that it is of.
     pub of: u64,
+}
+
+/// How much of an address a place holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressPart {
+    /// All eight bytes.
+    Whole,
+    /// Half of it, in an instruction.
+    Low,
+    High,
+}
+
+impl AddressPart {
+    fn of(kind: u32) -> Option<AddressPart> {
+        match kind {
+            2 => Some(AddressPart::Whole),
+            0x38 => Some(AddressPart::Low),
+            0x39 => Some(AddressPart::High),
+            _ => None,
+        }
+    }
+
+    /// Bytes that the place must have from its offset on: an instruction's sixteen.
+    fn bytes(self) -> u64 {
+        if self == AddressPart::Whole { 8 } else { 16 }
+    }
 }
 
 impl Prepared {
     /// A cubin with this kernel and what it can reach, and nothing else, the module's globals lying at `globals`.
     pub fn piece(&self, kernel: &str, globals: u64) -> Result<Vec<u8>> {
-        self.piece_as(kernel, globals, Form::default())
-    }
-
-    /// As [`Prepared::piece`], with more or less of what nothing refers to.
-    pub fn piece_as(&self, kernel: &str, globals: u64, form: Form) -> Result<Vec<u8>> {
         if !self.kernels.contains_key(kernel) {
             return Err(Error::NoKernel(kernel.to_owned()));
         }
-        piece::cut(&Cubin::parse(&self.cubin)?, self, kernel, globals, form)
+        piece::cut(&Cubin::parse(&self.cubin)?, self, kernel, globals)
     }
 
     /// The cubin as it was given, unpacked.
@@ -191,36 +209,8 @@ fn examine(cubin: &Cubin<'_>) -> Result<std::result::Result<(), Whole>> {
                 return Ok(Err(Whole::DeviceLaunch(kernel.to_owned())));
             }
         }
-        if section.is_relocations()
-            && let Err(whole) = relocations(cubin, index)
-        {
-            return Ok(Err(whole));
-        }
     }
     Ok(Ok(()))
-}
-
-/// Relocations of code and of what belongs to one function, which a piece keeps.
-fn relocations(cubin: &Cubin<'_>, index: usize) -> std::result::Result<(), Whole> {
-    let target = cubin.target(index);
-    if target.name == ADDRESSES || is_globals(target.name) || piece::is_left_out(target.name) {
-        return Ok(());
-    }
-    for relocation in cubin.relocations(index) {
-        let symbol = &cubin.symbols[relocation.symbol];
-        let within = cubin.section_of(symbol);
-        if is_globals(within) {
-            return Err(Whole::GlobalInCode(target.name.to_owned()));
-        }
-        if symbol.is_undefined() {
-            if !symbol.name.is_empty() {
-                known(symbol)?;
-            }
-        } else if piece::owner(within).is_none() {
-            return Err(Whole::relocation(cubin, target, symbol, relocation.kind));
-        }
-    }
-    Ok(())
 }
 
 /// Whether the driver finds an undefined symbol for any module.
@@ -232,35 +222,52 @@ fn known(symbol: &Symbol<'_>) -> std::result::Result<(), Whole> {
     }
 }
 
-/// The entries of the table of addresses that name globals; those of the driver's functions stay as they are.
+/// Every place outside of globals that holds the address of one. What the driver fills in stays as it is: addresses of
+/// its own functions, and what a piece keeps of a function's own.
 fn addresses(cubin: &Cubin<'_>, places: &Places) -> Result<std::result::Result<Vec<Address>, Whole>> {
     let mut all = Vec::new();
-    for index in 0..cubin.sections.len() {
-        if !cubin.sections[index].is_relocations() || cubin.target(index).name != ADDRESSES {
+    for index in (0..cubin.sections.len()).filter(|index| cubin.sections[*index].is_relocations()) {
+        let target = cubin.target(index);
+        if is_globals(target.name) || piece::is_left_out(target.name) {
             continue;
         }
-        let table = cubin.target(index);
         // A relocation of type 0 does nothing.
         for relocation in cubin.relocations(index).filter(|relocation| relocation.kind != 0) {
             let symbol = &cubin.symbols[relocation.symbol];
-            if relocation.offset + 8 > table.data.len() as u64 {
-                return Err(Error::RelocationOffset {
-                    section: cubin.sections[index].name.to_owned(),
-                    target: table.name.to_owned(),
-                    offset: relocation.offset,
-                    bytes: table.data.len() as u64,
-                });
-            }
+            let whole = || Whole::relocation(cubin, target, symbol, relocation.kind);
+            let end = |bytes| relocation.offset + bytes <= target.data.len() as u64;
+            let outside = || Error::RelocationOffset {
+                section: cubin.sections[index].name.to_owned(),
+                target: target.name.to_owned(),
+                offset: relocation.offset,
+                bytes: target.size,
+            };
             match places.of(cubin, relocation.symbol, relocation.addend) {
-                Some(of) if relocation.kind == ADDRESS => {
-                    all.push(Address { relocations: index, at: relocation.at, offset: relocation.offset, of })
+                Some(of) => {
+                    let Some(part) = AddressPart::of(relocation.kind) else { return Ok(Err(whole())) };
+                    // Halves stand in code, whole addresses in the table.
+                    if (part == AddressPart::Whole) != (target.name == ADDRESSES) {
+                        return Ok(Err(whole()));
+                    }
+                    if !end(part.bytes()) {
+                        return Err(outside());
+                    }
+                    let (at, offset) = (relocation.at, relocation.offset);
+                    all.push(Address { relocations: index, at, offset, part, of });
                 }
                 None if symbol.is_undefined() => {
-                    if let Err(whole) = known(symbol) {
+                    if target.name == ADDRESSES && !end(AddressPart::Whole.bytes()) {
+                        return Err(outside());
+                    }
+                    // In code, a symbol without a name is none.
+                    if (target.name == ADDRESSES || !symbol.name.is_empty())
+                        && let Err(whole) = known(symbol)
+                    {
                         return Ok(Err(whole));
                     }
                 }
-                _ => return Ok(Err(Whole::relocation(cubin, table, symbol, relocation.kind))),
+                None if target.name != ADDRESSES && piece::owner(cubin.section_of(symbol)).is_some() => {}
+                None => return Ok(Err(whole())),
             }
         }
     }

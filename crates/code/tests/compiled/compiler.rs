@@ -27,6 +27,16 @@ pub static ROUND: LazyLock<Vec<u8>> = LazyLock::new(|| {
     link(&compile(source, &[HOPPER, "-rdc=true", "-cubin"]))
 });
 
+/// Linked code, which holds addresses of globals itself.
+pub static LINKED: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let source = r#"
+        __device__ int table[4];
+        extern "C" __global__ void reads(int *out) { out[0] = table[out[1] & 3]; }
+        extern "C" __global__ void alone(int *out) { out[0] = out[1]; }
+    "#;
+    link(&compile(source, &[HOPPER, "-rdc=true", "-cubin"]))
+});
+
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }

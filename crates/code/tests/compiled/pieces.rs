@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
-use rekindle_code::Form;
 
-use crate::compiler::{ROUND, SAMPLE, prepared};
+use rekindle_code::Prepared;
+
+use crate::compiler::{LINKED, ROUND, SAMPLE, prepared};
 
 const ADDRESS: u64 = 0x6000_0000_0000;
-const LEAN: Form = Form { without_globals: true, without_relocations: true };
 
 /// Contents of the sections with names.
 fn sections(cubin: &[u8]) -> BTreeMap<String, Vec<u8>> {
@@ -29,70 +29,84 @@ fn a_piece_has_its_kernel_and_no_other() {
     let before = sections(&SAMPLE);
     assert!(whole.kernels.len() > 8);
     for kernel in whole.kernels.values() {
-        for form in [Form::default(), LEAN] {
-            let piece = whole.piece_as(&kernel.name, ADDRESS, form).unwrap();
-            assert!(piece.len() < SAMPLE.len() / 2, "{}: {} of {}", kernel.name, piece.len(), SAMPLE.len());
-            let again = prepared(&piece);
-            assert_eq!(again.kernels.values().collect::<Vec<_>>(), [kernel]);
-            let after = sections(&piece);
-            let code: Vec<_> = after.keys().filter(|name| name.starts_with(".text.")).collect();
-            assert_eq!(code, [&format!(".text.{}", kernel.name)]);
-            for part in [".text.", ".nv.info.", ".nv.constant0.", ".nv.constant2.", ".nv.shared."] {
-                let name = format!("{part}{}", kernel.name);
-                assert_eq!(after.get(&name), before.get(&name), "{name}");
-            }
-            for name in [".note.nv.cuinfo", ".note.nv.tkinfo", ".nv.compat"] {
-                assert_eq!(after[name], before[name], "{name}");
-            }
-            assert!(!after.keys().any(|name| name.contains("debug")), "{:?}", after.keys());
-            let others = whole.kernels.keys().filter(|name| **name != kernel.name);
-            let names = symbols(&piece);
-            assert!(names.contains(&kernel.name));
-            others.for_each(|other| assert!(!names.contains(other), "{other} in {}", kernel.name));
+        let piece = whole.piece(&kernel.name, ADDRESS).unwrap();
+        assert!(piece.len() < SAMPLE.len() / 2, "{}: {} of {}", kernel.name, piece.len(), SAMPLE.len());
+        let again = prepared(&piece);
+        assert_eq!(again.kernels.values().collect::<Vec<_>>(), [kernel]);
+        assert_eq!(again.globals.bytes, 0);
+        let after = sections(&piece);
+        let code: Vec<_> = after.keys().filter(|name| name.starts_with(".text.")).collect();
+        assert_eq!(code, [&format!(".text.{}", kernel.name)]);
+        for part in [".text.", ".nv.info.", ".nv.constant0.", ".nv.constant2.", ".nv.shared."] {
+            let name = format!("{part}{}", kernel.name);
+            assert_eq!(after.get(&name), before.get(&name), "{name}");
         }
+        for name in [".note.nv.cuinfo", ".note.nv.tkinfo", ".nv.compat"] {
+            assert_eq!(after[name], before[name], "{name}");
+        }
+        let gone = |name: &str| !name.contains("debug") && !name.starts_with(".nv.global");
+        assert!(after.keys().all(|name| gone(name)), "{:?}", after.keys());
+        let others = whole.kernels.keys().filter(|name| **name != kernel.name);
+        let names = symbols(&piece);
+        assert!(names.contains(&kernel.name));
+        others.for_each(|other| assert!(!names.contains(other), "{other} in {}", kernel.name));
     }
+}
+
+/// Where a global begins in the buffer.
+fn offset(whole: &Prepared, name: &str) -> u64 {
+    let found = whole.globals.all.iter().find(|global| global.name == name);
+    found.unwrap_or_else(|| panic!("no global {name}")).offset
 }
 
 #[test]
 fn addresses_of_globals_are_filled_in() {
     let whole = prepared(&SAMPLE);
-    let offset = |name: &str| {
-        whole
-            .globals
-            .all
-            .iter()
-            .find(|global| global.name == name)
-            .unwrap_or_else(|| panic!("no {name}"))
-            .offset
+    let words = |table: &[u8]| {
+        let words = table.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        words.collect::<Vec<_>>()
     };
-    let before = sections(&SAMPLE);
-    for form in [Form::default(), LEAN] {
-        let piece = sections(&whole.piece_as("globals", ADDRESS, form).unwrap());
-        let words = |table: &[u8]| {
-            let words = table.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
-            words.collect::<Vec<_>>()
-        };
-        assert!(words(&before[".nv.constant4"]).iter().all(|word| *word == 0));
-        let table = words(&piece[".nv.constant4"]);
-        for name in ["counter", "table", "inner", "chain", "functions", "angles"] {
-            assert!(table.contains(&(ADDRESS + offset(name))), "{name} is not in {table:x?}");
-        }
-        // What is left to the driver: the addresses of its own functions.
-        let left: Vec<_> = piece[".rela.nv.constant4"]
-            .chunks_exact(24)
-            .filter(|row| row[8..12] != [0; 4])
-            .map(|row| u32::from_le_bytes(row[12..16].try_into().unwrap()))
-            .collect();
-        let file = whole.piece_as("globals", ADDRESS, form).unwrap();
-        let file = ElfFile64::<LittleEndian>::parse(&file[..]).unwrap();
-        let name = |index: &u32| {
-            file.symbol_by_index(object::SymbolIndex(*index as usize)).unwrap().name().unwrap().to_owned()
-        };
-        let mut left: Vec<_> = left.iter().map(name).collect();
-        left.sort();
-        assert_eq!(left, ["free", "malloc", "vprintf"]);
-        assert_eq!(piece.contains_key(".nv.global"), !form.without_globals);
+    assert!(words(&sections(&SAMPLE)[".nv.constant4"]).iter().all(|word| *word == 0));
+    let file = whole.piece("globals", ADDRESS).unwrap();
+    let piece = sections(&file);
+    let table = words(&piece[".nv.constant4"]);
+    for name in ["counter", "table", "inner", "chain", "functions", "angles"] {
+        assert!(table.contains(&(ADDRESS + offset(&whole, name))), "{name} is not in {table:x?}");
     }
+    // What is left to the driver: the addresses of its own functions.
+    let elf = ElfFile64::<LittleEndian>::parse(&file[..]).unwrap();
+    let symbol = |row: &[u8]| {
+        let index = u32::from_le_bytes(row[12..16].try_into().unwrap());
+        elf.symbol_by_index(object::SymbolIndex(index as usize)).unwrap().name().unwrap().to_owned()
+    };
+    let mut left: Vec<_> = piece[".rela.nv.constant4"].chunks_exact(24).map(symbol).collect();
+    left.sort();
+    assert_eq!(left, ["free", "malloc", "vprintf"]);
+}
+
+#[test]
+fn addresses_in_linked_code_are_filled_in() {
+    let whole = prepared(&LINKED);
+    let globals = 0x6123_4567_8000;
+    let address = globals + offset(&whole, "table");
+    let before = &sections(&LINKED)[".text.reads"];
+    let after = &sections(&whole.piece("reads", globals).unwrap())[".text.reads"];
+    let halves = [address as u32, (address >> 32) as u32];
+    let mut found = Vec::new();
+    // The halves stand in the second words of moves into registers, and nothing else is changed.
+    for (old, new) in before.chunks_exact(4).zip(after.chunks_exact(4)).filter(|(old, new)| old != new) {
+        assert_eq!(old, [0; 4]);
+        found.push(u32::from_le_bytes(new.try_into().unwrap()));
+    }
+    found.sort_unstable();
+    found.dedup();
+    assert_eq!(found, {
+        let mut halves = halves;
+        halves.sort_unstable();
+        halves
+    });
+    let other = sections(&whole.piece("alone", ADDRESS).unwrap());
+    assert_eq!(other[".text.alone"], sections(&LINKED)[".text.alone"]);
 }
 
 #[test]

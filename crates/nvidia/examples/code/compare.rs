@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_code::{Form, Kernel, Limits, Preparation, Prepared, prepare};
+use rekindle_code::{Kernel, Limits, Preparation, Prepared, prepare};
 use rekindle_device::{
     Code, DEVICE_RANGE, Device, FunctionInfo, Module, ModuleKind, Parameter, Platform, Result,
 };
@@ -17,12 +17,6 @@ const REGISTERS_OF_MULTIPROCESSOR: i32 = 82;
 const THREADS_OF_BLOCK: i32 = 1;
 const SHARED_OF_BLOCK: i32 = 8;
 const RESERVED_SHARED_OF_BLOCK: i32 = 111;
-
-/// The forms of a piece, with names to count by.
-const FORMS: [(Form, &str); 2] = [
-    (Form { without_globals: false, without_relocations: false }, "piece"),
-    (Form { without_globals: true, without_relocations: true }, "lean piece"),
-];
 
 pub struct Gpu {
     platform: NvidiaPlatform,
@@ -98,10 +92,9 @@ pub fn fatbin(gpu: Option<&Gpu>, fatbin: &[u8], capability: u32, pieces: usize, 
     tally.sum("kernels", prepared.kernels.len() as f64);
     tally.sum("bytes of cubins", prepared.cubin().len() as f64);
     let whole = gpu.and_then(|gpu| Whole::load(gpu, &prepared, tally));
-    for (kernel, form) in chosen(&prepared, pieces).flat_map(|kernel| FORMS.map(|form| (kernel, form))) {
+    for kernel in chosen(&prepared, pieces) {
         let start = Instant::now();
-        let (form, name) = form;
-        let piece = match prepared.piece_as(&kernel.name, DEVICE_RANGE.start, form) {
+        let piece = match prepared.piece(&kernel.name, DEVICE_RANGE.start) {
             Ok(piece) => piece,
             Err(error) => {
                 tally.example("piece: not cut", json!([kernel.name, error.to_string()]));
@@ -109,10 +102,10 @@ pub fn fatbin(gpu: Option<&Gpu>, fatbin: &[u8], capability: u32, pieces: usize, 
             }
         };
         tally.sum("cut ms", ms(start));
-        tally.count(&format!("{name}: pieces"));
-        tally.sum(&format!("{name}: bytes"), piece.len() as f64);
+        tally.count("pieces");
+        tally.sum("bytes of pieces", piece.len() as f64);
         if let (Some(gpu), Some(whole)) = (gpu, &whole) {
-            compare(gpu, whole, kernel, &piece, name, tally);
+            compare(gpu, whole, kernel, &piece, tally);
         }
     }
     if let (Some(gpu), Some(whole)) = (gpu, whole) {
@@ -216,7 +209,7 @@ fn keep(prepared: &Prepared, kernel: &Kernel, attribute: usize, number: u64) {
 }
 
 /// A piece against the whole, as the driver describes both.
-fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], name: &str, tally: &mut Tally) {
+fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], tally: &mut Tally) {
     let describe = |module| -> Result<FunctionInfo> {
         gpu.device.function_info(gpu.device.function(module, &kernel.name)?)
     };
@@ -224,22 +217,21 @@ fn compare(gpu: &Gpu, whole: &Whole, kernel: &Kernel, piece: &[u8], name: &str, 
     let module = match gpu.load(piece) {
         Ok(module) => module,
         Err(code) => {
-            tally
-                .example(&format!("{name}: not loaded"), json!([kernel.name, code.to_string(), piece.len()]));
+            tally.example("piece: not loaded", json!([kernel.name, code.to_string(), piece.len()]));
             return;
         }
     };
     let found = gpu.device.function(module, &kernel.name);
-    tally.sum(&format!("{name}: load and function ms"), ms(start));
+    tally.sum("piece: load and function ms", ms(start));
     match found.and_then(|_| Ok((describe(module)?, describe(whole.module)?))) {
-        Ok((piece, whole)) if piece == whole => tally.count(&format!("{name}: same as whole")),
+        Ok((piece, whole)) if piece == whole => tally.count("piece: same as whole"),
         Ok((piece, whole)) => {
             let example = json!([kernel.name, format!("{piece:?}"), format!("{whole:?}")]);
-            tally.example(&format!("{name}: described otherwise than whole"), example);
+            tally.example("piece: described otherwise than whole", example);
         }
-        Err(code) => tally.example(&format!("{name}: no kernel"), json!([kernel.name, code.to_string()])),
+        Err(code) => tally.example("piece: no kernel", json!([kernel.name, code.to_string()])),
     }
     if gpu.device.module_unload(module).is_err() {
-        tally.count(&format!("{name}: not unloaded"));
+        tally.count("piece: not unloaded");
     }
 }

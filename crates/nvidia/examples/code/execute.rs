@@ -1,9 +1,9 @@
-//! The kernels of a cubin run whole and in pieces, each form of piece; results and globals are compared.
+//! The kernels of a cubin run whole and in pieces; results and globals are compared.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use memmap2::MmapMut;
-use rekindle_code::{Form, Preparation, Prepared, prepare};
+use rekindle_code::{Preparation, Prepared, prepare};
 use rekindle_device::{Access, DEVICE_RANGE, Launch, Module, Result, Stream};
 use serde_json::json;
 
@@ -15,6 +15,9 @@ const RESULT_BYTES: u64 = THREADS as u64 * 8;
 const DYNAMIC_SHARED: u32 = THREADS * 8;
 /// Results lie here, a module's globals behind them.
 const RESULTS: u64 = DEVICE_RANGE.start;
+
+/// The driver gives a place that is asked for where it is large.
+const REGION: u64 = 1 << 40;
 
 /// What a kernel left behind.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,7 +40,7 @@ impl<'a> Room<'a> {
         let device = &gpu.device;
         let step = device.granularity();
         let bytes = (RESULT_BYTES.next_multiple_of(4096) + bytes).next_multiple_of(step);
-        device.reserve(RESULTS, bytes)?;
+        device.reserve(RESULTS, REGION)?;
         let memory = device.memory_create(bytes)?;
         device.map(RESULTS, bytes, memory)?;
         device.protect(RESULTS, bytes, Access::ReadWrite)?;
@@ -80,37 +83,33 @@ impl<'a> Room<'a> {
     }
 }
 
-const FORMS: [(&str, Form); 4] = [
-    ("as is", Form { without_globals: false, without_relocations: false }),
-    ("without relocations", Form { without_globals: false, without_relocations: true }),
-    ("without globals", Form { without_globals: true, without_relocations: false }),
-    ("without either", Form { without_globals: true, without_relocations: true }),
-];
-
 pub fn execute(
     gpu: &Gpu,
-    path: &Path,
+    cubins: &[PathBuf],
     tally: &mut Tally,
 ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let Preparation::Prepared(prepared) = prepare(&std::fs::read(path)?, gpu.capability())? else {
-        return Err(format!("{} cannot be prepared", path.display()).into());
-    };
-    let mut room = Room::new(gpu, prepared.globals.bytes)?;
-    let initial = prepared.globals.initial(room.globals);
-    for kernel in prepared.kernels.keys() {
-        let whole = whole(gpu, &mut room, &prepared, kernel)?;
-        for (name, form) in FORMS {
+    let mut all = Vec::new();
+    for path in cubins {
+        match prepare(&std::fs::read(path)?, gpu.capability())? {
+            Preparation::Prepared(prepared) => all.push(prepared),
+            Preparation::Whole(whole) => return Err(format!("{}: {whole}", path.display()).into()),
+        }
+    }
+    let Some(most) = all.iter().map(|prepared| prepared.globals.bytes).max() else { return Ok(()) };
+    let mut room = Room::new(gpu, most)?;
+    for prepared in &all {
+        let initial = prepared.globals.initial(room.globals);
+        for kernel in prepared.kernels.keys() {
+            let whole = whole(gpu, &mut room, prepared, kernel)?;
             room.fill(&initial)?;
-            let code = prepared.piece_as(kernel, room.globals, form)?;
-            match piece(gpu, &mut room, &prepared, kernel, &code) {
-                Ok(outcome) if outcome == whole => tally.count(&format!("run: {name}: same")),
+            let code = prepared.piece(kernel, room.globals)?;
+            match piece(gpu, &mut room, prepared, kernel, &code) {
+                Ok(outcome) if outcome == whole => tally.count("run: same"),
                 Ok(outcome) => {
                     let example = json!([kernel, format!("{outcome:?}"), format!("{whole:?}")]);
-                    tally.example(&format!("run: {name}: differs"), example);
+                    tally.example("run: differs", example);
                 }
-                Err(code) => {
-                    tally.example(&format!("run: {name}: failed"), json!([kernel, code.to_string()]));
-                }
+                Err(code) => tally.example("run: failed", json!([kernel, code.to_string()])),
             }
         }
     }

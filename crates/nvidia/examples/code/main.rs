@@ -1,11 +1,11 @@
 //! Takes apart all code that libraries ship for a GPU, loads the pieces with the driver, and compares.
 //!
 //! ```text
-//! code [--dry] [--seconds N] [--pieces N] [--threads N] [--run CUBIN] --out JSON LIBRARY...
+//! code [--dry] [--seconds N] [--pieces N] [--threads N] [--run CUBIN]... --out JSON LIBRARY...
 //! ```
 //! Of every cubin: whether it can be prepared, and why not; so many kernels cut out, loaded, and compared with the
 //! same kernel of the whole cubin, as the driver describes both; what the notes say of every kernel, compared with
-//! what the driver says. With `--run`, the cubin's kernels are run whole and in pieces before that. `--dry` does without a GPU, as if there were one of compute capability 9.0.
+//! what the driver says. With `--run`, the kernels of a cubin are run whole and in pieces before that. `--dry` does without a GPU, as if there were one of compute capability 9.0.
 
 mod compare;
 mod execute;
@@ -25,7 +25,7 @@ struct Options {
     limit: Duration,
     pieces: usize,
     threads: usize,
-    run: Option<PathBuf>,
+    run: Vec<PathBuf>,
     out: PathBuf,
     libraries: Vec<PathBuf>,
 }
@@ -37,7 +37,7 @@ fn options() -> Result<Options, String> {
         pieces: 2,
         threads: 4,
         libraries: Vec::new(),
-        run: None,
+        run: Vec::new(),
         out: PathBuf::from("code.json"),
     };
     let mut words = std::env::args().skip(1);
@@ -47,7 +47,7 @@ fn options() -> Result<Options, String> {
             value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
         };
         match word.as_str() {
-            "--run" => options.run = words.next().map(PathBuf::from),
+            "--run" => options.run.extend(words.next().map(PathBuf::from)),
             "--out" => options.out = words.next().map_or(options.out, PathBuf::from),
             "--dry" => options.dry = true,
             "--seconds" => options.limit = Duration::from_secs(number()? as u64),
@@ -66,9 +66,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let capability = gpu.as_ref().map_or(90, Gpu::capability);
     let mut libraries = serde_json::Map::new();
     let mut all = Tally::default();
-    if let (Some(gpu), Some(cubin)) = (&gpu, &options.run) {
+    if let Some(gpu) = &gpu {
         gpu.bind();
-        if let Err(error) = execute::execute(gpu, cubin, &mut all) {
+        if let Err(error) = execute::execute(gpu, &options.run, &mut all) {
             all.example("run: failed", serde_json::json!(error.to_string()));
         }
     }
