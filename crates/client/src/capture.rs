@@ -10,7 +10,7 @@ use rekindle_cuda::{
 };
 use rekindle_protocol::operation::{CaptureBegin, CaptureEnd};
 
-use crate::abi::{Handle, Out, Result};
+use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::graph;
 use crate::stream::{self, Place, resolve};
@@ -52,10 +52,41 @@ fn begin(stream: Handle, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// Graphs of captures under way that the program has asked for, by the capture's id.
-static UNFINISHED: Mutex<Option<HashMap<u64, Handle>>> = Mutex::new(None);
+/// Begins a capture whose nodes go into a graph that the program has made.
+fn begin_into(stream: Handle, graph: Handle, after: usize, mode: u32) -> Result<()> {
+    graph::empty(graph)?;
+    if after != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    begin(stream, mode)?;
+    let place = resolve(stream)?;
+    let began = stream::capture(place).and_then(|capture| {
+        graph::capture_into(graph, place.device)?;
+        unfinished().get_or_insert_default().insert(capture.id, Unfinished { graph, is_program_s: true });
+        Ok(())
+    });
+    if began.is_err() {
+        // What it has begun is nobody's.
+        let _ = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph: graph::new_id() });
+        change(|begun| {
+            begun.remove(&place);
+        });
+    }
+    began
+}
 
-fn unfinished() -> MutexGuard<'static, Option<HashMap<u64, Handle>>> {
+/// The graph that a capture under way will make.
+#[derive(Clone, Copy)]
+struct Unfinished {
+    graph: Handle,
+    /// Whether it was the program's before the capture; else the program has asked for it since.
+    is_program_s: bool,
+}
+
+/// By the capture's id.
+static UNFINISHED: Mutex<Option<HashMap<u64, Unfinished>>> = Mutex::new(None);
+
+fn unfinished() -> MutexGuard<'static, Option<HashMap<u64, Unfinished>>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -71,12 +102,12 @@ fn info(stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, coun
         if !graph.is_null() {
             let mut unfinished = unfinished();
             let unfinished = unfinished.get_or_insert_default();
-            let handle = match unfinished.get(&capture.id) {
-                Some(handle) => *handle,
-                None => graph::unfinished(place.device)?,
+            let made = match unfinished.get(&capture.id) {
+                Some(made) => *made,
+                None => Unfinished { graph: graph::unfinished(place.device)?, is_program_s: false },
             };
-            unfinished.insert(capture.id, handle);
-            graph.offer(handle);
+            unfinished.insert(capture.id, made);
+            graph.offer(made.graph);
         }
         count.offer(0);
     }
@@ -88,21 +119,27 @@ fn end(stream: Handle) -> Result<Handle> {
     let given_out = unfinished().as_ref().is_some_and(|unfinished| !unfinished.is_empty());
     let capture = if given_out { stream::capture(place)?.id } else { 0 };
     let known = unfinished().get_or_insert_default().get(&capture).copied();
-    let graph = known.map_or_else(|| Ok(graph::new_id()), graph::id)?;
+    let graph = known.map_or_else(|| Ok(graph::new_id()), |known| graph::id(known.graph))?;
     let ended = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph });
     if !matches!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
         change(|begun| {
             begun.remove(&place);
         });
         unfinished().get_or_insert_default().remove(&capture);
+        if let (Err(_), Some(Unfinished { graph, is_program_s: true })) = (&ended, known) {
+            graph::not_captured(graph)?;
+        }
     }
     ended?;
-    graph::captured(graph, place.device, known)
+    graph::captured(graph, place.device, known.map(|known| known.graph))
 }
 
 exports! {
     call fn cuStreamBeginCapture | cuStreamBeginCapture_ptsz [stream] (stream: Handle) { begin(stream, 0) }
     call fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz [stream] (stream: Handle, mode: u32) { begin(stream, mode) }
+    call fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz [stream] (stream: Handle, graph: Handle, _after: In<Handle>, _edges: In<GraphEdgeData>, count: usize, mode: u32) {
+        begin_into(stream, graph, count, mode)
+    }
     call fn cuStreamEndCapture | cuStreamEndCapture_ptsz [stream] (stream: Handle, out: Out<Handle>) {
         out.put(Handle::NULL)?;
         out.put(end(stream)?)

@@ -201,6 +201,8 @@ pub trait Device: Send + Sync {
     fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode>;
     fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode>;
     fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode>;
+    /// The graph takes a copy of the child as it is.
+    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode>;
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>>;
     fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind>;
     fn graph_destroy(&self, graph: Graph) -> Result<()>;

@@ -411,6 +411,13 @@ impl Device for EmulatedDevice {
         self.add_node(graph, after, None)
     }
 
+    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
+        self.context.graphs(|graphs| {
+            let nodes = graphs.contents(child)?.into();
+            graphs.add(graph, after, Action::Child(nodes))
+        })
+    }
+
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         self.context.graphs(|graphs| graphs.nodes(graph))
     }

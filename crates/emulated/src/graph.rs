@@ -112,6 +112,10 @@ impl Graphs {
         Ok(state.handles.iter().map(|handle| GraphNode(*handle)).collect())
     }
 
+    pub fn contents(&self, graph: Graph) -> Result<Vec<Node>> {
+        self.graphs.get(&graph.0).map(|state| state.nodes.clone()).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
     pub fn node(&self, node: GraphNode) -> Result<&Node> {
         let (graph, index) = self.nodes.get(&node.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         self.graphs.get(graph).map(|state| &state.nodes[*index]).ok_or(CUDA_ERROR_INVALID_HANDLE)
@@ -126,7 +130,7 @@ impl Graphs {
     }
 
     pub fn instantiate(&mut self, graph: Graph) -> Result<GraphExec> {
-        let nodes = self.graphs.get(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?.nodes.clone().into();
+        let nodes = self.contents(graph)?.into();
         self.next += 1;
         self.execs.insert(self.next, ExecState { nodes, last: NO_TASK });
         Ok(GraphExec(self.next))

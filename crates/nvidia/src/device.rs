@@ -355,6 +355,10 @@ impl Device for NvidiaDevice {
         graph::add_empty(&self.driver, graph, after)
     }
 
+    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
+        graph::add_child(&self.driver, graph, after, child)
+    }
+
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         graph::nodes(&self.driver, graph)
     }

@@ -132,6 +132,16 @@ pub fn add_empty(driver: &Driver, graph: Graph, after: &[GraphNode]) -> Result<G
     Ok(GraphNode(node))
 }
 
+pub fn add_child(driver: &Driver, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
+    let after = handles(after);
+    let mut node = 0;
+    // SAFETY: live handles by the crate's contract; the driver clones the child during the call.
+    unsafe {
+        call!(driver, cuGraphAddChildGraphNode(&mut node, graph.0, after.as_ptr(), after.len(), child.0))
+    }?;
+    Ok(GraphNode(node))
+}
+
 pub fn nodes(driver: &Driver, graph: Graph) -> Result<Vec<GraphNode>> {
     let mut count = 0;
     // SAFETY: without room the driver writes the count alone.

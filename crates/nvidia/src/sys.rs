@@ -160,6 +160,7 @@ functions! {
         fn cuGraphAddMemcpyNode(*mut u64, u64, *const u64, usize, *const Memcpy3D, u64);
         fn cuGraphAddMemsetNode(*mut u64, u64, *const u64, usize, *const MemsetNode, u64);
         fn cuGraphAddEmptyNode(*mut u64, u64, *const u64, usize);
+        fn cuGraphAddChildGraphNode(*mut u64, u64, *const u64, usize, u64);
         fn cuGraphGetNodes(u64, *mut u64, *mut usize);
         fn cuGraphNodeGetType(u64, *mut c_uint);
         fn cuGraphInstantiateWithFlags(*mut u64, u64, u64);

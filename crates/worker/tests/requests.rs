@@ -263,8 +263,20 @@ fn graphs_by_capture_and_by_hand() {
     assert_eq!(lane.ask(GraphAddCopy { graph: 2, after: vec![1], copy }), Ok(2));
     assert_eq!(lane.ask(GraphAddEmpty { graph: 2, after: vec![2] }), Ok(3));
     assert_eq!(lane.ask(GraphNodes { graph: 2 }), Ok(vec![2, 0, 1, 5]));
-    lane.ask(GraphInstantiate { graph: 2, exec: 2, flags: 0 }).unwrap();
+    lane.ask(GraphCreate { device: 0, graph: 3 }).unwrap();
+    assert_eq!(
+        lane.ask(GraphAddChild { graph: 3, after: Vec::new(), child: 9 }),
+        Err(CUDA_ERROR_INVALID_HANDLE)
+    );
+    assert_eq!(
+        lane.ask(GraphAddChild { graph: 3, after: Vec::new(), child: 3 }),
+        Err(CUDA_ERROR_INVALID_VALUE)
+    );
+    assert_eq!(lane.ask(GraphAddChild { graph: 3, after: Vec::new(), child: 2 }), Ok(0));
+    assert_eq!(lane.ask(GraphNodes { graph: 3 }), Ok(vec![4]));
     lane.ask(GraphDestroy { graph: 2 }).unwrap();
+    lane.ask(GraphInstantiate { graph: 3, exec: 2, flags: 0 }).unwrap();
+    lane.ask(GraphDestroy { graph: 3 }).unwrap();
     lane.post(GraphLaunch { device: 0, exec: 2, stream: 2 });
     lane.ask(StreamSynchronize { device: 0, stream: 2 }).unwrap();
     assert_eq!(words(&download(&mut lane, 0, memory, 8)), [0x0101_0102, 0x0101_0102]);

@@ -3,7 +3,9 @@
 use rekindle_cuda::types::{GraphEdgeData, KernelNodeParams, KernelNodeParamsV1, Memcpy3D, MemsetNodeParams};
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Launch, MemorySet};
-use rekindle_protocol::operation::{GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, Id};
+use rekindle_protocol::operation::{
+    GraphAddChild, GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, Id,
+};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::copy::{set, strided};
@@ -18,6 +20,7 @@ use super::{Graph, numbers};
 const KERNEL: u32 = 0;
 const MEMCPY: u32 = 1;
 const MEMSET: u32 = 2;
+const CHILD: u32 = 4;
 const EMPTY: u32 = 5;
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
@@ -71,6 +74,21 @@ fn add_empty(place: Where) -> Result<()> {
     add(place, EMPTY, |graph, after, _| lane::ask(&GraphAddEmpty { graph, after }))
 }
 
+/// The node has the child's nodes as they are now, and holds what the child holds.
+fn add_child(place: Where, child: Handle) -> Result<()> {
+    let found = arena::get::<Graph>(child)?;
+    let parent = place.1;
+    if child == parent {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // One that is being captured has no end yet.
+    found.entries(child)?;
+    add(place, CHILD, |graph, after, _| lane::ask(&GraphAddChild { graph, after, child: found.id }))?;
+    let held = found.state().held.clone();
+    arena::get::<Graph>(parent)?.state().held.extend(held);
+    Ok(())
+}
+
 /// `CUgraphNodeParams`: the type, then after 16 bytes the parameters of that type.
 fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
     /// A memory copy's flags and context come before its box.
@@ -81,6 +99,7 @@ fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
         KERNEL => add_kernel(place, first_version(In(inner.cast()).get()?)),
         MEMCPY => add_copy(place, &In(inner.wrapping_byte_add(BEFORE_COPY).cast()).get()?),
         MEMSET => add_set(place, In(inner.cast()).get()?),
+        CHILD => add_child(place, In(inner.cast()).get()?),
         EMPTY => add_empty(place),
         _ => Err(CUDA_ERROR_NOT_SUPPORTED),
     }
@@ -110,6 +129,9 @@ exports! {
     }
     call fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize) {
         add_empty(Where(out, graph, after, count))
+    }
+    call fn cuGraphAddChildGraphNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, child: Handle) {
+        add_child(Where(out, graph, after, count), child)
     }
     call fn cuGraphAddNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, parameters: In<u32>) {
         add_any(Where(out, graph, after, count), parameters)

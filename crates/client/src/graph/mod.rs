@@ -89,6 +89,32 @@ pub fn unfinished(device: u8) -> Result<Handle> {
     insert(new_id(), device, Origin::Unfinished)
 }
 
+/// Has an empty graph of the program's wait for what a capture on the device puts into it; the worker makes it anew when
+/// that ends.
+pub fn capture_into(handle: Handle, device: u8) -> Result<()> {
+    let graph = empty(handle)?;
+    if graph.device != device {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    lane::ask(&GraphDestroy { graph: graph.id })?;
+    graph.state().origin = Origin::Unfinished;
+    Ok(())
+}
+
+/// A graph without nodes; a capture can only begin one.
+pub fn empty(handle: Handle) -> Result<&'static Graph> {
+    let graph = arena::get::<Graph>(handle)?;
+    if graph.entries(handle)?.is_empty() { Ok(graph) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
+}
+
+/// The capture into the program's graph came to nothing: it is empty again.
+pub fn not_captured(handle: Handle) -> Result<()> {
+    let graph = arena::get::<Graph>(handle)?;
+    lane::ask(&GraphCreate { device: graph.device, graph: graph.id })?;
+    graph.state().origin = Origin::Program;
+    Ok(())
+}
+
 /// The number of a graph.
 pub fn id(handle: Handle) -> Result<Id> {
     arena::get::<Graph>(handle).map(|graph| graph.id)

@@ -43,6 +43,10 @@ impl Object for UserObject {
 pub struct Held(Vec<(Handle, Arc<Resource>, u32)>);
 
 impl Held {
+    pub fn extend(&mut self, other: Held) {
+        self.0.extend(other.0);
+    }
+
     /// Lets go of everything, once the device's work that may use it is done.
     pub fn let_go(self, device: u8) {
         if !self.0.is_empty() && !capture::any() {

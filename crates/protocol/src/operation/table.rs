@@ -158,6 +158,8 @@ operations! {
     sync graph_instantiate GraphInstantiate { graph: Id, exec: Id, flags: u64 } -> ();
     async graph_launch GraphLaunch { device: u8, exec: Id, stream: Id };
     sync graph_exec_destroy GraphExecDestroy { exec: Id } -> ();
+    /// The node has the child as it is now.
+    sync graph_add_child GraphAddChild { graph: Id, after: Vec<u32>, child: Id } -> u32;
 }
 
 #[cfg(test)]

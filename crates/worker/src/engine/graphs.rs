@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::{Device, Function, Graph, GraphNode, Result};
 use rekindle_protocol::operation::{
-    GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, GraphCreate, GraphInstantiate, GraphLaunch, Id,
-    Origin,
+    GraphAddChild, GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, GraphCreate, GraphInstantiate,
+    GraphLaunch, Id, Origin,
 };
 
 use super::{Engine, ExecObject, GraphObject, GraphStep, Recipe, Step};
@@ -40,8 +40,22 @@ impl Engine {
         self.add_step(request.graph, GraphStep::Empty { after: request.after })
     }
 
-    /// Adds a node, and gives its number within the graph.
+    pub(super) fn add_child(&mut self, request: GraphAddChild) -> Result<u32> {
+        let GraphAddChild { graph, after, child } = request;
+        let found = self.graphs.get(child)?;
+        if child == graph || found.device != self.graphs.get(graph)?.device {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let (handle, recipe) = (found.handle, Recipe::clone(&found.recipe));
+        self.add(graph, GraphStep::Child { after, recipe }, Some(handle))
+    }
+
     fn add_step(&mut self, id: Id, step: GraphStep) -> Result<u32> {
+        self.add(id, step, None)
+    }
+
+    /// Adds a node, and gives its number within the graph; `child` is the graph that it has in it.
+    fn add(&mut self, id: Id, step: GraphStep, child: Option<Graph>) -> Result<u32> {
         let device = self.graphs.get(id)?.device;
         self.bind(device)?;
         let function = match &step {
@@ -50,7 +64,7 @@ impl Engine {
         };
         let gpu = &*self.slots[device].context.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;
         let graph = self.graphs.get_mut(id)?;
-        let node = add_node(gpu, graph.handle, &graph.nodes, &step, function)?;
+        let node = add_node(gpu, graph.handle, &graph.nodes, &step, function, child)?;
         graph.nodes.push(node);
         Arc::make_mut(&mut graph.recipe).steps.push(step);
         Ok(graph.nodes.len() as u32 - 1)
@@ -96,13 +110,15 @@ impl Engine {
     }
 }
 
-/// Adds the node that a step describes; `function` is the kernel's handle where it is a kernel.
+/// Adds the node that a step describes; `function` is the kernel's handle where it is a kernel, `child` the graph where
+/// it has one in it.
 pub(super) fn add_node(
     device: &dyn Device,
     graph: Graph,
     nodes: &[GraphNode],
     step: &GraphStep,
     function: Option<Function>,
+    child: Option<Graph>,
 ) -> Result<GraphNode> {
     let resolve = |after: &[u32]| -> Result<Vec<GraphNode>> {
         after.iter().map(|n| nodes.get(*n as usize).copied().ok_or(CUDA_ERROR_INVALID_VALUE)).collect()
@@ -115,6 +131,9 @@ pub(super) fn add_node(
         GraphStep::Copy { after, copy } => device.graph_add_copy(graph, &resolve(after)?, copy),
         GraphStep::Set { after, set } => device.graph_add_set(graph, &resolve(after)?, set),
         GraphStep::Empty { after } => device.graph_add_empty(graph, &resolve(after)?),
+        GraphStep::Child { after, .. } => {
+            device.graph_add_child(graph, &resolve(after)?, child.ok_or(CUDA_ERROR_INVALID_HANDLE)?)
+        }
         GraphStep::Captured(_) => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }

@@ -276,6 +276,10 @@ impl Handler for Engine {
         self.add_empty(request).into()
     }
 
+    fn graph_add_child(&mut self, _: Origin, request: GraphAddChild, _: No) -> Answer<u32> {
+        self.add_child(request).into()
+    }
+
     fn graph_nodes(&mut self, _: Origin, request: GraphNodes, _: No) -> Answer<Vec<u32>> {
         self.node_kinds(request.graph).into()
     }

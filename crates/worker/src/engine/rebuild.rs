@@ -67,7 +67,14 @@ impl Engine {
                 GraphStep::Kernel { function, .. } => Some(self.functions.get(*function)?.handle),
                 _ => None,
             };
-            nodes.push(add_node(&*device, graph, &nodes, step, function)?);
+            let child = match step {
+                GraphStep::Child { recipe, .. } => Some(self.build(index, recipe)?.0),
+                _ => None,
+            };
+            let added = add_node(&*device, graph, &nodes, step, function, child);
+            // The node has a copy.
+            child.map_or(Ok(()), |child| device.graph_destroy(child))?;
+            nodes.push(added?);
         }
         Ok((graph, nodes))
     }

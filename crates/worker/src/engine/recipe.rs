@@ -24,6 +24,7 @@ impl Recipe {
             }),
             GraphStep::Kernel { .. } | GraphStep::Empty { .. } => false,
             GraphStep::Copy { .. } | GraphStep::Set { .. } => true,
+            GraphStep::Child { recipe, .. } => recipe.copies(),
         })
     }
 }
@@ -35,6 +36,7 @@ pub(crate) enum GraphStep {
     Copy { after: Vec<u32>, copy: Copy3D },
     Set { after: Vec<u32>, set: MemorySet },
     Empty { after: Vec<u32> },
+    Child { after: Vec<u32>, recipe: Recipe },
 }
 
 /// What a capture saw.

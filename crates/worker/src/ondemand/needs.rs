@@ -131,6 +131,7 @@ impl Touched {
             GraphStep::Copy { copy, .. } => self.strided(copy),
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
+            GraphStep::Child { recipe, .. } => self.recipe(recipe),
         })
     }
 

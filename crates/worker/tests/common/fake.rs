@@ -381,6 +381,10 @@ impl Device for FakeDevice {
     fn graph_add_empty(&self, graph: Graph, _: &[GraphNode]) -> Result<GraphNode> {
         self.graph_add(graph, Node::Empty)
     }
+    fn graph_add_child(&self, graph: Graph, _: &[GraphNode], child: Graph) -> Result<GraphNode> {
+        let nodes = self.state().graphs.get(&child.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.graph_add(graph, Node::Child(nodes))
+    }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         let state = self.state();
         let nodes = state.graphs.get(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
@@ -393,6 +397,7 @@ impl Device for FakeDevice {
             Node::Kernel(..) => 0,
             Node::Copy(..) => 1,
             Node::Set(_) => 2,
+            Node::Child(_) => 4,
             Node::Empty => 5,
         }))
     }

@@ -38,6 +38,7 @@ pub enum Node {
     Copy(u64, u64, u64),
     Set(MemorySet),
     Empty,
+    Child(Vec<Node>),
 }
 
 pub struct Shared {
@@ -74,6 +75,7 @@ impl Shared {
         }
         match node {
             Node::Empty => {}
+            Node::Child(nodes) => nodes.iter().for_each(|node| self.perform(node)),
             // SAFETY: tests pass addresses of their own buffers.
             Node::Copy(to, from, bytes) => unsafe {
                 std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize);

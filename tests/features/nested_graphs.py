@@ -1,0 +1,67 @@
+"""A capture into a graph that the program has made, more nodes behind it, and that graph as a node of another."""
+
+import numpy as np
+from gpu import Module, call, download, driver, main, open_device, upload
+
+SOURCE = """extern "C" __global__ void add(float *a, float x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] += x;
+}"""
+
+
+def setup():
+    open_device()
+    module, n = Module(SOURCE), 1024
+    a, b = upload(np.zeros(n, np.float32)), upload(np.zeros(n, np.float32))
+    stream, mode = call("cuStreamCreate", 1), driver.CUstreamCaptureMode(0)
+
+    graph = call("cuGraphCreate", 0)
+    call("cuStreamBeginCaptureToGraph", stream, graph, None, None, 0, mode)
+    # What the capture makes is lost, and the graph is empty as before.
+    call("cuMemcpyDtoDAsync", a, b, 4, stream)
+    other = call("cuStreamCreate", 1)
+    fork = call("cuEventCreate", 2)
+    call("cuEventRecord", fork, stream)
+    call("cuStreamWaitEvent", other, fork, 0)
+    module.add(n // 128, 128, b, 100.0, n, stream=other)
+    assert driver.cuStreamEndCapture(stream)[0] == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+    assert call("cuGraphGetNodes", graph, 10)[1] == 0
+
+    call("cuStreamBeginCaptureToGraph", stream, graph, None, None, 0, mode)
+    module.add(n // 128, 128, a, 1.0, n, stream=stream)
+    module.add(n // 128, 128, a, 2.0, n, stream=stream)
+    assert int(call("cuStreamEndCapture", stream)) == int(graph)
+    assert call("cuGraphGetNodes", graph, 10)[1] == 2
+    code, *_ = driver.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, mode)
+    assert code == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, "it has nodes"
+
+    parent = call("cuGraphCreate", 0)
+    first = call("cuGraphAddChildGraphNode", parent, [], 0, graph)
+    last = call("cuGraphAddChildGraphNode", parent, [first], 1, graph)
+    assert driver.cuGraphAddChildGraphNode(parent, [last], 1, parent)[0] == driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    grandparent = call("cuGraphCreate", 0)
+    call("cuGraphAddChildGraphNode", grandparent, [], 0, parent)
+    # Nodes have their children as they were.
+    call("cuGraphDestroy", parent)
+    made = call("cuGraphInstantiate", grandparent, 0)
+    alone = call("cuGraphInstantiate", graph, 0)
+    call("cuGraphLaunch", made, stream)
+    call("cuStreamSynchronize", stream)
+    assert np.all(download(a, n) == 6)
+
+    def verify():
+        call("cuGraphLaunch", made, stream)
+        call("cuGraphLaunch", alone, stream)
+        again = call("cuGraphInstantiate", grandparent, 0)
+        call("cuGraphLaunch", again, stream)
+        call("cuStreamSynchronize", stream)
+        assert np.all(download(a, n) == 6 + 6 + 3 + 6), download(a, n)
+        nodes, count = call("cuGraphGetNodes", grandparent, 10)
+        assert count == 1 and call("cuGraphNodeGetType", nodes[0]) == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH
+        for exec_ in (made, alone, again):
+            call("cuGraphExecDestroy", exec_)
+
+    return verify
+
+
+main(setup)
