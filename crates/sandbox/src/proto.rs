@@ -144,21 +144,13 @@ impl Message {
         })
     }
 
-    /// Sets a number, in the place of the one that is there or at the end.
+    /// Sets a number, in the place of what is there or at the end.
     pub fn set(&mut self, field: u64, to: u64) -> &mut Self {
-        match self.0.iter_mut().find(|(number, _)| *number == field) {
-            Some((_, value)) => *value = Field::Number(to),
-            None => self.0.push((field, Field::Number(to))),
-        }
-        self
+        self.put(field, [Field::Number(to)])
     }
 
     pub fn set_bytes(&mut self, field: u64, to: Vec<u8>) -> &mut Self {
-        match self.0.iter_mut().find(|(number, _)| *number == field) {
-            Some((_, value)) => *value = Field::Bytes(to),
-            None => self.0.push((field, Field::Bytes(to))),
-        }
-        self
+        self.put(field, [Field::Bytes(to)])
     }
 
     /// Adds a field behind those that are there.
@@ -172,14 +164,17 @@ impl Message {
         self
     }
 
-    /// Replaces the fields of this number that hold bytes, of which there are none fewer afterwards.
-    pub fn replace_all(&mut self, field: u64, with: impl IntoIterator<Item = Vec<u8>>) {
-        let mut with = with.into_iter();
-        let places = self.0.iter_mut().filter(|(number, _)| *number == field);
-        for ((_, value), new) in places.zip(&mut with) {
-            *value = Field::Bytes(new);
-        }
-        self.0.extend(with.map(|new| (field, Field::Bytes(new))));
+    /// Has these and no others as the fields of this number, however many there were.
+    pub fn set_all_bytes(&mut self, field: u64, to: impl IntoIterator<Item = Vec<u8>>) -> &mut Self {
+        self.put(field, to.into_iter().map(Field::Bytes))
+    }
+
+    /// Puts fields in the place of the first of their number, or at the end. No other of that number is left.
+    fn put(&mut self, field: u64, new: impl IntoIterator<Item = Field>) -> &mut Self {
+        let at = self.0.iter().position(|(number, _)| *number == field).unwrap_or(self.0.len());
+        self.remove(field);
+        self.0.splice(at..at, new.into_iter().map(|value| (field, value)));
+        self
     }
 }
 
@@ -201,7 +196,40 @@ mod tests {
         assert_eq!(again.all_bytes(9).collect::<Vec<_>>(), [b"kept"]);
     }
 
+    #[test]
+    fn fewer_fields_leave_none_of_the_old_ones() {
+        let entry = |text: &[&[u8]]| {
+            let mut out = Encoder::default();
+            out.number(1, 7);
+            text.iter().for_each(|text| {
+                out.bytes(14, text);
+            });
+            out.number(2, 8);
+            Message::read(&out.0).unwrap()
+        };
+        let mut message = entry(&[b"a", b"b", b"c"]);
+        message.set_all_bytes(14, [b"d".to_vec()]);
+        assert_eq!(message, entry(&[b"d"]));
+        message.set_all_bytes(14, [b"e".to_vec(), b"f".to_vec()]);
+        assert_eq!(message, entry(&[b"e", b"f"]));
+        message.set_all_bytes(14, []);
+        assert_eq!(message, entry(&[]));
+    }
+
     proptest! {
+        #[test]
+        fn what_is_set_is_all_that_is_there(
+            before in prop::collection::vec((1..4u64, any::<Vec<u8>>()), 0..12),
+            after in prop::collection::vec(any::<Vec<u8>>(), 0..12),
+        ) {
+            let mut message = Message(before.into_iter().map(|(field, value)| (field, Field::Bytes(value))).collect());
+            let others = |message: &Message| -> Vec<_> { message.0.iter().filter(|(field, _)| *field != 2).cloned().collect() };
+            let kept = others(&message);
+            message.set_all_bytes(2, after.clone());
+            prop_assert_eq!(message.all_bytes(2).collect::<Vec<_>>(), after);
+            prop_assert_eq!(others(&message), kept);
+        }
+
         #[test]
         fn numbers_survive(value: u64) {
             let mut out = Encoder::default();

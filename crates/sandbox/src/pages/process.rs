@@ -120,7 +120,7 @@ impl Process {
 
     fn describe_areas(&mut self) {
         if let [memory] = &mut self.mm.entries[..] {
-            memory.replace_all(AREAS, self.areas.iter().map(|area| area.message.write()));
+            memory.set_all_bytes(AREAS, self.areas.iter().map(|area| area.message.write()));
         }
     }
 
