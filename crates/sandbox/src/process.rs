@@ -92,6 +92,12 @@ pub fn allocated_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
     spans(pid, |name| name.is_none_or(|name| name == "[heap]" || name.starts_with("[anon:")))
 }
 
+/// The private memory of a process that may hold code, in order.
+pub fn executable_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(text.lines().filter_map(executable_span).collect())
+}
+
 /// Whether the kernel guards the process's return addresses, in memory that nobody else can write to.
 pub fn has_shadow_stack(pid: i32) -> bool {
     status_field(pid, "x86_Thread_features").is_some_and(|features| features.contains("shstk"))
@@ -129,6 +135,14 @@ pub fn descriptors(pid: i32) -> impl Iterator<Item = (i32, String)> {
 pub fn socket_descriptors(pid: i32) -> impl Iterator<Item = (i32, u64)> {
     let inode = |link: &str| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok();
     descriptors(pid).filter_map(move |(number, link)| Some((number, inode(&link)?)))
+}
+
+/// Private memory that may hold code.
+fn executable_span(line: &str) -> Option<Range<u64>> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let is_code = words.next()?.ends_with("xp");
+    is_code.then_some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
 }
 
 /// The inodes of a process's sockets.
@@ -327,6 +341,18 @@ mod tests {
             "",
         ] {
             assert_eq!(private_span(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn private_memory_with_code_is_found() {
+        let code = executable_span("400000-402000 r-xp 00001000 08:01 77 /bin/x");
+        assert_eq!(code, Some(0x40_0000..0x40_2000));
+        assert_eq!(executable_span("400000-402000 rwxp 00000000 00:00 0 "), code);
+        for other in
+            ["400000-402000 r-xs 00000000 00:01 1 /memfd:code", "400000-402000 rw-p 00000000 00:00 0", ""]
+        {
+            assert_eq!(executable_span(other), None, "{other}");
         }
     }
 }

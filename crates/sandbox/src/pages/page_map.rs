@@ -29,6 +29,10 @@ pub struct Map {
     pub writers: Option<Writers>,
     /// In the order of their addresses, none over another.
     pub placed: Vec<(Placed, Arc<File>)>,
+    /// Where CRIU may have an instruction of its own for a moment, in order.
+    pub code: Vec<Range<u64>>,
+    /// What is copied of that when CRIU has left the process.
+    pub late: Vec<Job>,
 }
 
 /// Memory that is [written into](populate) the restored process.
@@ -52,13 +56,12 @@ impl Book {
         Book { file: Arc::new(file), end: 0, entries: Vec::new() }
     }
 
-    /// Has memory copied behind what is there.
-    fn add(&mut self, source: &Arc<Source>, memory: &Range<u64>, flags: u32, jobs: &Jobs) {
-        let bytes = memory.end - memory.start;
-        let from = From::Process(source.clone(), memory.start);
-        jobs.add(Job { from, bytes, file: self.file.clone(), offset: self.end });
+    /// How memory is copied behind what is there.
+    fn add(&mut self, source: &Arc<Source>, memory: &Range<u64>, flags: u32) -> Job {
+        let (bytes, offset) = (memory.end - memory.start, self.end);
         self.entries.push((memory.start, bytes / PAGE, flags));
         self.end += bytes;
+        Job { from: From::Process(source.clone(), memory.start), bytes, file: self.file.clone(), offset }
     }
 
     /// Gives the file its length and writes the map of it.
@@ -100,15 +103,26 @@ impl Map {
             if is_placed {
                 continue;
             }
-            let Some(populated) = &mut self.populated else {
-                self.read.add(source, &piece, flags, jobs);
-                continue;
-            };
-            for (piece, is_ours) in cut(&piece, &populated.spans, |span| span) {
-                let book = if is_ours { &mut populated.book } else { &mut self.read };
-                book.add(source, &piece, flags, jobs);
+            for (piece, is_code) in cut(&piece, &self.code, |span| span) {
+                if is_code {
+                    self.late.push(self.read.add(source, &piece, flags));
+                    continue;
+                }
+                let Some(populated) = &mut self.populated else {
+                    jobs.add(self.read.add(source, &piece, flags));
+                    continue;
+                };
+                for (piece, is_ours) in cut(&piece, &populated.spans, |span| span) {
+                    let book = if is_ours { &mut populated.book } else { &mut self.read };
+                    jobs.add(book.add(source, &piece, flags));
+                }
             }
         }
+    }
+
+    /// Has what waited for CRIU to leave copied.
+    pub fn add_late(&mut self, jobs: &Jobs) {
+        self.late.drain(..).for_each(|job| jobs.add(job));
     }
 
     /// Writes the image of the map and gives all files their lengths.
@@ -148,6 +162,55 @@ fn cut<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_with_code_is_copied_when_criu_has_left() {
+        const HALF: usize = PAGE as usize;
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let at = unsafe {
+            let (protection, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(std::ptr::null_mut(), 2 * HALF, protection, flags, -1, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        let fill = |value: u8| {
+            // SAFETY: within the mapping above, which nothing else writes to.
+            unsafe { std::ptr::write_bytes(at.cast::<u8>().add(HALF), value, HALF) };
+        };
+        let memory = File::open("/proc/self/mem").unwrap();
+        let source = Arc::new(Source { host_pid: std::process::id() as i32, memory });
+        let directory = tempfile::tempdir().unwrap();
+        let pages = directory.path().join("pages");
+        let start = at as u64;
+        let mut map = Map {
+            id: 1,
+            image: directory.path().join("pagemap"),
+            source: Some(source.clone()),
+            number: 1,
+            read: Book::new(File::create(&pages).unwrap()),
+            populated: None,
+            writers: None,
+            placed: Vec::new(),
+            code: vec![start + PAGE..start + 2 * PAGE],
+            late: Vec::new(),
+        };
+        fill(0xcc);
+        let (_, copied) = Jobs::with_workers(None, |jobs| {
+            map.add(&source, start..start + 2 * PAGE, 4, jobs);
+            assert_eq!(map.late.len(), 1);
+            fill(7);
+            map.add_late(jobs);
+            Ok::<(), ()>(())
+        });
+        copied.unwrap();
+        let entries = map.read.entries.clone();
+        map.finish(&Pieces::default(), &mut Served::default()).unwrap();
+        let found = fs::read(pages).unwrap();
+        assert_eq!(found, [[0; HALF], [7; HALF]].concat());
+        assert_eq!(entries, [(start, 1, 4), (start + PAGE, 1, 4)]);
+        // SAFETY: unmaps what was mapped above.
+        unsafe { libc::munmap(at, 2 * HALF) };
+    }
 
     #[test]
     fn memory_is_cut_where_spans_begin_and_end() {

@@ -11,6 +11,9 @@
 //! Areas that were named before go to page files, to be mapped, from when CRIU speaks of the process for the first
 //! time. Pages that are all zero become holes everywhere. In driver mode what is left of memory that programs have
 //! allocated goes to a file of its own, from which it is [written into them](populate).
+//!
+//! CRIU has a process make system calls by an instruction of its own, which it puts for a moment where the process has code.
+//! So memory that may hold code is copied last, when CRIU has left all processes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -160,6 +163,8 @@ impl PageServer<'_> {
                     jobs.failure().map_err(|error| ServeError::Failed(error.to_string()))?;
                 }
                 CLOSE | FORCE_CLOSE => {
+                    // CRIU has left all processes.
+                    maps.iter_mut().for_each(|map| map.add_late(jobs));
                     socket.write_all(&0i32.to_ne_bytes())?;
                     return Ok(maps);
                 }
@@ -196,6 +201,8 @@ impl PageServer<'_> {
             populated: None,
             writers: None,
             placed: Vec::new(),
+            code: Vec::new(),
+            late: Vec::new(),
         };
         if kind == OF_PROCESS {
             let found = host_pid(id as i32);
@@ -203,6 +210,7 @@ impl PageServer<'_> {
                 .ok_or_else(|| ServeError::Failed(format!("there is no process {id} in the program")))?;
             let memory = File::open(format!("/proc/{host_pid}/mem"))?;
             map.source = Some(Arc::new(Source { host_pid, memory }));
+            map.code = process::executable_memory(host_pid)?;
             let pid = id as u32;
             self.place(&mut map, pid, host_pid)?;
             if self.populate && !process::has_shadow_stack(host_pid) {
