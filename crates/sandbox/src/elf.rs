@@ -17,6 +17,12 @@ pub fn build_id(file: &File) -> io::Result<Option<String>> {
     Ok(id.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
+/// Whether it is an ELF file: a program or a library.
+pub fn is_elf(file: &File) -> bool {
+    let mut magic = [0; 4];
+    file.read_exact_at(&mut magic, 0).is_ok() && magic == *b"\x7fELF"
+}
+
 /// Whether it is an ELF file with a note of this owner.
 pub fn has_note(file: &File, owner: &[u8]) -> bool {
     let found = find_in_notes(file, |notes| notes_of(notes).any(|(name, _, _)| name == owner).then_some(()));

@@ -23,8 +23,9 @@ const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_HUGETLB: u64 = 0x40000;
 const PROT_EXEC: u64 = 0x4;
-/// `MADV_WIPEONFORK`, which only anonymous memory takes.
-const WIPE_ON_FORK: u64 = 1 << 18;
+/// Advice for children that a mapping cannot have (`MADV_WIPEONFORK`), or would lose with what is given back
+/// (`MADV_DONTFORK`).
+const FOR_CHILDREN: u64 = 1 << 18 | 1 << 10;
 
 const REGULAR: u64 = 1 << 0;
 const HEAP: u64 = 1 << 5;
@@ -79,7 +80,7 @@ impl Area {
         self.status & !HEAP == REGULAR | ANON_PRIVATE
             && self.is_plain()
             && self.flags & MAP_ANONYMOUS != 0
-            && self.message.number(ADVICE).unwrap_or(0) & WIPE_ON_FORK == 0
+            && self.message.number(ADVICE).unwrap_or(0) & FOR_CHILDREN == 0
     }
 
     fn is_plain(&self) -> bool {

@@ -18,6 +18,7 @@
 //! | gives pages back by `madvise` and counts on zeros | would find the image's bytes | the client, which is told by its mark (below) |
 //! | grows an area by `mremap` | would find what follows in the file | the client; the holes where it cannot see the call |
 //! | lets malloc do either | glibc's own calls are not seen, and count on no zeros | |
+//! | gives back what it has written to of a mapped file | would find the image's bytes | left to CRIU, but for programs and libraries, which nobody gives back |
 //! | makes system calls of its own (Go), or has no client | neither is seen | its pages are read, as without page files |
 //!
 //! The mark is a word in the client's data: the client's start-up code has written to it, so that it is in every dump of
@@ -113,7 +114,7 @@ pub fn named(images: &Path) -> Result<Vec<String>, String> {
 }
 
 /// The name of the page file that has this path for the program.
-fn page_file_name(path: &Path) -> Option<&str> {
+pub(crate) fn page_file_name(path: &Path) -> Option<&str> {
     let name = path.strip_prefix(RUN_PATH).ok()?.strip_prefix(DIRECTORY).ok()?.to_str()?;
     (name.starts_with(ANONYMOUS) || name.starts_with(PRIVATE)).then_some(name)
 }

@@ -15,6 +15,7 @@ use super::copier::Jobs;
 use super::dump::Dump;
 use super::shared::{self, Dumped, Group, Inherited};
 use super::{ANONYMOUS, PRIVATE, Refusal, Rewritten, page_file_name};
+use crate::elf::is_elf;
 use crate::inventory::is_elsewhere;
 
 /// Areas with less than this of contents are read: a mapping costs more.
@@ -158,6 +159,8 @@ impl Dump {
         // A file that cannot be read here is left to CRIU, which says why.
         let behind = behind.map(Path::to_path_buf);
         let base = behind.and_then(|path| self.open_base(&path, offset).ok());
+        // What a program gives back of other files it may read again, and finds the file's bytes then.
+        let base = base.filter(|base| is_elf(&base.file));
         base.map_or(Target::Stay, |base| Target::Map(PRIVATE, Some(base)))
     }
 
