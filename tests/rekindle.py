@@ -24,6 +24,23 @@ class CommandError(Exception):
         self.code, self.message = code, message
 
 
+class Begun:
+    """A command under way."""
+
+    def __init__(self, rekindle, arguments):
+        self.arguments = arguments
+        command = [rekindle.command, *map(str, arguments)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=rekindle.environment, text=True, **pipes)
+
+    def end(self, limit=PATIENCE):
+        """What it said, once it has ended."""
+        output, error = self.process.communicate(timeout=limit)
+        if self.process.returncode:
+            raise CommandError(self.arguments, self.process.returncode, error.strip())
+        return output
+
+
 class Rekindle:
     """`with Rekindle() as r: r("ps")`. Leaves nothing behind. Images lie below `state`, if it is given."""
 
@@ -65,6 +82,10 @@ class Rekindle:
         if check and done.returncode:
             raise CommandError(arguments, done.returncode, done.stderr.strip())
         return done.stdout
+
+    def begin(self, *arguments):
+        """Begins a command, whose end is to be waited for."""
+        return Begun(self, arguments)
 
     def json(self, *arguments, **options):
         return json.loads(self(*arguments, "--json", **options))

@@ -115,6 +115,10 @@ pub enum Command {
         /// End the program once the image is safe.
         #[arg(long)]
         stop: bool,
+        /// Restore the image once beside the program, in a sandbox that never runs; if that fails there is no image, and
+        /// the program goes on.
+        #[arg(long, conflicts_with = "container")]
+        prove: bool,
     },
     /// Continue the program of an image in a new sandbox; that of a container in a new container.
     ///

@@ -47,19 +47,34 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Device { name, gpu })?;
             printer.print(&answer, || answer["device"].as_str().unwrap_or_default().to_string());
         }
-        Command::Checkpoint { name, pid, container, engine, mode, gpu_wait, to, leave_running, .. } => {
+        Command::Checkpoint {
+            name,
+            pid,
+            container,
+            engine,
+            mode,
+            gpu_wait,
+            to,
+            leave_running,
+            prove,
+            ..
+        } => {
             let gpu_wait_ms = (gpu_wait * 1000.0).ceil() as u64;
             let request = match (pid, container) {
                 (Some(pid), _) => {
-                    Request::CheckpointPid { pid, mode: mode.wanted(), to, leave_running, gpu_wait_ms }
+                    Request::CheckpointPid { pid, mode: mode.wanted(), to, leave_running, gpu_wait_ms, prove }
                 }
                 (None, Some(container)) => {
                     let engine = engine.map(EngineArgument::wanted);
-                    Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms }
+                    Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove }
                 }
-                (None, None) => {
-                    Request::Checkpoint { name: name.unwrap_or_default(), to, leave_running, gpu_wait_ms }
-                }
+                (None, None) => Request::Checkpoint {
+                    name: name.unwrap_or_default(),
+                    to,
+                    leave_running,
+                    gpu_wait_ms,
+                    prove,
+                },
             };
             let answer = simply_ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;

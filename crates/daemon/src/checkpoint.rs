@@ -53,6 +53,8 @@ pub struct Wish<'a> {
     pub gpu_wait: Duration,
     /// Whether the program waits for an app.
     pub framework: bool,
+    /// Whether the image is restored once beside the program, and is none if that fails.
+    pub prove: bool,
 }
 
 pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {

@@ -200,6 +200,16 @@ pub enum Error {
     )]
     NoAmdPlugin { what: String, places: String },
 
+    #[error(
+        "the image would not have come back: {what}; there is none, and the program goes on; that is a fault of Rekindle's or of CRIU's"
+    )]
+    Unsound { what: String },
+
+    #[error(
+        "the image did not come back when it was proven, and there is none: {reason}; the program goes on"
+    )]
+    Unproven { reason: String },
+
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 
@@ -279,6 +289,8 @@ impl Error {
                 | Error::NoGpuProcess { .. }
                 | Error::Engine { .. }
                 | Error::CannotRestore { .. }
+                | Error::Unsound { .. }
+                | Error::Unproven { .. }
                 | Error::Pages { .. }
                 | Error::Driver(_)
                 | Error::Sandbox(_)

@@ -161,6 +161,7 @@ impl Held {
             log: Some(self.log.clone()),
             criu_cache: Some(self.criu_cache.clone()),
             pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
+            own_network: false,
         }
     }
 

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::kept::Kept;
 use crate::reply::Reply;
+use crate::soundness;
 
 /// How long an image that is to be removed may still be in use.
 const IN_USE_LIMIT: Duration = Duration::from_millis(250);
@@ -90,7 +91,8 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
 }
 
 pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
-    let report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
+    let mut report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
+    report.problems.extend(soundness::faults_of(&store.image(name)?));
     Ok(json!({
         "name": report.name,
         "sound": report.is_sound(),

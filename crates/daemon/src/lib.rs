@@ -62,6 +62,7 @@ mod run;
 mod server;
 mod shared_pages;
 mod sleep;
+mod soundness;
 mod timeline;
 mod traces;
 mod turn;

@@ -44,9 +44,11 @@ use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
 use crate::{
     container, driver_half, fault, framework, gpu, load_order, machine, names, page_check, preflight,
+    soundness,
 };
 
 mod cpu;
+pub mod proof;
 mod shared_files;
 
 /// So often a restore begins, if a worker ends before the program runs, or one that was made ready for another image
@@ -79,6 +81,8 @@ pub struct Attempt<'a> {
     pub wish: &'a Wish<'a>,
     /// What the program does not have as it had it.
     pub warnings: Mutex<Vec<String>>,
+    /// Whether it is brought to where it could run, beside the program that it was taken of.
+    pub is_proof: bool,
 }
 
 /// A GPU half in its place, but for contents.
@@ -116,6 +120,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
         preflight::check_machine(&daemon.places, &image, &kept)?;
         driver_half::check(daemon, &image, &kept, wish.gpu_map)
     })?;
+    timeline.time("check", || soundness::check(&image, available_threads()))?;
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let mut tries = 0;
@@ -130,6 +135,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             timeline: &timeline,
             wish,
             warnings: Mutex::new(kept.warnings.clone()),
+            is_proof: false,
         };
         let brought_back = attempt
             .bring_back(tries == 0)

@@ -156,22 +156,22 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             json!({ "name": name })
         }
         Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
-        Request::Checkpoint { name, to, leave_running, gpu_wait_ms } => {
+        Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
             json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &wish, reply)?)
         }
-        Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms } => {
+        Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
             json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
         }
-        Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms } => {
+        Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false };
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
             json!(container::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)
         }
         Request::Restore { image, name, gpu, gpu_map, order, record, verify } => {

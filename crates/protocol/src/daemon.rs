@@ -54,6 +54,9 @@ pub enum Request {
         to: String,
         leave_running: bool,
         gpu_wait_ms: u64,
+        /// Whether the image is restored once beside the program, and is none if that fails.
+        #[serde(default)]
+        prove: bool,
     },
     /// Takes an image of a program that was started without Rekindle.
     CheckpointPid {
@@ -63,6 +66,9 @@ pub enum Request {
         to: String,
         leave_running: bool,
         gpu_wait_ms: u64,
+        /// Whether the image is restored once beside the program, and is none if that fails.
+        #[serde(default)]
+        prove: bool,
     },
     /// Makes a GPU for a container.
     Device {
@@ -77,6 +83,9 @@ pub enum Request {
         to: String,
         leave_running: bool,
         gpu_wait_ms: u64,
+        /// Whether the image is restored once beside the program, and is none if that fails.
+        #[serde(default)]
+        prove: bool,
     },
     Restore {
         image: String,

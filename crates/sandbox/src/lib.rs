@@ -17,6 +17,7 @@
 //!   that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
 
 pub mod amd;
+pub mod aside;
 mod attributes;
 pub mod autobound;
 pub mod capability;
@@ -47,6 +48,7 @@ mod restore;
 mod rpc;
 mod sandbox;
 mod severed;
+pub mod soundness;
 mod spawn;
 mod standing;
 mod system_v;

@@ -32,6 +32,7 @@ pub struct Setup {
     pub criu_cache: Option<OsString>,
     pub pages: Option<OsString>,
     pub control: i32,
+    pub own_network: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -44,6 +44,8 @@ pub struct Spec {
     pub criu_cache: Option<PathBuf>,
     /// The directory of the page files that the program maps, if it is restored with such.
     pub pages: Option<PathBuf>,
+    /// Whether it has a network of its own, in which every address may be taken.
+    pub own_network: bool,
 }
 
 /// A sandbox with a program in it.
@@ -291,6 +293,7 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
         criu_cache: spec.criu_cache.as_deref().map(absolute).transpose()?.map(Into::into),
         pages: spec.pages.as_deref().map(absolute).transpose()?.map(Into::into),
         control: control.as_raw_fd(),
+        own_network: spec.own_network,
     };
     let what = "passing on the set-up";
     let memory = memfd_create("rekindle-setup", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);

@@ -8,16 +8,17 @@ use std::thread::ScopedJoinHandle;
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{Frozen, driver_socket};
-use rekindle_store::{Draft, Part};
+use rekindle_store::{Draft, Image, Part};
 
 use crate::cpu_images;
 use crate::cpu_pages;
 use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
 use crate::kept::Kept;
+use crate::restore::proof;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::worker::Worker;
-use crate::{fault, machine, roll};
+use crate::{fault, machine, roll, soundness};
 
 use super::attempt::{Attempt, Still, Subject};
 
@@ -90,13 +91,38 @@ impl Attempt<'_> {
                     self.timeline.time("cpu files", take)?;
                 }
             }
+            self.timeline.time("check", || soundness::check_draft(draft))?;
         }
         fault::point("before-commit")?;
         if let Some(draft) = slot.take() {
             let image = self.timeline.time("commit", || draft.commit())?;
-            let _ = self.made.set(image.manifest().id.clone());
+            let id = image.manifest().id.clone();
+            if self.wish.prove || proof::is_wanted_always() {
+                self.prove(image)?;
+            }
+            let _ = self.made.set(id);
         }
         fault::point("in-image")
+    }
+
+    /// Restores the image once beside its program. What does not come back is no image.
+    fn prove(&self, image: Image) -> Result<()> {
+        self.reply.progress("prove", 0, 0);
+        let id = image.manifest().id.clone();
+        let proven = self.timeline.time("prove", || proof::prove(self.daemon, &image));
+        drop(image);
+        match proven {
+            Ok(warnings) => {
+                self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
+                Ok(())
+            }
+            Err(error) => {
+                if let Err(error) = self.daemon.store.remove_made(self.wish.to, &id) {
+                    log::error!("the image of a checkpoint that was not proven stays: {error}");
+                }
+                Err(Error::Unproven { reason: error.to_string() })
+            }
+        }
     }
 
     /// Has the program's memory mapped from the image on a restore.

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::kept::Kept;
 use crate::reply::Reply;
 use crate::timeline::{CPU, GPU, Timeline};
-use crate::{fault, machine, roll};
+use crate::{fault, machine, roll, soundness};
 
 /// Of a container of Podman's: CRIU begins when the GPU half is in memory, and Podman meanwhile prepares for it.
 pub fn by_podman(
@@ -78,6 +78,7 @@ pub fn by_podman(
     let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
     let seal = || {
         timeline.time("cpu files", || memory.take(&draft))?;
+        timeline.time("check", || soundness::check_draft(&draft))?;
         seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline)
     };
     let stopped_us = if wish.leave_running {

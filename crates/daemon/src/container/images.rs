@@ -23,7 +23,7 @@ use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::timeline::{CPU, PAGES, Timeline};
-use crate::{cpu_images, page_check};
+use crate::{cpu_images, page_check, soundness};
 
 /// Images that lie beside an archive; what CRIU acts on is checked.
 pub struct Beside<'a> {
@@ -41,6 +41,7 @@ impl<'a> Beside<'a> {
             return Ok(None);
         }
         let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+        soundness::check(image, threads())?;
         let directory = cpu_images::check(image, threads())?;
         let names = pages::named(&directory).map_err(refused)?;
         let mut page_files = None;

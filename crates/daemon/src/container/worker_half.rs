@@ -38,6 +38,7 @@ use crate::loading::{self, Clock, Rest};
 use crate::quiet::Quiet;
 use crate::replacement::Left;
 use crate::reply::Reply;
+use crate::soundness;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::worker::Worker;
 use crate::worker_pool::ImageKey;
@@ -105,6 +106,7 @@ pub fn checkpoint(
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
     timeline.time("cpu files", || memory.take(&draft))?;
+    timeline.time("check", || soundness::check_draft(&draft))?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
     let library = held.run_directory.join(client_library::LINKS).join(LIBRARY);
     draft.put_file(kind(), LIBRARY, &library)?;
@@ -227,7 +229,17 @@ pub fn restore(
         record.image = Some(image.manifest().name.clone());
     });
     let warnings = Mutex::default();
-    let attempt = restore::Attempt { daemon, held: &held, image, kept, pairs: &[], timeline, wish, warnings };
+    let attempt = restore::Attempt {
+        daemon,
+        held: &held,
+        image,
+        kept,
+        pairs: &[],
+        timeline,
+        wish,
+        warnings,
+        is_proof: false,
+    };
     let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
     let Some(client) = &kept.client else {
         return import.make(&[], |_| Ok(()), Ok);

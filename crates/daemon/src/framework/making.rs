@@ -54,8 +54,13 @@ pub fn make(daemon: &Daemon, wish: Wish, reply: &Reply<'_>) -> Result<Report> {
             framework: true,
         },
     )?;
-    let taking =
-        checkpoint::Wish { to: &wish.image, leave_running: false, gpu_wait: Duration::ZERO, framework: true };
+    let taking = checkpoint::Wish {
+        to: &wish.image,
+        leave_running: false,
+        gpu_wait: Duration::ZERO,
+        framework: true,
+        prove: false,
+    };
     let taken = wait_ready(&held, wish.limit, reply)
         .and_then(|()| checkpoint::checkpoint(daemon, &held, &taking, reply));
     match taken {

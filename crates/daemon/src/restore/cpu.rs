@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rekindle_sandbox::autobound::{self, Names};
 use rekindle_sandbox::pages;
-use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, Vacant};
+use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, Spec, Vacant};
 
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ impl Attempt<'_> {
         cpu_pages::furnish(self.image, &self.held.pages)?;
         let criu = self.criu()?;
         let spec = RestoreSpec {
-            sandbox: self.held.place(),
+            sandbox: Spec { own_network: self.is_proof, ..self.held.place() },
             criu: &criu,
             inventory: Some(&self.kept.inventory),
             sockets: sockets.to_vec(),
@@ -169,6 +169,9 @@ impl Attempt<'_> {
     fn check_files(&self) -> Result<Images> {
         let cpu = self.timeline.lane(CPU);
         let checked = cpu.time("check files", || cpu_images::check(self.image, available_threads()))?;
+        if self.is_proof {
+            return Ok(Images { checked: self.images_aside(checked)?, names: None });
+        }
         let own = self.held.pages.with_extension("images");
         let names = autobound::settle(&checked, &own)
             .map_err(|source| Error::io("give other names to sockets in", &own, source))?;

@@ -15,7 +15,7 @@ use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 use super::findings::Cache;
 use super::mounts::Places;
-use super::{INIT_LOG, commands};
+use super::{INIT_LOG, commands, network};
 use crate::message::{Reply, Setup};
 use crate::wire::Channel;
 
@@ -89,6 +89,9 @@ fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)
         .map_err(|error| format!("making namespaces: {error}; this needs CAP_SYS_ADMIN"))?;
+    if setup.own_network {
+        network::make().map_err(say("making a network"))?;
+    }
     // Opened from here on, so that they belong to the new namespace and can be mounted in it.
     let directory = |path: &Path, what: &str| {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path);

@@ -78,6 +78,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         log: None,
         criu_cache: None,
         pages: None,
+        own_network: false,
     }
 }
 

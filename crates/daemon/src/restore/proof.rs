@@ -1,0 +1,148 @@
+//! The proof of an image: it is restored once, beside the program that it was taken of, in a sandbox that never runs.
+//!
+//! CRIU brings the CPU half to its last step before threads run, a worker makes the GPU half (memory, modules, streams and
+//! globals in their places; contents have checksums), and all of it is torn down. What the program has and nobody else can have at
+//! the same time stays its own: the sandbox has a network of its own, and images that name other sockets and no locks
+//! ([`aside`]).
+
+use std::cell::Cell;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use rekindle_protocol::daemon::{LoadOrder, State};
+use rekindle_sandbox::{ExternalSocket, aside};
+use rekindle_store::Image;
+
+use super::{Attempt, Wish, available_threads, join};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::gate::Gate;
+use crate::kept::Kept;
+use crate::record::Record;
+use crate::run::{create, give_back, new_id};
+use crate::timeline::Timeline;
+use crate::{cpu_images, fault, framework, machine, preflight};
+
+/// `on` has every checkpoint prove its image.
+const VARIABLE: &str = "REKINDLE_PROVE";
+
+pub fn is_wanted_always() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == "on")
+}
+
+/// Proves an image. Returns what could not be proven, a sentence each.
+pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
+    let kept = Kept::read(image)?;
+    let images = cpu_images::check(image, available_threads())?;
+    let obstacle = match kept.amd.is_empty() {
+        true => {
+            let found = aside::obstacle(&images);
+            found.map_err(|source| Error::io("read", &images, source))?
+        }
+        false => Some("it uses an AMD GPU, which its GPU half would be put on twice".to_string()),
+    };
+    if let Some(why) = obstacle {
+        return Ok(vec![format!("the image was not proven by a restore: {why}")]);
+    }
+    preflight::check_machine(&daemon.places, image, &kept)?;
+    fault::point("proof-begun")?;
+    let mode = machine::shown_mode(image.manifest().mode);
+    let held = daemon.sandboxes.add(None, "proof", |name| {
+        let record = Record {
+            command: image.manifest().program.argv.clone(),
+            directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
+            image: Some(image.manifest().name.clone()),
+            ..Record::new(new_id()?, name, mode, State::Restoring, kept.gpu.clone())
+        };
+        create(daemon, record)
+    })?;
+    let wish = Wish {
+        image: &image.manifest().name,
+        name: None,
+        gpu: None,
+        gpu_map: &[],
+        app: None,
+        order: LoadOrder::default(),
+        record: false,
+    };
+    let attempt = Attempt {
+        daemon,
+        held: &held,
+        image,
+        kept: &kept,
+        pairs: &[],
+        // Its steps would be taken for the checkpoint's own.
+        timeline: &Timeline::begin(),
+        wish: &wish,
+        warnings: Mutex::default(),
+        is_proof: true,
+    };
+    let proven = attempt.prove();
+    held.fill_pool();
+    give_back(daemon, &held);
+    proven.map(|warning| warning.into_iter().collect())
+}
+
+impl Attempt<'_> {
+    fn prove(&self) -> Result<Option<String>> {
+        if self.kept.framework {
+            framework::open(&self.held.run_directory)?;
+        }
+        let Some(client) = &self.kept.client else { return self.prove_cpu(&[]).map(|()| None) };
+        Gate::open(self.held)?;
+        self.make_files(client)?;
+        let (client_end, _worker_end) =
+            UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+        let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
+        std::thread::scope(|scope| {
+            let gpu = scope.spawn(|| self.prove_gpu());
+            let cpu = self.prove_cpu(&sockets);
+            let gpu = join(gpu);
+            cpu.and(gpu)
+        })
+    }
+
+    /// Brings the CPU half to where it could run, and no further.
+    fn prove_cpu(&self, sockets: &[ExternalSocket<'_>]) -> Result<()> {
+        let is_there = Cell::new(false);
+        let ended = self.restore_cpu(sockets, |_| {
+            is_there.set(true);
+            Err(self.refused("it was to be proven and no more"))
+        });
+        match ended {
+            Err(_) if is_there.get() => Ok(()),
+            Err(error) => Err(error),
+            Ok(cpu) => {
+                // Nothing lets it run.
+                let _ = cpu.kill();
+                Err(self.refused("it ran where it was to be proven"))
+            }
+        }
+    }
+
+    /// Brings the GPU half to where it could be used, if there is room beside the program's.
+    fn prove_gpu(&self) -> Result<Option<String>> {
+        let worker = self.held.take_worker(None, false)?;
+        self.held.note_workers();
+        let status = worker.status()?;
+        let (needed, free) = (self.image.manifest().sizes.gpu, status.free_bytes.first().copied());
+        if let Some(free) = free.filter(|free| *free < needed) {
+            return Ok(Some(format!(
+                "the image's GPU half was not proven by a restore: it needs {} MB of GPU memory and {} MB are free beside the program",
+                needed >> 20,
+                free >> 20
+            )));
+        }
+        self.restore_gpu(&worker).map(|_| None)
+    }
+
+    /// Images as they can be restored beside the program.
+    pub(super) fn images_aside(&self, checked: PathBuf) -> Result<PathBuf> {
+        let own = self.held.pages.with_extension("images");
+        let settled = aside::settle(&checked, &own);
+        settled.map_err(|source| Error::io("give other names to sockets in", &own, source))?;
+        Ok(own)
+    }
+}

@@ -1,0 +1,145 @@
+//! Files by number, and whoever refers to one: descriptors, programs, directories, deleted files.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+
+use super::Result;
+use super::image::entries;
+use super::source::Source;
+use super::tree::Task;
+
+const FILES: &str = "files.img";
+const REMAPS: &str = "remap-fpath.img";
+
+/// Kinds of files, in CRIU's `fd_types`.
+pub const REGULAR: u64 = 1;
+pub const MEMFD: u64 = 18;
+/// For each kind in its order, from 1 on, the field of an entry that has what there is to be known.
+const FIELDS: [u64; 20] = [3, 18, 17, 4, 16, 8, 9, 12, 10, 6, 19, 13, 7, 5, 11, 15, 14, 20, 21, 22];
+
+/// Of a regular file.
+const NAME: u64 = 6;
+
+struct Known {
+    kind: u64,
+    /// Of a regular file.
+    path: Vec<u8>,
+}
+
+pub struct Files(HashMap<u64, Known>);
+
+impl Files {
+    pub fn read(source: &dyn Source) -> Result<Files> {
+        let text = source.read(FILES)?;
+        let mut files = HashMap::new();
+        for entry in entries(FILES, &text)? {
+            let entry = entry?;
+            let [kind, id] = entry.needed([1, 2])?;
+            let field = kind.checked_sub(1).and_then(|at| FIELDS.get(usize::try_from(at).ok()?));
+            let about = field.map(|field| entry.message(*field)).transpose()?.flatten();
+            let about = about.ok_or_else(|| format!("{FILES} does not say what file {id:#x} is"))?;
+            let mut path = Vec::new();
+            if kind == REGULAR {
+                about.needed([1, 2, 3])?;
+                path = about.bytes(NAME)?.unwrap_or_default().to_vec();
+                if path.is_empty() {
+                    return Err(format!("file {id:#x} in {FILES} has no name"));
+                }
+            }
+            match files.entry(id) {
+                Slot::Vacant(slot) => slot.insert(Known { kind, path }),
+                Slot::Occupied(_) => return Err(format!("{FILES} has two files with the number {id:#x}")),
+            };
+        }
+        Ok(Files(files))
+    }
+
+    fn is(&self, id: u64, kind: u64) -> bool {
+        self.0.get(&id).is_some_and(|file| file.kind == kind)
+    }
+
+    /// Whether something may refer to this number as to a file of that kind.
+    pub fn resolve(&self, who: &str, id: u64, kind: u64) -> Result<()> {
+        match self.is(id, kind) {
+            true => Ok(()),
+            false => Err(format!("{who} refers to file {id:#x}, which {FILES} does not have")),
+        }
+    }
+
+    /// The name of a regular file.
+    pub fn path(&self, id: u64) -> Option<&[u8]> {
+        self.0.get(&id).filter(|file| file.kind == REGULAR).map(|file| &*file.path)
+    }
+
+    /// What a process refers to beside its memory.
+    pub fn check_task(&self, source: &dyn Source, task: &Task) -> Result<()> {
+        let name = format!("fdinfo-{}.img", task.files_id);
+        let text = source.read(&name)?;
+        for entry in entries(&name, &text)? {
+            let [id, _, kind, descriptor] = entry?.needed([1, 2, 3, 4])?;
+            self.resolve(&format!("descriptor {descriptor} of process {}", task.pid), id, kind)?;
+        }
+        let name = format!("fs-{}.img", task.pid);
+        let text = source.read(&name)?;
+        let entry = entries(&name, &text)?.next().transpose()?.ok_or_else(|| format!("{name} is empty"))?;
+        let [directory, root] = entry.needed([1, 2])?;
+        self.resolve(&format!("the working directory of process {}", task.pid), directory, REGULAR)?;
+        self.resolve(&format!("the root directory of process {}", task.pid), root, REGULAR)
+    }
+
+    /// Files that are not under their names any more: each is kept, or is another one that is.
+    pub fn check_remaps(&self, source: &dyn Source) -> Result<()> {
+        const LINKED: u64 = 0;
+        const GHOST: u64 = 1;
+        /// How older images say that it is a ghost.
+        const GHOST_BIT: u64 = 1 << 31;
+        if source.length(REMAPS).is_none() {
+            return Ok(());
+        }
+        let text = source.read(REMAPS)?;
+        for entry in entries(REMAPS, &text)? {
+            let entry = entry?;
+            let ([id, other], kind) = (entry.needed([1, 2])?, entry.number(3)?);
+            self.resolve("a deleted file", id, REGULAR)?;
+            let (kind, other) = match kind {
+                None if other & GHOST_BIT != 0 => (GHOST, other & !GHOST_BIT),
+                None => (LINKED, other),
+                Some(kind) => (kind, other),
+            };
+            match kind {
+                GHOST => check_ghost(source, other)?,
+                LINKED => self.resolve("a file that has another name", other, REGULAR)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A deleted file's contents, behind its entry.
+fn check_ghost(source: &dyn Source, id: u64) -> Result<()> {
+    const KIND_OF_FILE: u64 = 0o170_000;
+    const REGULAR_FILE: u64 = 0o100_000;
+    let name = format!("ghost-file-{id:x}.img");
+    let text = source.read(&name)?;
+    let mut all = entries(&name, &text)?;
+    let entry = all.next().transpose()?.ok_or_else(|| format!("{name} is empty"))?;
+    let [_, _, mode] = entry.needed([1, 2, 3])?;
+    let [chunks, size] = entry.numbers([9, 10])?;
+    if mode & KIND_OF_FILE != REGULAR_FILE || chunks != Some(1) {
+        return Ok(());
+    }
+    let size = size.unwrap_or(u64::MAX);
+    let mut rest = all.rest();
+    while !rest.is_empty() {
+        let cut = || format!("{name} ends in the middle of the file's contents");
+        let (length, after) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
+        let (text, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(cut)?;
+        let [bytes, at] = entry.within(text).needed([1, 2])?;
+        if at.checked_add(bytes).is_none_or(|end| end > size) {
+            return Err(format!("{name} has contents behind its end"));
+        }
+        rest = usize::try_from(bytes).ok().and_then(|bytes| after.get(bytes..)).ok_or_else(cut)?;
+    }
+    Ok(())
+}
