@@ -6,19 +6,22 @@
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, shutdown, socketpair,
+};
 use nix::unistd::Pid;
 
 use crate::ending::Watch;
 use crate::message::Step;
 use crate::process;
 use crate::rpc::{self, Response};
+use crate::tracer::{self, Mended, Place, Tracer};
 
 const PACKET: usize = 1 << 16;
 /// CRIU's first errors are the cause, the later ones what came of it.
@@ -50,11 +53,17 @@ pub struct Service {
     began: Instant,
     /// Steps that nobody was told of yet.
     steps: Vec<Step>,
+    /// Who traces for it, until it has ended.
+    tracer: Option<Tracer>,
 }
 
 impl Service {
-    /// Starts CRIU with the descriptors `passed` open in it too.
-    pub fn spawn(command: &[std::ffi::OsString], passed: &[RawFd]) -> Result<Self, Failed> {
+    /// Starts CRIU with the descriptors `passed` open in it too. One that is to dump has a tracer.
+    pub fn spawn(
+        command: &[std::ffi::OsString],
+        passed: &[RawFd],
+        tracer: Option<Place<'_>>,
+    ) -> Result<Self, Failed> {
         let failed = |error: io::Error| Failed::Criu(format!("starting CRIU: {error}"));
         let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs) =
@@ -64,6 +73,8 @@ impl Service {
         keep.push(theirs.as_raw_fd());
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
+        let filter = tracer.map(|place| Ok((place, tracer::pair()?))).transpose().map_err(failed)?;
+        let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
         // SAFETY: the closure only makes system calls that are safe between fork and exec.
         unsafe {
@@ -78,11 +89,18 @@ impl Service {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                Ok(())
+                filter_to.map_or(Ok(()), tracer::install_and_send)
             })
         };
-        let child = command.spawn().map_err(failed)?;
-        Ok(Self { child, socket: ours, began: Instant::now(), steps: Vec::new() })
+        let mut child = command.spawn().map_err(failed)?;
+        let tracer = filter.map(|(place, (from, _))| Tracer::start(place, from)).transpose();
+        let tracer = tracer.map_err(|error| {
+            // It has touched nothing yet.
+            let _ = child.kill();
+            let _ = child.wait();
+            Failed::Criu(format!("starting the tracer: {error}"))
+        })?;
+        Ok(Self { child, socket: ours, began: Instant::now(), steps: Vec::new(), tracer })
     }
 
     /// Makes a request and answers CRIU until it is done; the pid that it tells of.
@@ -134,9 +152,8 @@ impl Service {
             };
             match rpc::response(&packet[..length]) {
                 _ if length == 0 => {
-                    let unknown =
-                        || Failed::Criu(format!("it ended without an answer; {}", cause(&course.log, None)));
-                    return Err(watch.ended().map_or_else(unknown, ended));
+                    let who = watch.ended();
+                    return Err(who.map_or_else(|| Failed::Criu(self.end(&course.log)), ended));
                 }
                 None => return Err(Failed::Criu("its answer is not in CRIU's protocol".into())),
                 Some(Response::Notify { step }) => {
@@ -184,16 +201,33 @@ impl Service {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    pub fn wait(&mut self) {
+    /// Waits until it has ended, and the program is let go of.
+    pub fn wait(&mut self) -> Mended {
         // Its answer has told all; only the process is left.
         let _ = self.child.wait();
+        let mended = self.tracer.take().map(Tracer::finish).unwrap_or_default();
+        if let Some(cause) = &mended.failed {
+            log::error!("{cause}");
+        }
+        mended
+    }
+
+    /// How one ended that gave no answer.
+    fn end(&mut self, log: &Path) -> String {
+        let mended = self.wait();
+        let signal = self.child.wait().ok().and_then(|status| status.signal());
+        let how = match signal {
+            Some(signal) => format!("it was killed by signal {signal}"),
+            None => format!("it ended without an answer; {}", cause(log, None)),
+        };
+        mended.failed.map_or(how.clone(), |failed| format!("{how}; {failed}"))
     }
 
     /// Ends one that waits at its first step: without an answer it gives up, and has touched nothing.
-    pub fn dismiss(self) {
-        let Self { mut child, socket, .. } = self;
-        drop(socket);
-        let _ = child.wait();
+    pub fn dismiss(mut self) {
+        // Only its process and its tracer are left.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.wait();
     }
 }
 

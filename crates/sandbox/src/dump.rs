@@ -1,6 +1,7 @@
 //! Taking the CPU half of a running program.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,7 +39,13 @@ pub struct DumpSpec<'a> {
     pub page_server: Option<BorrowedFd<'a>>,
     /// Whether CRIU writes down all that it does, which takes it as long again.
     pub steps_told: bool,
+    /// The command that becomes the tracer of a program without a sandbox: one that calls [`crate::tracer_main`] with the
+    /// number that is appended. Where there is none CRIU traces by itself, and the program may end with it.
+    pub tracer: Option<Vec<OsString>>,
 }
+
+/// How long a sandbox may take to be gone whose program is ended.
+const PARTING: Duration = Duration::from_secs(2);
 
 impl<'a> DumpSpec<'a> {
     pub fn new(criu: &'a Criu, images_dir: &'a Path, leave_running: bool) -> Self {
@@ -51,6 +58,7 @@ impl<'a> DumpSpec<'a> {
             frozen_timeout: Duration::from_secs(600),
             page_server: None,
             steps_told: false,
+            tracer: None,
         }
     }
 }
@@ -226,21 +234,39 @@ impl Sandbox {
         let step =
             on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir }).map_err(Into::into);
         let frozen_step = began.elapsed() - until_frozen;
-        if step.is_ok() && !spec.leave_running {
+        let ended = step.is_ok() && !spec.leave_running;
+        if ended {
             ending::end_all(self.pids().into_values());
         }
         let verdict = match &step {
             Ok(()) => Verdict::Commit,
             Err(error) => Verdict::Abort(error.to_string()),
         };
-        channel.send(&verdict, &[]).map_err(Error::io("answering about the dump"))?;
-        let reply = receive(&channel, None, self.run_dir())?;
+        let reply = channel
+            .send(&verdict, &[])
+            .map_err(Error::io("answering about the dump"))
+            .and_then(|()| receive(&channel, None, self.run_dir()));
         step.map_err(Error::Hook)?;
-        match reply {
-            Reply::Dumped { stats } => {
-                Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
+        let stats = match reply {
+            Ok(Reply::Dumped { stats }) => stats,
+            // All is written, and the program is ended: whoever held it has nothing to add.
+            Ok(_) | Err(_) if ended => {
+                self.end_what_is_left()?;
+                DumpStats::default()
             }
-            other => Err(failed(other)),
+            Ok(other) => return Err(failed(other)),
+            Err(error) => return Err(error),
+        };
+        Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })
+    }
+}
+
+impl Sandbox {
+    /// Ends the sandbox of a program that is ended, if nobody in it does.
+    fn end_what_is_left(&self) -> Result<()> {
+        match self.wait_exit(Some(PARTING))? {
+            Some(_) => Ok(()),
+            None => self.kill(),
         }
     }
 }

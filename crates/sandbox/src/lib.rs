@@ -13,8 +13,8 @@
 //! - A program is resumed after a failed dump, whoever failed: CRIU, the caller's hook, or a caller that died.
 //! - Nothing in a dump depends on the run directory's path outside, so one dump restores under any name, and
 //!   several times at once.
-//! - CRIU is not killed while it dumps: it holds the program by ptrace and must let go of it itself. The exception is one
-//!   that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
+//! - CRIU may be killed while it dumps: it does not trace the program itself ([`tracer`]), and what it had changed is undone.
+//!   We kill one that waits for a process that was killed meanwhile, which it would for ever ([`ending::Watch`]).
 
 pub mod amd;
 pub mod aside;
@@ -52,6 +52,7 @@ pub mod soundness;
 mod spawn;
 mod standing;
 mod system_v;
+mod tracer;
 mod tree;
 pub mod trial;
 mod unfit;
@@ -70,4 +71,5 @@ pub use relay::{Asked, Course, Images, RELAY_ARGUMENT, Relay, relay_main};
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Vacant};
 pub use sandbox::{Adopted, Sandbox, Spec};
 pub use standing::{GUARD_ARGUMENT, Guard, Stopped, guard_main};
+pub use tracer::{TRACER_ARGUMENT, tracer_main};
 pub use tree::{Tree, refuse_headless};

@@ -19,6 +19,7 @@ use crate::lost_names::{self, LostNames};
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
+use crate::tracer::Place;
 use crate::{capability, devshm, ending, outputs, system_v, unfit};
 
 const SHARED: &str = "/dev/shm";
@@ -83,7 +84,8 @@ impl Tree {
         let request = self.request(spec, &images, connections);
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
-        let mut criu = Service::spawn(spec.criu.command(), &passed)?;
+        let place = spec.tracer.as_deref().map(Place::Process);
+        let mut criu = Service::spawn(spec.criu.command(), &passed, place)?;
         let asked = criu.ask(&request);
         let waiting = Waiting { criu: Some(criu), images, request, connections };
         asked.map(|()| waiting)
@@ -130,7 +132,7 @@ impl Tree {
         let log = spec.images_dir.join(DUMP_LOG);
         let course = Course { whole: None, log: log.clone(), is_restore: false };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
-        let (mut on_frozen, mut step) = (Some(on_frozen), None);
+        let (mut on_frozen, mut step, mut is_ended) = (Some(on_frozen), None, false);
         let failed = |failure| match failure {
             Failed::Criu(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
             Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },
@@ -157,6 +159,7 @@ impl Tree {
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
             if done.is_ok() && !spec.leave_running {
+                is_ended = true;
                 ending::end_all(self.pids().into_values());
             }
             let sentence = done.as_ref().err().map(ToString::to_string);
@@ -166,7 +169,11 @@ impl Tree {
         if let Some(error) = step {
             return Err(Error::Hook(error));
         }
-        finished.map_err(failed)?;
+        match finished {
+            // All is written, and the program is ended: whoever held it has nothing to add.
+            Err(failure) if is_ended => log::info!("CRIU's end after the program's: {failure:?}"),
+            finished => finished.map_err(failed)?,
+        }
         let stats = fs::read(spec.images_dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
         let stats = stats.unwrap_or_default();
         Ok(DumpReport { stats, until_frozen, frozen_step, total: began.elapsed(), log })

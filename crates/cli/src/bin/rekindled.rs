@@ -85,6 +85,7 @@ fn main() -> ExitCode {
         Some("worker") => return rekindle_worker::main(words),
         Some(rekindle_driver::HELPER_ARGUMENT) => return rekindle_driver::main(words),
         Some(rekindle_sandbox::RELAY_ARGUMENT) => return rekindle_sandbox::relay_main(words),
+        Some(rekindle_sandbox::TRACER_ARGUMENT) => return rekindle_sandbox::tracer_main(words),
         Some(rekindle_sandbox::GUARD_ARGUMENT) => return rekindle_sandbox::guard_main(),
         Some(rekindle_sandbox::trial::TRIAL_ARGUMENT) => {
             return fail(&rekindle_sandbox::trial::trial_main().to_string());

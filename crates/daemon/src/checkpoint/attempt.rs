@@ -9,7 +9,7 @@ use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::Served;
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
 use crate::cpu_pages::Pages;
@@ -133,6 +133,8 @@ impl<'a> Attempt<'a> {
         spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
         spec.page_server = Some(criu_end.as_fd());
         spec.steps_told = log::log_enabled!(log::Level::Debug);
+        let program = self.daemon.pool.program.clone().into_os_string();
+        spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
         let (prepared, hold) = match self.gpu {
             // Making a process takes long in one as large as this.
             Gpu::Driver => std::thread::scope(|scope| {

@@ -156,10 +156,12 @@ impl Init<'_> {
         let (reply, stopped) = self.answer(command, descriptors, channel);
         let told = channel.send(&reply, &[]).is_ok();
         self.cache.take_if(|cache| cache.copy_out());
+        self.drain();
         if stopped {
-            self.drain();
             end(Exit::Stopped)
         }
+        // Whoever waited for CRIU and what it held may have taken the signal that tells of an end.
+        reap(self.program);
         told
     }
 

@@ -23,6 +23,7 @@ use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
+use crate::tracer::Place;
 use crate::wire::Channel;
 use crate::{devshm, process};
 
@@ -83,7 +84,7 @@ pub fn dump(
     let course = Course { whole: None, log: dir.join(DUMP_LOG), is_restore: false };
     let patience = Duration::from_millis(dump.verdict_millis);
     let passed: Vec<_> = page_server.into_iter().collect();
-    let mut criu = Service::spawn(&dump.criu, &passed)?;
+    let mut criu = Service::spawn(&dump.criu, &passed, Some(Place::Here))?;
     let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |step, steps| match step {
         "post-dump" => keep_shared()
             .and_then(|()| {
@@ -141,7 +142,7 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     // Pids that the program had elsewhere may be any.
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
-    let mut criu = Service::spawn(&restore.criu, &passed)?;
+    let mut criu = Service::spawn(&restore.criu, &passed, None)?;
     let (Begin { steps_told }, images) = begin(channel)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     let shared = dir.join(devshm::NAME);

@@ -20,6 +20,7 @@ use crate::message::Verdict;
 use crate::process::Handle;
 use crate::proto::Message;
 use crate::rpc::{self, KIND, REQUEST_DUMP, REQUEST_RESTORE, Response};
+use crate::tracer::{self, Place, TRACER_ARGUMENT, Tracer};
 use crate::wire::Channel;
 
 const PACKET: usize = 1 << 16;
@@ -73,11 +74,14 @@ fn relay(socket: OsString, words: &[OsString], service: RawFd) -> io::Result<Exi
 
     let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
     let (ours, theirs) = socketpair(kind.0, kind.1, None, kind.2)?;
-    let mut criu = spawn(words, theirs, service, &request.shared)?;
+    let (mut criu, tracer) = spawn(words, theirs, service, &request.shared, plan.step != AFTER_RESTORE)?;
     send(ours.as_raw_fd(), &request.packet, MsgFlags::MSG_NOSIGNAL)?;
     let carried = carry(&runtime, &ours, &criu, &daemon, &plan.step);
     drop(ours);
     let status = criu.wait()?;
+    if let Some(cause) = tracer.and_then(|tracer| tracer.finish().failed) {
+        eprintln!("{}: {cause}", super::RELAY_ARGUMENT);
+    }
     carried?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
@@ -85,12 +89,20 @@ fn relay(socket: OsString, words: &[OsString], service: RawFd) -> io::Result<Exi
     })
 }
 
-/// Starts CRIU with our end in the place of the runtime's. It finds the asker's descriptors by the process that has
-/// made its socket, which are we.
-fn spawn(words: &[OsString], theirs: OwnedFd, service: RawFd, passed: &[OwnedFd]) -> io::Result<Child> {
+/// Starts CRIU with our end in the place of the runtime's, and a tracer for one that is to dump. It finds the asker's
+/// descriptors by the process that has made its socket, which are we.
+fn spawn(
+    words: &[OsString],
+    theirs: OwnedFd,
+    service: RawFd,
+    passed: &[OwnedFd],
+    dumps: bool,
+) -> io::Result<(Child, Option<Tracer>)> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
     let keep: Vec<_> = passed.iter().map(AsRawFd::as_raw_fd).collect();
+    let filter = dumps.then(tracer::pair).transpose()?;
+    let filter_to = filter.as_ref().map(|(_, to)| to.as_raw_fd());
     // SAFETY: the closure only makes system calls that are safe between fork and exec.
     unsafe {
         command.pre_exec(move || {
@@ -102,10 +114,18 @@ fn spawn(words: &[OsString], theirs: OwnedFd, service: RawFd, passed: &[OwnedFd]
                     return Err(io::Error::last_os_error());
                 }
             }
-            Ok(())
+            filter_to.map_or(Ok(()), tracer::install_and_send)
         })
     };
-    command.spawn()
+    let mut child = command.spawn()?;
+    let program = [std::env::current_exe()?.into_os_string(), TRACER_ARGUMENT.into()];
+    let tracer = filter.map(|(from, _)| Tracer::start(Place::Process(&program), from)).transpose();
+    let tracer = tracer.inspect_err(|_| {
+        // It has touched nothing yet.
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
+    Ok((child, tracer))
 }
 
 /// Carries packets, with the descriptors in them, until CRIU has ended.

@@ -1,0 +1,211 @@
+//! Gives a program back what a CRIU that has ended had put into it: its code, its memory, its descriptors, and what its
+//! threads were about to do.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::request::{ptrace, registers, set_mask, set_registers};
+use super::tracee::{Area, GENERAL, Shared, Stop, Tracee, areas, descriptors, pending};
+use super::wait;
+
+/// The names of the memory that holds CRIU's code.
+const CODE: [&str; 2] = ["/memfd:CRIUMFD", "/dev/zero (deleted)"];
+/// The signals that CRIU's code brings on itself.
+const OWN: u64 = bit(libc::SIGTRAP) | bit(libc::SIGPIPE);
+const ALL: u64 = u64::MAX;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// `PTRACE_GET_SYSCALL_INFO`, and what it says of a thread that is about to enter one.
+const GET_SYSCALL_INFO: u32 = 0x420e;
+const ENTRY: u8 = 1;
+
+const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Brings a thread to a stand at which what it does next can be said; false if it has ended.
+pub fn hold(thread: i32, tracee: &mut Tracee) -> bool {
+    if tracee.stop == Some(Stop::Event) {
+        return true;
+    }
+    // One that has ended is seen below.
+    let _ = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+    let mut stop = tracee.stop;
+    loop {
+        if let Some(now) = stop {
+            tracee.stop = Some(now);
+            let signal = match now {
+                Stop::Event => return true,
+                Stop::Call => {
+                    skip_call(thread);
+                    0
+                }
+                // In CRIU's code only that brings signals. Others are the program's.
+                Stop::Signal(_) if tracee.before.is_some() => 0,
+                Stop::Signal(signal) => signal,
+            };
+            let _ = ptrace(libc::PTRACE_CONT, thread, 0, signal as u64);
+        }
+        match wait::stopped(thread) {
+            Some(next) => stop = Some(next),
+            None => return false,
+        }
+    }
+}
+
+/// A system call that has not begun is not made.
+fn skip_call(thread: i32) {
+    let mut about = [0u8; 88];
+    let known = ptrace(GET_SYSCALL_INFO, thread, about.len() as u64, about.as_mut_ptr() as u64);
+    if known.is_ok() && about[0] == ENTRY {
+        let _ = General::of(thread).and_then(|mut general| {
+            general.0.orig_rax = u64::MAX;
+            general.set(thread)
+        });
+    }
+}
+
+struct General(libc::user_regs_struct);
+
+impl General {
+    fn of(thread: i32) -> io::Result<Self> {
+        let bytes = registers(thread, GENERAL).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Self::read(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        // SAFETY: the structure is plain numbers, and as many bytes are there as it has.
+        (bytes.len() == size_of::<libc::user_regs_struct>())
+            .then(|| Self(unsafe { bytes.as_ptr().cast::<libc::user_regs_struct>().read_unaligned() }))
+    }
+
+    fn set(&self, thread: i32) -> io::Result<()> {
+        let at = (&raw const self.0).cast::<u8>();
+        // SAFETY: the structure is plain numbers without gaps.
+        let bytes = unsafe { std::slice::from_raw_parts(at, size_of::<libc::user_regs_struct>()) };
+        set_registers(thread, GENERAL, bytes)
+    }
+}
+
+/// Undoes what CRIU did to what a process's threads share, by way of one of them, which stands interrupted and is given
+/// back its own registers afterwards.
+pub fn mend_shared(thread: i32, tracee: &mut Tracee, shared: &Shared) -> io::Result<()> {
+    for (&at, &word) in &shared.words {
+        ptrace(libc::PTRACE_POKEDATA, thread, at, word)?;
+    }
+    let process = tracee.process;
+    let mut calls: Vec<[u64; 4]> = Vec::new();
+    let code = |area: &&Area| CODE.iter().any(|name| area.name.starts_with(name)) && !is_known(area, shared);
+    let now = areas(process);
+    calls.extend(
+        now.iter()
+            .filter(code)
+            .map(|area| [libc::SYS_munmap as u64, area.span.start, area.span.end - area.span.start, 0]),
+    );
+    calls.extend(changed(&shared.areas, &now).map(|area| {
+        let length = area.span.end - area.span.start;
+        [libc::SYS_mprotect as u64, area.span.start, length, area.protection as u64]
+    }));
+    let more = descriptors(process).difference(&shared.descriptors).copied().collect::<Vec<_>>();
+    calls.extend(more.into_iter().map(|fd| [libc::SYS_close as u64, fd as u64, 0, 0]));
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let instruction = call_instruction(process, &now)?;
+    let _ = ptrace(libc::PTRACE_SETOPTIONS, thread, 0, tracee.options | libc::PTRACE_O_TRACESYSGOOD as u64);
+    set_mask(thread, ALL)?;
+    for call in calls {
+        make_call(thread, instruction, call)?;
+    }
+    tracee.stop = Some(Stop::Call);
+    if hold(thread, tracee) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+}
+
+fn is_known(area: &Area, shared: &Shared) -> bool {
+    shared.areas.iter().any(|before| before.span == area.span && before.name == area.name)
+}
+
+/// Areas whose protection is another now.
+fn changed<'a>(before: &'a [Area], now: &'a [Area]) -> impl Iterator<Item = &'a Area> {
+    before.iter().filter(move |area| {
+        let first = now.partition_point(|other| other.span.end <= area.span.start);
+        let mut over = now[first..].iter().take_while(|other| other.span.start < area.span.end);
+        over.any(|other| other.protection != area.protection)
+    })
+}
+
+/// Where a process has the instruction of a system call: the kernel maps some into each.
+fn call_instruction(process: i32, areas: &[Area]) -> io::Result<u64> {
+    let missing = || io::Error::other(format!("process {process} has no vdso"));
+    let vdso = areas.iter().find(|area| area.name == "[vdso]").ok_or_else(missing)?;
+    let mut bytes = vec![0; (vdso.span.end - vdso.span.start) as usize];
+    File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut bytes, vdso.span.start)?;
+    let at = bytes.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL).ok_or_else(missing)?;
+    Ok(vdso.span.start + at as u64)
+}
+
+/// Has a thread, all signals of which are blocked, make a system call; it stands at the call's end then.
+fn make_call(thread: i32, instruction: u64, [number, first, second, third]: [u64; 4]) -> io::Result<()> {
+    let mut general = General::of(thread)?;
+    general.0.rip = instruction;
+    general.0.rax = number;
+    general.0.orig_rax = u64::MAX;
+    (general.0.rdi, general.0.rsi, general.0.rdx) = (first, second, third);
+    general.set(thread)?;
+    for _ in ["its beginning", "its end"] {
+        loop {
+            ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)?;
+            match wait::stopped(thread) {
+                Some(Stop::Call) => break,
+                Some(_) => {}
+                None => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            }
+        }
+    }
+    let done = General::of(thread)?.0.rax as i64;
+    if done < 0 { Err(io::Error::from_raw_os_error(-done as i32)) } else { Ok(()) }
+}
+
+/// Gives a thread, which stands interrupted, back what it was about to do.
+pub fn mend_thread(thread: i32, tracee: &mut Tracee) -> io::Result<()> {
+    let Some(before) = tracee.before.clone() else { return Ok(()) };
+    let left = pending(thread) & OWN & !before.pending;
+    for signal in [libc::SIGTRAP, libc::SIGPIPE].into_iter().filter(|signal| left & bit(*signal) != 0) {
+        set_mask(thread, ALL & !bit(signal))?;
+        ptrace(libc::PTRACE_CONT, thread, 0, 0)?;
+        tracee.stop = wait::stopped(thread);
+        if tracee.stop.is_none() || !hold(thread, tracee) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+    }
+    before.put_back(thread)
+}
+
+/// Lets go of a thread that stands.
+pub fn let_go(thread: i32, tracee: &Tracee) {
+    let signal = match tracee.stop {
+        Some(Stop::Signal(signal)) if tracee.before.is_none() => signal,
+        _ => 0,
+    };
+    // One that has ended needs it no more.
+    let _ = ptrace(libc::PTRACE_DETACH, thread, 0, signal as u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(start: u64, end: u64, protection: i32) -> Area {
+        Area { span: start..end, protection, name: String::new() }
+    }
+
+    #[test]
+    fn areas_whose_protection_was_changed_are_found_whatever_was_merged() {
+        let before = [area(0, 10, 1), area(10, 20, 0), area(30, 40, 3)];
+        assert_eq!(changed(&before, &before).count(), 0);
+        let now = [area(0, 20, 1), area(30, 40, 3)];
+        assert_eq!(changed(&before, &now).collect::<Vec<_>>(), [&before[1]]);
+        let split = [area(0, 5, 1), area(5, 10, 1), area(10, 20, 0), area(30, 40, 3)];
+        assert_eq!(changed(&before, &split).count(), 0);
+    }
+}

@@ -1,0 +1,313 @@
+//! Who traces a program in CRIU's place while that dumps it, so that CRIU can die.
+//!
+//! The kernel lets go of what a dead tracer held: threads go on wherever they are, and for most of a dump that is code
+//! that CRIU has put into them, which then ends the program. So CRIU traces nothing. A seccomp filter tells us of each of
+//! its calls of `ptrace` and of waits, and we make them: the tracer is the sandbox's init, or a process of its own beside a
+//! program without a sandbox. Before a thread is first changed we keep what it was about to do. If CRIU ends with
+//! threads held, they stand as before, are given back all that was changed, and go on.
+//!
+//! ```text
+//!  CRIU ──ptrace, wait4──▶ filter ──tells──▶ tracer ──ptrace──▶ program
+//!    └──talks to its code in the program, by a connection of which the tracer has both ends──▶┘
+//! ```
+//!
+//! CRIU's code in a program would take the end of its connection for the end of CRIU, and let the program go on while we
+//! look at it. So we accept the connection in CRIU's place, and keep it open.
+
+mod calls;
+mod filter;
+mod mend;
+mod place;
+mod request;
+mod tracee;
+mod wait;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::process::{self, Handle, status_field};
+use calls::{Answer, Call, Listener, Memory};
+use request::{carry_out, changes};
+use tracee::{Before, Shared, Stop, Tracee};
+
+pub use filter::install_and_send;
+pub use place::{Place, TRACER_ARGUMENT, Tracer, tracer_main};
+
+/// Traces for one CRIU.
+struct Stand {
+    listener: Listener,
+    criu: i32,
+    handle: Handle,
+    tracees: BTreeMap<i32, Tracee>,
+    /// By process.
+    shared: BTreeMap<i32, Shared>,
+    /// CRIU's sockets that it accepts connections on, by its numbers for them.
+    listening: BTreeMap<i32, OwnedFd>,
+    /// Its connections to its code.
+    connections: Vec<OwnedFd>,
+}
+
+/// Whether a program had to be mended, and why that failed if it did.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct Mended {
+    pub processes: Vec<i32>,
+    pub failed: Option<String>,
+}
+
+/// Traces for `criu` until that has ended, and lets go of what it still held. SIGCHLD is to be blocked in this thread.
+fn stand(listener: OwnedFd, criu: i32) -> io::Result<Mended> {
+    let mut stand = Stand {
+        listener: Listener::new(listener),
+        criu,
+        handle: Handle::open(criu)?,
+        tracees: BTreeMap::new(),
+        shared: BTreeMap::new(),
+        listening: BTreeMap::new(),
+        connections: Vec::new(),
+    };
+    while stand.serve()? {}
+    Ok(stand.mend())
+}
+
+impl Stand {
+    /// Answers the next call; false once CRIU has ended.
+    fn serve(&mut self) -> io::Result<bool> {
+        let fds = [self.handle.as_fd(), self.listener.as_fd()];
+        let mut polled = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut polled, PollTimeout::NONE) {
+            Err(nix::Error::EINTR) => return Ok(true),
+            other => other?,
+        };
+        let [ended, told] = polled.map(|fd| fd.revents().unwrap_or(PollFlags::empty()));
+        if !ended.is_empty() {
+            return Ok(false);
+        }
+        if told.contains(PollFlags::POLLIN)
+            && let Some(call) = self.listener.take()
+            && let Some(answer) = self.answer(&call)
+        {
+            self.listener.answer(&call, &answer);
+        }
+        Ok(true)
+    }
+
+    /// None where nobody waits for it any more.
+    fn answer(&mut self, call: &Call) -> Option<Answer> {
+        match call.number {
+            libc::SYS_ptrace => Some(self.trace(call).unwrap_or_else(Answer::from)),
+            libc::SYS_wait4 => self.wait(call),
+            libc::SYS_listen => {
+                if let Some(socket) = self.descriptor(call) {
+                    self.listening.insert(call.words[0] as i32, socket);
+                }
+                Some(Answer::Kernel)
+            }
+            _ => Some(self.accept(call)),
+        }
+    }
+
+    /// A descriptor of CRIU's that is the first argument of a call.
+    fn descriptor(&self, call: &Call) -> Option<OwnedFd> {
+        if call.pid != self.criu {
+            return None;
+        }
+        let of = self.handle.as_fd().as_raw_fd();
+        // SAFETY: the call takes three integers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, of, call.words[0] as i32, 0) };
+        // SAFETY: the kernel has just made this descriptor for us.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    fn accept(&mut self, call: &Call) -> Answer {
+        let [socket, address, ..] = call.words;
+        let known = self.listening.get(&(socket as i32)).filter(|_| call.pid == self.criu && address == 0);
+        let Some(known) = known else { return Answer::Kernel };
+        // SAFETY: the kernel has just made this descriptor for us.
+        let accepted =
+            nix::sys::socket::accept(known.as_raw_fd()).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let both = accepted.map_err(io::Error::from).and_then(|ours| Ok((ours.try_clone()?, ours)));
+        match both {
+            Ok((theirs, ours)) => {
+                self.connections.push(ours);
+                Answer::Descriptor(theirs)
+            }
+            Err(error) => error.into(),
+        }
+    }
+
+    fn trace(&mut self, call: &Call) -> io::Result<Answer> {
+        let [request, thread, address, data, ..] = call.words;
+        let (request, thread) = (request as request::Request, thread as i32);
+        let asker = Memory(call.pid);
+        if request == libc::PTRACE_SEIZE {
+            // One of its own, of which it finds out what the kernel can do.
+            if process::parent(thread) == Some(call.pid) {
+                return Ok(Answer::Kernel);
+            }
+            let done = carry_out(request, thread, address, data, asker)?;
+            self.tracees.insert(thread, Tracee::new(thread, data));
+            return Ok(Answer::Value(done));
+        }
+        let Some(tracee) = self.tracees.get_mut(&thread) else { return Ok(Answer::Kernel) };
+        if changes(request) && tracee.stop.is_some() {
+            let shared = self.shared.entry(tracee.process).or_insert_with(|| Shared::take(tracee.process));
+            if tracee.before.is_none() {
+                tracee.before = Some(Before::take(thread)?.into());
+            }
+            if matches!(request, libc::PTRACE_POKEDATA | libc::PTRACE_POKETEXT) {
+                shared.words.entry(address).or_insert(Memory(thread).word(address)?);
+            }
+        }
+        let done = carry_out(request, thread, address, data, asker)?;
+        match request {
+            libc::PTRACE_CONT | libc::PTRACE_SYSCALL | libc::PTRACE_SINGLESTEP | libc::PTRACE_LISTEN => {
+                tracee.stop = None;
+            }
+            libc::PTRACE_SETOPTIONS => tracee.options = data,
+            libc::PTRACE_DETACH => {
+                self.tracees.remove(&thread);
+                // Its code is out of the program by then, or waits for the end of these.
+                self.connections.clear();
+                self.listening.clear();
+            }
+            _ => {}
+        }
+        Ok(Answer::Value(done))
+    }
+
+    fn wait(&mut self, call: &Call) -> Option<Answer> {
+        let [thread, status_at, options, usage_at, ..] = call.words;
+        let (thread, options) = (thread as i32, options as i32);
+        let is_any = thread == -1;
+        let chosen: Vec<i32> =
+            self.tracees.keys().copied().filter(|&known| is_any || known == thread).collect();
+        // Of any, it means children of its own if it leaves out threads.
+        if chosen.is_empty() || (is_any && options & libc::__WALL == 0) {
+            return Some(Answer::Kernel);
+        }
+        let told = |status: i32| {
+            let memory = Memory(call.pid);
+            let status = (status_at != 0).then(|| memory.write(status_at, &status.to_ne_bytes()));
+            let usage = (usage_at != 0).then(|| memory.write(usage_at, &[0; size_of::<libc::rusage>()]));
+            [status, usage].into_iter().flatten().collect::<io::Result<()>>()
+        };
+        loop {
+            for &thread in &chosen {
+                match wait::look(thread) {
+                    Ok(None) => {}
+                    Ok(Some(status)) => {
+                        self.note(thread, status);
+                        return Some(
+                            told(status).map_or_else(Answer::from, |()| Answer::Value(thread.into())),
+                        );
+                    }
+                    Err(error) if is_any => {
+                        self.tracees.remove(&thread);
+                        log::debug!("waiting for thread {thread}: {error}");
+                    }
+                    Err(error) => return Some(error.into()),
+                }
+            }
+            if options & libc::WNOHANG != 0 {
+                return Some(Answer::Value(0));
+            }
+            if !self.listener.waits(call) {
+                return None;
+            }
+            if !wait::until_told() && is_signalled(call.pid) {
+                return Some(Answer::Error(libc::EINTR));
+            }
+        }
+    }
+
+    fn note(&mut self, thread: i32, status: i32) {
+        if !libc::WIFSTOPPED(status) {
+            self.tracees.remove(&thread);
+        } else if let Some(tracee) = self.tracees.get_mut(&thread) {
+            tracee.stop = Some(Stop::read(status));
+        }
+    }
+
+    /// Lets go of all that CRIU held when it ended.
+    fn mend(mut self) -> Mended {
+        let mut mended = Mended::default();
+        // The first thread of a process that is ending is known to have ended once its others are.
+        let mut threads: Vec<i32> = self.tracees.keys().copied().collect();
+        threads.sort_by_key(|thread| self.tracees[thread].process == *thread);
+        for thread in threads {
+            if !self.tracees.get_mut(&thread).is_some_and(|tracee| mend::hold(thread, tracee)) {
+                self.tracees.remove(&thread);
+            }
+        }
+        let mut fail = |what: &str, pid: i32, error: io::Error| {
+            mended.failed.get_or_insert(format!(
+                "{what} {pid} could not be given back what CRIU had changed: {error}"
+            ));
+        };
+        for (&process, shared) in &self.shared {
+            // The one that CRIU's code is run by first, or another if that has ended.
+            let leader = self.tracees.contains_key(&process).then_some(process);
+            let other =
+                || self.tracees.iter().find(|(_, tracee)| tracee.process == process).map(|found| *found.0);
+            let Some(thread) = leader.or_else(other) else { continue };
+            mended.processes.push(process);
+            if let Some(tracee) = self.tracees.get_mut(&thread) {
+                if tracee.before.is_none() {
+                    tracee.before = Before::take(thread).ok().map(Into::into);
+                }
+                if let Err(error) = mend::mend_shared(thread, tracee, shared) {
+                    fail("process", process, error);
+                }
+            }
+        }
+        for (&thread, tracee) in &mut self.tracees {
+            if let Err(error) = mend::mend_thread(thread, tracee) {
+                fail("thread", thread, error);
+            }
+        }
+        for (&thread, tracee) in &self.tracees {
+            mend::let_go(thread, tracee);
+        }
+        mended
+    }
+}
+
+/// Whether a process has a signal to take by a handler of its own.
+fn is_signalled(pid: i32) -> bool {
+    let set = |name| status_field(pid, name).and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0);
+    (set("SigPnd") | set("ShdPnd")) & set("SigCgt") & !set("SigBlk") != 0
+}
+
+/// The descriptor of the filter, and who is under it; none if none was sent.
+fn receive(from: &OwnedFd) -> io::Result<Option<(OwnedFd, i32)>> {
+    use std::io::IoSliceMut;
+
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    let (mut pid, mut control) = ([0; 4], nix::cmsg_space!(i32));
+    let mut parts = [IoSliceMut::new(&mut pid)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = loop {
+        match recvmsg::<()>(from.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+            Err(nix::Error::EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut found = None;
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = part {
+            // SAFETY: the kernel has just installed these descriptors for this call; nothing else owns them.
+            found = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).next();
+        }
+    }
+    Ok(found.map(|listener| (listener, i32::from_ne_bytes(pid))))
+}
+
+/// A pair of ends by which the filter's descriptor travels.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
+}

@@ -1,0 +1,112 @@
+//! Where the tracer is: a thread of the sandbox's init, or a process of its own beside a program without a sandbox.
+//!
+//! Who traces must outlive CRIU. Init's end is that of the program anyway; a daemon's is not, so there it is a process that
+//! does nothing else.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::JoinHandle;
+
+use nix::sys::signal::{SigSet, Signal};
+
+use super::{Mended, receive, stand};
+
+/// The argument with which a tracer is run as a process.
+pub const TRACER_ARGUMENT: &str = "criu-tracer";
+
+#[derive(Debug, Clone, Copy)]
+pub enum Place<'a> {
+    Here,
+    /// By this command, to which the number of a descriptor is added.
+    Process(&'a [OsString]),
+}
+
+/// A tracer at work.
+#[derive(Debug)]
+pub enum Tracer {
+    Thread(JoinHandle<Mended>),
+    Process(Child),
+}
+
+impl Tracer {
+    /// `from` brings the filter's descriptor.
+    pub fn start(place: Place<'_>, from: OwnedFd) -> io::Result<Self> {
+        match place {
+            Place::Here => std::thread::Builder::new()
+                .name("tracer".into())
+                .spawn(move || trace(&from))
+                .map(Self::Thread),
+            Place::Process(command) => Self::process(command, from).map(Self::Process),
+        }
+    }
+
+    fn process(words: &[OsString], from: OwnedFd) -> io::Result<Child> {
+        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let passed = from.as_raw_fd();
+        let mut command = Command::new(program);
+        command.args(arguments).arg(passed.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
+        // SAFETY: the closure only makes system calls that are safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                // Signals for the daemon's terminal or group are not for it.
+                libc::setsid();
+                if libc::fcntl(passed, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            })
+        };
+        command.spawn()
+    }
+
+    /// Waits until it has let go of the program: not before CRIU has ended.
+    pub fn finish(self) -> Mended {
+        let lost = || Mended { failed: Some("the tracer ended before CRIU".into()), ..Mended::default() };
+        match self {
+            Self::Thread(thread) => thread.join().unwrap_or_else(|_| lost()),
+            Self::Process(mut child) => {
+                let mut said = Vec::new();
+                if let Some(mut output) = child.stdout.take() {
+                    // What is cut is not understood below.
+                    let _ = output.read_to_end(&mut said);
+                }
+                let _ = child.wait();
+                serde_json::from_slice(&said).unwrap_or_else(|_| lost())
+            }
+        }
+    }
+}
+
+/// Traces for the CRIU whose filter comes, if one does.
+fn trace(from: &OwnedFd) -> Mended {
+    let mut told = SigSet::empty();
+    told.add(Signal::SIGCHLD);
+    let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
+        Some((listener, criu)) => stand(listener, criu),
+        None => Ok(Mended::default()),
+    });
+    let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
+    traced.unwrap_or_else(failed)
+}
+
+/// `criu-tracer FD`: traces for the CRIU whose filter comes by that descriptor, and tells on standard output how it went.
+pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
+    let fd = words.next().and_then(|word| word.to_str()?.parse::<RawFd>().ok()).filter(|fd| *fd > 2);
+    let Some(fd) = fd else {
+        eprintln!("{TRACER_ARGUMENT} takes the number of a descriptor; the daemon runs this");
+        return ExitCode::FAILURE;
+    };
+    // A directory of the daemon's is not kept busy.
+    let _ = nix::unistd::chdir("/");
+    // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
+    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) });
+    let told = serde_json::to_vec(&mended).map_err(io::Error::from);
+    // A daemon that is gone hears nothing.
+    match told.and_then(|told| io::stdout().write_all(&told)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

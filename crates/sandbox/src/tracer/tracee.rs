@@ -1,0 +1,172 @@
+//! A thread that is traced, and what it was about to do when it was first touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::calls::Memory;
+use super::request::{self, mask, registers, rseq};
+use crate::process::status_field;
+
+/// The kinds of registers: general, vector and floating point, shadow stack.
+pub const GENERAL: u64 = 1;
+const KINDS: [u64; 3] = [GENERAL, 0x202, 0x204];
+/// Where `rseq` structures say which critical section is under way.
+const CRITICAL: u64 = 8;
+const EVENT_STOP: i32 = 128;
+const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+
+/// How a thread stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// It was interrupted, or its process is stopped.
+    Event,
+    /// Before it takes a signal.
+    Signal(i32),
+    /// Before or after a system call.
+    Call,
+}
+
+impl Stop {
+    /// From what `wait4` tells of a thread that has stopped.
+    pub fn read(status: i32) -> Self {
+        match (status >> 16, libc::WSTOPSIG(status)) {
+            (EVENT_STOP, _) => Self::Event,
+            (_, SYSCALL_STOP) => Self::Call,
+            (_, signal) => Self::Signal(signal),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Tracee {
+    pub process: i32,
+    pub options: u64,
+    /// None while it runs.
+    pub stop: Option<Stop>,
+    pub before: Option<Rc<Before>>,
+}
+
+impl Tracee {
+    pub fn new(thread: i32, options: u64) -> Self {
+        let process = status_field(thread, "Tgid").and_then(|pid| pid.parse().ok()).unwrap_or(thread);
+        Self { process, options, stop: None, before: None }
+    }
+}
+
+/// What a thread was about to do.
+#[derive(Debug)]
+pub struct Before {
+    pub registers: Vec<(u64, Vec<u8>)>,
+    pub mask: u64,
+    /// The signals that it alone was sent and has not taken.
+    pub pending: u64,
+    /// The critical section that it was in, and where that stands.
+    pub critical: Option<(u64, u64)>,
+}
+
+impl Before {
+    pub fn take(thread: i32) -> io::Result<Self> {
+        let critical = rseq(thread).map(|at| at + CRITICAL);
+        let registers = KINDS.into_iter().filter_map(|kind| Some((kind, registers(thread, kind)?)));
+        Ok(Self {
+            registers: registers.collect(),
+            mask: mask(thread)?,
+            pending: pending(thread),
+            critical: critical.and_then(|at| Some((at, Memory(thread).word(at).ok()?))),
+        })
+    }
+
+    /// Has the thread, which stands interrupted, do that again.
+    pub fn put_back(&self, thread: i32) -> io::Result<()> {
+        if let Some((at, section)) = self.critical
+            && Memory(thread).word(at)? != section
+        {
+            Memory(thread).write(at, &section.to_ne_bytes())?;
+        }
+        for (kind, bytes) in &self.registers {
+            request::set_registers(thread, *kind, bytes)?;
+        }
+        request::set_mask(thread, self.mask)
+    }
+}
+
+/// The signals that a thread alone was sent and has not taken.
+pub fn pending(thread: i32) -> u64 {
+    status_field(thread, "SigPnd").and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0)
+}
+
+/// What all threads of a process share, before the first of them was touched.
+#[derive(Debug)]
+pub struct Shared {
+    pub descriptors: BTreeSet<i32>,
+    pub areas: Vec<Area>,
+    /// What was written over, by its address.
+    pub words: BTreeMap<u64, u64>,
+}
+
+impl Shared {
+    pub fn take(process: i32) -> Self {
+        Self { descriptors: descriptors(process), areas: areas(process), words: BTreeMap::new() }
+    }
+}
+
+pub fn descriptors(process: i32) -> BTreeSet<i32> {
+    let entries = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// A mapping of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Area {
+    pub span: Range<u64>,
+    /// As `mprotect` takes it.
+    pub protection: i32,
+    pub name: String,
+}
+
+pub fn areas(process: i32) -> Vec<Area> {
+    let text = fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter_map(area).collect()
+}
+
+fn area(line: &str) -> Option<Area> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let flags = words.next()?.as_bytes();
+    let bits = [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
+    let protection = bits.iter().filter(|(flag, _)| flags.contains(flag)).map(|(_, bit)| bit).sum();
+    let name = words.skip(3).collect::<Vec<_>>().join(" ");
+    let span = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    Some(Area { span, protection, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_area_is_read_with_its_protection_and_name() {
+        let found = area("7f00-8f00 r-xs 00000000 00:01 7  /memfd:CRIUMFD (deleted)").unwrap();
+        let expected = Area {
+            span: 0x7f00..0x8f00,
+            protection: libc::PROT_READ | libc::PROT_EXEC,
+            name: "/memfd:CRIUMFD (deleted)".into(),
+        };
+        assert_eq!(found, expected);
+        let none = area("1000-2000 ---p 00000000 00:00 0").unwrap();
+        assert_eq!((none.protection, none.name.as_str()), (0, ""));
+        assert_eq!(area("what"), None);
+    }
+
+    #[test]
+    fn stops_are_told_apart() {
+        let status = |signal: i32, event: i32| (event << 16) | (signal << 8) | 0x7f;
+        assert_eq!(Stop::read(status(libc::SIGTRAP, EVENT_STOP)), Stop::Event);
+        assert_eq!(Stop::read(status(libc::SIGSTOP, EVENT_STOP)), Stop::Event);
+        assert_eq!(Stop::read(status(SYSCALL_STOP, 0)), Stop::Call);
+        assert_eq!(Stop::read(status(libc::SIGPIPE, 0)), Stop::Signal(libc::SIGPIPE));
+    }
+}

@@ -1,0 +1,65 @@
+//! What becomes of threads that are traced.
+
+use std::io;
+use std::time::Duration;
+
+use super::tracee::Stop;
+use crate::process::{is_zombie, parent, status_field};
+
+/// A wait is looked at again so often where no signal tells of its end.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What is known of a thread now, without waiting: the status that `wait4` gives. The end of a child of ours stays to be
+/// taken note of by whoever has started it.
+pub fn look(thread: i32) -> io::Result<Option<i32>> {
+    let Some(status) = wait(thread, libc::WNOHANG | libc::WNOWAIT)? else { return Ok(None) };
+    if !libc::WIFSTOPPED(status) && is_child(thread) {
+        return Ok(Some(status));
+    }
+    wait(thread, libc::WNOHANG)
+}
+
+/// Threads of a child beside its first are nobody's but the tracer's to take note of.
+fn is_child(thread: i32) -> bool {
+    let is_first = status_field(thread, "Tgid").is_some_and(|process| process == thread.to_string());
+    is_first && parent(thread) == Some(std::process::id() as i32)
+}
+
+/// Waits until a thread stands; none once it has ended.
+pub fn stopped(thread: i32) -> Option<Stop> {
+    loop {
+        match look(thread) {
+            Ok(Some(status)) if libc::WIFSTOPPED(status) => return Some(Stop::read(status)),
+            // The kernel tells of the first thread's end after that of the others.
+            Ok(None) if !is_zombie(thread) => until_told(),
+            _ => return None,
+        };
+    }
+}
+
+/// Until a child or a thread that is traced has something to tell, or a moment has passed: false then.
+pub fn until_told() -> bool {
+    let moment = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.as_nanos() as libc::c_long };
+    let mut told = nix::sys::signal::SigSet::empty();
+    told.add(nix::sys::signal::Signal::SIGCHLD);
+    // SAFETY: both structures are ours and are only read; nothing is asked back.
+    unsafe { libc::sigtimedwait(told.as_ref(), std::ptr::null_mut(), &raw const moment) > 0 }
+}
+
+fn wait(thread: i32, flags: i32) -> io::Result<Option<i32>> {
+    // SAFETY: zero is a value of it, and the kernel fills it in.
+    let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let kinds = libc::WEXITED | libc::WSTOPPED | libc::__WALL | flags;
+    // SAFETY: what is filled in is ours.
+    if unsafe { libc::waitid(libc::P_PID, thread as libc::id_t, &raw mut told, kinds) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid has filled in what belongs to SIGCHLD, or nothing, which reads as zeros.
+    let (pid, value) = unsafe { (told.si_pid(), told.si_status()) };
+    Ok((pid != 0).then_some(match told.si_code {
+        libc::CLD_EXITED => (value & 0xff) << 8,
+        libc::CLD_KILLED => value & 0x7f,
+        libc::CLD_DUMPED => (value & 0x7f) | 0x80,
+        _ => (value << 8) | 0x7f,
+    }))
+}
