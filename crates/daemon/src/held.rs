@@ -230,6 +230,12 @@ impl Held {
         sleep::end(self);
         self.tell_of_sigbus(exit);
         page_check::let_go(&self.pages);
+        if exit == Some(Exit::WithInit) {
+            self.tell(
+                "the first process of the sandbox was killed, by somebody outside of it, and the kernel ended the program with it"
+                    .to_string(),
+            );
+        }
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");
@@ -238,7 +244,7 @@ impl Held {
         self.note(|record| {
             record.state = match exit {
                 Some(Exit::Code(_)) => State::Exited,
-                Some(Exit::Signal(_)) => State::Killed,
+                Some(Exit::Signal(_) | Exit::WithInit) => State::Killed,
                 Some(Exit::Stopped) => State::Stopped,
                 None => State::Failed,
             };

@@ -93,7 +93,7 @@ impl Service {
             })
         };
         let mut child = command.spawn().map_err(failed)?;
-        let tracer = filter.map(|(place, (from, _))| Tracer::start(place, from)).transpose();
+        let tracer = filter.map(|(place, ends)| Tracer::start(place, ends)).transpose();
         let tracer = tracer.map_err(|error| {
             // It has touched nothing yet.
             let _ = child.kill();
@@ -214,13 +214,18 @@ impl Service {
 
     /// How one ended that gave no answer.
     fn end(&mut self, log: &Path) -> String {
+        let is_traced = self.tracer.is_some();
         let mended = self.wait();
         let signal = self.child.wait().ok().and_then(|status| status.signal());
         let how = match signal {
             Some(signal) => format!("it was killed by signal {signal}"),
             None => format!("it ended without an answer; {}", cause(log, None)),
         };
-        mended.failed.map_or(how.clone(), |failed| format!("{how}; {failed}"))
+        match mended.failed {
+            Some(failed) => format!("{how}; {failed}"),
+            None if is_traced => format!("{how}; what it had changed was undone, and the program goes on"),
+            None => how,
+        }
     }
 
     /// Ends one that waits at its first step: without an answer it gives up, and has touched nothing.

@@ -16,7 +16,7 @@ use crate::ending;
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
-use crate::message::{Command, Dump, DumpStats, Reply, Verdict};
+use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 use crate::tree::{Tree, Waiting, refuse_headless, refuse_unkept, traced};
@@ -236,6 +236,7 @@ impl Sandbox {
         let frozen_step = began.elapsed() - until_frozen;
         let ended = step.is_ok() && !spec.leave_running;
         if ended {
+            self.is_ended_as(Exit::Stopped);
             ending::end_all(self.pids().into_values());
         }
         let verdict = match &step {

@@ -121,6 +121,8 @@ pub enum Exit {
     Signal(i32),
     /// It was dumped and then stopped, as asked.
     Stopped,
+    /// The first process of its namespace was killed, and by the kernel's rule all others with it.
+    WithInit,
 }
 
 impl Exit {
@@ -130,6 +132,7 @@ impl Exit {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
             Self::Stopped => 0,
+            Self::WithInit => 128 + libc::SIGKILL,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -59,6 +59,8 @@ pub struct Sandbox {
     program: i32,
     /// The program from outside; none if it had ended before it was looked at.
     root: Option<Root>,
+    /// How we have ended it.
+    ours: OnceLock<Exit>,
 }
 
 #[derive(Debug)]
@@ -130,6 +132,7 @@ impl Sandbox {
             outer,
             program,
             root: Some(root),
+            ours: OnceLock::new(),
         }))
     }
 
@@ -181,6 +184,7 @@ impl Sandbox {
 
     /// Ends everything in the sandbox at once.
     pub fn kill(&self) -> Result<()> {
+        self.is_ended_as(Exit::Signal(libc::SIGKILL));
         match self.init.signal(libc::SIGKILL) {
             Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
                 return Err(Error::io("killing the sandbox")(error));
@@ -204,8 +208,18 @@ impl Sandbox {
             // It ends with init; this only frees its entry in the process table.
             outer.wait();
         }
-        // Without a record, init was killed, and the program with it.
-        Ok(Some(read_exit(&self.run_dir)?.unwrap_or(Exit::Signal(libc::SIGKILL))))
+        let ours = self.ours.get().copied();
+        if let Some(Exit::Stopped) = ours {
+            return Ok(ours);
+        }
+        let recorded = read_exit(&self.run_dir)?.filter(|exit| *exit != Exit::WithInit);
+        Ok(recorded.or(ours).or(Some(Exit::WithInit)))
+    }
+
+    /// From here on its end is ours, and this one.
+    pub(crate) fn is_ended_as(&self, exit: Exit) {
+        // The first is the cause.
+        let _ = self.ours.set(exit);
     }
 
     /// How the sandbox ended, if it has.
@@ -273,7 +287,15 @@ impl Empty {
         let Self { run_dir, init, init_pid, outer, channel } = self;
         drop(channel);
         let root = Root::find(init_pid, program);
-        Sandbox { run_dir, init, init_pid, outer: Mutex::new(Some(outer)), program, root }
+        Sandbox {
+            run_dir,
+            init,
+            init_pid,
+            outer: Mutex::new(Some(outer)),
+            program,
+            root,
+            ours: OnceLock::new(),
+        }
     }
 
     /// Gives everything back.
@@ -357,7 +379,7 @@ fn read_exit(run_dir: &Path) -> Result<Option<Exit>> {
         return exit.map(Some).map_err(Error::io(format!("reading {}", path.display())));
     }
     // A program was there and left no record: its init was killed.
-    Ok(read_pid(run_dir)?.map(|_| Exit::Signal(libc::SIGKILL)))
+    Ok(read_pid(run_dir)?.map(|_| Exit::WithInit))
 }
 
 fn read_pid(run_dir: &Path) -> Result<Option<i32>> {

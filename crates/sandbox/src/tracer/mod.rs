@@ -58,8 +58,9 @@ pub struct Mended {
     pub failed: Option<String>,
 }
 
-/// Traces for `criu` until that has ended, and lets go of what it still held. SIGCHLD is to be blocked in this thread.
-fn stand(listener: OwnedFd, criu: i32) -> io::Result<Mended> {
+/// Traces for `criu` until that has ended. What it still held is given back all that was changed, and let go of once the
+/// other end of `owner` is closed. SIGCHLD is to be blocked in this thread.
+fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd) -> io::Result<Mended> {
     let mut stand = Stand {
         listener: Listener::new(listener),
         criu,
@@ -70,7 +71,15 @@ fn stand(listener: OwnedFd, criu: i32) -> io::Result<Mended> {
         connections: Vec::new(),
     };
     while stand.serve()? {}
-    Ok(stand.mend())
+    let mended = stand.mend();
+    // Whoever knows of an image that is complete ends the program before that.
+    if !stand.tracees.is_empty() {
+        process::readable(owner.as_fd(), None)?;
+    }
+    for (&thread, tracee) in &stand.tracees {
+        mend::let_go(thread, tracee);
+    }
+    Ok(mended)
 }
 
 impl Stand {
@@ -232,8 +241,8 @@ impl Stand {
         }
     }
 
-    /// Lets go of all that CRIU held when it ended.
-    fn mend(mut self) -> Mended {
+    /// Undoes what CRIU had changed in all that it held when it ended.
+    fn mend(&mut self) -> Mended {
         let mut mended = Mended::default();
         // The first thread of a process that is ending is known to have ended once its others are.
         let mut threads: Vec<i32> = self.tracees.keys().copied().collect();
@@ -268,9 +277,6 @@ impl Stand {
             if let Err(error) = mend::mend_thread(thread, tracee) {
                 fail("thread", thread, error);
             }
-        }
-        for (&thread, tracee) in &self.tracees {
-            mend::let_go(thread, tracee);
         }
         mended
     }

@@ -24,23 +24,31 @@ pub enum Place<'a> {
     Process(&'a [OsString]),
 }
 
-/// A tracer at work.
+/// A tracer at work. It lets go of what a CRIU that has ended held when this is dropped.
 #[derive(Debug)]
-pub enum Tracer {
+pub struct Tracer {
+    work: Work,
+    /// The end by which the filter's descriptor was sent: it is told by its close.
+    owner: OwnedFd,
+}
+
+#[derive(Debug)]
+enum Work {
     Thread(JoinHandle<Mended>),
     Process(Child),
 }
 
 impl Tracer {
-    /// `from` brings the filter's descriptor.
-    pub fn start(place: Place<'_>, from: OwnedFd) -> io::Result<Self> {
-        match place {
-            Place::Here => std::thread::Builder::new()
-                .name("tracer".into())
-                .spawn(move || trace(&from))
-                .map(Self::Thread),
-            Place::Process(command) => Self::process(command, from).map(Self::Process),
-        }
+    /// The ends are those of the pair by which the filter's descriptor was sent.
+    pub fn start(place: Place<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
+        let work = match place {
+            Place::Here => {
+                let thread = std::thread::Builder::new().name("tracer".into());
+                Work::Thread(thread.spawn(move || trace(&from))?)
+            }
+            Place::Process(command) => Work::Process(Self::process(command, from)?),
+        };
+        Ok(Self { work, owner })
     }
 
     fn process(words: &[OsString], from: OwnedFd) -> io::Result<Child> {
@@ -64,10 +72,12 @@ impl Tracer {
 
     /// Waits until it has let go of the program: not before CRIU has ended.
     pub fn finish(self) -> Mended {
+        let Self { work, owner } = self;
+        drop(owner);
         let lost = || Mended { failed: Some("the tracer ended before CRIU".into()), ..Mended::default() };
-        match self {
-            Self::Thread(thread) => thread.join().unwrap_or_else(|_| lost()),
-            Self::Process(mut child) => {
+        match work {
+            Work::Thread(thread) => thread.join().unwrap_or_else(|_| lost()),
+            Work::Process(mut child) => {
                 let mut said = Vec::new();
                 if let Some(mut output) = child.stdout.take() {
                     // What is cut is not understood below.
@@ -85,7 +95,7 @@ fn trace(from: &OwnedFd) -> Mended {
     let mut told = SigSet::empty();
     told.add(Signal::SIGCHLD);
     let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
-        Some((listener, criu)) => stand(listener, criu),
+        Some((listener, criu)) => stand(listener, criu, from),
         None => Ok(Mended::default()),
     });
     let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
