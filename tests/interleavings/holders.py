@@ -224,6 +224,9 @@ class Scene:
         chosen = self.victims(standing, running)
         if not chosen or running.is_over():
             return None
+        if self.kind == "worker":
+            # One that waits in the pool is nobody's.
+            chosen = [pid for pid in chosen if "/run/" in machine.read(pid, "cmdline")] or chosen
         victim = self.rng.choice(chosen)
         kills.strike(victim)
         return victim
@@ -248,6 +251,9 @@ class Scene:
         )
         if outcome.alive and not (outcome.image and told.code == 0):
             outcome.wrong += self.goes_on()
+        if outcome.alive and row and row["problem"] and self.kind == "worker":
+            # Its GPU memory is lost: there is nothing more to take.
+            self.forget()
         if outcome.image:
             self.forget_ended()
             outcome.wrong += self.bring_back(image)

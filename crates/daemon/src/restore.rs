@@ -263,10 +263,20 @@ impl Attempt<'_> {
     }
 
     fn bring_back_by_driver(&self) -> Result<()> {
-        let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
-        let roll = Roll::call("restored", cpu.pids().into_values());
+        let mut roll = None;
+        let cpu = self.restore_cpu(&[], |restored| {
+            // Before they run: one that ends before it is the driver's turn is missed then.
+            let pids = self.kept.driver.iter().flat_map(|half| &half.pids);
+            let all = restored.pids();
+            roll = Some(Roll::call("restored", pids.filter_map(|pid| all.get(pid).copied())));
+            fault::point("restore-complete")
+        })?;
         self.held.runs(cpu)?;
-        let attached = self.attach_driver().map_err(|error| roll.explain(error));
+        let explain = |error| match &roll {
+            Some(roll) => roll.explain(error),
+            None => error,
+        };
+        let attached = self.attach_driver().map_err(explain);
         attached.and_then(|()| fault::point("restore-running")).inspect_err(|_| {
             self.end_program();
             self.daemon.driver.abandon(&self.held.id);

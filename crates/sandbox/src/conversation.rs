@@ -41,7 +41,8 @@ pub type Leave<'a> = dyn FnMut(&str, &mut Vec<Step>) -> Result<(), String> + 'a;
 pub struct Course {
     pub whole: Option<Duration>,
     pub log: PathBuf,
-    pub is_restore: bool,
+    /// Where the images are of what is restored; a dump has none.
+    pub restores: Option<PathBuf>,
 }
 
 /// A `criu swrk` that works for this process. It lets go of what it holds when we are gone, and is killed only if it
@@ -125,7 +126,10 @@ impl Service {
         let deadline = course.whole.map(|whole| self.began + whole);
         let mut aborted = None;
         let criu = self.pid().as_raw();
-        let mut watch = if course.is_restore { Watch::of_restore(criu) } else { Watch::of_dump(criu) };
+        let mut watch = match &course.restores {
+            Some(images) => Watch::of_whole_restore(criu, images),
+            None => Watch::of_dump(criu),
+        };
         let ended = |pid: i32| Failed::Criu(format!("process {pid} ended while CRIU held it"));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -1,12 +1,15 @@
 //! Processes that end while others hold them.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
+use crate::pages::image::Entries;
 use crate::process::{Handle, children, is_zombie, status_field, text, threads, tree};
+use crate::proto::Message;
 
 /// How soon what fails because a program ends is followed by that.
 const PARTING: Duration = Duration::from_millis(250);
@@ -78,12 +81,15 @@ pub fn ends_soon(pid: i32, has_ended: impl Fn() -> bool) -> bool {
 /// those of its other threads were asked for. CRIU traces them too, and asks for the process alone: if that is killed in
 /// a moment in which CRIU waits for a word of it, CRIU waits for ever, and holds what else it traces.
 ///
-/// Of a restore it has the program be a child of ours, beside it, and is never told of that one's end. Once the program
-/// is complete it is not told of any process's, and waits until each of them has said that it can run.
+/// Of a restore it has the program be a child of ours, beside it, and is never told of that one's end, nor of those of its
+/// descendants, for each of which it waits at every stage. Once the program is complete it waits until each of them has
+/// said that it can run.
 #[derive(Debug)]
 pub struct Watch {
     criu: i32,
     is_restore: bool,
+    /// Who had ended when the image was taken, and is restored as that; without, descendants are not looked at.
+    ended_before: Option<Vec<i32>>,
     /// Who lived when the program was complete, until it is about to run.
     complete: Vec<i32>,
     /// Whom it waited for in vain when it was looked at last.
@@ -95,11 +101,16 @@ impl Watch {
     pub const EVERY: Duration = Duration::from_millis(200);
 
     pub fn of_dump(criu: i32) -> Self {
-        Self { criu, is_restore: false, complete: Vec::new(), seen: None }
+        Self { criu, is_restore: false, ended_before: None, complete: Vec::new(), seen: None }
     }
 
     pub fn of_restore(criu: i32) -> Self {
-        Self { criu, is_restore: true, complete: Vec::new(), seen: None }
+        Self { criu, is_restore: true, ended_before: None, complete: Vec::new(), seen: None }
+    }
+
+    /// The same with all that descend from the program, whose pids are those of the image in this directory.
+    pub fn of_whole_restore(criu: i32, images: &Path) -> Self {
+        Self { ended_before: Some(ended_in(images)), ..Self::of_restore(criu) }
     }
 
     /// CRIU has announced a step.
@@ -123,9 +134,20 @@ impl Watch {
 
     /// One that CRIU restores and that has ended.
     pub fn ended(&self) -> Option<i32> {
-        let program = || self.programs().into_iter().find(|pid| is_killed(*pid));
+        let program = || {
+            let programs = self.programs();
+            let killed = programs.iter().copied().find(|pid| is_killed(*pid));
+            killed.or_else(|| programs.into_iter().find_map(|program| self.killed_below(program)))
+        };
         let of_complete = || self.complete.iter().copied().find(|pid| is_dying(*pid));
         self.is_restore.then(program).flatten().or_else(of_complete)
+    }
+
+    /// A descendant that was killed, and that nobody has taken note of.
+    fn killed_below(&self, program: i32) -> Option<i32> {
+        let before = self.ended_before.as_ref()?;
+        let all = tree(program).into_iter().skip(1).filter(|pid| !before.contains(pid));
+        all.into_iter().find(|pid| is_zombie(*pid) && exit_status(*pid) == Some(libc::SIGKILL))
     }
 
     /// The process that CRIU waits for in vain, once it has been so for a while.
@@ -146,6 +168,31 @@ fn is_killed(pid: i32) -> bool {
     matches!(waitid(Id::Pid(Pid::from_raw(pid)), how), Ok(WaitStatus::Signaled(..)))
 }
 
+/// How a process has ended, as `wait4` would tell it.
+fn exit_status(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after) = stat.rsplit_once(") ")?;
+    after.split_whitespace().nth(49)?.parse().ok()
+}
+
+/// The processes of CRIU's images that had ended when those were written.
+fn ended_in(images: &Path) -> Vec<i32> {
+    const TASK: u64 = 3;
+    const STATE: u64 = 1;
+    const ENDED: [u64; 2] = [2, 6];
+    let state = |path: &Path| {
+        let core = Entries::read(path).ok()?;
+        Message::read(core.entries.first()?.all_bytes(TASK).next()?)?.number(STATE)
+    };
+    let entries = fs::read_dir(images).into_iter().flatten().flatten();
+    let cores = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let pid: i32 = name.to_str()?.strip_prefix("core-")?.strip_suffix(".img")?.parse().ok()?;
+        Some((pid, state(&entry.path())?))
+    });
+    cores.filter(|(_, state)| ENDED.contains(state)).map(|(pid, _)| pid).collect()
+}
+
 /// Whom a process waits for that makes this system call: its number and arguments, as `/proc/PID/syscall` has them.
 fn waited_for(call: &str) -> Option<i32> {
     let mut words = call.split_ascii_whitespace();
@@ -156,9 +203,11 @@ fn waited_for(call: &str) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::proto::Encoder;
 
     #[test]
     fn who_is_waited_for_stands_in_the_system_call() {
@@ -222,6 +271,55 @@ mod tests {
         criu.kill().unwrap();
         criu.wait().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_descendant_that_was_killed_is_seen_and_one_that_ended_by_itself_is_not() {
+        let code = "import os, time\n\
+            pids = [os.fork() or time.sleep(1000), os.fork() or os._exit(9)]\n\
+            print(*pids, flush=True)\n\
+            time.sleep(1000)\n";
+        let mut program = Command::new("python3");
+        let mut program = program.args(["-c", code]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(program.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pids: Vec<i32> = line.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        let root = program.id() as i32;
+        let dir = tempfile::tempdir().unwrap();
+        let watch = Watch::of_whole_restore(root, dir.path());
+        while !is_zombie(pids[1]) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!((watch.killed_below(root), exit_status(pids[1])), (None, Some(9 << 8)));
+        Handle::open(pids[0]).unwrap().signal(libc::SIGKILL).unwrap();
+        while !is_zombie(pids[0]) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(watch.killed_below(root), Some(pids[0]));
+        // It had ended when the image was taken.
+        let before = Watch { ended_before: Some(vec![pids[0]]), ..Watch::of_restore(root) };
+        assert_eq!((before.killed_below(root), Watch::of_restore(root).killed_below(root)), (None, None));
+        program.kill().unwrap();
+        program.wait().unwrap();
+    }
+
+    #[test]
+    fn who_had_ended_before_stands_in_the_images() {
+        let dir = tempfile::tempdir().unwrap();
+        for (pid, state) in [(1000, 1), (1001, 2), (1002, 6), (1003, 3)] {
+            let mut task = Encoder::default();
+            task.number(1, state).number(2, 9);
+            let mut core = Encoder::default();
+            core.number(1, 1).bytes(3, &task.0);
+            let mut file = vec![0; 8];
+            file.extend((core.0.len() as u32).to_le_bytes());
+            file.extend(&core.0);
+            fs::write(dir.path().join(format!("core-{pid}.img")), file).unwrap();
+        }
+        fs::write(dir.path().join("core-x.img"), "").unwrap();
+        let mut found = ended_in(dir.path());
+        found.sort_unstable();
+        assert_eq!(found, [1001, 1002]);
     }
 
     #[test]

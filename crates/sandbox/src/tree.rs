@@ -130,7 +130,7 @@ impl Tree {
         self.refuse_unfit()?;
         unfit::refuse(&process::tree(self.root), &spec.external_sockets)?;
         let log = spec.images_dir.join(DUMP_LOG);
-        let course = Course { whole: None, log: log.clone(), is_restore: false };
+        let course = Course { whole: None, log: log.clone(), restores: None };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
         let (mut on_frozen, mut step, mut is_ended) = (Some(on_frozen), None, false);
         let failed = |failure| match failure {

@@ -81,7 +81,7 @@ pub fn dump(
             .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
             .map_err(|error| format!("packing the files in /dev/shm: {error}"))
     };
-    let course = Course { whole: None, log: dir.join(DUMP_LOG), is_restore: false };
+    let course = Course { whole: None, log: dir.join(DUMP_LOG), restores: None };
     let patience = Duration::from_millis(dump.verdict_millis);
     let passed: Vec<_> = page_server.into_iter().collect();
     let mut criu = Service::spawn(&dump.criu, &passed, Some(Place::Here))?;
@@ -167,7 +167,11 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
         set_last_pid(last).map_err(|error| format!("choosing the next pid: {error}"))
     };
     let whole = Duration::from_millis(restore.timeout_millis);
-    let course = Course { whole: Some(whole), log: Path::new(RUN_PATH).join(RESTORE_LOG), is_restore: true };
+    let course = Course {
+        whole: Some(whole),
+        log: Path::new(RUN_PATH).join(RESTORE_LOG),
+        restores: Some(dir.clone()),
+    };
     let (mut attributes, mut warnings) = (Some(&restore.attributes), Vec::new());
     let mut one_processor = OneProcessor::take(&dir, criu.pid());
     let restored = criu.converse(&rpc::restore_request(&options), &course, &mut |step, steps| match step {
