@@ -219,7 +219,7 @@ pub enum Error {
     Pages { what: String },
 
     #[error("the image {image:?} is damaged, and nothing was restored: {problems}")]
-    Unsound { image: String, problems: String },
+    Damaged { image: String, problems: String },
 
     #[error(
         "{source}; it is also that of the image {image:?}, so that all images made from that one are damaged: take it anew"

@@ -199,7 +199,7 @@ pub fn verify(store: &Store, image: &Image, reply: &Reply<'_>) -> Result<()> {
         let report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
         match report.is_sound() {
             true => Ok(()),
-            false => Err(Error::Unsound { image: name.clone(), problems: report.problems.join("; ") }),
+            false => Err(Error::Damaged { image: name.clone(), problems: report.problems.join("; ") }),
         }
     })
 }

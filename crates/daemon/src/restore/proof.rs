@@ -66,6 +66,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         app: None,
         order: LoadOrder::default(),
         record: false,
+        verify: false,
     };
     let attempt = Attempt {
         daemon,
