@@ -14,7 +14,7 @@ use crate::arguments::{
 use crate::connection::{ask, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
-use crate::{pages, profile, show, trace};
+use crate::{cancel, pages, profile, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -76,10 +76,17 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                     prove,
                 },
             };
-            let answer = simply_ask(&places, &request)?;
+            let cancel::Answer { value: answer, too_late } = cancel::ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;
             warn(&report);
             printer.print(&answer, || show::report(&report));
+            if too_late {
+                let end = if leave_running { "goes on" } else { "has ended" };
+                eprintln!(
+                    "rekindle: it was too late to cancel: the image {:?} is there, and the program {end}",
+                    report.image
+                );
+            }
         }
         Command::Sleep { name, level } => {
             slept(&places, &printer, &Request::Sleep { name, level: level.wanted() })?;

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Event, Request};
+use rekindle_protocol::daemon::{Call, Event, Request};
 use rekindle_protocol::frame::{self, FrameError};
 use serde_json::Value;
 
@@ -21,13 +21,23 @@ const OTHER_LIMIT: Duration = Duration::from_secs(10);
 const TRIES: u32 = 5;
 
 /// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
-pub fn ask(places: &Places, request: &Request, mut output: impl FnMut(&[u8])) -> Result<Value> {
+pub fn ask(places: &Places, request: &Request, output: impl FnMut(&[u8])) -> Result<Value> {
+    ask_hearing(places, request, output, |_| Ok(()))
+}
+
+/// As [`ask`]; `connected` gets the connection once it is asked.
+pub fn ask_hearing(
+    places: &Places,
+    request: &Request,
+    mut output: impl FnMut(&[u8]),
+    connected: impl Fn(&UnixStream) -> Result<()>,
+) -> Result<Value> {
     let mut tries = if changes_nothing(request) { TRIES } else { 1 };
     let mut progress = Progress::new();
     loop {
         tries -= 1;
         let mut heard = false;
-        let answer = exchange(places, request, |event| {
+        let answer = exchange(places, request, &connected, |event| {
             heard = true;
             match event {
                 Event::Progress { phase, done, total } => progress.show(&phase, done, total),
@@ -43,13 +53,24 @@ pub fn ask(places: &Places, request: &Request, mut output: impl FnMut(&[u8])) ->
     }
 }
 
-fn exchange(places: &Places, request: &Request, mut hear: impl FnMut(Event)) -> Result<Value> {
+fn exchange(
+    places: &Places,
+    request: &Request,
+    connected: impl Fn(&UnixStream) -> Result<()>,
+    mut hear: impl FnMut(Event),
+) -> Result<Value> {
     let stream = connect(places)?;
-    frame::send(&stream, request, &[])?;
+    let call = Call {
+        wanted_state: places.given.0.then(|| places.state.clone()),
+        wanted_runs: places.given.1.then(|| places.runs.clone()),
+        request: request.clone(),
+    };
+    frame::send(&stream, &call, &[])?;
+    connected(&stream)?;
     loop {
         match frame::receive::<Event>(&stream)?.0 {
             Event::Done { value } => return Ok(value),
-            Event::Failed { message } => return Err(Error::Refused(message)),
+            Event::Failed { message, exit_code } => return Err(Error::Refused { message, exit_code }),
             event => hear(event),
         }
     }

@@ -12,8 +12,8 @@ pub enum Error {
     #[error(transparent)]
     Daemon(#[from] rekindle_daemon::Error),
     /// What the daemon said.
-    #[error("{0}")]
-    Refused(String),
+    #[error("{message}")]
+    Refused { message: String, exit_code: Option<u8> },
     #[error("the image {image:?} is damaged: {problems}; checkpoint again or use another one")]
     Unsound { image: String, problems: String },
     #[error(
@@ -35,6 +35,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// How the command ends that failed so.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Refused { exit_code, .. } => exit_code.unwrap_or(1),
+            _ => 1,
+        }
+    }
+
     pub fn system(action: &'static str, source: impl Into<io::Error>) -> Error {
         Error::System { action, source: source.into() }
     }

@@ -1,9 +1,11 @@
 //! The `rekindle` command: asks the daemon, shows its answers.
 //!
 //! Exit codes: 0 when it worked, 1 when it did not, 2 for a command line that makes no sense; `run` and `restore` in the
-//! foreground end with the program's own.
+//! foreground end with the program's own, and as a shell does if there is no such program (127) or it cannot be executed
+//! (126); a checkpoint that is cancelled ends with 130.
 
 mod arguments;
+mod cancel;
 mod commands;
 mod connection;
 mod error;
@@ -36,7 +38,7 @@ pub fn main() -> ExitCode {
             if as_json && !matches!(error, Error::Unsound { .. }) {
                 println!("{}", json!({ "error": sentence }));
             }
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
 }

@@ -3,11 +3,13 @@
 mod harness;
 
 use std::fs;
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Stdio;
 
-use harness::{COUNTER, GPU_COUNTER, Rekindle, wait};
+use harness::{COUNTER, GPU_COUNTER, Rekindle, end_of, kill, wait};
 
 /// Where a checkpoint can be made to fail, in its order.
 const POINTS: [&str; 9] = [
@@ -51,6 +53,7 @@ for_both! {
     a_checkpoint_that_fails_anywhere_is_undone
     a_daemon_killed_anywhere_in_a_checkpoint_leaves_the_program_running
     a_restore_that_fails_or_is_killed_anywhere_gives_everything_back
+    a_checkpoint_is_cancelled_until_the_image_is_there
     an_image_is_taken_after_the_daemon_was_killed
     a_full_disk_undoes_the_checkpoint
 }
@@ -205,6 +208,63 @@ fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back(program: &[&
     rekindle.kill_daemon();
     rekindle.ok(&["restore", "image", "--name", "again", "-d"]);
     rekindle.goes_on("again");
+}
+
+/// By Ctrl-C, and by a command that is killed: the program goes on without an image, or the image is there and that is said.
+fn a_checkpoint_is_cancelled_until_the_image_is_there(program: &[&str]) {
+    let mut rekindle = counting(program);
+    for point in ["quiesced", "frozen", "before-commit"] {
+        for (signal, end) in [(2, "--stop"), (9, "--stop"), (2, "--leave-running")] {
+            rekindle.set_fault(Some(&format!("{point}:hang")));
+            let command = rekindle
+                .command(&["checkpoint", "counter", "--to", "image", end])
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            rekindle.reached(point);
+            kill(command.id() as i32, signal);
+            let mut command = command;
+            if signal == 9 {
+                command.wait().unwrap();
+            } else {
+                let mut said = [0; 20];
+                command.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
+                assert_eq!(said, *b"rekindle: cancelling");
+            }
+            rekindle.let_go(point);
+            let output = end_of(command);
+            if signal == 2 {
+                let error = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert_eq!(output.status.code(), Some(130), "{error}");
+                assert!(error.contains("cancelled: the program goes on, and there is no image"), "{error}");
+            }
+            rekindle.goes_on("counter");
+            wait("the checkpoint to be undone", || rekindle.sandbox("counter")["state"] == "running");
+            assert!(rekindle.images().is_empty());
+            rekindle.assert_tidy();
+        }
+    }
+    rekindle.set_fault(Some("in-image:hang"));
+    let command = rekindle
+        .command(&["checkpoint", "counter", "--to", "image", "--stop"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    rekindle.reached("in-image");
+    kill(command.id() as i32, 2);
+    let mut command = command;
+    let mut said = [0; 20];
+    command.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
+    rekindle.let_go("in-image");
+    let output = end_of(command);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && error.contains("too late to cancel"), "{error}");
+    assert_eq!(
+        (rekindle.images(), &rekindle.sandbox("counter")["state"]),
+        (vec!["image".to_string()], &"stopped".into())
+    );
+    rekindle.ok(&["restore", "image", "-d"]);
+    rekindle.goes_on("counter");
 }
 
 fn an_image_is_taken_after_the_daemon_was_killed(program: &[&str]) {

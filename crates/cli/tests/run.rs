@@ -36,12 +36,95 @@ fn a_program_keeps_its_directory_environment_and_arguments() {
 }
 
 #[test]
-fn a_program_that_cannot_start_leaves_nothing() {
+fn a_program_that_is_missing_or_cannot_be_executed_ends_the_command_as_a_shell_does() {
     let rekindle = Rekindle::new();
-    let error = rekindle.refused(&["run", "--", "/no/such/program"]);
-    assert!(error.contains("/no/such/program"), "{error}");
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = rekindle.path(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let cases = [
+        ("/no/such/program".to_string(), 127, "no program /no/such/program"),
+        ("no-such-program".to_string(), 127, "no program no-such-program in PATH"),
+        (file("plain", "echo\n", 0o644), 126, "plain is not executable"),
+        (file("nothing", "not a program", 0o755), 126, "first line such as #!/bin/sh"),
+        (file("lost", "#!/no/such/interpreter\n", 0o755), 127, "does not exist"),
+        ("/usr".to_string(), 126, "is a directory"),
+    ];
+    for (program, code, said) in cases {
+        for arguments in [&["run", "--", &program][..], &["run", "-d", "--", &program]] {
+            let output = rekindle.output(arguments);
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+            assert!(error.starts_with("rekindle: ") && error.lines().count() == 1, "{error}");
+            assert!(error.contains(said), "{error}");
+        }
+    }
     assert_eq!(rekindle.json(&["ps"])["sandboxes"], serde_json::json!([]));
     rekindle.assert_tidy();
+}
+
+#[test]
+fn a_working_directory_that_is_gone_is_told_of_in_a_sentence() {
+    let rekindle = Rekindle::new();
+    rekindle.ok(&["ps"]);
+    let (directory, gone) = (rekindle.path("here"), rekindle.path("elsewhere"));
+    std::fs::create_dir(&directory).unwrap();
+    let arguments = ["run", "-d", "--name", "n", "--", COUNTER[0], COUNTER[1], COUNTER[2], COUNTER[3]];
+    let started = rekindle.command(&arguments).current_dir(&directory).status().unwrap();
+    assert!(started.success());
+    rekindle.goes_on("n");
+    rekindle.ok(&["checkpoint", "n", "--to", "image", "--leave-running"]);
+    std::fs::rename(&directory, &gone).unwrap();
+    let error = rekindle.refused(&["restore", "image", "-d", "--name", "back"]);
+    assert!(error.contains("here, the working directory of the program"), "{error}");
+    assert!(!error.contains("CRIU") && !error.contains("criu"), "{error}");
+    // As it is for a command whose own is gone.
+    std::fs::create_dir(&directory).unwrap();
+    let mut command = rekindle.command(&["run", "--", "true"]);
+    let here = std::ffi::CString::new(directory.as_os_str().as_encoded_bytes()).unwrap();
+    let leave = move || {
+        // SAFETY: a system call each, between fork and exec.
+        match unsafe { (libc::chdir(here.as_ptr()), libc::rmdir(here.as_ptr())) } {
+            (0, 0) => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: see there.
+    unsafe { command.pre_exec(leave) };
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.contains("current directory") && error.lines().count() == 1, "{error}");
+    std::fs::rename(&gone, &directory).unwrap();
+    rekindle.ok(&["restore", "image", "-d", "--name", "back"]);
+    rekindle.goes_on("back");
+}
+
+#[test]
+fn a_daemon_with_other_directories_is_not_taken_for_the_one_that_is_meant() {
+    let rekindle = Rekindle::new();
+    rekindle.start("program", &["sleep", "60"]);
+    let other = rekindle.path("other");
+    for option in ["--state", "--run-dir"] {
+        let error = rekindle.refused(&[option, other.to_str().unwrap(), "ps"]);
+        let (socket, own) =
+            (rekindle.path("socket"), rekindle.path(if option == "--state" { "state" } else { "runs" }));
+        for part in [socket.to_str().unwrap(), own.to_str().unwrap(), other.to_str().unwrap(), "--socket"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        let error = rekindle.refused(&[option, other.to_str().unwrap(), "shutdown"]);
+        assert!(error.contains("and not"), "{error}");
+        assert!(!other.exists());
+    }
+    // By another name it is the same one, and who names none means the daemon that answers.
+    let link = rekindle.path("link");
+    std::os::unix::fs::symlink(rekindle.path("state"), &link).unwrap();
+    rekindle.ok(&["--state", link.to_str().unwrap(), "ps"]);
+    let unnamed =
+        rekindle.command(&["ps"]).env_remove("REKINDLE_STATE").env_remove("REKINDLE_RUN_ROOT").output();
+    assert!(String::from_utf8_lossy(&unnamed.unwrap().stdout).contains("sleep 60"));
 }
 
 #[test]
@@ -156,6 +239,62 @@ fn a_daemon_is_private_and_alone() {
     let output = rekindle.daemon().env("REKINDLE_STATE", rekindle.path("other")).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && error.contains("answers on"), "{error}");
+}
+
+#[test]
+fn daemons_with_one_place_for_what_runs_leave_each_other_alone() {
+    let first = Rekindle::new();
+    first.start("one", &COUNTER);
+    first.ok(&["run", "-d", "--name", "gpu", "--gpu", "emulated", "--", "sleep", "60"]);
+    let pid = first.sandbox("one")["pid"].clone();
+    let second = Rekindle::beside(&first);
+    second.start("one", &COUNTER);
+    let waiting = first.pool(1);
+    // As it is with a daemon that looks for what one before it has left, whether the other one runs or not.
+    for step in ["it runs", "it is dead", "there is a third one"] {
+        if step == "it is dead" {
+            first.kill_daemon();
+        }
+        second.ok(&["shutdown"]);
+        wait("the daemon's end", || second.output(&["ps"]).status.success());
+        second.goes_on("one");
+        assert!(is_alive(pid.as_i64().unwrap() as i32), "{}", second.daemon_log());
+        if step == "it runs" {
+            assert!(is_alive(waiting[0]));
+        }
+        if step == "there is a third one" {
+            // It finds what the first has left, which a record of its state tells of.
+            first.goes_on("one");
+            assert_eq!(first.sandbox("one")["pid"], pid);
+        }
+        let log = second.daemon_log();
+        assert!(!log.contains("belongs to no sandbox"), "{log}");
+    }
+    // What no record tells of is removed by its own state's daemon, and by no other.
+    first.kill_daemon();
+    std::fs::remove_dir_all(first.path("state/sandboxes")).unwrap();
+    second.ok(&["shutdown"]);
+    second.goes_on("one");
+    assert!(is_alive(pid.as_i64().unwrap() as i32));
+    first.ok(&["ps"]);
+    wait("the stray's end", || !is_alive(pid.as_i64().unwrap() as i32));
+    second.goes_on("one");
+    first.assert_tidy();
+    second.assert_tidy();
+}
+
+#[test]
+fn a_copied_state_is_another_one() {
+    let first = Rekindle::new();
+    first.start("one", &COUNTER);
+    let second = Rekindle::beside(&first);
+    let mut copy = std::process::Command::new("cp");
+    assert!(copy.arg("-a").args([first.path("state"), second.path("state")]).status().unwrap().success());
+    assert_eq!(second.json(&["ps"])["sandboxes"], serde_json::json!([]));
+    assert!(second.daemon_log().contains("belongs to another daemon"), "{}", second.daemon_log());
+    second.start("one", &COUNTER);
+    first.goes_on("one");
+    second.goes_on("one");
 }
 
 #[test]

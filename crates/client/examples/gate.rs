@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY};
+use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY, ToGate};
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Request, Response, socket_name};
 
@@ -71,6 +71,9 @@ fn library() -> io::Result<PathBuf> {
 }
 
 fn admit(stream: &UnixStream, gpu: &OsString, directory: &Path, number: u32) -> io::Result<()> {
+    let (ToGate::Knock { .. }, _) = frame::receive(stream).map_err(io::Error::other)? else {
+        return Err(io::Error::other("a process came that did not knock"));
+    };
     let socket = directory.join(socket_name(number + 1));
     let mut worker = Command::new(std::env::current_exe()?)
         .args(["worker".as_ref(), "--listen".as_ref(), socket.as_os_str(), "--gpu".as_ref(), gpu])

@@ -8,7 +8,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CuResult};
-use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY, ToWorker, Welcome, file_name};
+use rekindle_protocol::client::{
+    Admission, GATE, GATE_VERSION, RUN_DIRECTORY, ToGate, ToWorker, Welcome, file_name,
+};
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, SharedError};
 
@@ -69,7 +71,7 @@ impl From<ConnectError> for CuResult {
 
 fn connect() -> std::result::Result<(), ConnectError> {
     let directory = PathBuf::from(std::env::var_os(RUN_DIRECTORY).ok_or(ConnectError::Outside)?);
-    let (control, welcome) = ask(&directory.join(GATE))?;
+    let (gate, control, welcome) = ask(&directory.join(GATE))?;
 
     let name = file_name("board", std::process::id(), 0);
     let path = directory.join(&name);
@@ -82,6 +84,9 @@ fn connect() -> std::result::Result<(), ConnectError> {
     let descriptors: Vec<_> = process.iter().map(AsFd::as_fd).collect();
     frame::send(&control, &ToWorker::Board { name: name.clone() }, &descriptors)
         .map_err(ConnectError::Welcome)?;
+    // A daemon that is gone has written down whom the worker serves.
+    let _ = frame::send(&gate, &ToGate::Settled, &[]);
+    drop(gate);
 
     genuine::open_in_background(welcome.real_driver.as_deref());
     fork::watch();
@@ -116,8 +121,10 @@ fn at_gate(gate: &Path) -> std::io::Result<UnixStream> {
     }
 }
 
-fn ask(gate: &Path) -> std::result::Result<(UnixStream, Welcome), ConnectError> {
+fn ask(gate: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), ConnectError> {
     let stream = at_gate(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
+    let knock = ToGate::Knock { version: GATE_VERSION };
+    frame::send(&stream, &knock, &[]).map_err(ConnectError::Admission)?;
     let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;
     match admission {
         Admission::Admitted => {}
@@ -126,5 +133,5 @@ fn ask(gate: &Path) -> std::result::Result<(UnixStream, Welcome), ConnectError> 
     }
     let control = UnixStream::from(descriptors.into_iter().next().ok_or(ConnectError::NoSocket)?);
     let (welcome, _) = frame::receive(&control).map_err(ConnectError::Welcome)?;
-    Ok((control, welcome))
+    Ok((stream, control, welcome))
 }

@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rekindle_protocol::client::{Admission, GATE};
+use rekindle_protocol::client::{Admission, GATE, GATE_VERSION, ToGate};
 use rekindle_protocol::frame;
 
 use crate::report::report;
@@ -58,7 +58,8 @@ fn ask() -> Result<Admission, String> {
         format!("cannot reach the daemon at {}: {error}; is rekindled running?", path.display())
     })?;
     let _ = stream.set_read_timeout(Some(ANSWER_LIMIT));
-    let (admission, _) =
-        frame::receive(&stream).map_err(|error| format!("the daemon gave no answer: {error}"))?;
+    let (admission, _) = frame::send(&stream, &ToGate::Knock { version: GATE_VERSION }, &[])
+        .and_then(|()| frame::receive(&stream))
+        .map_err(|error| format!("the daemon gave no answer: {error}"))?;
     Ok(admission)
 }

@@ -1,13 +1,12 @@
 //! Where the client, `libcuda.so.1`, lies, and the environment that makes a program find it.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::client::RUN_DIRECTORY;
 
 use crate::error::{Error, Result};
-use crate::places::private_directory;
 
 /// The names by which programs ask for the driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -29,7 +28,7 @@ pub fn find(executable: &Path) -> Result<PathBuf> {
 /// Puts links to the client into a run directory.
 pub fn link_into(run_directory: &Path, library: &Path) -> Result<()> {
     let links = run_directory.join(LINKS);
-    private_directory(&links, true)?;
+    open_directory(&links)?;
     for name in NAMES {
         let place = links.join(name);
         symlink(library, &place).map_err(|source| Error::io("make the link", &place, source))?;
@@ -40,12 +39,19 @@ pub fn link_into(run_directory: &Path, library: &Path) -> Result<()> {
 /// Puts the client itself into a run directory that is mounted where there is nothing else of ours.
 pub fn copy_into(run_directory: &Path, library: &Path) -> Result<()> {
     let place = run_directory.join(LINKS);
-    private_directory(&place, true)?;
+    open_directory(&place)?;
     for name in NAMES {
         let place = place.join(name);
         fs::copy(library, &place).map_err(|source| Error::io("write", &place, source))?;
     }
     Ok(())
+}
+
+/// Makes a directory that whatever user the program becomes can look into.
+fn open_directory(path: &Path) -> Result<()> {
+    fs::create_dir_all(path)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
+        .map_err(|source| Error::io("make directory", path, source))
 }
 
 /// Adds the client to the environment of a program.

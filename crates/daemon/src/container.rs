@@ -232,7 +232,7 @@ pub fn restore(
         return Err(Error::ContainerExists { name: name.to_string() });
     }
     fault::point("restore-checked")?;
-    let new = crate::run::new_id()?;
+    let new = daemon.places.new_id()?;
     let id = format!("container-{new}");
     reply.progress("restore", 0, 0);
     let archive: Vec<_> = image.part(kind(), ARCHIVE).into_iter().collect();

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::gpu;
 use crate::held::{Held, remove_directory};
-use crate::lock::Lock;
+use crate::lock::{self, Lock};
 use crate::page_check::Hints;
 use crate::places::Places;
 use crate::record::Record;
@@ -50,6 +50,7 @@ impl Daemon {
         give_memory_back();
         places.prepare()?;
         let lock = Lock::take(&places)?;
+        let places = places.named();
         let program =
             std::env::current_exe().map_err(|source| Error::system("find this executable", source))?;
         // Made and tidied without faults: those that a test asks for are for what comes after.
@@ -100,6 +101,12 @@ impl Daemon {
         for record in Record::load_all(&self.places.sandboxes())? {
             known.insert(record.id.clone());
             let held = Held::new(&self.places, &self.pool, record);
+            if held.is_live()
+                && let Err(error) = held.claim()
+            {
+                log::error!("sandbox {:?}: {error}", held.name());
+                continue;
+            }
             match held.is_live() {
                 true if held.record().device => {
                     if let Err(error) = device::adopt(self, &held) {
@@ -179,12 +186,20 @@ impl Daemon {
         }
     }
 
-    /// Ends what runs in run directories that no record knows, and removes them.
+    /// Ends what runs in run directories of this state's daemons that no record knows, and removes them.
     fn clear_strays(&self, known: &HashSet<String>) {
         for entry in std::fs::read_dir(self.places.run_directories()).into_iter().flatten().flatten() {
-            if known.contains(&*entry.file_name().to_string_lossy()) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if known.contains(&name) || !self.places.is_own(&name) {
                 continue;
             }
+            let _claim = match lock::claim(&entry.path()) {
+                Ok(claim) => claim,
+                Err(error) => {
+                    log::warn!("{error}");
+                    continue;
+                }
+            };
             log::warn!("{} belongs to no sandbox and is removed", entry.path().display());
             if let Ok(Adopted::Running(cpu)) = Sandbox::adopt(&entry.path()) {
                 let _ = cpu.kill();

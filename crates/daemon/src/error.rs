@@ -25,6 +25,9 @@ pub enum Error {
     #[error("another daemon ({holder}) uses {}; talk to that one, or give this one another --state", state.display())]
     AlreadyRunning { state: PathBuf, holder: String },
 
+    #[error("{} belongs to another daemon that runs; it is left alone", path.display())]
+    Foreign { path: PathBuf },
+
     #[error("another daemon answers on {}; give this one another --socket", socket.display())]
     SocketInUse { socket: PathBuf },
 
@@ -239,6 +242,15 @@ pub enum Error {
     )]
     NoFramework { image: String },
 
+    #[error("the checkpoint was cancelled: the program goes on, and there is no image")]
+    Cancelled,
+
+    #[error(
+        "the daemon on {} has the {what} {}, and not {}; give that one's --socket, or another one to start a daemon there",
+        socket.display(), found.display(), wanted.display()
+    )]
+    OtherDaemon { socket: PathBuf, what: &'static str, found: PathBuf, wanted: PathBuf },
+
     #[error("the image in the making is gone; try again")]
     NoDraft,
 
@@ -269,8 +281,12 @@ impl Error {
     /// was asked is none of these.
     pub fn may_come_of_an_end(&self) -> bool {
         use rekindle_sandbox::Error as Sandbox;
-        if let Error::Sandbox(Sandbox::DiskFull { .. } | Sandbox::Refused { .. } | Sandbox::NoCriu { .. }) =
-            self
+        if let Error::Sandbox(
+            Sandbox::DiskFull { .. }
+            | Sandbox::Refused { .. }
+            | Sandbox::NoCriu { .. }
+            | Sandbox::Start { .. },
+        ) = self
         {
             return false;
         }
@@ -296,6 +312,16 @@ impl Error {
                 | Error::Sandbox(_)
                 | Error::Frame(_)
         )
+    }
+
+    /// How the command that asked is to end, where that is not with 1.
+    pub fn exit_code(&self) -> Option<u8> {
+        match self {
+            // As a command that SIGINT ends.
+            Error::Cancelled => Some(130),
+            Error::Sandbox(rekindle_sandbox::Error::Start { shell_code, .. }) => *shell_code,
+            _ => None,
+        }
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {

@@ -3,6 +3,7 @@
 //! Lock order: `turn`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
 //! `record` locked, so that `ps` always answers.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,7 +20,7 @@ use crate::record::{Record, state_word};
 use crate::turn::Turn;
 use crate::worker::Worker;
 use crate::worker_pool::WorkerPool;
-use crate::{cpu_pages, page_check, sleep, traces};
+use crate::{cpu_pages, lock, page_check, sleep, traces};
 
 mod operation;
 mod workers;
@@ -42,6 +43,8 @@ pub struct Held {
     pool: Arc<WorkerPool>,
     record: Mutex<Record>,
     changed: Condvar,
+    /// No other daemon may touch the run directory while this is open.
+    claim: Mutex<Option<File>>,
     cpu: OnceLock<Sandbox>,
     gate: OnceLock<Gate>,
     workers: Mutex<Vec<Arc<Worker>>>,
@@ -69,6 +72,7 @@ impl Held {
             pool: pool.clone(),
             record: Mutex::new(record),
             changed: Condvar::new(),
+            claim: Mutex::default(),
             cpu: OnceLock::new(),
             gate: OnceLock::new(),
             workers: Mutex::default(),
@@ -78,6 +82,15 @@ impl Held {
             last_number: AtomicU32::new(0),
             id,
         })
+    }
+
+    /// Takes the run directory for this daemon, if it is there; an error if another one that runs has it.
+    pub fn claim(&self) -> Result<()> {
+        if self.run_directory.is_dir() {
+            let claimed = lock::claim(&self.run_directory)?;
+            *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claimed);
+        }
+        Ok(())
     }
 
     pub fn record(&self) -> Record {
@@ -254,6 +267,7 @@ impl Held {
             record.asleep = None;
         });
         *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// A program whose page cannot be read gets SIGBUS, which says nothing.

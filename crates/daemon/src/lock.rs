@@ -1,8 +1,10 @@
-//! One daemon a state directory, by a lock that the kernel lets go when the daemon dies.
+//! One daemon a state directory, and one daemon a sandbox's run directory, by locks that the kernel lets go when the
+//! daemon dies.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -28,13 +30,7 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        let began = Instant::now();
-        let mut locked = file.try_lock();
-        while matches!(locked, Err(TryLockError::WouldBlock)) && began.elapsed() < ENDING {
-            std::thread::sleep(Duration::from_millis(5));
-            locked = file.try_lock();
-        }
-        match locked {
+        match lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
@@ -52,5 +48,28 @@ impl Lock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()));
         Ok(Lock { _file: file })
+    }
+}
+
+/// A sandbox's run directory for this daemon alone, for as long as what is returned is kept.
+pub fn claim(run_directory: &Path) -> Result<File> {
+    let failed = |source| Error::io("lock", run_directory, source);
+    let directory = File::open(run_directory).map_err(failed)?;
+    match lock(&directory) {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(Error::Foreign { path: run_directory.to_path_buf() }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+fn lock(file: &File) -> std::result::Result<(), TryLockError> {
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if began.elapsed() < ENDING => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
 }

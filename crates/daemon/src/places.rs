@@ -5,6 +5,9 @@
 //! | socket | where the command line finds the daemon | `$XDG_RUNTIME_DIR/rekindled.sock`, `/run/rekindled/` for root, `/tmp/rekindle-UID/` |
 //! | state | images, records of sandboxes, logs | `$XDG_STATE_HOME/rekindle`, `~/.local/state/rekindle` |
 //! | runs | one run directory a sandbox: rings, pinned memory, sockets | `/dev/shm/rekindle-UID` |
+//!
+//! Several daemons, each with a state of its own, may have one place for runs. What a daemon makes there begins with the
+//! [name](Places::name) of its state, and nothing else there is its to remove.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,6 +18,7 @@ use nix::unistd::Uid;
 use rekindle_protocol::daemon::Level;
 
 use crate::error::{Error, Result};
+use crate::own_name;
 
 /// Environment variables that set the places; options of the commands win over them.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
@@ -31,17 +35,24 @@ pub struct Places {
     pub socket: PathBuf,
     pub state: PathBuf,
     pub runs: PathBuf,
+    /// What the names of all begin with that this state's daemons make in `runs`; empty until [`Places::named`].
+    pub name: String,
+    /// Whether `state` and `runs` were named, and are not the usual ones.
+    pub given: (bool, bool),
 }
 
 impl Places {
     /// The places given, or their defaults.
     pub fn new(socket: Option<PathBuf>, state: Option<PathBuf>, runs: Option<PathBuf>) -> Result<Places> {
+        let given = (state.is_some(), runs.is_some());
         let places = Places {
+            given,
             socket: absolute(socket.unwrap_or_else(default_socket))?,
             state: absolute(state.unwrap_or_else(default_state))?,
             runs: absolute(
                 runs.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/rekindle-{}", Uid::current()))),
             )?,
+            name: String::new(),
         };
         let too_long = |path: &Path, most| Error::PathTooLong { path: path.to_path_buf(), most };
         if places.socket.as_os_str().len() > LONGEST_SOCKET {
@@ -71,6 +82,22 @@ impl Places {
             private_directory(path, true)?;
         }
         Ok(())
+    }
+
+    /// The same with the state's name, for the daemon that has the state to itself.
+    pub fn named(self) -> Places {
+        let name = own_name::of(&self.state);
+        Places { name, ..self }
+    }
+
+    /// A name that nothing else in `runs` has.
+    pub fn new_id(&self) -> Result<String> {
+        Ok(format!("{}{}", self.name, own_name::random()?))
+    }
+
+    /// Whether something in `runs` was made by a daemon of this state.
+    pub fn is_own(&self, name: &str) -> bool {
+        !self.name.is_empty() && name.starts_with(&self.name)
     }
 
     pub fn store(&self) -> PathBuf {
@@ -104,7 +131,7 @@ impl Places {
     /// The store for GPU halves that sleep at this level. What is left on the GPU has a small rest.
     pub fn asleep(&self, level: Level) -> PathBuf {
         match level {
-            Level::Gpu | Level::Host => self.runs.join("asleep"),
+            Level::Gpu | Level::Host => self.runs.join("asleep").join(&self.name),
             Level::Disk => self.state.join("asleep"),
         }
     }
@@ -120,7 +147,7 @@ impl Places {
 
     /// Where workers listen that wait for a sandbox.
     pub fn pool(&self) -> PathBuf {
-        self.runs.join("pool")
+        self.runs.join(format!("pool-{}", self.name))
     }
 
     pub fn daemon_log(&self) -> PathBuf {

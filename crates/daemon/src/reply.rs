@@ -12,6 +12,8 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use rekindle_protocol::daemon::Event;
 use rekindle_protocol::frame::{self, FrameError};
 
+use crate::error::Error;
+
 /// The shortest time between two notes of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(50);
 
@@ -25,7 +27,16 @@ impl<'a> Reply<'a> {
         Reply { stream, last: Mutex::new(None) }
     }
 
-    /// Tells how far the work is. A user who is gone does not stop the work.
+    /// An error if the user does not want any more what was asked for: the command has said so, or is gone.
+    pub fn check_wanted(&self) -> Result<(), Error> {
+        let mut polled = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(ready) if ready > 0 => Err(Error::Cancelled),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells how far the work is. A user who is gone does not stop it, unless it [looks](Reply::check_wanted).
     pub fn progress(&self, phase: &str, done: u64, total: u64) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let soon = last

@@ -37,7 +37,7 @@ use crate::record::Record;
 use crate::replacement::Left;
 use crate::reply::Reply;
 use crate::roll::Roll;
-use crate::run::{create, give_back, new_id};
+use crate::run::{create, give_back};
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::traces::Tracing;
 use crate::worker::Worker;
@@ -212,7 +212,7 @@ fn hold(
             command,
             directory,
             image: Some(image.manifest().name.clone()),
-            ..Record::new(new_id()?, name, mode, State::Restoring, gpu)
+            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         create(daemon, record)
     })

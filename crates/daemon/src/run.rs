@@ -1,8 +1,8 @@
 //! Starting a program in a new sandbox.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         let record = Record {
             command: wish.command.clone(),
             directory: wish.directory.clone(),
-            ..Record::new(new_id()?, name, wish.mode, State::Starting, gpu)
+            ..Record::new(daemon.places.new_id()?, name, wish.mode, State::Starting, gpu)
         };
         create(daemon, record)
     })?;
@@ -75,7 +75,10 @@ pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
     let made = DirBuilder::new()
         .mode(0o700)
         .create(&held.run_directory)
+        // Users that the program becomes come to it too. Nobody else does: what it lies in is private.
+        .and_then(|()| fs::set_permissions(&held.run_directory, Permissions::from_mode(0o777)))
         .map_err(|source| Error::io("make directory", &held.run_directory, source))
+        .and_then(|()| held.claim())
         .and_then(|()| match &library {
             Some(library) if held.record().device => client_library::copy_into(&held.run_directory, library),
             Some(library) => client_library::link_into(&held.run_directory, library),
@@ -139,12 +142,4 @@ fn empty_log(path: &Path) -> Result<()> {
         .open(path)
         .map(|_| ())
         .map_err(|source| Error::io("make the log", path, source))
-}
-
-pub fn new_id() -> Result<String> {
-    let mut bytes = [0; 8];
-    let read = std::fs::File::open("/dev/urandom")
-        .and_then(|mut source| std::io::Read::read_exact(&mut source, &mut bytes));
-    read.map_err(|source| Error::system("read random bytes", source))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::daemon::{Event, Request};
-use rekindle_protocol::frame;
+use rekindle_protocol::daemon::{Call, Event, Request};
+use rekindle_protocol::frame::{self, Limits};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
@@ -16,7 +16,9 @@ use crate::error::{Error, Result};
 use crate::framework::App;
 use crate::held::Held;
 use crate::kill;
+use crate::places::Places;
 use crate::reply::Reply;
+use crate::room::{Guest, Room};
 use crate::run::{self, Wish};
 use crate::{
     checkpoint, container, doctor, framework, images, load_order, logs, restore, sleep, traces, unwritten,
@@ -25,6 +27,8 @@ use crate::{
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// How many connections may be about to say that at once; others wait.
+const MOST_ASKING: u32 = 256;
 
 /// Takes the socket's place, unless another daemon answers there.
 pub fn listen(path: &Path) -> Result<UnixListener> {
@@ -46,44 +50,55 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
 
 /// Answers until the process ends.
 pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
+    let asking = Arc::new(Room::new(MOST_ASKING));
     loop {
+        asking.wait();
         match listener.accept() {
             Ok((stream, _)) => {
-                let daemon = daemon.clone();
-                std::thread::spawn(move || {
-                    if let Err(error) = converse(&daemon, &stream) {
+                let (daemon, asking) = (daemon.clone(), asking.enter());
+                let begun = std::thread::Builder::new().spawn(move || {
+                    if let Err(error) = converse(&daemon, &stream, asking) {
                         log::warn!("a request was not answered: {error}");
                     }
                 });
+                if let Err(error) = begun {
+                    log::error!("a connection is closed unheard: {error}");
+                }
             }
-            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-                log::error!("too many open files; the next connection waits");
+            // The listener is gone, so that nobody would ever be heard again.
+            Err(source)
+                if matches!(source.raw_os_error(), Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK)) =>
+            {
+                return Err(Error::io("listen on", &daemon.places.socket, source));
+            }
+            Err(error) => {
+                log::error!("the next connection waits: {error}");
                 std::thread::sleep(Duration::from_millis(100));
             }
-            Err(source) => return Err(Error::io("listen on", &daemon.places.socket, source)),
         }
     }
 }
 
-fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
-    stream
-        .set_read_timeout(Some(REQUEST_LIMIT))
-        .map_err(|source| Error::system("set a time limit", source))?;
-    let request: Request = match frame::receive(stream) {
-        Ok((request, _)) => request,
+fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<()> {
+    let limits = Limits { descriptors: 0, time: Some(REQUEST_LIMIT), ..Limits::default() };
+    let received = frame::receive_within(stream, &limits);
+    drop(asking);
+    let call: Call = match received {
+        Ok((call, _)) => call,
         Err(frame::FrameError::Closed) => return Ok(()),
         Err(error) => {
-            frame::send(stream, &Event::Failed { message: error.to_string() }, &[])?;
+            frame::send(stream, &Event::Failed { message: error.to_string(), exit_code: None }, &[])?;
             return Err(error.into());
         }
     };
     let reply = Reply::new(stream);
-    let last = matches!(request, Request::Shutdown);
-    let event = match answer(daemon, request, &reply) {
+    let is_for_us = check_places(daemon, &call);
+    let last = is_for_us.is_ok() && matches!(call.request, Request::Shutdown);
+    let event = match is_for_us.and_then(|()| answer(daemon, call.request, &reply)) {
         Ok(value) => Event::Done { value },
         Err(error) => {
             log::info!("a request failed: {error}");
-            Event::Failed { message: error.to_string() }
+            Event::Failed { message: error.to_string(), exit_code: error.exit_code() }
         }
     };
     if last {
@@ -101,6 +116,25 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream) -> Result<()> {
         Err(frame::FrameError::Closed) => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// A user who names directories does not mean a daemon that has others.
+fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
+    let Places { state, runs, socket, .. } = &daemon.places;
+    let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let pairs = [
+        ("state directory", state, &call.wanted_state),
+        ("directory for what runs", runs, &call.wanted_runs),
+    ];
+    for (what, found, wanted) in pairs {
+        if let Some(wanted) = wanted
+            && canonical(wanted) != canonical(found)
+        {
+            let (socket, found, wanted) = (socket.clone(), found.clone(), wanted.clone());
+            return Err(Error::OtherDaemon { socket, what, found, wanted });
+        }
+    }
+    Ok(())
 }
 
 /// The answer's fields are documented in `docs/commands.md`.

@@ -74,6 +74,8 @@ pub struct Worker {
     on_end: Mutex<Option<OnEnd>>,
     /// For a similar image than that which is restored into it.
     made_for_another: AtomicBool,
+    /// The process that it serves has taken up with it, or is from before it.
+    settled: AtomicBool,
     /// Somebody waits until it has loaded all, and sees to what becomes of its client if it ends.
     followed: AtomicBool,
 }
@@ -158,6 +160,7 @@ impl Worker {
             ended: Mutex::new(None),
             on_end: Mutex::new(Some(on_end)),
             made_for_another: AtomicBool::new(false),
+            settled: AtomicBool::new(true),
             followed: AtomicBool::new(false),
         }
     }
@@ -197,6 +200,14 @@ impl Worker {
 
     pub fn set_client(&self, pid: i32) {
         self.client.store(pid, Ordering::Relaxed);
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    pub fn set_settled(&self, settled: bool) {
+        self.settled.store(settled, Ordering::Relaxed);
     }
 
     pub fn is_followed(&self) -> bool {

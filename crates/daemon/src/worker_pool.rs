@@ -23,7 +23,6 @@ use rekindle_protocol::daemon::Spare as Shown;
 use crate::caches::Caches;
 use crate::error::Result;
 use crate::places::Places;
-use crate::run::new_id;
 use crate::worker::{OnEnd, Place, Start, Worker};
 use ahead::Tended;
 use modules::Modules;
@@ -36,6 +35,7 @@ const LOG_STEM: &str = "pool-";
 pub struct WorkerPool {
     /// `rekindled` itself, which workers are made of.
     pub program: PathBuf,
+    places: Places,
     directory: PathBuf,
     logs: PathBuf,
     store: PathBuf,
@@ -65,6 +65,7 @@ impl WorkerPool {
     pub fn open(places: &Places, program: PathBuf, size: PoolSize, caches: Arc<Caches>) -> Arc<WorkerPool> {
         let pool = WorkerPool {
             program,
+            places: places.clone(),
             directory: places.pool(),
             logs: places.logs(),
             store: places.store(),
@@ -235,7 +236,7 @@ impl WorkerPool {
 
     fn start(self: &Arc<WorkerPool>, gpu: &str) -> Result<Arc<Worker>> {
         crate::places::private_directory(&self.directory, true)?;
-        let id = new_id()?;
+        let id = self.places.new_id()?;
         let log = self.logs.join(format!("{LOG_STEM}{id}.log"));
         let place = Place { number: 0, socket: self.directory.join(format!("{id}.sock")), log };
         let start = Start { program: &self.program, place, gpu, output: Path::new("/dev/null"), spare: true };

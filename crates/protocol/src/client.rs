@@ -1,7 +1,7 @@
 //! Client ↔ worker, beside the rings.
 //!
 //! The client finds the run directory in [`RUN_DIRECTORY`], connects to [`GATE`] there, which the daemon listens on,
-//! and receives one [`Admission`]; with [`Admission::Admitted`] comes one descriptor, a socket to the worker that
+//! says [`ToGate::Knock`] and receives one [`Admission`]; with [`Admission::Admitted`] comes one descriptor, a socket to the worker that
 //! serves this process. On it the worker sends a [`Welcome`] first; from then on [`ToClient`] and [`ToWorker`] flow. A
 //! closed socket means that the other side is dead.
 
@@ -17,6 +17,20 @@ pub const GATE: &str = "gate.sock";
 /// `pinned-1000-3`, `code-1000-7`. Names stay the same over a restore.
 pub fn file_name(kind: &str, process: u32, number: u32) -> String {
     format!("{kind}-{process}-{number}")
+}
+
+/// Of what is said at the gate. A daemon admits no process that speaks another one.
+pub const GATE_VERSION: u32 = 1;
+/// The longest message that a process says there, bytes.
+pub const LONGEST_AT_GATE: usize = 4096;
+
+/// What a process says at the gate.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToGate {
+    /// It wants a GPU, or the one that it has woken. Nothing is done for it before that.
+    Knock { version: u32 },
+    /// It has taken up with the worker that it was admitted to, which serves it from now on.
+    Settled,
 }
 
 /// The daemon's answer at the gate.

@@ -1,9 +1,27 @@
-//! Command line ↔ daemon: one request a connection, then any number of [`Event::Progress`] and output events, then one
-//! final event.
+//! Command line ↔ daemon: one [`Call`] a connection, then any number of [`Event::Progress`] and output events, then one
+//! final event. A checkpoint is given up if the command line says anything meanwhile ([`Cancel`]), or closes the
+//! connection.
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::worker::Phase;
+
+/// A request, with which directories the user has named: it is for a daemon that has these.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Call {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_state: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_runs: Option<PathBuf>,
+    #[serde(flatten)]
+    pub request: Request,
+}
+
+/// The user does not want any more what was asked for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Cancel;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
@@ -149,8 +167,12 @@ pub enum Event {
     Output { bytes: Vec<u8> },
     /// The last event of a request that worked. The value's fields are documented with the command.
     Done { value: serde_json::Value },
-    /// The last event of a request that failed: one sentence.
-    Failed { message: String },
+    /// The last event of a request that failed: one sentence, and how the command is to end if not with 1.
+    Failed {
+        message: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        exit_code: Option<u8>,
+    },
 }
 
 /// A sandbox, as `rekindle ps --json` prints it.

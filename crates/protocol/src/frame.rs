@@ -1,16 +1,36 @@
 //! Frames on a Unix socket: a length (u32, little endian), JSON, and file descriptors that travel along.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The longest frame that is accepted, bytes.
 pub const MAX_FRAME: usize = 64 << 20;
 /// How many descriptors go with one message; Linux takes 253.
 pub const MOST_DESCRIPTORS: usize = 128;
+/// How many the kernel lets one message have.
+const KERNELS_MOST: usize = 253;
+/// So much of a message is made room for before any of it has come.
+const PIECE: usize = 1 << 16;
+
+/// What is taken of somebody who may send anything.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub bytes: usize,
+    pub descriptors: usize,
+    /// For the whole message. Without it, each read takes as long as the socket's own limit says.
+    pub time: Option<Duration>,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { bytes: MAX_FRAME, descriptors: MOST_DESCRIPTORS, time: None }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
@@ -18,8 +38,12 @@ pub enum FrameError {
     Closed,
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    #[error("a message of {0} bytes is over the limit of {MAX_FRAME}")]
+    #[error("a message of {0} bytes is over the limit")]
     TooLong(usize),
+    #[error("{found} descriptors came with a message, and at most {most} belong there")]
+    TooManyDescriptors { found: usize, most: usize },
+    #[error("descriptors of a message were lost, as too many files are open")]
+    DescriptorsLost,
     #[error("a message could not be understood: {0}; are both sides of the same version?")]
     Malformed(#[from] serde_json::Error),
 }
@@ -57,42 +81,102 @@ pub fn send(
 
 /// Receives one message and the descriptors that came with it. Blocks as the socket's time-outs say.
 pub fn receive<T: DeserializeOwned>(stream: &UnixStream) -> Result<(T, Vec<OwnedFd>), FrameError> {
+    receive_within(stream, &Limits::default())
+}
+
+/// As [`receive`], of somebody who may send anything. What is over a limit is not kept: descriptors that came are closed.
+pub fn receive_within<T: DeserializeOwned>(
+    stream: &UnixStream,
+    limits: &Limits,
+) -> Result<(T, Vec<OwnedFd>), FrameError> {
+    let until = limits.time.map(|time| Instant::now() + time);
     let mut length = [0u8; 4];
-    let mut descriptors = Vec::new();
-    let mut control = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
-    let got = loop {
-        let mut slices = [IoSliceMut::new(&mut length)];
-        match recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC) {
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(closed(errno)),
-            Ok(message) => {
-                for part in message.cmsgs().map_err(closed)? {
-                    if let ControlMessageOwned::ScmRights(fds) = part {
-                        // SAFETY: the kernel has just made these descriptors for us; nobody else knows them.
-                        descriptors.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                    }
-                }
-                break message.bytes;
-            }
-        }
-    };
+    wait_at_most(stream, until)?;
+    let (got, descriptors) = receive_first(stream, &mut length)?;
     if got == 0 {
         return Err(FrameError::Closed);
     }
-    read_exact(stream, &mut length[got..])?;
+    if descriptors.len() > limits.descriptors {
+        let (found, most) = (descriptors.len(), limits.descriptors);
+        return Err(FrameError::TooManyDescriptors { found, most });
+    }
+    read_exact(stream, &mut length[got..], until)?;
     let bytes = u32::from_le_bytes(length) as usize;
-    if bytes > MAX_FRAME {
+    if bytes > limits.bytes {
         return Err(FrameError::TooLong(bytes));
     }
-    let mut body = vec![0; bytes];
-    read_exact(stream, &mut body)?;
+    let mut body = Vec::new();
+    while body.len() < bytes {
+        let (had, piece) = (body.len(), PIECE.max(body.len()).min(bytes - body.len()));
+        body.resize(had + piece, 0);
+        read_exact(stream, &mut body[had..], until)?;
+    }
     Ok((serde_json::from_slice(&body)?, descriptors))
 }
 
-fn read_exact(stream: &UnixStream, into: &mut [u8]) -> Result<(), FrameError> {
-    match (&mut &*stream).read_exact(into) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FrameError::Closed),
-        other => Ok(other?),
+/// The first bytes of a message. All descriptors that come with them are owned from here on, whatever else goes wrong.
+fn receive_first(stream: &UnixStream, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), FrameError> {
+    // Words, so that it is aligned as the kernel's headers are.
+    // SAFETY: computes a size.
+    const SPACE: usize = unsafe { libc::CMSG_SPACE((KERNELS_MOST * size_of::<i32>()) as u32) } as usize;
+    let mut control = [0u64; SPACE.div_ceil(size_of::<u64>())];
+    let mut slice = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: all zeros is a message without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut slice;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let got = loop {
+        // SAFETY: the message names two buffers of ours with their sizes, both borrowed for the call.
+        let got = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
+        match nix::errno::Errno::result(got) {
+            Err(nix::errno::Errno::EINTR) => {}
+            other => break other.map_err(closed)? as usize,
+        }
+    };
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel has filled the message in; the macros stay inside of what it says is there.
+    let mut part = unsafe { libc::CMSG_FIRSTHDR(&message) };
+    while !part.is_null() {
+        // SAFETY: as above; the header is whole, and the data that follows it has as many bytes as it says. The
+        // descriptors were made by the kernel for this call, and nobody else knows them.
+        unsafe {
+            if ((*part).cmsg_level, (*part).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = (*part).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let first = libc::CMSG_DATA(part).cast::<i32>();
+                let own = |n| OwnedFd::from_raw_fd(first.add(n).read_unaligned());
+                descriptors.extend((0..bytes / size_of::<i32>()).map(own));
+            }
+            part = libc::CMSG_NXTHDR(&message, part);
+        }
+    }
+    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Err(FrameError::DescriptorsLost);
+    }
+    Ok((got, descriptors))
+}
+
+fn read_exact(stream: &UnixStream, mut into: &mut [u8], until: Option<Instant>) -> Result<(), FrameError> {
+    while !into.is_empty() {
+        wait_at_most(stream, until)?;
+        // Descriptors that come in the middle of a message are nobody's: the kernel closes them.
+        match (&mut &*stream).read(into) {
+            Ok(0) => return Err(FrameError::Closed),
+            Ok(got) => into = &mut into[got..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The next read ends by then.
+fn wait_at_most(stream: &UnixStream, until: Option<Instant>) -> io::Result<()> {
+    let Some(until) = until else { return Ok(()) };
+    match until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        Some(left) => stream.set_read_timeout(Some(left)),
+        None => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
@@ -131,5 +215,54 @@ mod tests {
         let (left, right) = UnixStream::pair().unwrap();
         (&left).write_all(&[2, 0, 0, 0, b'{', b'{']).unwrap();
         assert!(matches!(receive::<String>(&right), Err(FrameError::Malformed(_))));
+    }
+
+    /// The descriptors of `/dev/null` that this process has open.
+    fn open_nulls() -> usize {
+        let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        targets.filter(|target| target.as_os_str() == "/dev/null").count()
+    }
+
+    #[test]
+    fn descriptors_that_do_not_belong_there_are_closed() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let before = open_nulls();
+        let limits = Limits { bytes: 100, descriptors: 1, time: None };
+        for count in [2, MOST_DESCRIPTORS + 1, KERNELS_MOST] {
+            let (left, right) = UnixStream::pair().unwrap();
+            send(&left, &"x", &vec![file.as_fd(); count]).unwrap();
+            let refused = receive_within::<String>(&right, &limits);
+            assert!(matches!(refused, Err(FrameError::TooManyDescriptors { .. })), "{refused:?}");
+            assert_eq!(open_nulls(), before);
+            let (left, right) = UnixStream::pair().unwrap();
+            send(&left, &"x".repeat(200), &vec![file.as_fd(); count]).unwrap();
+            assert!(receive::<Vec<u8>>(&right).is_err());
+            // In the middle of a message.
+            let (left, right) = UnixStream::pair().unwrap();
+            (&left).write_all(&9u32.to_le_bytes()).unwrap();
+            send(&left, &"xyz", &vec![file.as_fd(); count]).unwrap();
+            let _ = receive_within::<String>(&right, &limits);
+            assert_eq!(open_nulls(), before);
+        }
+    }
+
+    #[test]
+    fn who_sends_slowly_is_not_waited_for() {
+        let (left, right) = UnixStream::pair().unwrap();
+        let sender = std::thread::spawn(move || {
+            for byte in 1000u32.to_le_bytes().into_iter().chain([b'"'; 1000]) {
+                if (&left).write_all(&[byte]).is_err() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let limits = Limits { time: Some(Duration::from_millis(100)), ..Limits::default() };
+        let began = Instant::now();
+        assert!(matches!(receive_within::<String>(&right, &limits), Err(FrameError::Io(_))));
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        drop(right);
+        sender.join().unwrap();
     }
 }

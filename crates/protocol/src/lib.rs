@@ -7,7 +7,8 @@
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //!
-//! And [`fault`], by which tests fail or kill any of them, and [`descriptors`], which travel along with frames.
+//! And [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
+//! who sends them.
 
 pub mod client;
 pub mod daemon;
@@ -15,4 +16,5 @@ pub mod descriptors;
 pub mod fault;
 pub mod frame;
 pub mod operation;
+pub mod peer;
 pub mod worker;

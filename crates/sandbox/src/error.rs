@@ -22,7 +22,11 @@ pub enum Error {
     #[error("the sandbox could not be set up: {cause}")]
     Setup { cause: String },
     #[error("the program could not be started: {cause}")]
-    Start { cause: String },
+    Start {
+        cause: String,
+        /// The status by which a shell tells of it, if it has one for that.
+        shell_code: Option<u8>,
+    },
     #[error("CRIU could not {action} the program: {cause}{log}", log = told_in(log.as_deref()))]
     Criu { action: &'static str, cause: String, log: Option<PathBuf> },
     #[error("the file system of {place} is full: the program's memory did not fit; make room there", place = place.display())]

@@ -41,6 +41,9 @@ pub struct Inventory {
     pub session_outside: bool,
     #[serde(default)]
     pub attributes: Attributes,
+    /// The working directories of its processes.
+    #[serde(default)]
+    pub directories: Vec<PathBuf>,
 }
 
 /// A file that the program has mapped.
@@ -66,6 +69,7 @@ pub enum Identity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mismatch {
     Missing { path: PathBuf, cause: String },
+    NoDirectory { path: PathBuf, cause: String },
     Changed { path: PathBuf, found: String, expected: String },
     Pids { highest: i32, limit: i32 },
     Descriptors { highest: u64, limit: u64 },
@@ -81,6 +85,11 @@ impl fmt::Display for Mismatch {
                     path.display()
                 )
             }
+            Self::NoDirectory { path, cause } => write!(
+                out,
+                "{}, the working directory of the program, cannot be entered: {cause}; make it again",
+                path.display()
+            ),
             Self::Changed { path, found, expected } => write!(
                 out,
                 "{}, which the program used, has changed: found {found}, expected {expected}; put the old one back",
@@ -120,6 +129,7 @@ impl Inventory {
             }
             let (open_files, highest) = openfile::list(*pid, &lost_names)?;
             out.open_files.extend(open_files);
+            out.directories.extend(working_directory(*pid));
             out.highest_descriptor = out.highest_descriptor.max(highest);
             for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
                 let inside = task.file_name().to_str().and_then(|name| name.parse().ok());
@@ -130,12 +140,15 @@ impl Inventory {
         out.files = files.into_values().collect();
         out.open_files.sort();
         out.open_files.dedup();
+        out.directories.sort();
+        out.directories.dedup();
         Ok(out)
     }
 
     /// What on this machine is not as the program had it; empty if a restore may go on.
     pub fn check(&self) -> Vec<Mismatch> {
         let mut out: Vec<_> = self.files.iter().filter_map(MappedFile::check).collect();
+        out.extend(self.directories.iter().filter_map(|path| check_directory(path)));
         out.extend(self.open_files.iter().filter_map(check_open));
         let limit =
             fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|text| text.trim().parse().ok());
@@ -149,6 +162,22 @@ impl Inventory {
         }
         out
     }
+}
+
+/// One that is of the machine's disks, and still has its name.
+fn working_directory(pid: i32) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+    let deleted = path.as_os_str().as_bytes().ends_with(b" (deleted)");
+    (!deleted && !is_elsewhere(&path)).then_some(path)
+}
+
+fn check_directory(path: &Path) -> Option<Mismatch> {
+    let cause = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => return None,
+        Ok(_) => "it is no directory".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Some(Mismatch::NoDirectory { path: path.into(), cause })
 }
 
 /// A file that is written may have another size now, one that is read may not.

@@ -95,6 +95,7 @@ pub enum Reply {
         /// What it does not have as it had it: a sentence each.
         warnings: Vec<String>,
     },
+    NotStarted(NotStarted),
     Frozen {
         steps: Vec<Step>,
     },
@@ -103,6 +104,20 @@ pub enum Reply {
     },
     Aborted(String),
     Failed(String),
+}
+
+/// Why a program does not run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotStarted {
+    pub cause: String,
+    /// The status by which a shell tells of it, if it has one for that.
+    pub shell_code: Option<u8>,
+}
+
+impl From<String> for NotStarted {
+    fn from(cause: String) -> Self {
+        Self { cause, shell_code: None }
+    }
 }
 
 /// A step that CRIU has announced.

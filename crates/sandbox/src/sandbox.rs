@@ -19,7 +19,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use crate::error::{Error, Result};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
 use crate::inventory::Inventory;
-use crate::message::{self, Exit, Program, Reply, Setup};
+use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
 use crate::process::{self, Handle};
 use crate::spawn::Spawned;
 use crate::wire::Channel;
@@ -101,7 +101,10 @@ impl Sandbox {
             empty.send(&message::Command::Start(program.clone()), &[]).and_then(|()| empty.recv(None));
         let result = match started {
             Ok(Reply::Running(pid)) => return Ok(empty.with_program(pid)),
-            Ok(Reply::Failed(cause)) => Err(Error::Start { cause }),
+            Ok(Reply::NotStarted(NotStarted { cause, shell_code })) => {
+                Err(Error::Start { cause, shell_code })
+            }
+            Ok(Reply::Failed(cause)) => Err(Error::Start { cause, shell_code: None }),
             Ok(other) => Err(unexpected(&other, "Running")),
             Err(error) => Err(error),
         };

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::ToClient;
 use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::peer;
 use rekindle_protocol::worker::{Phase, Recording, Request, Response, Status};
 
 use crate::dispatch::{Desk, Ended, Remote};
@@ -95,7 +96,8 @@ impl Control {
         loop {
             if is_waiting(&self.listener, Duration::from_secs(1)) {
                 match self.accept() {
-                    Ok(stream) => self.serve(&stream),
+                    Ok(Some(stream)) => self.serve(&stream),
+                    Ok(None) => continue,
                     Err(error) => log::warn!("cannot take a connection: {error}"),
                 }
                 *self.conversations.daemon() = Daemon::default();
@@ -113,11 +115,16 @@ impl Control {
         }
     }
 
-    fn accept(&self) -> std::io::Result<UnixStream> {
+    /// None if it was nobody who may ask for anything.
+    fn accept(&self) -> std::io::Result<Option<UnixStream>> {
         let mut daemon = self.conversations.daemon();
         let (stream, _) = self.listener.accept()?;
+        if !peer::is_beside(&stream) {
+            log::warn!("a process of the sandbox is sent away that came where the daemon does");
+            return Ok(None);
+        }
         daemon.stream = Some(stream.as_raw_fd());
-        Ok(stream)
+        Ok(Some(stream))
     }
 
     /// False if the connection is no more.

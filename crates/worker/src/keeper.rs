@@ -15,6 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 
 use rekindle_protocol::frame;
+use rekindle_protocol::peer;
 use rekindle_protocol::worker::{MOST_DESCRIPTORS, Request, Response, Status};
 use serde::{Deserialize, Serialize};
 
@@ -121,7 +122,10 @@ impl Keeper {
             if client || daemon && !self.answer() {
                 return;
             }
-            if listener && let Ok((stream, _)) = self.listener.accept() {
+            if listener
+                && let Ok((stream, _)) = self.listener.accept()
+                && peer::is_beside(&stream)
+            {
                 self.daemon = Some(stream);
             }
         }

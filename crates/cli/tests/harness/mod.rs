@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -33,7 +33,7 @@ pub const GPU_COUNTER: [&str; 3] =
 
 pub struct Rekindle {
     root: TempDir,
-    runs: TempDir,
+    runs: Arc<TempDir>,
     environment: Vec<(String, String)>,
     /// What every command and daemon gets, whatever faults there are.
     always: Vec<(String, String)>,
@@ -41,11 +41,19 @@ pub struct Rekindle {
 
 impl Rekindle {
     pub fn new() -> Rekindle {
+        Rekindle::new_in(Arc::new(tempfile::tempdir_in("/dev/shm").unwrap()))
+    }
+
+    fn new_in(runs: Arc<TempDir>) -> Rekindle {
         build_client();
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("marks")).unwrap();
-        let runs = tempfile::tempdir_in("/dev/shm").unwrap();
         Rekindle { root, runs, environment: Vec::new(), always: Vec::new() }
+    }
+
+    /// Another one, with the other's place for what runs.
+    pub fn beside(other: &Rekindle) -> Rekindle {
+        Rekindle::new_in(other.runs.clone())
     }
 
     /// As [`Rekindle::new`], with variables of its own.
@@ -279,7 +287,16 @@ impl Rekindle {
             .iter()
             .filter(|sandbox| sandbox["pid"] != 0)
             .count();
-        assert_eq!(fs::read_dir(self.path("runs/run")).unwrap().count(), live);
+        assert_eq!(self.run_directories().len(), live);
+    }
+
+    /// Those of this one's sandboxes.
+    pub fn run_directories(&self) -> Vec<PathBuf> {
+        let name = fs::read_to_string(self.path("state/name")).unwrap_or_default();
+        let Some(name) = name.split_whitespace().next() else { return Vec::new() };
+        let all = fs::read_dir(self.path("runs/run")).into_iter().flatten();
+        let all = all.map(|entry| entry.unwrap().path());
+        all.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(name)).collect()
     }
 }
 
@@ -296,9 +313,7 @@ impl Drop for Rekindle {
             }
         }
         let began = Instant::now();
-        while fs::read_dir(self.path("runs/run")).is_ok_and(|runs| runs.count() > 0)
-            && began.elapsed() < PATIENCE
-        {
+        while !self.run_directories().is_empty() && began.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.output(&["shutdown"]);

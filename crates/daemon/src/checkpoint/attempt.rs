@@ -85,7 +85,7 @@ pub(super) struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     pub(super) fn make(&self, draft: Draft) -> Result<Taken> {
-        fault::point("checkpoint-begun")?;
+        self.step("checkpoint-begun")?;
         self.take(draft)
     }
 
@@ -122,7 +122,7 @@ impl<'a> Attempt<'a> {
                 Some(self.timeline.time("quiesce", || Quiet::begin(held, worker, false))?)
             }
         };
-        fault::point("quiesced")?;
+        self.step("quiesced")?;
         if let Some(quiet) = &mut quiet {
             let pid = self.client_pid(quiet)?;
             self.timeline.time("detach", || quiet.detach(pid))?;
@@ -146,7 +146,7 @@ impl<'a> Attempt<'a> {
             })?,
             Gpu::None | Gpu::Worker { .. } => (Prepared::default(), None),
         };
-        fault::point("detached")?;
+        self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
         let still = Still { quiet: quiet.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
@@ -169,6 +169,12 @@ impl<'a> Attempt<'a> {
         }
         fault::point("committed")?;
         Ok(Taken { stopped_us, gpu_processes })
+    }
+
+    /// A step is done after which it can still be given up.
+    pub(super) fn step(&self, point: &'static str) -> Result<()> {
+        fault::point(point)?;
+        self.reply.check_wanted()
     }
 
     fn hold(&self) -> Result<Option<Hold<'a>>> {

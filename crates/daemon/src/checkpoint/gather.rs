@@ -54,18 +54,18 @@ impl Attempt<'_> {
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
         still: &Still<'_>,
     ) -> Result<()> {
-        fault::point("frozen")?;
+        self.step("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
         let draft = draft.as_ref().ok_or(Error::NoDraft)?;
         let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
-        fault::point("saved")?;
+        self.step("saved")?;
         if let Some(worker) = self.worker() {
             let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
             let pinned = self.saved(worker, PINNED, "save pinned memory", &request)?;
             draft.adopt(pinned)?;
         }
-        fault::point("pinned-saved")?;
+        self.step("pinned-saved")?;
         self.timeline.time("manifest", || self.describe(frozen, draft, still))
     }
 
@@ -93,7 +93,7 @@ impl Attempt<'_> {
             }
             self.timeline.time("check", || soundness::check_draft(draft))?;
         }
-        fault::point("before-commit")?;
+        self.step("before-commit")?;
         if let Some(draft) = slot.take() {
             let image = self.timeline.time("commit", || draft.commit())?;
             let id = image.manifest().id.clone();

@@ -38,20 +38,13 @@ pub fn by_podman(
     let id = format!("container-{}", container.id);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
-    let dump = Dump {
-        daemon,
-        id: container.id.get(..16).unwrap_or(&container.id),
-        container,
-        scratch: &scratch,
-        sockets: &[],
-        first: None,
-        timeline: &timeline,
-    };
+    let dump = Dump { daemon, container, scratch: &scratch, sockets: &[], first: None, timeline: &timeline };
     let held = Mutex::new(None);
     let dumped = std::thread::scope(|scope| {
         let holding = scope.spawn(|| {
             let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
             fault::point("detached")?;
+            reply.check_wanted()?;
             Ok(hold)
         });
         let ready = || {
@@ -118,6 +111,7 @@ pub fn by_containerd(
     let id = format!("container-{}", container.id);
     let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
     fault::point("detached")?;
+    reply.check_wanted()?;
     let half = hold.as_ref().map(half_of);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
@@ -189,6 +183,7 @@ fn seal(
 ) -> Result<()> {
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
+    reply.check_wanted()?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, archive))?;
     {
         let mut manifest = draft.manifest();
@@ -211,6 +206,7 @@ fn seal(
         kept.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
+    reply.check_wanted()?;
     timeline.time("commit", || draft.commit())?;
     Ok(())
 }

@@ -81,7 +81,7 @@ impl Containerd {
 
     /// What the archive calls itself.
     fn try_export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<String> {
-        let reference = format!("localhost/rekindle:{}", crate::run::new_id()?);
+        let reference = format!("localhost/rekindle:{}", crate::own_name::random()?);
         let id = container.id.as_str();
         let words = ["containers", "checkpoint", "--image", "--task", "--rw", id, &reference];
         self.of(CHECKPOINT, container, &words)?;

@@ -19,7 +19,7 @@ use crate::gate::Gate;
 use crate::held::Held;
 use crate::process::is_alive;
 use crate::record::Record;
-use crate::run::{create, new_id};
+use crate::run::create;
 use crate::{client_library, gpu, wake};
 
 /// What all these devices are called.
@@ -47,7 +47,7 @@ pub fn is_one(name: &str) -> bool {
 /// Makes a device, which is there until it is removed.
 pub fn make(daemon: &Daemon, name: &str, gpu: Option<&str>) -> Result<Value> {
     let gpu = gpu::choose(Some(gpu.unwrap_or("emulated")))?;
-    let held = add(daemon, name, new_id()?, &gpu)?;
+    let held = add(daemon, name, daemon.places.new_id()?, &gpu)?;
     Ok(json!({ "name": held.name(), "device": full_name(name), "description": description(&held.id) }))
 }
 
@@ -85,6 +85,7 @@ pub fn adopt(daemon: &Daemon, held: &Arc<Held>) -> Result<()> {
         let library = client_library::find(&daemon.program)?;
         crate::places::private_directory(&held.run_directory, true)?;
         client_library::copy_into(&held.run_directory, &library)?;
+        held.claim()?;
     }
     Gate::open(held)?;
     held.reconnect_workers();

@@ -39,8 +39,6 @@ const INVENTORY: &str = "inventory.img";
 /// One dump.
 pub struct Dump<'a> {
     pub daemon: &'a Daemon,
-    /// Names the relay; short.
-    pub id: &'a str,
     pub container: &'a Container,
     pub scratch: &'a Scratch,
     /// Inodes of the program's ends of sockets whose other ends are ours.
@@ -79,7 +77,7 @@ impl Dump<'_> {
         ready: impl FnOnce() -> Result<Vec<Wanted>> + Send,
         at_step: impl FnOnce() -> Result<()> + Send,
     ) -> Result<Dumped> {
-        let relay = relay(self.daemon, self.id, self.scratch)?;
+        let relay = relay(self.daemon, self.scratch)?;
         let podman = Podman::through(self.daemon.criu()?, relay.directory());
         let failure = Mutex::new(None);
         // The first is the cause.
@@ -198,7 +196,7 @@ fn move_images(from: &File, to: &Path) -> io::Result<()> {
 }
 
 /// The relay of one checkpoint or restore. Its socket's path must be short.
-pub fn relay(daemon: &Daemon, id: &str, scratch: &Scratch) -> Result<Relay> {
-    let socket = daemon.places.runs.join(format!("criu-{id}.sock"));
+pub fn relay(daemon: &Daemon, scratch: &Scratch) -> Result<Relay> {
+    let socket = daemon.places.runs.join(format!("{}-criu.sock", daemon.places.new_id()?));
     Ok(Relay::make(&scratch.path.join("criu"), &socket, &daemon.program, daemon.criu()?)?)
 }

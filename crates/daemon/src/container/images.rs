@@ -103,7 +103,7 @@ impl Import<'_> {
         let Import { daemon, beside, timeline, .. } = self;
         let archive = archive_of(self.image)?;
         let scratch = Scratch::make(daemon.places.dumps().join(format!("restore-{}", self.id)))?;
-        let relay = relay(daemon, self.id, &scratch)?;
+        let relay = relay(daemon, &scratch)?;
         let podman = Podman::through(daemon.criu()?, relay.directory());
         let open = |path: &PathBuf| File::open(path).map_err(|source| Error::io("open", path, source));
         let directory = beside.map(|beside| open(&beside.directory)).transpose()?;

@@ -77,7 +77,6 @@ pub fn checkpoint(
     let saved = OnceLock::new();
     let dump = Dump {
         daemon,
-        id: &held.id,
         container,
         scratch: &scratch,
         sockets: &sockets,

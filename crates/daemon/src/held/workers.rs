@@ -21,7 +21,10 @@ impl Held {
 
     /// The last worker that served `client`, if it is dead and the client is not.
     pub fn lost_worker(&self) -> Option<Arc<Worker>> {
-        self.workers().iter().find(|worker| worker.ended().is_some() && is_alive(worker.client())).cloned()
+        let is_lost = |worker: &&Arc<Worker>| {
+            worker.ended().is_some() && worker.is_settled() && is_alive(worker.client())
+        };
+        self.workers().iter().find(is_lost).cloned()
     }
 
     /// Ends a worker that is not needed any more.
@@ -124,7 +127,7 @@ impl Held {
     fn on_worker_end(self: &Arc<Held>) -> OnEnd {
         let held: Weak<Held> = Arc::downgrade(self);
         Box::new(move |worker| {
-            if worker.is_followed() {
+            if worker.is_followed() || !worker.is_settled() {
                 return;
             }
             let client = worker.client();

@@ -14,6 +14,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 
 use super::findings::Cache;
@@ -143,7 +144,9 @@ impl Init<'_> {
     }
 
     fn accept(&mut self) {
+        // A daemon is in no namespace of this one's, where it would have a pid.
         if let Ok((socket, _)) = self.listener.accept()
+            && getsockopt(&socket, PeerCredentials).is_ok_and(|peer| peer.pid() == 0)
             && socket.set_read_timeout(Some(MESSAGE_TIMEOUT)).is_ok()
         {
             self.channels.push(Channel::new(socket));
@@ -168,13 +171,16 @@ impl Init<'_> {
     /// The answer, and whether the program was stopped as asked.
     fn answer(&mut self, command: Command, descriptors: Vec<OwnedFd>, channel: &Channel) -> (Reply, bool) {
         match (command, self.program) {
-            (Command::Start(program), None) => (self.run(program::start(&program)), false),
+            (Command::Start(program), None) => match program::start(&program) {
+                Ok(program) => (self.run(program), false),
+                Err(why) => (Reply::NotStarted(why), false),
+            },
             (Command::Restore(restore), None) => {
                 let restored = freeze::restore(&restore, descriptors, channel);
                 match restored {
                     Ok(freeze::Restored { program, outputs, mut criu, warnings }) => {
                         self.outputs = outputs;
-                        self.run(Ok(program));
+                        self.run(program);
                         let steps = criu.take_steps();
                         self.criu = Some(criu);
                         (Reply::Restored { pid: program.as_raw(), steps, warnings }, false)
@@ -196,16 +202,11 @@ impl Init<'_> {
         }
     }
 
-    fn run(&mut self, started: Result<Pid, String>) -> Reply {
-        match started {
-            Ok(pid) => {
-                self.program = Some(pid);
-                if let Err(error) = record_pid(pid) {
-                    eprintln!("sandbox-init: the program's pid {pid} cannot be recorded: {error}");
-                }
-                Reply::Running(pid.as_raw())
-            }
-            Err(cause) => Reply::Failed(cause),
+    fn run(&mut self, pid: Pid) -> Reply {
+        self.program = Some(pid);
+        if let Err(error) = record_pid(pid) {
+            eprintln!("sandbox-init: the program's pid {pid} cannot be recorded: {error}");
         }
+        Reply::Running(pid.as_raw())
     }
 }

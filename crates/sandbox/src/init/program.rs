@@ -13,7 +13,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
 
 use super::mounts::LOG_PATH;
-use crate::message::Program;
+use crate::message::{NotStarted, Program};
 use crate::withheld::withhold;
 
 /// CRIU takes the first pids of a fresh namespace for itself; those to be restored lie above.
@@ -32,10 +32,10 @@ pub fn open_log() -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(LOG_PATH)
 }
 
-pub fn start(program: &Program) -> Result<Pid, String> {
-    let name = program.args.first().ok_or("its command is empty")?;
-    let path = find(name, &program.env, Path::new(&program.cwd))
-        .ok_or_else(|| format!("{} is not an executable file, nor in PATH", name.display()))?;
+pub fn start(program: &Program) -> Result<Pid, NotStarted> {
+    let name = program.args.first().ok_or("its command is empty".to_owned())?;
+    check_directory(Path::new(&program.cwd))?;
+    let path = find(name, &program.env, Path::new(&program.cwd))?;
     let text = |bytes: &[u8]| {
         CString::new(bytes).map_err(|_| "an argument or variable holds a zero byte".to_owned())
     };
@@ -49,17 +49,21 @@ pub fn start(program: &Program) -> Result<Pid, String> {
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let cause = become_program(&path, &args, &env, program, &log);
+            let why = become_program(&path, &args, &env, program, &log);
             // Nobody else can be told.
-            let _ = (&told).write_all(cause.as_bytes());
+            let _ = serde_json::to_writer(&told, &why);
             // SAFETY: _exit ends this process and returns to nothing.
             unsafe { libc::_exit(127) }
         }
         ForkResult::Parent { child } => {
             drop(told);
-            let mut cause = String::new();
-            failed.read_to_string(&mut cause).map_err(|error| format!("waiting for it: {error}"))?;
-            if cause.is_empty() { Ok(child) } else { Err(cause) }
+            let mut why = String::new();
+            failed.read_to_string(&mut why).map_err(|error| format!("waiting for it: {error}"))?;
+            match serde_json::from_str(&why) {
+                _ if why.is_empty() => Ok(child),
+                Ok(why) => Err(why),
+                Err(_) => Err(why.into()),
+            }
         }
     }
 }
@@ -71,7 +75,7 @@ fn become_program(
     env: &[CString],
     program: &Program,
     log: &File,
-) -> String {
+) -> NotStarted {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
         // Apart from init's and CRIU's, or CRIU would take what is in it for somebody else's.
@@ -98,24 +102,82 @@ fn become_program(
             .map_err(|error| format!("withholding what cannot be checkpointed: {error}"))
     };
     if let Err(cause) = steps() {
-        return cause;
+        return cause.into();
     }
     match execve(path, args, env) {
-        Err(error) => format!("{}: {error}", path.to_string_lossy()),
+        Err(error) => not_executed(Path::new(OsStr::from_bytes(path.as_bytes())), error.into()),
         Ok(never) => match never {},
     }
 }
 
-fn find(name: &OsStr, env: &[(OsString, OsString)], cwd: &Path) -> Option<PathBuf> {
+fn check_directory(cwd: &Path) -> Result<(), NotStarted> {
+    let found = fs::metadata(cwd);
+    let why = match found {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => "is no directory".to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => "does not exist".to_owned(),
+        Err(error) => format!("cannot be entered: {error}"),
+    };
+    Err(format!("its working directory {} {why}; start it from one that is there", cwd.display()).into())
+}
+
+fn not_executed(path: &Path, error: io::Error) -> NotStarted {
+    let path = path.display();
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => not_found(format!(
+            "what {path} needs to run, the interpreter in its first line or its loader, does not exist"
+        )),
+        Some(libc::ENOEXEC) => not_executable(format!(
+            "{path} is no program for this machine; a script needs a first line such as #!/bin/sh"
+        )),
+        _ => not_executable(format!("{path} cannot be executed: {error}")),
+    }
+}
+
+fn not_found(cause: String) -> NotStarted {
+    NotStarted { cause, shell_code: Some(127) }
+}
+
+fn not_executable(cause: String) -> NotStarted {
+    NotStarted { cause, shell_code: Some(126) }
+}
+
+/// The file of a program: itself if it has a slash, else the first of this name in `PATH` that can be executed.
+fn find(name: &OsStr, env: &[(OsString, OsString)], cwd: &Path) -> Result<PathBuf, NotStarted> {
     if name.as_bytes().contains(&b'/') {
-        return Some(name.into());
+        return check_program(cwd.join(name)).map(|_| name.into());
     }
     let path = env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_os_str());
-    std::env::split_paths(path.unwrap_or("/usr/local/bin:/usr/bin:/bin".as_ref()))
-        .map(|dir| cwd.join(dir).join(name))
-        .find(|file| {
-            fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-        })
+    let path = path.unwrap_or("/usr/local/bin:/usr/bin:/bin".as_ref());
+    let mut refused = None;
+    for directory in std::env::split_paths(path) {
+        match check_program(cwd.join(directory).join(name)) {
+            Ok(found) => return Ok(found),
+            // What is there and cannot be executed is told of if nothing else is found.
+            Err(why) if why.shell_code == Some(126) => refused = refused.or(Some(why)),
+            Err(_) => {}
+        }
+    }
+    let shown = name.display();
+    Err(refused
+        .unwrap_or_else(|| not_found(format!("there is no program {shown} in PATH ({})", path.display()))))
+}
+
+fn check_program(file: PathBuf) -> Result<PathBuf, NotStarted> {
+    let shown = file.display();
+    match fs::metadata(&file) {
+        Ok(found) if found.is_dir() => {
+            Err(not_executable(format!("{shown} is a directory, and not a program")))
+        }
+        Ok(found) if found.permissions().mode() & 0o111 == 0 => {
+            Err(not_executable(format!("{shown} is not executable; `chmod +x` makes it so")))
+        }
+        Ok(_) => Ok(file),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+            Err(not_found(format!("there is no program {shown}")))
+        }
+        Err(error) => Err(not_executable(format!("{shown} cannot be executed: {error}"))),
+    }
 }
 
 #[cfg(test)]
@@ -128,11 +190,14 @@ mod tests {
         let file = dir.path().join("tool");
         fs::write(&file, "").unwrap();
         let env = [("PATH".into(), dir.path().as_os_str().to_owned())];
-        assert_eq!(find("tool".as_ref(), &env, "/".as_ref()), None, "it is not executable");
+        let code = |name: &str, env: &[_]| find(name.as_ref(), env, "/".as_ref()).unwrap_err().shell_code;
+        assert_eq!(code("tool", &env), Some(126), "it is not executable");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(find("tool".as_ref(), &env, "/".as_ref()), Some(file.clone()));
-        assert_eq!(find("sh".as_ref(), &env, "/".as_ref()), None);
-        assert!(find("sh".as_ref(), &[], "/".as_ref()).is_some());
-        assert_eq!(find("./tool".as_ref(), &env, "/".as_ref()), Some("./tool".into()));
+        assert_eq!(find("tool".as_ref(), &env, "/".as_ref()), Ok(file.clone()));
+        assert_eq!(code("sh", &env), Some(127));
+        assert!(find("sh".as_ref(), &[], "/".as_ref()).is_ok());
+        assert_eq!(find("./tool".as_ref(), &env, dir.path()), Ok("./tool".into()));
+        assert_eq!(code("./tool", &env), Some(127));
+        assert_eq!(code(dir.path().to_str().unwrap(), &env), Some(126));
     }
 }
