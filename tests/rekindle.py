@@ -103,7 +103,10 @@ class Rekindle:
         return next(row for row in self.sandboxes() if row["name"] == name)
 
     def lines(self, name):
-        return self("logs", name).splitlines()
+        """What this run of the program has printed, and not one before a restore."""
+        lines = self("logs", name).splitlines()
+        markers = [number for number, line in enumerate(lines) if line.startswith("--- rekindle: restored from the image ")]
+        return lines[markers[-1] + 1 :] if markers else lines
 
     def reached(self, point):
         """Waits until somebody hangs at this point."""

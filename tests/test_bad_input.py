@@ -383,3 +383,36 @@ def test_a_full_disk_under_the_gpu_half_undoes_the_checkpoint(bytes):
         pace.end()
         lines = rekindle.wait_end("training")
         assert lines[-1] == "done" and len(lines) == STEPS + 1
+
+
+def test_a_program_that_prints_goes_on_when_the_disk_is_full(rekindle):
+    """What does not fit is lost and counted, and nothing else happens; so with what the daemon has to say."""
+    state, steps = rekindle.root / "state", rekindle.root / "steps"
+    state.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "rekindle-test", state], check=True)
+    try:
+        code = f"import time\nfor n in range(10**9):\n    print('x' * 1000, n, flush=True)\n    open({str(steps)!r}, 'w').write(str(n))\n    time.sleep(0.002)"
+        rekindle.run("prints", sys.executable, "-c", code)
+        stepped = lambda: int(steps.read_text() or 0) if steps.exists() else 0
+        rekindle.wait(lambda: stepped() > 10, "the first lines")
+        log = log_of_the_only_program(rekindle)
+        fill = state / "fill"
+        with contextlib.suppress(OSError), fill.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        full = stepped()
+        rekindle.wait(lambda: stepped() > full + 500, "it to print on a full disk")
+        assert rekindle.sandbox("prints")["pid"]
+        fill.unlink()
+        rekindle.wait(lambda: "bytes of output are lost here" in rekindle("logs", "prints"), "the loss to be told of")
+        later = stepped()
+        rekindle.wait(lambda: stepped() > later + 10, "it to go on")
+        lines = rekindle.lines("prints")
+        (told,) = (number for number, line in enumerate(lines) if "are lost here" in line)
+        assert "No space left on device" in lines[told] and int(lines[told].split()[1]) > 400_000, lines[told]
+        numbers = [int(line.split()[1]) for line in lines[told + 1 :] if line.startswith("x" * 1000 + " ")]
+        assert len(numbers) > 3 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    finally:
+        rekindle("kill", "prints", check=False)
+        rekindle("shutdown", check=False)
+        subprocess.run(["umount", "--lazy", state], check=True)

@@ -222,7 +222,7 @@ fn code_of(ended: &Sandbox) -> ExitCode {
 }
 
 fn logs(places: &Places, printer: &Printer, name: String, follow: bool) -> Result<()> {
-    let request = Request::Logs { name: name.clone(), follow };
+    let request = Request::Logs { name: name.clone(), follow, own: false };
     if !printer.json {
         ask(places, &request, |bytes| Output::Stdout.write(bytes))?;
         return Ok(());

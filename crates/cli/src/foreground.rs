@@ -41,7 +41,8 @@ pub fn hold_signals() -> Result<()> {
 /// Follows the program to its end and tells how that was.
 pub fn follow(places: &Places, name: &str, output: Output) -> Result<Sandbox> {
     pass_signals_on(places.clone(), name.to_string());
-    ask(places, &Request::Logs { name: name.to_string(), follow: true }, |bytes| output.write(bytes))?;
+    let request = Request::Logs { name: name.to_string(), follow: true, own: true };
+    ask(places, &request, |bytes| output.write(bytes))?;
     let ended = simply_ask(places, &Request::Wait { name: name.to_string() })?;
     Ok(serde_json::from_value(ended)?)
 }

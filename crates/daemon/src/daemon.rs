@@ -24,7 +24,7 @@ use crate::record::Record;
 use crate::registry::Registry;
 use crate::resources::give_memory_back;
 use crate::worker_pool::{PoolSize, WorkerPool};
-use crate::{page_check, sleep, wake};
+use crate::{doctor, page_check, sleep, wake};
 
 pub struct Daemon {
     pub places: Places,
@@ -48,6 +48,7 @@ impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
     pub fn open(places: Places, pool: PoolSize, caches: CacheLimits) -> Result<Arc<Daemon>> {
         give_memory_back();
+        doctor::tell_of_capabilities();
         places.prepare()?;
         let lock = Lock::take(&places)?;
         let places = places.named();

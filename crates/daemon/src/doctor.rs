@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
-use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, capability, trial};
+use rekindle_sandbox::capability::{self, For};
+use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, trial};
 use serde::Serialize;
 
 use crate::places::Places;
@@ -41,7 +42,9 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
         criu_version(&criu),
         criu_check(&criu),
         taken_and_brought_back(&criu, places, program),
-        capabilities(),
+        capabilities("capabilities", For::Checkpoints),
+        capabilities("capabilities for restores", For::Restores),
+        capabilities("capabilities for programs that become another user", For::OtherUsers),
         kernel_feature("pid namespaces", "/proc/self/ns/pid", true, "use a kernel with CONFIG_PID_NS"),
         kernel_feature(
             "checkpoint support of the kernel",
@@ -152,15 +155,26 @@ fn criu_check(criu: &rekindle_sandbox::Result<Criu>) -> Finding {
     }
 }
 
-fn capabilities() -> Finding {
-    let missing = capability::missing();
+fn capabilities(need: &str, purpose: For) -> Finding {
+    let missing = capability::missing(purpose);
+    let named = |(name, what): &(&str, &str)| format!("CAP_{name} ({what})");
+    let list = |all: &[_]| all.iter().map(named).collect::<Vec<_>>().join(", ");
     Finding {
-        need: "capabilities".into(),
-        found: if missing.is_empty() { "all".into() } else { format!("without {}", missing.join(", ")) },
-        required: capability::needed().join(", "),
+        need: need.into(),
+        found: if missing.is_empty() { "all".into() } else { format!("without {}", list(&missing)) },
+        required: list(&capability::needed(purpose)),
         ok: missing.is_empty(),
-        required_for_all: true,
+        required_for_all: purpose != For::OtherUsers,
         mend: "run as root, or in a container with these capabilities".into(),
+    }
+}
+
+/// What a daemon that starts tells of in its log.
+pub fn tell_of_capabilities() {
+    for (name, what) in For::ALL.into_iter().flat_map(capability::missing) {
+        log::warn!(
+            "this daemon is without CAP_{name}, for {what}; `rekindle doctor` says what cannot be done so"
+        );
     }
 }
 

@@ -25,6 +25,9 @@ use crate::{cpu_pages, lock, page_check, sleep, traces};
 mod operation;
 mod workers;
 
+/// How long a sandbox's init may take to put into the log what was printed. It may be serving something else.
+const FLUSH: Duration = Duration::from_secs(1);
+
 pub use operation::Operation;
 
 pub struct Held {
@@ -40,11 +43,14 @@ pub struct Held {
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
+    log_max: u64,
     pool: Arc<WorkerPool>,
     record: Mutex<Record>,
     changed: Condvar,
     /// No other daemon may touch the run directory while this is open.
     claim: Mutex<Option<File>>,
+    /// The ended one whose name it has, until it is up: it has that back if nothing comes of this one.
+    former: Mutex<Option<Arc<Held>>>,
     cpu: OnceLock<Sandbox>,
     gate: OnceLock<Gate>,
     workers: Mutex<Vec<Arc<Worker>>>,
@@ -69,10 +75,12 @@ impl Held {
             records: places.sandboxes(),
             logs: places.logs(),
             criu_cache: places.criu_cache(),
+            log_max: places.log_max,
             pool: pool.clone(),
             record: Mutex::new(record),
             changed: Condvar::new(),
             claim: Mutex::default(),
+            former: Mutex::default(),
             cpu: OnceLock::new(),
             gate: OnceLock::new(),
             workers: Mutex::default(),
@@ -175,6 +183,7 @@ impl Held {
             criu_cache: Some(self.criu_cache.clone()),
             pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
             own_network: false,
+            log_max: self.log_max,
         }
     }
 
@@ -223,7 +232,29 @@ impl Held {
 
     /// Nothing more is to be done before the program counts as running.
     pub fn is_up(&self) -> Result<()> {
-        self.update(Record::rest)
+        self.update(Record::rest)?;
+        if let Some(former) = self.take_former() {
+            former.forget();
+        }
+        Ok(())
+    }
+
+    pub fn set_former(&self, former: Arc<Held>) {
+        *self.former.lock().unwrap_or_else(PoisonError::into_inner) = Some(former);
+    }
+
+    pub fn take_former(&self) -> Option<Arc<Held>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Has what the program has printed so far be in its log, if it runs and nothing is done to it just now.
+    pub fn flush_log(&self) {
+        let rests = matches!(self.record().state, State::Running | State::Asleep);
+        if let Some(cpu) = self.cpu.get().filter(|_| rests)
+            && let Err(error) = cpu.flush(FLUSH)
+        {
+            log::debug!("the log of {:?} may not have all yet: {error}", self.name());
+        }
     }
 
     /// Takes back all that the sandbox had and notes how it ended.
@@ -307,6 +338,11 @@ impl Held {
 
     pub fn set_wake_problem(&self, problem: Option<String>) {
         *self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
+    /// The most bytes of its log that are kept.
+    pub fn log_max(&self) -> u64 {
+        self.log_max
     }
 
     pub fn caches(&self) -> &Arc<Caches> {

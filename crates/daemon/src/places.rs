@@ -25,6 +25,9 @@ pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
 pub const STATE_VARIABLE: &str = "REKINDLE_STATE";
 pub const RUNS_VARIABLE: &str = "REKINDLE_RUN_ROOT";
 
+/// How much of a log is kept unless something else is asked for.
+pub const LOG_MAX: u64 = 64 << 20;
+
 /// The longest path of a Unix socket, its closing zero left out.
 const LONGEST_SOCKET: usize = 107;
 /// What comes after the runs' place in the path of a sandbox's socket: `/run/ID/worker-NNNN.sock`.
@@ -39,6 +42,8 @@ pub struct Places {
     pub name: String,
     /// Whether `state` and `runs` were named, and are not the usual ones.
     pub given: (bool, bool),
+    /// The most bytes of a log that are kept; 0: all.
+    pub log_max: u64,
 }
 
 impl Places {
@@ -47,6 +52,7 @@ impl Places {
         let given = (state.is_some(), runs.is_some());
         let places = Places {
             given,
+            log_max: LOG_MAX,
             socket: absolute(socket.unwrap_or_else(default_socket))?,
             state: absolute(state.unwrap_or_else(default_state))?,
             runs: absolute(

@@ -36,6 +36,9 @@ pub struct Record {
     pub image: Option<String>,
     pub problem: Option<String>,
     pub workers: Vec<WorkerRecord>,
+    /// Where in the log this run of the program begins; before that is what an earlier one under this name has printed.
+    #[serde(default)]
+    pub log_start: u64,
     /// Its GPU half, if that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<Asleep>,
@@ -68,6 +71,7 @@ impl Record {
             image: None,
             problem: None,
             workers: Vec::new(),
+            log_start: 0,
             asleep: None,
         }
     }
@@ -212,6 +216,7 @@ mod tests {
             image: None,
             problem: None,
             workers: vec![WorkerRecord { number: 1, client: 8 }],
+            log_start: 0,
             asleep: None,
         };
         record.save(directory.path()).unwrap();

@@ -30,12 +30,12 @@ impl Registry {
     }
 
     /// Adds a sandbox under the name given, or under one made from `stem`. `make` is called with the name while it is
-    /// reserved; an ended sandbox of that name is forgotten.
+    /// reserved, and with the ended sandbox that had it, which is forgotten when the new one is up.
     pub fn add(
         &self,
         name: Option<&str>,
         stem: &str,
-        make: impl FnOnce(String) -> Result<Arc<Held>>,
+        make: impl FnOnce(String, Option<&Held>) -> Result<Arc<Held>>,
     ) -> Result<Arc<Held>> {
         let mut sandboxes = self.lock();
         let name = match name {
@@ -48,9 +48,9 @@ impl Registry {
             }
             None => names::unused(stem, |name| sandboxes.contains_key(name)),
         };
-        let held = make(name.clone())?;
+        let held = make(name.clone(), sandboxes.get(&name).map(|former| &**former))?;
         if let Some(former) = sandboxes.insert(name, held.clone()) {
-            former.forget();
+            held.set_former(former);
         }
         trim(&mut sandboxes);
         Ok(held)
@@ -69,12 +69,15 @@ impl Registry {
         trim(&mut sandboxes);
     }
 
-    /// Forgets a sandbox that never came to run.
+    /// Forgets a sandbox. The one whose place it was to take, if it never came to run, is there again.
     pub fn remove(&self, held: &Arc<Held>) {
         let mut sandboxes = self.lock();
         let name = held.name();
         if sandboxes.get(&name).is_some_and(|found| Arc::ptr_eq(found, held)) {
             sandboxes.remove(&name);
+            if let Some(former) = held.take_former() {
+                sandboxes.insert(name, former);
+            }
         }
         held.forget();
     }
@@ -141,11 +144,11 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         let name = |n: usize| format!("../job {n} $(x)");
         for n in 0..10_000 {
-            registry.add(Some(&name(n)), "", |name| Ok(held(&places, &name, State::Running))).unwrap();
+            registry.add(Some(&name(n)), "", |name, _| Ok(held(&places, &name, State::Running))).unwrap();
         }
         for n in 0..10_000 {
             assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
-            let again = registry.add(Some(&name(n)), "", |_| panic!("a name was given twice"));
+            let again = registry.add(Some(&name(n)), "", |_, _| panic!("a name was given twice"));
             assert!(matches!(again, Err(Error::NameInUse { .. })));
         }
         assert!(matches!(registry.get("job"), Err(Error::UnknownSandbox { .. })));
@@ -157,8 +160,12 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         for n in 0..ENDED_KEPT + 50 {
             let name = format!("{n:04}");
-            registry.add(Some(&name), "", |name| Ok(held(&places, &name, State::Exited))).unwrap();
-            registry.add(Some(&name), "", |name| Ok(held(&places, &name, State::Exited))).unwrap();
+            let add = || registry.add(Some(&name), "", |name, _| Ok(held(&places, &name, State::Exited)));
+            let first = add().unwrap();
+            let second = add().unwrap();
+            registry.remove(&second);
+            assert!(Arc::ptr_eq(&registry.get(&name).unwrap(), &first), "nothing came of the second");
+            add().unwrap();
         }
         assert_eq!(registry.all().len(), ENDED_KEPT);
         assert!(registry.get("0000").is_err());

@@ -207,14 +207,15 @@ fn hold(
             (wish.name.or(old), kept.name.clone(), program.argv.clone(), directory)
         }
     };
-    daemon.sandboxes.add(name, &stem, |name| {
+    daemon.sandboxes.add(name, &stem, |name, former| {
         let record = Record {
             command,
             directory,
             image: Some(image.manifest().name.clone()),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
-        create(daemon, record)
+        // An app from a framework image is a program of its own.
+        create(daemon, record, former.filter(|_| wish.app.is_none()))
     })
 }
 

@@ -1,9 +1,8 @@
 //! Starting a program in a new sandbox.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
 use rekindle_protocol::daemon::{Mode, State};
@@ -14,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::held::{Held, remove_directory};
 use crate::record::Record;
-use crate::{client_library, fault, framework, gpu, names};
+use crate::{client_library, fault, framework, gpu, logs, names};
 
 /// What the user asks for.
 pub struct Wish {
@@ -40,13 +39,13 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         Mode::Sandbox => gpu::choose(wish.gpu.as_deref())?,
         Mode::Driver => gpu::expose(wish.gpu.as_deref(), &mut environment)?,
     };
-    let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name| {
+    let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name, _| {
         let record = Record {
             command: wish.command.clone(),
             directory: wish.directory.clone(),
             ..Record::new(daemon.places.new_id()?, name, wish.mode, State::Starting, gpu)
         };
-        create(daemon, record)
+        create(daemon, record, None)
     })?;
     if wish.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
@@ -64,8 +63,9 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     }
 }
 
-/// Makes the record, the run directory and the empty log of a new sandbox.
-pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
+/// Makes the record, the run directory and the log of a new sandbox: an empty one, or with `former` the one of that goes
+/// on.
+pub fn create(daemon: &Daemon, record: Record, former: Option<&Held>) -> Result<Arc<Held>> {
     let library = match record.mode {
         Mode::Sandbox => Some(client_library::find(&daemon.program)?),
         Mode::Driver => None,
@@ -84,7 +84,7 @@ pub fn create(daemon: &Daemon, record: Record) -> Result<Arc<Held>> {
             Some(library) => client_library::link_into(&held.run_directory, library),
             None => Ok(()),
         })
-        .and_then(|()| empty_log(&held.log));
+        .and_then(|()| logs::begin(&held, former));
     if let Err(error) = made {
         let _ = remove_directory(&held.run_directory);
         held.forget();
@@ -131,15 +131,4 @@ fn start_gpu_half(held: &Arc<Held>) -> Result<()> {
         return Ok(());
     }
     worker.check_start()
-}
-
-fn empty_log(path: &Path) -> Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .map(|_| ())
-        .map_err(|source| Error::io("make the log", path, source))
 }

@@ -185,8 +185,8 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
             let sandboxes: Vec<_> = all.iter().map(|held| held.shown()).collect();
             json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
-        Request::Logs { name, follow } => {
-            logs::show(&*sandbox(&name)?, follow, reply)?;
+        Request::Logs { name, follow, own } => {
+            logs::show(&*sandbox(&name)?, follow, own, reply)?;
             json!({ "name": name })
         }
         Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),

@@ -62,6 +62,9 @@ pub enum Request {
     Logs {
         name: String,
         follow: bool,
+        /// Only what this run of the program has printed, and nothing from before a restore under the same name.
+        #[serde(default)]
+        own: bool,
     },
     Kill {
         names: Vec<String>,

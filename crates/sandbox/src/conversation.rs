@@ -253,8 +253,13 @@ const OLD_CRIU: &str = "the program has an internet socket, which needs CRIU 4.2
     (`scripts/criu` in Rekindle's sources sets it up; `make install` puts it into an installation)";
 
 /// What CRIU says of what it cannot take, and what that means.
-const EXPLAINED: [(&str, &str); 2] = [
+const EXPLAINED: [(&str, &str); 3] = [
     (NO_PASSCRED, OLD_CRIU),
+    (
+        "Can't get rlimit",
+        "a process of the program runs as another user than the daemon, and CRIU can only read the limits of such with \
+         CAP_SYS_RESOURCE, which the daemon is to be given (`rekindle doctor`)",
+    ),
     (
         "unix: External socket is used",
         "the program has a Unix socket to a process outside of it; close that, or have the other process in the program's tree",

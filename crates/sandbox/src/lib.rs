@@ -35,6 +35,7 @@ mod ghosts;
 mod init;
 mod inventory;
 mod lost_names;
+pub mod log;
 pub mod memory;
 mod message;
 mod openfile;

@@ -3,7 +3,8 @@
 //! A connection carries one command at a time: `Start` is answered by `Running` or `Failed`; `Dump` and
 //! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
 //! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
-//! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that.
+//! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that. `Flush` is answered by
+//! `Flushed`.
 
 use std::ffi::OsString;
 
@@ -31,6 +32,8 @@ pub struct Setup {
     pub log: Option<OsString>,
     pub criu_cache: Option<OsString>,
     pub pages: Option<OsString>,
+    /// The most bytes of the log that are kept; 0: all.
+    pub log_max: u64,
     pub control: i32,
     pub own_network: bool,
 }
@@ -42,6 +45,8 @@ pub enum Command {
     Dump(Dump),
     /// A descriptor for each of the sockets comes along.
     Restore(Restore),
+    /// Put what the program has printed so far into the log.
+    Flush,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -104,6 +109,7 @@ pub enum Reply {
     },
     Aborted(String),
     Failed(String),
+    Flushed,
 }
 
 /// Why a program does not run.

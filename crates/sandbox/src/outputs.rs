@@ -1,11 +1,12 @@
 //! Where a program writes that is outside of its tree: the pipes and terminals that somebody else reads.
 //!
-//! A restore cannot bring their readers back. It gives the program new ones in their places, and what it writes there
-//! goes to its log. Each is known by CRIU's own name for it.
+//! A program's standard output is one from the beginning: a pipe, whose contents init moves to the log, so that the
+//! program never meets a full disk there. A restore cannot bring readers back. It gives the program new ones in their
+//! places, and what it writes there goes to its log too. Each is known by CRIU's own name for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
@@ -13,6 +14,8 @@ use std::path::Path;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 const PIECE: usize = 1 << 16;
+/// As much as an unprivileged program may ask for.
+const PIPE_BYTES: i32 = 1 << 20;
 
 /// What the tree's descriptors say of pipes and terminals.
 #[derive(Default)]
@@ -76,29 +79,33 @@ impl Output {
             terminal()?
         } else {
             let (read, write) = io::pipe()?;
-            (read.into(), write.into())
+            let ends = (OwnedFd::from(read), OwnedFd::from(write));
+            // A smaller one does, with more waiting.
+            let _ = fcntl(&ends.0, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+            ends
         };
         let flags = OFlag::from_bits_retain(fcntl(&ours, FcntlArg::F_GETFL)?);
         fcntl(&ours, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         Ok((Output(ours), theirs))
     }
 
-    /// Moves what is there to the log; whether more may come.
-    pub fn drain(&self, mut log: impl Write) -> bool {
-        let Ok(ours) = self.0.try_clone() else { return false };
-        let mut from = fs::File::from(ours);
+    /// Takes what is there, at most what was there when this began: a program that goes on writing must not keep init
+    /// from all else. Whether more may come.
+    pub fn drain(&self, mut take: impl FnMut(&[u8])) -> bool {
         let mut piece = vec![0; PIECE];
-        loop {
-            match from.read(&mut piece) {
+        let mut left = PIPE_BYTES as usize;
+        while left > 0 {
+            match nix::unistd::read(&self.0, &mut piece) {
                 Ok(0) => return false,
                 Ok(got) => {
-                    // A log that takes no more must not stop the program.
-                    let _ = log.write_all(&piece[..got]);
+                    take(&piece[..got]);
+                    left = left.saturating_sub(got);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+                Err(nix::Error::EINTR) => {}
+                Err(error) => return error == nix::Error::EAGAIN,
             }
         }
+        true
     }
 }
 
@@ -138,6 +145,7 @@ fn terminal() -> io::Result<(OwnedFd, OwnedFd)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -163,11 +171,12 @@ mod tests {
         for key in ["pipe:[1]", "tty[8801:3]"] {
             let (ours, theirs) = Output::make(key).unwrap();
             let mut log = Vec::new();
-            assert!(ours.drain(&mut log), "nothing yet");
+            let mut drain = || ours.drain(|bytes| log.extend_from_slice(bytes));
+            assert!(drain(), "nothing yet");
             fs::File::from(theirs.try_clone().unwrap()).write_all(b"one").unwrap();
-            assert!(ours.drain(&mut log));
+            assert!(drain());
             drop(theirs);
-            assert!(!ours.drain(&mut log), "its writer is gone");
+            assert!(!drain(), "its writer is gone");
             assert_eq!(log, b"one");
         }
     }

@@ -46,6 +46,8 @@ pub struct Spec {
     pub pages: Option<PathBuf>,
     /// Whether it has a network of its own, in which every address may be taken.
     pub own_network: bool,
+    /// The most bytes of the log that are kept, its last ones; 0: all.
+    pub log_max: u64,
 }
 
 /// A sandbox with a program in it.
@@ -173,6 +175,16 @@ impl Sandbox {
     pub fn inventory(&self) -> Result<Inventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
         Inventory::take(&pids, self.init_pid).map_err(Error::io("taking stock of the program"))
+    }
+
+    /// Has what the program has printed so far put into its log; an error if that was not done within the time.
+    pub fn flush(&self, within: Duration) -> Result<()> {
+        let channel = self.connect()?;
+        channel.send(&message::Command::Flush, &[]).map_err(Error::io("asking the sandbox's init"))?;
+        match receive(&channel, Some(within), &self.run_dir)? {
+            Reply::Flushed => Ok(()),
+            other => Err(unexpected(&other, "Flushed")),
+        }
     }
 
     /// Sends the program a signal.
@@ -317,6 +329,7 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
         log: spec.log.as_deref().map(absolute).transpose()?.map(Into::into),
         criu_cache: spec.criu_cache.as_deref().map(absolute).transpose()?.map(Into::into),
         pages: spec.pages.as_deref().map(absolute).transpose()?.map(Into::into),
+        log_max: spec.log_max,
         control: control.as_raw_fd(),
         own_network: spec.own_network,
     };

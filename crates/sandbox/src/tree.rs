@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::capability::For;
 use crate::conversation::{Course, Failed, Leave, Service};
 use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, is_full, open_dir};
 use crate::error::{Error, Result};
@@ -36,9 +37,9 @@ pub struct Tree {
 impl Tree {
     /// The tree below the process `pid`, if it is one that can be taken.
     pub fn find(pid: i32) -> Result<Self> {
-        let missing = capability::missing();
+        let missing = capability::missing(For::Checkpoints);
         if !missing.is_empty() {
-            let names = missing.iter().map(|name| format!("CAP_{name}")).collect::<Vec<_>>().join(", ");
+            let names = missing.iter().map(|(name, _)| format!("CAP_{name}")).collect::<Vec<_>>().join(", ");
             return Err(refused(format!(
                 "the daemon lacks {names}; start it as root, or with that capability"
             )));

@@ -43,6 +43,10 @@ struct Arguments {
     /// The most bytes of each GPU's memory that hold contents of images.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_GPU_CACHE", default_value = "0", value_parser = parse_bytes)]
     gpu_cache: u64,
+    /// The most bytes of each sandbox's log, and of the daemon's own, that are kept, the last ones; K, M, G or T may
+    /// follow. 0: all.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_LOG_MAX", default_value_t = rekindle_daemon::LOG_MAX, value_parser = parse_bytes)]
+    log_max: u64,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -115,7 +119,8 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         modules: arguments.pool_modules,
     };
     let given = arguments.places;
-    let places = Places::new(given.socket, given.state, given.run_dir)?;
+    let mut places = Places::new(given.socket, given.state, given.run_dir)?;
+    places.log_max = arguments.log_max;
     if arguments.background {
         // Fails where this process leads a group already; then it has left the terminal's anyway.
         let _ = nix::unistd::setsid();
@@ -123,10 +128,18 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let log = env_logger::Env::default().filter_or("REKINDLE_LOG", "info");
     if arguments.background {
         places.prepare()?;
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(places.daemon_log()).map_err(
-            |source| rekindle_daemon::Error::Io { action: "open", path: places.daemon_log(), source },
-        )?;
-        env_logger::Builder::from_env(log).target(env_logger::Target::Pipe(Box::new(file))).init();
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(places.daemon_log())
+            .map_err(|source| rekindle_daemon::Error::Io {
+                action: "open",
+                path: places.daemon_log(),
+                source,
+            })?;
+        let words = rekindle_daemon::Words::new(file, arguments.log_max);
+        env_logger::Builder::from_env(log).target(env_logger::Target::Pipe(Box::new(words))).init();
     } else {
         env_logger::Builder::from_env(log).init();
     }

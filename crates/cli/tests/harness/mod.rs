@@ -164,8 +164,12 @@ impl Rekindle {
         found.unwrap_or_else(|| panic!("no {name} in {all}")).clone()
     }
 
+    /// What this run of the program has printed, and not one before a restore.
     pub fn lines(&self, name: &str) -> Vec<String> {
-        self.ok(&["logs", "--", name]).lines().map(str::to_string).collect()
+        let all = self.ok(&["logs", "--", name]);
+        let all: Vec<String> = all.lines().map(str::to_string).collect();
+        let begin = all.iter().rposition(|line| line.starts_with("--- rekindle: restored from the image "));
+        all[begin.map_or(0, |marker| marker + 1)..].to_vec()
     }
 
     /// The numbers that [`COUNTER`] has printed.

@@ -59,12 +59,12 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Held>> 
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
         return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
     }
-    let held = daemon.sandboxes.add(Some(name), "", |name| {
+    let held = daemon.sandboxes.add(Some(name), "", |name, _| {
         let record =
             Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
-        create(daemon, record)
+        create(daemon, record, None)
     })?;
-    if let Err(error) = Gate::open(&held).and_then(|()| describe(&held)) {
+    if let Err(error) = Gate::open(&held).and_then(|()| describe(&held)).and_then(|()| held.is_up()) {
         remove(daemon, &held);
         return Err(error);
     }

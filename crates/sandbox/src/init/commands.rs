@@ -18,12 +18,13 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 
 use super::findings::Cache;
-use super::mounts::{LOG_PATH, Places, RUN_PATH, set_up};
+use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
 use super::program::open_log;
 use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
 use crate::conversation::Service;
+use crate::log::Log;
 use crate::message::{Command, Exit, Reply};
 use crate::outputs::Output;
 use crate::wire::Channel;
@@ -36,8 +37,9 @@ struct Init<'a> {
     listener: UnixListener,
     channels: Vec<Channel>,
     program: Option<Pid>,
-    /// What a restored program wrote to outside of its tree; it goes to the log now.
+    /// What the program writes to outside of its tree, which goes to the log.
     outputs: Vec<Output>,
+    log: Log,
     /// CRIU that has brought the program back and may not have ended.
     criu: Option<Service>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
@@ -74,6 +76,7 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         channels: vec![first],
         program: None,
         outputs: Vec::new(),
+        log: Log::new(places.log_max),
         criu: None,
         cache,
     })
@@ -137,10 +140,13 @@ impl Init<'_> {
         if self.outputs.is_empty() {
             return;
         }
-        match open_log() {
-            Ok(log) => self.outputs.retain(|output| output.drain(&log)),
-            Err(error) => eprintln!("sandbox-init: {LOG_PATH} cannot be opened: {error}"),
-        }
+        let (log, opened) = (&mut self.log, open_log());
+        // A log that takes no more must not stop the program.
+        let mut take = |bytes: &[u8]| match &opened {
+            Ok(file) => log.append(file, bytes),
+            Err(error) => log.lose(bytes.len(), error),
+        };
+        self.outputs.retain(|output| output.drain(&mut take));
     }
 
     fn accept(&mut self) {
@@ -171,8 +177,15 @@ impl Init<'_> {
     /// The answer, and whether the program was stopped as asked.
     fn answer(&mut self, command: Command, descriptors: Vec<OwnedFd>, channel: &Channel) -> (Reply, bool) {
         match (command, self.program) {
+            (Command::Flush, _) => {
+                self.drain();
+                (Reply::Flushed, false)
+            }
             (Command::Start(program), None) => match program::start(&program) {
-                Ok(program) => (self.run(program), false),
+                Ok((program, output)) => {
+                    self.outputs.push(output);
+                    (self.run(program), false)
+                }
                 Err(why) => (Reply::NotStarted(why), false),
             },
             (Command::Restore(restore), None) => {
@@ -192,6 +205,8 @@ impl Init<'_> {
                 if let Some(mut criu) = self.criu.take() {
                     criu.wait();
                 }
+                // What is left in a pipe goes into the image too, for nobody.
+                self.drain();
                 match freeze::dump(&dump, descriptors, program, channel) {
                     Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
                     Err(failed) => (failed.into(), false),

@@ -26,6 +26,8 @@ pub struct Places<'a> {
     pub log: Option<BorrowedFd<'a>>,
     pub cache: Option<&'a Cache>,
     pub pages: Option<BorrowedFd<'a>>,
+    /// The most bytes of the log that are kept.
+    pub log_max: u64,
 }
 
 /// Mounts all; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.

@@ -111,6 +111,7 @@ fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
                 log: log.as_ref().map(File::as_fd),
                 cache: cache.as_ref(),
                 pages: pages.as_ref().map(File::as_fd),
+                log_max: setup.log_max,
             };
             commands::main(&places, control)
         }

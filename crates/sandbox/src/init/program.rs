@@ -1,9 +1,9 @@
-//! Starting the program: a session leader with a high pid, its output in the log.
+//! Starting the program: a session leader with a high pid, its output in a pipe that init empties into the log.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
 
 use super::mounts::LOG_PATH;
 use crate::message::{NotStarted, Program};
+use crate::outputs::Output;
 use crate::withheld::withhold;
 
 /// CRIU takes the first pids of a fresh namespace for itself; those to be restored lie above.
@@ -27,12 +28,13 @@ pub fn set_last_pid(last: i32) -> io::Result<()> {
         .write_all(last.to_string().as_bytes())
 }
 
-/// The sandbox's log, as the program gets it.
+/// The sandbox's log.
 pub fn open_log() -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(LOG_PATH)
+    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(LOG_PATH)
 }
 
-pub fn start(program: &Program) -> Result<Pid, NotStarted> {
+/// The program, and our end of its output.
+pub fn start(program: &Program) -> Result<(Pid, Output), NotStarted> {
     let name = program.args.first().ok_or("its command is empty".to_owned())?;
     check_directory(Path::new(&program.cwd))?;
     let path = find(name, &program.env, Path::new(&program.cwd))?;
@@ -43,13 +45,14 @@ pub fn start(program: &Program) -> Result<Pid, NotStarted> {
     let args = program.args.iter().map(|arg| text(arg.as_bytes())).collect::<Result<Vec<_>, _>>()?;
     let env = program.env.iter().map(|(key, value)| text(&[key.as_bytes(), b"=", value.as_bytes()].concat()));
     let env = env.collect::<Result<Vec<_>, _>>()?;
-    let log = open_log().map_err(|error| format!("opening {LOG_PATH}: {error}"))?;
+    let (output, written) =
+        Output::make("pipe").map_err(|error| format!("making a pipe for its output: {error}"))?;
     let (mut failed, told) = io::pipe().map_err(|error| format!("making a pipe: {error}"))?;
     set_last_pid(FIRST_PID - 1).map_err(|error| format!("choosing its pid: {error}"))?;
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let why = become_program(&path, &args, &env, program, &log);
+            let why = become_program(&path, &args, &env, program, &written);
             // Nobody else can be told.
             let _ = serde_json::to_writer(&told, &why);
             // SAFETY: _exit ends this process and returns to nothing.
@@ -60,7 +63,7 @@ pub fn start(program: &Program) -> Result<Pid, NotStarted> {
             let mut why = String::new();
             failed.read_to_string(&mut why).map_err(|error| format!("waiting for it: {error}"))?;
             match serde_json::from_str(&why) {
-                _ if why.is_empty() => Ok(child),
+                _ if why.is_empty() => Ok((child, output)),
                 Ok(why) => Err(why),
                 Err(_) => Err(why.into()),
             }
@@ -74,7 +77,7 @@ fn become_program(
     args: &[CString],
     env: &[CString],
     program: &Program,
-    log: &File,
+    output: &OwnedFd,
 ) -> NotStarted {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
@@ -83,7 +86,7 @@ fn become_program(
             .map_err(|error| format!("making a namespace for System V objects: {error}"))?;
         // Opened here: CRIU cannot name a file of the mount namespace that init came from.
         let null = File::open("/dev/null").map_err(|error| format!("opening /dev/null: {error}"))?;
-        for (fd, to) in [(null.as_raw_fd(), 0), (log.as_raw_fd(), 1), (log.as_raw_fd(), 2)] {
+        for (fd, to) in [(null.as_raw_fd(), 0), (output.as_raw_fd(), 1), (output.as_raw_fd(), 2)] {
             // SAFETY: dup2 on descriptors that this process holds.
             if unsafe { libc::dup2(fd, to) } < 0 {
                 return Err(format!("opening descriptor {to}: {}", io::Error::last_os_error()));

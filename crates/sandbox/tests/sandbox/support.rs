@@ -79,6 +79,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         criu_cache: None,
         pages: None,
         own_network: false,
+        log_max: 0,
     }
 }
 
