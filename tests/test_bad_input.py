@@ -395,7 +395,6 @@ def test_a_program_that_prints_goes_on_when_the_disk_is_full(rekindle):
         rekindle.run("prints", sys.executable, "-c", code)
         stepped = lambda: int(steps.read_text() or 0) if steps.exists() else 0
         rekindle.wait(lambda: stepped() > 10, "the first lines")
-        log = log_of_the_only_program(rekindle)
         fill = state / "fill"
         with contextlib.suppress(OSError), fill.open("wb", buffering=0) as file:
             while True:

@@ -210,6 +210,39 @@ fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back(program: &[&
     rekindle.goes_on("again");
 }
 
+/// Counts on the GPU as another user than the daemon.
+const NOBODY: &str = concat!(
+    "import ctypes, os, sys, time\n",
+    "code = compile(open('",
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/programs/bump.py').read(), 'bump', 'exec')\n",
+    "os.setgroups([])\nos.setresgid(65534, 65534, 65534)\nos.setresuid(65534, 65534, 65534)\nexec(code)"
+);
+
+#[test]
+fn a_program_that_becomes_another_user_has_its_gpu() {
+    let rekindle = Rekindle::new();
+    rekindle.start("nobody", &["python3", "-u", "-c", NOBODY]);
+    rekindle.goes_on("nobody");
+    rekindle.ok(&["sleep", "nobody"]);
+    rekindle.goes_on("nobody");
+    // CRIU reads the limits of another user's processes with a capability that not every root has.
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    if u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 24) == 0 {
+        let error = rekindle.refused(&["checkpoint", "nobody", "--to", "image", "--stop"]);
+        assert!(error.contains("another user") && error.contains("CAP_SYS_RESOURCE"), "{error}");
+        let found = rekindle.output(&["doctor", "--json"]).stdout;
+        assert!(String::from_utf8_lossy(&found).contains("without CAP_SYS_RESOURCE"));
+        assert!(rekindle.daemon_log().contains("without CAP_SYS_RESOURCE"));
+        rekindle.goes_on("nobody");
+        return;
+    }
+    rekindle.ok(&["checkpoint", "nobody", "--to", "image", "--stop"]);
+    rekindle.ok(&["restore", "image", "-d"]);
+    rekindle.goes_on("nobody");
+}
+
 /// By Ctrl-C, and by a command that is killed: the program goes on without an image, or the image is there and that is said.
 fn a_checkpoint_is_cancelled_until_the_image_is_there(program: &[&str]) {
     let mut rekindle = counting(program);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use std::{fs, io};
 
 use rekindle_sandbox::{
-    Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Program, RestoreReport, RestoreSpec,
-    Restored, Result, Sandbox, Spec, Vacant,
+    Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Inventory, Program, RestoreReport,
+    RestoreSpec, Restored, Result, Sandbox, Spec, Vacant,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -67,7 +67,7 @@ impl Place {
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(self.dir.path().join("log")).unwrap()
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 }
 
@@ -179,7 +179,15 @@ impl Running {
     {
         let mut spec = DumpSpec::new(criu(), images, leave_running);
         spec.external_sockets = vec![self.inode];
-        self.sandbox.dump(&spec, hook)
+        let mut inventory = None;
+        let dumped = self.sandbox.dump(&spec, |frozen| {
+            inventory = frozen.inventory().ok();
+            hook(frozen)
+        });
+        if let Some(inventory) = inventory {
+            fs::write(kept(images), serde_json::to_vec(&inventory).unwrap()).unwrap();
+        }
+        dumped
     }
 
     pub fn restore(images: &Path, inode: u32) -> Result<(Self, RestoreReport)> {
@@ -196,11 +204,13 @@ impl Running {
     {
         let place = Arc::new(Place::new());
         let (ours, theirs) = UnixStream::pair().unwrap();
+        let inventory: Option<Inventory> =
+            fs::read(kept(images)).ok().map(|text| serde_json::from_slice(&text).unwrap());
         let spec = RestoreSpec {
             sandbox: place.spec(),
             criu: criu(),
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
-            inventory: None,
+            inventory: inventory.as_ref(),
             timeout: Duration::from_secs(30),
             steps_told: false,
         };
@@ -220,6 +230,11 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     Vacant::make(spec)?.restore(images, hook)
+}
+
+/// What is kept with images of what the program needs.
+fn kept(images: &Path) -> PathBuf {
+    images.with_extension("kept")
 }
 
 pub fn images() -> (TempDir, PathBuf) {
