@@ -18,7 +18,7 @@ use crate::gate::Gate;
 use crate::gpu;
 use crate::held::{Held, remove_directory};
 use crate::lock::{self, Lock};
-use crate::page_check::Hints;
+use crate::page_check::First;
 use crate::places::Places;
 use crate::record::Record;
 use crate::registry::Registry;
@@ -160,7 +160,8 @@ impl Daemon {
                 // Whether the daemon before came to that is not known.
                 let image = held.record().image.and_then(|image| self.store.image(&image).ok());
                 let image = image.map(|image| image.path().to_path_buf());
-                page_check::follow(held, Hints { image, ..Hints::default() }, None);
+                let mapped = page_check::open_again(&held.pages, image.as_deref());
+                page_check::follow(held, mapped, First::default(), None);
                 if state == State::Checkpointing {
                     held.tell("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
                 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::{Image, PageRun, Part, PartKind, Store, bounded};
 
-use crate::checked::{CHECKED, Claim, place};
+use crate::checked::{CHECKED, place};
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::loading::Clock;
@@ -32,23 +32,19 @@ use crate::{fault, shared_pages, traces};
 const PHASE: &str = "check what is mapped";
 const PAGE: u64 = 4096;
 
-/// What is known of a program whose memory is checked.
+/// Pages that a program touches first, and whose: our pid.
 #[derive(Default)]
-pub struct Hints {
-    /// The image's directory, to name files by.
-    pub image: Option<PathBuf>,
-    /// Pages that it touches first, and whose: our pid.
-    pub first: Vec<PageRun>,
+pub struct First {
+    pub runs: Vec<PageRun>,
     pub pid: i32,
 }
 
-/// A file to be read.
-struct Mapped<'a> {
+/// A file that a program maps, open: it may end, and its links with it, before all is read.
+pub struct Mapped {
     part: Part,
     file: File,
     /// What the user knows it by.
     shown: PathBuf,
-    claim: Option<Claim<'a>>,
 }
 
 /// An area of memory that maps a file.
@@ -59,12 +55,38 @@ struct Area {
     inode: u64,
 }
 
+/// Opens an image's page files where they are linked for a program, before that runs.
+pub fn open(image: &Image, directory: &Path) -> Result<Vec<Mapped>> {
+    let open = |part: &Part| {
+        let path = directory.join(&part.name);
+        let file = bounded::open(&path)?;
+        let shown = image.file_path(part).unwrap_or(path);
+        Ok(Mapped { part: part.clone(), file, shown })
+    };
+    image.parts(PartKind::CpuPages).map(open).collect()
+}
+
+/// Opens those of a program that an earlier daemon has restored; `image` is the directory of its image, if there is one.
+pub fn open_again(directory: &Path, image: Option<&Path>) -> Vec<Mapped> {
+    let open = |part: Part| {
+        let path = directory.join(&part.name);
+        // One that is not there any more nobody maps anew.
+        let file = bounded::open(&path).inspect_err(|error| log::warn!("{error}")).ok()?;
+        let shown = image.zip(part.file.as_ref()).map(|(image, file)| image.join(file));
+        Some(Mapped { part, file, shown: shown.unwrap_or(path) })
+    };
+    shared_pages::read(directory).into_iter().flatten().filter_map(open).collect()
+}
+
 /// Checks what a program that runs maps, on threads of its own.
-pub fn follow(held: &Arc<Held>, hints: Hints, clock: Option<Clock>) {
+pub fn follow(held: &Arc<Held>, files: Vec<Mapped>, first: First, clock: Option<Clock>) {
+    if files.is_empty() {
+        return;
+    }
     let held = held.clone();
     std::thread::spawn(move || {
         let began_us = clock.map(|clock| clock.elapsed_us());
-        let (bytes, checked) = match check(&held, &hints) {
+        let (bytes, checked) = match check(files, &first, held.record().image.as_deref()) {
             Ok(None) => return,
             Ok(Some(bytes)) => (bytes, Ok(())),
             Err(error) => (0, Err(error)),
@@ -94,57 +116,43 @@ fn end(held: &Held, error: &Error) {
 }
 
 /// Reads what is not known yet. The bytes read; none if there was nothing to read.
-fn check(held: &Held, hints: &Hints) -> Result<Option<u64>> {
-    let mut files = open(held, hints)?;
+fn check(mut files: Vec<Mapped>, first: &First, image: Option<&str>) -> Result<Option<u64>> {
     fault::point("mapped-opened")?;
     files.sort_by_key(|mapped| place(&mapped.file));
-    for mapped in &mut files {
+    let mut unknown = Vec::new();
+    let mut claims = Vec::new();
+    for mapped in files {
         let claim = CHECKED.claim(&mapped.part, &mapped.file);
-        mapped.claim = claim.map_err(|source| Error::io("look at", &mapped.shown, source))?;
+        if let Some(claim) = claim.map_err(|source| Error::io("look at", &mapped.shown, source))? {
+            claims.push(claim);
+            unknown.push(mapped);
+        }
     }
-    files.retain(|mapped| mapped.claim.is_some());
-    if files.is_empty() {
+    if unknown.is_empty() {
         return Ok(None);
     }
-    let areas = match hints.pid {
+    let areas = match first.pid {
         0 => Vec::new(),
         pid => areas(&fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default()),
     };
-    let order = order(&files, &first(&hints.first, &areas));
-    let image = held.record().image;
+    let order = order(&unknown, &places(&first.runs, &areas));
     let read = std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             give_way();
-            read(&files, &order, image.as_deref())
+            read(&unknown, &order, image)
         });
         reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    for Mapped { file, claim, .. } in files {
-        claim.into_iter().for_each(|claim| claim.found_whole(&file));
+    for (claim, mapped) in claims.into_iter().zip(&unknown) {
+        claim.found_whole(&mapped.file);
     }
     Ok(Some(read))
 }
 
-fn open<'a>(held: &Held, hints: &Hints) -> Result<Vec<Mapped<'a>>> {
-    let mut files = Vec::new();
-    for part in shared_pages::read(&held.pages).unwrap_or_default() {
-        let path = held.pages.join(&part.name);
-        let file = match bounded::open(&path) {
-            Ok(file) => file,
-            // The program has ended meanwhile.
-            Err(_) if !held.is_live() => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
-        };
-        let shown = hints.image.as_ref().zip(part.file.as_ref()).map(|(image, file)| image.join(file));
-        files.push(Mapped { part, file, shown: shown.unwrap_or(path), claim: None });
-    }
-    Ok(files)
-}
-
-fn read(files: &[Mapped<'_>], order: &[(usize, usize)], image: Option<&str>) -> Result<u64> {
+fn read(files: &[Mapped], order: &[(usize, usize)], image: Option<&str>) -> Result<u64> {
     let (mut scratch, mut bytes) = (Vec::new(), 0);
     for &(file, number) in order {
-        let Mapped { part, file, shown, .. } = &files[file];
+        let Mapped { part, file, shown } = &files[file];
         part.check_extent(number, file, shown, &mut scratch).map_err(|error| {
             let origin = part.origin().filter(|origin| image != Some(&origin.image));
             shared_pages::with_origin(origin, error)
@@ -155,7 +163,7 @@ fn read(files: &[Mapped<'_>], order: &[(usize, usize)], image: Option<&str>) -> 
 }
 
 /// All extents, those first that have one of these places, in the order of places.
-fn order(files: &[Mapped<'_>], first: &[(u64, u64)]) -> Vec<(usize, usize)> {
+fn order(files: &[Mapped], first: &[(u64, u64)]) -> Vec<(usize, usize)> {
     let inodes: Vec<u64> = files.iter().map(|mapped| place(&mapped.file).1).collect();
     let wanted = first.iter().filter_map(|(inode, offset)| {
         let file = inodes.iter().position(|known| known == inode)?;
@@ -169,7 +177,7 @@ fn order(files: &[Mapped<'_>], first: &[(u64, u64)]) -> Vec<(usize, usize)> {
 }
 
 /// Inodes and places in them of pages that are touched first.
-fn first(runs: &[PageRun], areas: &[Area]) -> Vec<(u64, u64)> {
+fn places(runs: &[PageRun], areas: &[Area]) -> Vec<(u64, u64)> {
     let pages = runs.iter().flat_map(|run| (0..run.pages).map(|page| run.start.saturating_add(page * PAGE)));
     let find = |address: u64| {
         let area = areas.get(areas.partition_point(|area| area.memory.end <= address))?;
@@ -262,7 +270,7 @@ mod tests {
         let areas = areas(maps);
         assert_eq!(areas.len(), 2);
         let run = |start, pages| PageRun { start, pages, written: false };
-        let places = first(&[run(0x9000, 2), run(0x0, 1), run(0x4000, 2), run(0x1000, 1)], &areas);
+        let places = places(&[run(0x9000, 2), run(0x0, 1), run(0x4000, 2), run(0x1000, 1)], &areas);
         assert_eq!(places, [(78, 0x2000), (77, 0x203000), (77, 0x200000)]);
     }
 }

@@ -32,7 +32,7 @@ use crate::gate::Gate;
 use crate::held::Held;
 use crate::kept::Kept;
 use crate::loading::{self, Clock, Rest};
-use crate::page_check::Hints;
+use crate::page_check::{First, Mapped};
 use crate::record::Record;
 use crate::replacement::Left;
 use crate::reply::Reply;
@@ -83,6 +83,8 @@ pub struct Attempt<'a> {
     pub warnings: Mutex<Vec<String>>,
     /// Whether it is brought to where it could run, beside the program that it was taken of.
     pub is_proof: bool,
+    /// What its program maps, once that was looked at.
+    pub mapped: Mutex<Vec<Mapped>>,
 }
 
 /// A GPU half in its place, but for contents.
@@ -124,7 +126,7 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let mut tries = 0;
-    let (held, rest, warnings) = loop {
+    let (held, rest, mapped, warnings) = loop {
         let held = timeline.time("places", || hold(daemon, &image, &kept, wish, gpu.clone(), mode))?;
         let attempt = Attempt {
             daemon,
@@ -136,15 +138,17 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
             wish,
             warnings: Mutex::new(kept.warnings.clone()),
             is_proof: false,
+            mapped: Mutex::default(),
         };
         let brought_back = attempt
             .bring_back(tries == 0)
             .and_then(|rest| wish.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| rest))
             .and_then(|rest| held.is_up().map(|()| rest));
+        let mapped = attempt.take_mapped();
         let error = match brought_back {
             Ok(rest) => {
                 let warnings = attempt.warnings.into_inner().unwrap_or_else(PoisonError::into_inner);
-                break (held, rest, warnings);
+                break (held, rest, mapped, warnings);
             }
             Err(error) => error,
         };
@@ -161,12 +165,9 @@ pub fn restore(daemon: &Daemon, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Re
     };
     tracing.end(&held, &timeline, timeline.elapsed_us(), Ok(()))?;
     let clock = Clock::at(timeline.elapsed_us());
-    let hints = Hints {
-        image: Some(image.path().to_path_buf()),
-        first: image.first_pages().unwrap_or_default().runs,
-        pid: rest.as_ref().map_or(0, |rest| rest.left.pid),
-    };
-    page_check::follow(&held, hints, Some(clock));
+    let pid = rest.as_ref().map_or(0, |rest| rest.left.pid);
+    let first = First { runs: image.first_pages().unwrap_or_default().runs, pid };
+    page_check::follow(&held, mapped, first, Some(clock));
     loading::follow(&held, &image, rest, clock);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, held.name());
     let total_us = timeline.elapsed_us();
@@ -354,6 +355,10 @@ impl Attempt<'_> {
             }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }
+    }
+
+    fn take_mapped(&self) -> Vec<Mapped> {
+        std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn refused(&self, reason: &str) -> Error {

@@ -93,7 +93,7 @@ fn port(file: &Path, sandbox: &Sandbox) -> Result<u16> {
         let ended = sandbox.exit_status()?;
         if ended.is_some() || began.elapsed() > PATIENCE {
             let cause = format!("the process of the trial does not listen ({ended:?})");
-            return Err(Error::Start { cause });
+            return Err(Error::Start { cause, shell_code: None });
         }
         std::thread::sleep(LOOK_AGAIN);
     }

@@ -238,6 +238,7 @@ pub fn restore(
         wish,
         warnings,
         is_proof: false,
+        mapped: Mutex::default(),
     };
     let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
     let Some(client) = &kept.client else {

@@ -21,7 +21,7 @@ use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
 use crate::roll::Roll;
 use crate::timeline::{CPU, PAGES, SANDBOX};
-use crate::{cpu_images, cpu_pages, driver_half, fault};
+use crate::{cpu_images, cpu_pages, driver_half, fault, page_check};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
@@ -179,7 +179,12 @@ impl Attempt<'_> {
     }
 
     fn link_pages(&self) -> Result<()> {
-        self.timeline.lane(CPU).time("link pages", || cpu_pages::link(self.image, &self.held.pages))
+        self.timeline.lane(CPU).time("link pages", || {
+            cpu_pages::link(self.image, &self.held.pages)?;
+            let mapped = page_check::open(self.image, &self.held.pages)?;
+            *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = mapped;
+            Ok(())
+        })
     }
 
     fn check_pages(&self) -> Result<()> {

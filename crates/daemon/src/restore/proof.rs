@@ -79,6 +79,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         wish: &wish,
         warnings: Mutex::default(),
         is_proof: true,
+        mapped: Mutex::default(),
     };
     let proven = attempt.prove();
     held.fill_pool();
