@@ -156,7 +156,8 @@ def test_in_the_place_of_the_daemons_files(rekindle):
             shutil.copy2(place, kept)
         put(place, kind)
         for again in range(2):
-            for command in (["ps"], ["images"], ["verify", "image"], ["trace", "again"], ["restore", "image", "--name", "other", "-d"]):
+            trace = ["trace", "again", "--svg", rekindle.root / "picture.svg"]
+            for command in (["ps"], ["images"], ["verify", "image"], trace, ["restore", "image", "--name", "other", "-d"]):
                 said = tell(rekindle, *command)
                 if place == store / "format" and (again or command[0] == "verify"):
                     assert "format" in said, (command, kind, said)
@@ -182,8 +183,7 @@ def test_in_the_place_of_the_daemons_files(rekindle):
             shutil.move(kept, place)
         assert rekindle.sandbox("again")["pid"] == of_it
     assert peak(rekindle) < MOST_MEMORY_KB
-    for name in ("again",):
-        rekindle("checkpoint", name, "--to", "later", "--stop")
+    rekindle("checkpoint", "again", "--to", "later", "--stop")
     rekindle("rm", "image", "later")
     assert rekindle.json("images")["images"] == []
 
