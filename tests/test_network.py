@@ -88,6 +88,12 @@ def test_python_s_own_server_comes_back(rekindle):
     assert not page_is_there()
     rekindle.restore("image", "again")
     assert page_is_there()
+    # A second one would get none of the requests, or all.
+    with pytest.raises(CommandError) as refusal:
+        rekindle.restore("image", "beside")
+    message = refusal.value.message
+    assert f"127.0.0.1:{port}" in message and f"process {rekindle.sandbox('again')['pid']} (" in message
+    assert page_is_there()
 
 
 class Outside:

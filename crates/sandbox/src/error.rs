@@ -39,6 +39,10 @@ pub enum Error {
     Died { pid: i32 },
     #[error("{path} holds no dump of a program: it has no inventory.img", path = path.display())]
     NoImages { path: PathBuf },
+    #[error(
+        "the program listens on {address}, and so does {by}; end that one first, or have one of them listen on another port"
+    )]
+    PortTaken { address: std::net::SocketAddr, by: String },
     #[error("the {action} was given up: {cause}")]
     Aborted { action: &'static str, cause: String },
     #[error("{what} did not happen within {after:?}")]

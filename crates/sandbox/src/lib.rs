@@ -42,6 +42,7 @@ mod openfile;
 mod outputs;
 pub mod pages;
 mod peers;
+mod ports;
 pub mod process;
 mod proto;
 mod relay;

@@ -15,6 +15,7 @@ use crate::init::RESTORE_LOG;
 use crate::inventory::Inventory;
 use crate::message::{Begin, Command, Reply, Restore, Step, Verdict};
 use crate::openfile;
+use crate::ports;
 use crate::process;
 use crate::sandbox::{Empty, Sandbox, Spec, unexpected};
 
@@ -141,9 +142,21 @@ impl Vacant {
             empty.kill();
             return Err(Error::NoImages { path: images_dir.into() });
         }
+        let ports = match ports::reserve(images_dir) {
+            Ok(ports) => ports,
+            Err(error) => {
+                empty.kill();
+                return Err(error);
+            }
+        };
         let turn = ghosts::turn(images_dir);
         // What a failed restore leaves of deleted files is known from its steps.
         let begin = Begin { steps_told: steps_told || turn.is_some() };
+        let before_resume = |restored: &Restored| {
+            // The sockets listen, and are seen by the next.
+            drop(ports);
+            before_resume(restored)
+        };
         match conduct(&empty, images_dir, &begin, timeout, &log, before_resume) {
             Ok((pid, course)) => {
                 let sandbox = empty.with_program(pid);

@@ -1,0 +1,196 @@
+//! The ports that a program listens on, which a restore wants again.
+//!
+//! CRIU lets every socket share its port while it binds, so that those of one program can; the kernel then lets those of
+//! two programs, and gives one of them every connection. So a restore reserves the ports before anything is touched, and
+//! until its sockets listen: none of them may be in use by anybody else, unless the program said itself that it shares.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::driver_socket::FILES;
+use crate::error::{Error, Result};
+use crate::pages::image::Entries;
+use crate::process;
+use crate::proto::Message;
+
+/// Internet sockets in `fdinfo.proto`; of one its family, protocol, state, port, address and options in `sk-inet.proto`;
+/// of the options in `sk-opts.proto` that it shares its port.
+const INET: u64 = 4;
+const FAMILY: u64 = 3;
+const PROTOCOL: u64 = 5;
+const STATE: u64 = 6;
+const PORT: u64 = 7;
+const ADDRESS: u64 = 11;
+const OPTIONS: u64 = 14;
+const SHARED: u64 = 17;
+/// TCP's number of a socket that listens, and how the kernel's table has it.
+const LISTEN: u64 = 10;
+const LISTENS: &str = "0A";
+
+/// Those of restores under way.
+static RESERVED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+
+fn reserved() -> MutexGuard<'static, BTreeSet<SocketAddr>> {
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ports that nobody else's restore gets meanwhile.
+#[derive(Debug)]
+pub struct Reserved(Vec<SocketAddr>);
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut reserved = reserved();
+        for address in &self.0 {
+            reserved.remove(address);
+        }
+    }
+}
+
+/// Reserves what the dump in `images` listens on.
+pub fn reserve(images: &Path) -> Result<Reserved> {
+    let path = images.join(FILES);
+    // What is wrong with the images CRIU says.
+    let Ok(files) = Entries::read(&path) else { return Ok(Reserved(Vec::new())) };
+    let wanted = listeners(&files);
+    if wanted.is_empty() {
+        return Ok(Reserved(wanted));
+    }
+    let mut reserved = reserved();
+    if let Some(address) = wanted.iter().find(|address| reserved.iter().any(|other| overlap(address, other)))
+    {
+        return Err(Error::PortTaken { address: *address, by: "another restore".into() });
+    }
+    let table = |name: &str| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
+    let listening = [table("tcp"), table("tcp6")].concat();
+    for (other, inode) in listening.lines().filter_map(listener) {
+        if let Some(address) = wanted.iter().find(|address| overlap(address, &other)) {
+            return Err(Error::PortTaken { address: *address, by: holder(inode) });
+        }
+    }
+    reserved.extend(&wanted);
+    Ok(Reserved(wanted))
+}
+
+/// Who has a socket.
+fn holder(inode: u64) -> String {
+    let found = process::all().into_iter().find(|pid| process::sockets(*pid).contains(&inode));
+    found.map_or("a process that cannot be seen from here".into(), |pid| {
+        format!("process {pid} ({})", process::name(pid))
+    })
+}
+
+/// Whether only one of the two can listen. An address of IPv6 for all is left to the kernel to compare with those of IPv4.
+fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
+    one.port() == other.port()
+        && one.is_ipv4() == other.is_ipv4()
+        && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
+}
+
+fn listeners(files: &Entries) -> Vec<SocketAddr> {
+    let sockets = files.entries.iter().filter_map(|file| Message::read(file.all_bytes(INET).next()?));
+    let mut out: Vec<_> = sockets.filter_map(|socket| wanted(&socket)).collect();
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+fn wanted(socket: &Message) -> Option<SocketAddr> {
+    let is_tcp = socket.number(PROTOCOL)? == libc::IPPROTO_TCP as u64;
+    let options = socket.all_bytes(OPTIONS).next().and_then(Message::read)?;
+    if !is_tcp || socket.number(STATE)? != LISTEN || options.number(SHARED).unwrap_or(0) != 0 {
+        return None;
+    }
+    let words: Vec<u32> = socket.all_numbers(ADDRESS).map(|word| word as u32).collect();
+    let count = if socket.number(FAMILY)? == libc::AF_INET6 as u64 { 4 } else { 1 };
+    Some(SocketAddr::new(address(words.get(..count)?)?, u16::try_from(socket.number(PORT)?).ok()?))
+}
+
+/// Of one or four words, each with its bytes in the order of the network.
+fn address(words: &[u32]) -> Option<IpAddr> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    match words {
+        [_] => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
+        _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
+    }
+}
+
+/// A line of the kernel's table, if its socket listens.
+fn listener(line: &str) -> Option<(SocketAddr, u64)> {
+    let words: Vec<_> = line.split_ascii_whitespace().collect();
+    let (hosted, port) = words.get(1)?.split_once(':')?;
+    if words.get(3) != Some(&LISTENS) || !hosted.is_ascii() {
+        return None;
+    }
+    let word = |at: usize| u32::from_str_radix(hosted.get(at..at + 8)?, 16).ok();
+    let host: Option<Vec<u32>> = (0..hosted.len() / 8).map(|index| word(index * 8)).collect();
+    let host = host.filter(|host| [1, 4].contains(&host.len()))?;
+    Some((SocketAddr::new(address(&host)?, u16::from_str_radix(port, 16).ok()?), words.get(9)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::proto::Encoder;
+
+    /// A dump with one socket that listens there.
+    fn images(address: SocketAddr, shared: u64) -> tempfile::TempDir {
+        let (family, bytes) = match address.ip() {
+            IpAddr::V4(ip) => (libc::AF_INET, ip.octets().to_vec()),
+            IpAddr::V6(ip) => (libc::AF_INET6, ip.octets().to_vec()),
+        };
+        let mut options = Encoder::default();
+        options.number(7, 1).number(SHARED as u32, shared);
+        let mut socket = Encoder::default();
+        socket.number(3, family as u64).number(5, 6).number(6, LISTEN).number(7, address.port().into());
+        for word in bytes.chunks(4) {
+            socket.number(ADDRESS as u32, u32::from_ne_bytes(word.try_into().unwrap()).into());
+        }
+        socket.bytes(OPTIONS as u32, &options.0);
+        let mut file = Encoder::default();
+        file.number(1, 4).bytes(INET as u32, &socket.0);
+        let dir = tempfile::tempdir().unwrap();
+        let text = [&b"headhead"[..], &(file.0.len() as u32).to_le_bytes(), &file.0].concat();
+        fs::write(dir.path().join(FILES), text).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_port_is_had_by_one_unless_it_is_shared() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(first) = TcpListener::bind(host) else { continue };
+            let address = first.local_addr().unwrap();
+            let all = SocketAddr::new(
+                if address.is_ipv4() { [0, 0, 0, 0].into() } else { [0u16; 8].into() },
+                address.port(),
+            );
+            for wanted in [address, all] {
+                let said = reserve(images(wanted, 0).path()).unwrap_err().to_string();
+                let own = format!("process {} (", std::process::id());
+                assert!(said.contains(&wanted.to_string()) && said.contains(&own), "{said}");
+                assert!(reserve(images(wanted, 1).path()).is_ok(), "the program shares it itself");
+            }
+            drop(first);
+            let held = reserve(images(address, 0).path()).unwrap();
+            let said = reserve(images(all, 0).path()).unwrap_err().to_string();
+            assert!(said.contains("another restore"), "{said}");
+            drop(held);
+            assert!(reserve(images(all, 0).path()).is_ok());
+        }
+    }
+
+    #[test]
+    fn only_lines_of_sockets_that_listen_are_read() {
+        let line = |state| format!("   0: 0100007F:1F90 00000000:0000 {state} 0:0 00:0 0 0 0 77 1");
+        assert_eq!(listener(&line("0A")), Some(("127.0.0.1:8080".parse().unwrap(), 77)));
+        assert_eq!(listener(&line("01")), None);
+        assert_eq!(listener("  sl  local_address rem_address   st"), None);
+        let wide = "0: 00000000000000000000000001000000:0050 0:0 0A 0:0 00:0 0 0 0 78 1";
+        assert_eq!(listener(wide), Some(("[::1]:80".parse().unwrap(), 78)));
+    }
+}
