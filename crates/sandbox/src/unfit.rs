@@ -142,14 +142,36 @@ fn option(socket: &OwnedFd, name: libc::c_int) -> Option<i32> {
 mod tests {
     use std::os::fd::FromRawFd;
     use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
-    /// The refusal of this process, or of it with another beside it.
-    fn said(external: &[u32]) -> String {
-        refuse(&[std::process::id() as i32], external)
-            .map_or_else(|error| error.to_string(), |()| "nothing".into())
+    /// A process that has these as its standard input and output, and nothing else.
+    struct Holder(Child);
+
+    impl Holder {
+        fn of(input: impl Into<OwnedFd>, output: Option<OwnedFd>) -> Self {
+            let output = output.map_or(Stdio::null(), Stdio::from);
+            let mut command = Command::new("sleep");
+            command.arg("600").stdin(Stdio::from(input.into())).stdout(output).stderr(Stdio::null());
+            Self(command.spawn().unwrap())
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+    }
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn said(holders: &[&Holder], external: &[u32]) -> String {
+        let pids: Vec<_> = holders.iter().map(|holder| holder.pid()).collect();
+        refuse(&pids, external).map_or_else(|error| error.to_string(), |()| "nothing".into())
     }
 
     fn made(descriptor: i64) -> Option<OwnedFd> {
@@ -157,73 +179,60 @@ mod tests {
         (descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
     }
 
-    /// One test, since all look at the descriptors of this process.
     #[test]
-    fn each_kind_is_named_with_its_descriptor() {
-        assert_eq!(said(&[]), "nothing");
+    fn what_criu_does_not_know_is_named_with_its_process_and_descriptor() {
         let mut parameters = [0u8; 120];
         // SAFETY: the parameters have the kernel's size, and are written during the call.
         let ring = made(unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) });
-        if let Some(ring) = ring {
-            let words = said(&[]);
-            let own = format!("process {} (", std::process::id());
-            let number = format!("an io_uring as descriptor {},", ring.as_raw_fd());
-            assert!(words.contains(&own) && words.contains(&number), "{words}");
-        }
-        for (family, kind, protocol, what) in [
-            (libc::AF_ALG, libc::SOCK_SEQPACKET, 0, "AF_ALG"),
-            (libc::AF_VSOCK, libc::SOCK_STREAM, 0, "AF_VSOCK"),
-            (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP, "multipath TCP"),
-        ] {
+        let socket = |family, kind: i32, protocol| {
             // SAFETY: takes three integers and touches no memory of ours.
-            let socket = made(unsafe { libc::socket(family, kind, protocol) }.into());
-            if let Some(socket) = socket {
-                let words = said(&[]);
-                let number = format!("as descriptor {},", socket.as_raw_fd());
-                assert!(words.contains(what) && words.contains(&number), "{words}");
-            } else {
-                eprintln!("skipped: this kernel has no {what}");
-            }
+            made(unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }.into())
+        };
+        for (made, what) in [
+            (ring, "an io_uring"),
+            (socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0), "AF_ALG"),
+            (socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0), "AF_VSOCK"),
+            (socket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP), "multipath TCP"),
+        ] {
+            let Some(made) = made else {
+                eprintln!("skipped: this kernel gives no {what}");
+                continue;
+            };
+            let holder = Holder::of(made, None);
+            let words = said(&[&holder], &[]);
+            let own = format!("process {} (", holder.pid());
+            assert!(words.contains(&own) && words.contains("as descriptor 0,"), "{words}");
+            assert!(words.contains(what), "{words}");
         }
+        let plain = socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        assert_eq!(said(&[&Holder::of(plain, None)], &[]), "nothing");
+    }
+
+    #[test]
+    fn unix_connections_to_others_are_told_from_the_program_s_own() {
         let (near, far) = UnixStream::pair().unwrap();
-        assert_eq!(said(&[]), "nothing", "both ends are its own");
-        let child = Command::new("sleep").arg("60").stdin(Stdio::from(OwnedFd::from(far))).spawn();
-        let mut child = child.unwrap();
-        let words = said(&[]);
-        assert!(words.contains("outside of the program as descriptor"), "{words}");
         let inode = nix::sys::stat::fstat(&near).unwrap().st_ino as u32;
-        assert_eq!(said(&[inode]), "nothing", "it is known");
-        let both = [std::process::id() as i32, child.id() as i32];
-        assert!(refuse(&both, &[]).is_ok(), "the other process is in the tree");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        drop(near);
+        let (one, other) = (Holder::of(near, None), Holder::of(far, None));
+        let words = said(&[&one], &[]);
+        assert!(words.contains("outside of the program as descriptor 0,"), "{words}");
+        assert_eq!(said(&[&one], &[inode]), "nothing", "it is known");
+        assert_eq!(said(&[&one, &other], &[]), "nothing", "the other process is in the tree");
 
         let dir = tempfile::tempdir().unwrap();
         let (path, log) = (dir.path().join("service"), dir.path().join("log"));
-        let server = format!(
-            "import socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind({path:?})\ns.listen()\n\
-             d = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nd.bind({log:?})\ntime.sleep(60)"
-        );
-        let mut server = Command::new("python3").args(["-c", &server]).spawn().unwrap();
-        let began = std::time::Instant::now();
-        while !log.exists() {
-            assert!(began.elapsed() < std::time::Duration::from_secs(120));
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let _log = UnixDatagram::bind(&log).unwrap();
         let datagrams = UnixDatagram::unbound().unwrap();
         datagrams.connect(&log).unwrap();
-        assert_eq!(said(&[]), "nothing", "it has a name to send to again");
-        let stream = UnixStream::connect(&path).unwrap();
-        assert!(said(&[]).contains(path.to_str().unwrap()), "{}", said(&[]));
-        server.kill().unwrap();
-        server.wait().unwrap();
-        drop(stream);
-        let listener = UnixListener::bind(dir.path().join("own")).unwrap();
-        let near = UnixStream::connect(dir.path().join("own")).unwrap();
-        assert_eq!(said(&[]), "nothing", "it will accept it itself");
-        let pair = (near, listener.accept().unwrap());
-        assert_eq!(said(&[]), "nothing", "it is connected to itself");
-        drop(pair);
+        assert_eq!(said(&[&Holder::of(datagrams, None)], &[]), "nothing", "it has a name to send to again");
+
+        let service = UnixListener::bind(&path).unwrap();
+        let caller = Holder::of(UnixStream::connect(&path).unwrap(), None);
+        let named = |words: &str| words.contains(path.to_str().unwrap());
+        assert!(named(&said(&[&caller], &[])), "nobody has accepted it yet");
+        let own = Holder::of(service.try_clone().unwrap(), None);
+        assert_eq!(said(&[&caller, &own], &[]), "nothing", "it will accept it itself");
+        let accepted = service.accept().unwrap();
+        assert!(named(&said(&[&caller], &[])), "{}", said(&[&caller], &[]));
+        drop(accepted);
     }
 }

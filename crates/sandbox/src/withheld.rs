@@ -139,7 +139,9 @@ mod tests {
                     What::Protocol(protocol) => (libc::SYS_socket, libc::AF_INET, protocol),
                 };
                 // SAFETY: what the calls would read or write lies at an address that nothing is at.
-                let done = unsafe { libc::syscall(number, first, libc::SOCK_STREAM, third, -1, -1) };
+                let done = unsafe {
+                    libc::syscall(number, first, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, third, -1, -1)
+                };
                 let error = if done < 0 { io::Error::last_os_error().raw_os_error().unwrap() } else { 0 };
                 if done >= 0 {
                     // SAFETY: the call has just made this descriptor, and nobody else knows it.
