@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, shutdown, socketpair,
 };
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::ending::Watch;
@@ -135,6 +136,10 @@ impl Service {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let look = left.map_or(Watch::EVERY, |left| left.min(Watch::EVERY));
             if !process::readable(self.socket.as_fd(), Some(look)).map_err(trouble)? {
+                // Children of it that it has left have its end of the socket too.
+                if self.has_ended(WaitPidFlag::WNOHANG) && !self.has_said()? {
+                    return Err(Failed::Criu(self.end(&course.log)));
+                }
                 if let Some(pid) = watch.look() {
                     let _ = self.child.kill();
                     return Err(ended(pid));
@@ -168,8 +173,18 @@ impl Service {
                         // It ends them itself.
                         watch = Watch::of_dump(criu);
                     }
-                    self.send(&rpc::notify_answer(verdict.is_ok())).map_err(trouble)?;
+                    let answered = self.send(&rpc::notify_answer(verdict.is_ok()));
                     aborted = aborted.or(verdict.err());
+                    // One that has ended meanwhile is told of by that.
+                    if let Err(error) = answered {
+                        let cause = aborted.map(Failed::Aborted);
+                        return Err(match error.kind() {
+                            io::ErrorKind::BrokenPipe => {
+                                cause.unwrap_or_else(|| Failed::Criu(self.end(&course.log)))
+                            }
+                            _ => trouble(error),
+                        });
+                    }
                 }
                 Some(Response::Finished { success: true, pid, .. }) => return Ok(pid),
                 Some(Response::Finished { message, .. }) => {
@@ -201,6 +216,22 @@ impl Service {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    /// Whether it has ended, which is not taken note of.
+    fn has_ended(&self, how: WaitPidFlag) -> bool {
+        let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | how;
+        loop {
+            match waitid(Id::Pid(self.pid()), how) {
+                Err(nix::Error::EINTR) => {}
+                Ok(WaitStatus::StillAlive) => return false,
+                _ => return true,
+            }
+        }
+    }
+
+    fn has_said(&self) -> Result<bool, Failed> {
+        process::readable(self.socket.as_fd(), Some(Duration::ZERO)).map_err(trouble)
+    }
+
     pub fn is_there(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -208,6 +239,11 @@ impl Service {
     /// Waits until it has ended, and the program is let go of.
     pub fn wait(&mut self) -> Mended {
         // Its answer has told all; only the process is left.
+        self.has_ended(WaitPidFlag::empty());
+        if self.tracer.is_some() {
+            // Its group has its own children alone, and its number until it is taken note of. Without them nothing is left.
+            let _ = killpg(self.pid(), Signal::SIGKILL);
+        }
         let _ = self.child.wait();
         let mended = self.tracer.take().map(Tracer::finish).unwrap_or_default();
         if let Some(cause) = &mended.failed {

@@ -43,6 +43,17 @@ fn a_tree_comes_back_whole() {
 }
 
 #[test]
+fn a_program_of_these_tests_leaves_no_process() {
+    let code = "import os, time\nos.fork()\ntime.sleep(1000)";
+    let program = Program::spawn(Command::new("python3").args(["-c", code]));
+    let pid = program.id() as i32;
+    wait("its child", || rekindle_sandbox::process::tree(pid).len() == 2);
+    let child = program.child();
+    drop(program);
+    wait("the child's end", || rekindle_sandbox::process::is_zombie(child));
+}
+
+#[test]
 fn connections_of_a_program_with_itself_come_along() {
     let rekindle = Rekindle::new();
     let code = "import os, socket, time\ns = socket.create_server(('127.0.0.1', 0))\na = socket.create_connection(s.getsockname())\nb, _ = s.accept()\nif os.fork() == 0:\n    n = 0\n    while True:\n        a.sendall(b'%08d' % n)\n        n += 1\n        time.sleep(0.02)\nwhile True:\n    print(int(b.recv(8, socket.MSG_WAITALL)), flush=True)";

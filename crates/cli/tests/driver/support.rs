@@ -5,6 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rekindle_sandbox::process;
+
 use crate::harness::{COUNTER, Rekindle, wait};
 
 /// A child that ends with the test, with those of its own.
@@ -60,7 +62,11 @@ impl DerefMut for Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        // The last first: a child whose parent has ended is nobody's.
+        for pid in process::tree(self.0.id() as i32).into_iter().rev() {
+            // What has ended by itself is no less gone.
+            let _ = process::Handle::open(pid).and_then(|handle| handle.signal(libc::SIGKILL));
+        }
         let _ = self.0.wait();
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::{Held, Place, Running, able, counter, criu, images, program, restore, spec_in};
-use rekindle_sandbox::{Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox};
+use rekindle_sandbox::{
+    Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox, process,
+};
 use serde_json::Value;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(120));
@@ -298,6 +300,66 @@ fn a_killed_daemon_harms_nothing() {
     assert_eq!(running.sandbox.wait_exit(SOON).unwrap(), Some(Exit::Signal(libc::SIGTERM)));
     let Adopted::Ended(exit) = Sandbox::adopt(place.dir.path()).unwrap() else { panic!("it has ended") };
     assert_eq!(exit, Some(Exit::Signal(libc::SIGTERM)));
+}
+
+/// Kills the CRIU of a sandbox and waits until it is gone.
+fn kill_criu(sandbox: &Sandbox) {
+    let (init, root) = (sandbox.init_pid(), sandbox.root_pid().unwrap());
+    let is_criu = |pid: &i32| *pid != root && process::parent(*pid) == Some(init);
+    let criu = process::tree(init).into_iter().find(is_criu).expect("a CRIU");
+    process::Handle::open(criu).unwrap().signal(libc::SIGKILL).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !process::is_zombie(criu) {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_program_whose_criu_is_killed_stands_until_its_image_is_settled_and_goes_on() {
+    if !able() {
+        return;
+    }
+    let mut running = Running::start();
+    let before = running.ask("say");
+    let (_keep, dir) = images();
+    for refused in [false, true] {
+        let dumped = running.dump(&dir, true, |_| {
+            kill_criu(&running.sandbox);
+            let root = running.sandbox.root_pid().unwrap();
+            let count = || fs::read_to_string(format!("/proc/{root}/sched")).unwrap_or_default();
+            let switches =
+                |text: String| text.lines().find(|line| line.starts_with("nr_switches")).map(str::to_owned);
+            let first = switches(count());
+            std::thread::sleep(Duration::from_millis(100));
+            let stands = process::tracer(root).is_some();
+            assert!(stands && switches(count()) == first, "it runs beside its image");
+            if refused { Err(Error::NoProcess { pid: 0 }) } else { Ok(()) }
+        });
+        let told = dumped.unwrap_err().to_string();
+        assert!(refused || told.contains("it was killed by signal 9"), "{told}");
+        assert_went_on(&before, &running.ask("state"));
+    }
+    running.dump(&dir, true, nothing).unwrap();
+    assert_went_on(&before, &running.ask("state"));
+}
+
+#[test]
+fn a_criu_that_is_killed_once_all_is_written_changes_nothing() {
+    if !able() {
+        return;
+    }
+    let mut first = Running::start();
+    let before = first.ask("say");
+    let (_keep, dir) = images();
+    let killed = |_: &Frozen<'_>| -> Result<(), Error> {
+        kill_criu(&first.sandbox);
+        Ok(())
+    };
+    first.dump(&dir, false, killed).unwrap();
+    assert_eq!(first.sandbox.wait_exit(SOON).unwrap(), Some(Exit::Stopped));
+    let (mut second, _) = Running::restore(&dir, first.inode).unwrap();
+    assert_went_on(&before, &second.ask("state"));
 }
 
 #[test]
