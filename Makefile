@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 CARGO := cargo
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup build demo test unit system numba-suite model fuzz lint deny bench-gpu figures install clean
+.PHONY: help setup build demo test unit system numba-suite model fuzz soak lint deny bench-gpu figures install clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ lint: setup ## rustfmt, clippy, ruff, tables as the results say
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	benches/gpu/report --check
+
+soak: build ## Thousands of generations: SOAK="--count 20000 --seed 1 --jobs 16 --out report.json"
+	scripts/soak generations $(SOAK)
 
 deny: ## Licences and sources of dependencies
 	scripts/deny

@@ -139,17 +139,14 @@ static size_t check_range(const struct page *first, size_t count, char *start, i
 	return checked;
 }
 
-/* Whether the kernel says of the arena what the model does. */
-static void check_areas(void)
+/* Says where the kernel says otherwise of the arena than the model does. */
+static int compare_areas(char *difference, size_t bytes)
 {
 	static char line[PATH_MAX + 256];
 	FILE *areas = fopen("/proc/self/smaps", "re");
 	unsigned long start, end, first = 0, last = 0, at = 0;
-	if (!areas) {
-		die("/proc/self/smaps cannot be read: %s", strerror(errno));
-		return;
-	}
-	while (!wrong[0] && fgets(line, sizeof(line), areas)) {
+	int found = 0;
+	while (areas && !found && fgets(line, sizeof(line), areas)) {
 		if (sscanf(line, "%lx-%lx ", &start, &end) == 2) {
 			first = start, last = end;
 			continue;
@@ -159,21 +156,35 @@ static void check_areas(void)
 		int protection = (strstr(line, " rd") ? PROT_READ : 0) | (strstr(line, " wr") ? PROT_WRITE : 0) |
 				 (strstr(line, " ex") ? PROT_EXEC : 0);
 		int advice = strstr(line, " dc") ? DONTFORK : 0;
-		for (; at < (last - (uintptr_t)ARENA) / PAGE && !wrong[0]; at++) {
+		for (; at < (last - (uintptr_t)ARENA) / PAGE && !found; at++) {
 			int is_in = at >= (first - (uintptr_t)ARENA) / PAGE;
-			if (is_in != (model[at].kind != NONE))
-				die("%s: the page at %p of kind %d is %smapped", is_child ? "child" : "program",
-				    ARENA + at * PAGE, model[at].kind, is_in ? "" : "not ");
-			else if (is_in && (model[at].protection != protection || model[at].advice != advice))
-				die("%s: the page at %p (kind %d) has protection %d and advice %d in place of %d and %d",
-				    is_child ? "child" : "program", ARENA + at * PAGE, model[at].kind, protection, advice,
-				    model[at].protection, model[at].advice);
+			found = is_in != (model[at].kind != NONE) ||
+				(is_in && (model[at].protection != protection || model[at].advice != advice));
+			if (found)
+				snprintf(difference, bytes,
+					 "the page at %p (kind %d) is %smapped, with protection %d and advice %d in place of %d and %d",
+					 ARENA + at * PAGE, model[at].kind, is_in ? "" : "not ", protection, advice,
+					 model[at].protection, model[at].advice);
 		}
 	}
-	for (; at < pages && !wrong[0]; at++)
-		if (model[at].kind != NONE)
-			die("the page at %p of kind %d is not mapped", ARENA + at * PAGE, model[at].kind);
-	fclose(areas);
+	for (; areas && at < pages && !found; at++) {
+		found = model[at].kind != NONE;
+		if (found)
+			snprintf(difference, bytes, "the page at %p of kind %d is not mapped", ARENA + at * PAGE, model[at].kind);
+	}
+	if (!areas)
+		found = snprintf(difference, bytes, "/proc/self/smaps cannot be read: %s", strerror(errno));
+	else
+		fclose(areas);
+	return found;
+}
+
+static void check_areas(void)
+{
+	char difference[256];
+	/* A restore in the middle of the list loses the place in it. */
+	if (compare_areas(difference, sizeof(difference)) && compare_areas(difference, sizeof(difference)))
+		die("%s: %s", is_child ? "child" : "program", difference);
 }
 
 static size_t check(void)

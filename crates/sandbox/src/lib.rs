@@ -32,6 +32,7 @@ pub mod ending;
 mod error;
 mod ghost_file;
 mod ghosts;
+pub mod inherited;
 mod init;
 mod inventory;
 mod lost_names;

@@ -191,7 +191,7 @@ mod tests {
             populated: None,
             writers: None,
             placed: Vec::new(),
-            code: vec![start + PAGE..start + 2 * PAGE],
+            code: Vec::from_iter([start + PAGE..start + 2 * PAGE]),
             late: Vec::new(),
         };
         fill(0xcc);

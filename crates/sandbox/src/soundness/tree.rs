@@ -47,9 +47,7 @@ impl Tree {
                 _ => {}
             }
             let threads = threads(&entry)?;
-            if threads.first().is_some_and(|first| *first != u64::from(pid)) {
-                return Err(format!("the first thread of process {pid} is another"));
-            }
+            // The first is the process itself; CRIU does not say which of one that has ended.
             for id in threads.iter().copied().skip(1).chain([u64::from(pid)]) {
                 if !pids.insert(id) {
                     return Err(format!("two processes or threads have the number {id}"));
