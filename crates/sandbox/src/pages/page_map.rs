@@ -182,6 +182,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pages = directory.path().join("pages");
         let start = at as u64;
+        let code = start + PAGE..start + 2 * PAGE;
         let mut map = Map {
             id: 1,
             image: directory.path().join("pagemap"),
@@ -191,7 +192,7 @@ mod tests {
             populated: None,
             writers: None,
             placed: Vec::new(),
-            code: Vec::from_iter([start + PAGE..start + 2 * PAGE]),
+            code: vec![code],
             late: Vec::new(),
         };
         fill(0xcc);

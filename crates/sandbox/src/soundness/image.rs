@@ -135,11 +135,12 @@ impl<'a> Iterator for Entries<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let cut = format!("{} ends in the middle of entry {}", self.name, self.number + 1);
-        let read = self.take().ok_or(cut.clone()).and_then(|entry| {
+        let (name, number) = (self.name, self.number + 1);
+        let cut = || format!("{name} ends in the middle of entry {number}");
+        let read = self.take().ok_or_else(cut).and_then(|entry| {
             entry.read_through()?;
             match self.payloads {
-                true => self.skip_payload(&entry)?.ok_or(cut).map(|()| entry),
+                true => self.skip_payload(&entry)?.ok_or_else(cut).map(|()| entry),
                 false => Ok(entry),
             }
         });

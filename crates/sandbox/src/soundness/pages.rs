@@ -52,8 +52,10 @@ fn check_map(
     let (mut end, mut bytes) = (0, 0u64);
     for entry in all {
         let entry = entry?;
-        let [start, short_count] = entry.needed([1, 2])?;
-        let [in_parent, flags, count] = entry.numbers([3, 4, 5])?;
+        let [start, short_count, in_parent, flags, count] = entry.numbers([1, 2, 3, 4, 5])?;
+        let (Some(start), Some(short_count)) = (start, short_count) else {
+            return Err(format!("{name} has pages without a place or a number"));
+        };
         let at = || format!("the pages at {start:#x} in {name}");
         let count = count.unwrap_or(short_count);
         if count == 0 || count as u32 != short_count as u32 {
