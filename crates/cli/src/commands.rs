@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use crate::arguments::{
     Arguments, Command, EngineArgument, ImageCommand, ModeArgument, OrderArgument, SandboxArguments,
 };
-use crate::connection::{ask, beside, simply_ask};
+use crate::connection::{ask, ask_with, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
+use crate::input::Input;
 use crate::{cancel, pages, profile, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
@@ -152,12 +153,16 @@ fn run(
     if !wanted.detach {
         foreground::hold_signals()?;
     }
-    let answer = simply_ask(places, &request)?;
+    // A program of a framework image has read its input already.
+    let takes_input = !wanted.detach && !matches!(request, Request::Run { from: Some(_), .. });
+    let input = if takes_input { Input::make()? } else { None };
+    let answer = ask_with(places, &request, input.as_ref().map(Input::theirs))?;
     let sandbox: Sandbox = serde_json::from_value(answer.clone())?;
     if wanted.detach {
         printer.print(&answer, || sandbox.name.clone());
         return Ok(ExitCode::SUCCESS);
     }
+    input.into_iter().for_each(Input::pass_on);
     let ended = foreground::follow(places, &sandbox.name, printer.output())?;
     printer.print_json(&json!(ended));
     Ok(code_of(&ended))
@@ -184,17 +189,19 @@ fn restore(
     if !wanted.detach {
         foreground::hold_signals()?;
     }
-    let SandboxArguments { name, gpu, .. } = wanted;
-    let answer =
-        simply_ask(places, &Request::Restore { image, name, gpu, gpu_map, order, record: false, verify })?;
+    let SandboxArguments { name, gpu, detach } = wanted;
+    let input = if detach { None } else { Input::make()? };
+    let request = Request::Restore { image, name, gpu, gpu_map, order, record: false, verify };
+    let answer = ask_with(places, &request, input.as_ref().map(Input::theirs))?;
     let report: Report = serde_json::from_value(answer.clone())?;
     warn(&report);
     // Its engine has the container's output.
-    if wanted.detach || report.container.is_some() {
+    if detach || report.container.is_some() {
         printer.print(&answer, || report.name.clone());
         return Ok(ExitCode::SUCCESS);
     }
     printer.print_json(&answer);
+    input.into_iter().for_each(Input::pass_on);
     let ended = foreground::follow(places, &report.name, printer.output())?;
     Ok(code_of(&ended))
 }

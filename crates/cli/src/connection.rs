@@ -1,6 +1,7 @@
 //! Talking to the daemon, and starting one where none runs.
 
 use std::io::Read;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -22,13 +23,28 @@ const TRIES: u32 = 5;
 
 /// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
 pub fn ask(places: &Places, request: &Request, output: impl FnMut(&[u8])) -> Result<Value> {
-    ask_hearing(places, request, output, |_| Ok(()))
+    converse(places, request, None, output, |_| Ok(()))
 }
 
 /// As [`ask`]; `connected` gets the connection once it is asked.
 pub fn ask_hearing(
     places: &Places,
     request: &Request,
+    output: impl FnMut(&[u8]),
+    connected: impl Fn(&UnixStream) -> Result<()>,
+) -> Result<Value> {
+    converse(places, request, None, output, connected)
+}
+
+/// As [`simply_ask`], with a descriptor that goes along.
+pub fn ask_with(places: &Places, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Value> {
+    converse(places, request, descriptor, |_| {}, |_| Ok(()))
+}
+
+fn converse(
+    places: &Places,
+    request: &Request,
+    descriptor: Option<BorrowedFd<'_>>,
     mut output: impl FnMut(&[u8]),
     connected: impl Fn(&UnixStream) -> Result<()>,
 ) -> Result<Value> {
@@ -37,7 +53,7 @@ pub fn ask_hearing(
     loop {
         tries -= 1;
         let mut heard = false;
-        let answer = exchange(places, request, &connected, |event| {
+        let answer = exchange(places, request, descriptor, &connected, |event| {
             heard = true;
             match event {
                 Event::Progress { phase, done, total } => progress.show(&phase, done, total),
@@ -56,6 +72,7 @@ pub fn ask_hearing(
 fn exchange(
     places: &Places,
     request: &Request,
+    descriptor: Option<BorrowedFd<'_>>,
     connected: impl Fn(&UnixStream) -> Result<()>,
     mut hear: impl FnMut(Event),
 ) -> Result<Value> {
@@ -65,7 +82,7 @@ fn exchange(
         wanted_runs: places.given.1.then(|| places.runs.clone()),
         request: request.clone(),
     };
-    frame::send(&stream, &call, &[])?;
+    frame::send(&stream, &call, descriptor.as_slice())?;
     connected(&stream)?;
     loop {
         match frame::receive::<Event>(&stream)?.0 {

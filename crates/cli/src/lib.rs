@@ -10,6 +10,7 @@ mod commands;
 mod connection;
 mod error;
 mod foreground;
+mod input;
 mod pages;
 mod picture;
 mod profile;

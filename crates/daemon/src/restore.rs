@@ -68,6 +68,8 @@ pub struct Wish<'a> {
     pub record: bool,
     /// Read all of the image before.
     pub verify: bool,
+    /// A pipe for the program's standard input, if that was one before.
+    pub input: Option<OwnedFd>,
 }
 
 pub struct Attempt<'a> {

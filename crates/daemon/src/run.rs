@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ pub struct Wish {
     pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
     pub framework: bool,
+    /// A pipe for its standard input, which is empty without one.
+    pub input: Option<OwnedFd>,
 }
 
 /// Starts the program; it runs when this returns.
@@ -34,7 +37,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
     if wish.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
-    let mut environment = wish.environment;
+    let mut environment = wish.environment.clone();
     let gpu = match wish.mode {
         Mode::Sandbox => gpu::choose(wish.gpu.as_deref())?,
         Mode::Driver => gpu::expose(wish.gpu.as_deref(), &mut environment)?,
@@ -51,8 +54,7 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
         client_library::add_to(&mut environment, RUN_PATH);
     }
     let door = if wish.framework { framework::furnish(&held.run_directory) } else { Ok(()) };
-    let started =
-        door.and_then(|()| start(&held, &wish.command, &wish.directory, environment, &wish.allowed));
+    let started = door.and_then(|()| start(&held, &wish, environment));
     held.fill_pool();
     match started {
         Ok(()) => Ok(held),
@@ -99,24 +101,18 @@ pub fn give_back(daemon: &Daemon, held: &Arc<Held>) {
     daemon.sandboxes.remove(held);
 }
 
-fn start(
-    held: &Arc<Held>,
-    command: &[String],
-    directory: &str,
-    environment: Vec<(String, String)>,
-    allowed: &[String],
-) -> Result<()> {
+fn start(held: &Arc<Held>, wish: &Wish, environment: Vec<(String, String)>) -> Result<()> {
     fault::point("run-created")?;
     if held.record().mode == Mode::Sandbox {
         start_gpu_half(held)?;
     }
     let program = Program {
-        args: command.iter().map(OsString::from).collect(),
+        args: wish.command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-        cwd: directory.into(),
-        allowed: allowed.to_vec(),
+        cwd: (&wish.directory).into(),
+        allowed: wish.allowed.clone(),
     };
-    let cpu = Sandbox::start(&held.place(), &program)?;
+    let cpu = Sandbox::start_with(&held.place(), &program, wish.input.as_ref().map(AsFd::as_fd))?;
     fault::point("run-started")?;
     held.runs(cpu)?;
     held.is_up()

@@ -1,6 +1,7 @@
 //! Answering the command line: a socket, a thread for each connection, one request on each.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -80,11 +81,12 @@ pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
 }
 
 fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<()> {
-    let limits = Limits { descriptors: 0, time: Some(REQUEST_LIMIT), ..Limits::default() };
+    // One for a program's standard input.
+    let limits = Limits { descriptors: 1, time: Some(REQUEST_LIMIT), ..Limits::default() };
     let received = frame::receive_within(stream, &limits);
     drop(asking);
-    let call: Call = match received {
-        Ok((call, _)) => call,
+    let (call, descriptors): (Call, _) = match received {
+        Ok(received) => received,
         Err(frame::FrameError::Closed) => return Ok(()),
         Err(error) => {
             frame::send(stream, &Event::Failed { message: error.to_string(), exit_code: None }, &[])?;
@@ -94,7 +96,9 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<
     let reply = Reply::new(stream);
     let is_for_us = check_places(daemon, &call);
     let last = is_for_us.is_ok() && matches!(call.request, Request::Shutdown);
-    let event = match is_for_us.and_then(|()| answer(daemon, call.request, &reply)) {
+    let answered =
+        is_for_us.and_then(|()| input(descriptors)).and_then(|input| answer(daemon, call.request, input, &reply));
+    let event = match answered {
         Ok(value) => Event::Done { value },
         Err(error) => {
             log::info!("a request failed: {error}");
@@ -137,8 +141,23 @@ fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
     Ok(())
 }
 
+/// What came with a request to be a program's standard input: a pipe, which CRIU can take with what is in it.
+fn input(descriptors: Vec<OwnedFd>) -> Result<Option<OwnedFd>> {
+    let Some(input) = descriptors.into_iter().next() else { return Ok(None) };
+    let kind = nix::sys::stat::fstat(&input).map(|found| found.st_mode & libc::S_IFMT);
+    match kind {
+        Ok(libc::S_IFIFO) => Ok(Some(input)),
+        _ => Err(Error::system("take a program's standard input", std::io::Error::other("it is no pipe"))),
+    }
+}
+
 /// The answer's fields are documented in `docs/commands.md`.
-fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<Value> {
+fn answer(
+    daemon: &Arc<Daemon>,
+    request: Request,
+    input: Option<OwnedFd>,
+    reply: &Reply<'_>,
+) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
         Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
@@ -153,13 +172,14 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
                 order: load_order::usual(),
                 record: false,
                 verify: false,
+                input: None,
             };
             json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
         }
         Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
-            let wish = Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework };
+            let wish = Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework, input };
             json!(run::run(daemon, wish)?.shown())
         }
         Request::Framework {
@@ -218,6 +238,7 @@ fn answer(daemon: &Arc<Daemon>, request: Request, reply: &Reply<'_>) -> Result<V
                 order: order.unwrap_or_else(load_order::usual),
                 record,
                 verify,
+                input,
             };
             json!(restore::restore(daemon, &wish, reply)?)
         }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::attributes::Attributes;
 use crate::elf;
 use crate::init::RUN_PATH;
+use crate::input;
 use crate::lost_names::LostNames;
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
@@ -39,6 +40,9 @@ pub struct Inventory {
     /// Whether its session was begun by a process outside of its tree.
     #[serde(default)]
     pub session_outside: bool,
+    /// The pipe that is its standard input and that somebody outside of its tree writes to, by CRIU's name.
+    #[serde(default)]
+    pub input: Option<String>,
     #[serde(default)]
     pub attributes: Attributes,
     /// The working directories of its processes.
@@ -114,6 +118,7 @@ impl Inventory {
         let mut out = Self {
             outputs: outputs::outside(pids),
             session_outside: crate::process::is_session_outside(pids),
+            input: input::of(pids),
             attributes: Attributes::take(pids, standard),
             ..Self::default()
         };

@@ -34,6 +34,7 @@ mod ghost_file;
 mod ghosts;
 pub mod inherited;
 mod init;
+mod input;
 mod inventory;
 mod lost_names;
 pub mod log;

@@ -40,10 +40,11 @@ pub struct Setup {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
+    /// A pipe may come along, which is its standard input then.
     Start(Program),
     /// One descriptor comes along: the images directory.
     Dump(Dump),
-    /// A descriptor for each of the sockets comes along.
+    /// A descriptor for each of the sockets comes along, and one for its standard input if that is replaced.
     Restore(Restore),
     /// Put what the program has printed so far into the log.
     Flush,
@@ -70,6 +71,8 @@ pub struct Restore {
     pub outputs: Vec<String>,
     pub session_outside: bool,
     pub attributes: Attributes,
+    /// The pipe that its standard input was, if it gets another one.
+    pub input: Option<String>,
     /// The highest pid that comes back: CRIU's own must lie above.
     pub highest_pid: i32,
     pub timeout_millis: u64,

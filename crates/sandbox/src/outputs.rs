@@ -19,7 +19,7 @@ const PIPE_BYTES: i32 = 1 << 20;
 
 /// What the tree's descriptors say of pipes and terminals.
 #[derive(Default)]
-struct Seen {
+pub struct Pipes {
     /// Pipes by CRIU's name, with whether the tree reads and writes them.
     pipes: BTreeMap<String, (bool, bool)>,
     /// Pseudo-terminals by their number, with CRIU's name.
@@ -30,21 +30,32 @@ struct Seen {
 
 /// CRIU's names for all that the processes `pids` write to and nobody among them reads.
 pub fn outside(pids: &[i32]) -> Vec<String> {
-    let mut seen = Seen::default();
-    for pid in pids {
-        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        for entry in entries.flatten() {
-            let (Ok(link), number) = (fs::read_link(entry.path()), entry.file_name()) else { continue };
-            let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
-            seen.note(&link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
-        }
-    }
+    let seen = Pipes::of(pids);
     let pipes = seen.pipes.into_iter().filter(|(_, (read, written))| *written && !read).map(|(key, _)| key);
     let terminals = seen.terminals.into_iter().filter(|(number, _)| !seen.own.contains(number));
     pipes.chain(terminals.map(|(_, key)| key)).collect()
 }
 
-impl Seen {
+impl Pipes {
+    /// Of the processes `pids`.
+    pub fn of(pids: &[i32]) -> Self {
+        let mut seen = Self::default();
+        for pid in pids {
+            let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+            for entry in entries.flatten() {
+                let (Ok(link), number) = (fs::read_link(entry.path()), entry.file_name()) else { continue };
+                let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
+                seen.note(&link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
+            }
+        }
+        seen
+    }
+
+    /// Whether they read the pipe that CRIU calls `key`, and none of them writes to it.
+    pub fn is_only_read(&self, key: &str) -> bool {
+        self.pipes.get(key) == Some(&(true, false))
+    }
+
     fn note(&mut self, link: &Path, descriptor: &Path, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let Some(text) = link.to_str() else { return };

@@ -30,6 +30,9 @@ pub struct RestoreSpec<'a> {
     pub criu: &'a Criu,
     /// What takes the place of the sockets named as external at the dump.
     pub sockets: Vec<ExternalSocket<'a>>,
+    /// A pipe that takes the place of the one that was its standard input, if that was one that somebody outside of its
+    /// tree wrote to.
+    pub input: Option<BorrowedFd<'a>>,
     /// Taken at the dump; with it, files that the program writes may have grown since.
     pub inventory: Option<&'a Inventory>,
     pub timeout: Duration,
@@ -98,6 +101,7 @@ impl Vacant {
     /// Makes the sandbox. It needs nothing of the image but what the specification has.
     pub fn make(spec: &RestoreSpec<'_>) -> Result<Self> {
         let inventory = spec.inventory.cloned().unwrap_or_default();
+        let has_input = inventory.input.is_some();
         let command = Command::Restore(Restore {
             criu: spec.criu.command().to_vec(),
             sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
@@ -105,10 +109,12 @@ impl Vacant {
             outputs: inventory.outputs,
             session_outside: inventory.session_outside,
             attributes: inventory.attributes,
+            input: inventory.input.filter(|_| spec.input.is_some()),
             highest_pid: inventory.highest_pid,
             timeout_millis: u64::try_from(spec.timeout.as_millis()).unwrap_or(u64::MAX),
         });
-        let descriptors: Vec<_> = spec.sockets.iter().map(|socket| socket.socket).collect();
+        let descriptors = spec.sockets.iter().map(|socket| socket.socket);
+        let descriptors: Vec<_> = descriptors.chain(spec.input.filter(|_| has_input)).collect();
         let log = spec.sandbox.run_dir.join(RESTORE_LOG);
         let empty = Empty::make(&spec.sandbox)?;
         match empty.send(&command, &descriptors) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
@@ -96,11 +96,17 @@ pub(crate) struct Empty {
 }
 
 impl Sandbox {
-    /// Starts `program` in a new sandbox.
+    /// Starts `program` in a new sandbox. Its standard input is empty.
     pub fn start(spec: &Spec, program: &Program) -> Result<Self> {
+        Self::start_with(spec, program, None)
+    }
+
+    /// As [`Self::start`], with a pipe for its standard input.
+    pub fn start_with(spec: &Spec, program: &Program, input: Option<BorrowedFd<'_>>) -> Result<Self> {
         let empty = Empty::make(spec)?;
-        let started =
-            empty.send(&message::Command::Start(program.clone()), &[]).and_then(|()| empty.recv(None));
+        let started = empty
+            .send(&message::Command::Start(program.clone()), input.as_slice())
+            .and_then(|()| empty.recv(None));
         let result = match started {
             Ok(Reply::Running(pid)) => return Ok(empty.with_program(pid)),
             Ok(Reply::NotStarted(NotStarted { cause, shell_code })) => {

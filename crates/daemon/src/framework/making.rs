@@ -52,6 +52,7 @@ pub fn make(daemon: &Daemon, wish: Wish, reply: &Reply<'_>) -> Result<Report> {
             environment,
             allowed: Vec::new(),
             framework: true,
+            input: None,
         },
     )?;
     let taking = checkpoint::Wish {

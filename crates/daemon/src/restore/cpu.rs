@@ -9,6 +9,7 @@
 //! What CRIU acts on was checked before. Pages it only puts, or maps, where the program finds them: they are checked
 //! beside it, and the program does not run before that. If CRIU fails, what is damaged there is the better reason.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -45,6 +46,7 @@ impl Attempt<'_> {
             criu: &criu,
             inventory: Some(&self.kept.inventory),
             sockets: sockets.to_vec(),
+            input: self.wish.input.as_ref().map(AsFd::as_fd),
             timeout: CRIU_LIMIT,
             steps_told: log::log_enabled!(log::Level::Debug),
         };

@@ -181,7 +181,7 @@ impl Init<'_> {
                 self.drain();
                 (Reply::Flushed, false)
             }
-            (Command::Start(program), None) => match program::start(&program) {
+            (Command::Start(program), None) => match program::start(&program, descriptors.first()) {
                 Ok((program, output)) => {
                     self.outputs.push(output);
                     (self.run(program), false)

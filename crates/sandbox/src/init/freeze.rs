@@ -25,7 +25,7 @@ use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
 use crate::tracer::Place;
 use crate::wire::Channel;
-use crate::{devshm, process};
+use crate::{devshm, input, process};
 
 /// CRIU's log of a dump, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -112,7 +112,8 @@ pub struct Restored {
 }
 
 /// Has CRIU bring a program back. Its process is started at once, and told of the image when that is ready.
-pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
+pub fn restore(restore: &Restore, mut sockets: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
+    let input = restore.input.as_ref().and_then(|key| Some((key, sockets.pop()?)));
     if sockets.len() != restore.sockets.len() {
         return Err(Failed::Criu("the sockets did not come with the command".into()));
     }
@@ -122,6 +123,7 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
         fs::File::open(RUN_PATH).map_err(|error| Failed::Criu(format!("opening {RUN_PATH}: {error}")))?;
     let keys = restore.sockets.iter().map(|inode| format!("socket:[{inode}]"));
     let mut inherit: Vec<_> = keys.zip(sockets.iter().map(AsRawFd::as_raw_fd)).collect();
+    inherit.extend(input.iter().map(|(key, pipe)| (key.to_string(), pipe.as_raw_fd())));
     // CRIU names a regular file by its path without the leading slash.
     inherit.push((LOG_PATH.trim_start_matches('/').to_owned(), log.as_raw_fd()));
     let mut files = Vec::new();
@@ -145,6 +147,10 @@ pub fn restore(restore: &Restore, sockets: Vec<OwnedFd>, channel: &Channel) -> R
     let mut criu = Service::spawn(&restore.criu, &passed, None)?;
     let (Begin { steps_told }, images) = begin(channel)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
+    if let Some((key, pipe)) = &input {
+        input::refill(&dir, key, pipe)
+            .map_err(|error| Failed::Criu(format!("putting back what was in the standard input: {error}")))?;
+    }
     let shared = dir.join(devshm::NAME);
     if shared.exists() {
         devshm::unpack(&shared, Path::new("/dev/shm"))

@@ -34,7 +34,7 @@ pub fn open_log() -> io::Result<File> {
 }
 
 /// The program, and our end of its output.
-pub fn start(program: &Program) -> Result<(Pid, Output), NotStarted> {
+pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, Output), NotStarted> {
     let name = program.args.first().ok_or("its command is empty".to_owned())?;
     check_directory(Path::new(&program.cwd))?;
     let path = find(name, &program.env, Path::new(&program.cwd))?;
@@ -52,7 +52,7 @@ pub fn start(program: &Program) -> Result<(Pid, Output), NotStarted> {
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let why = become_program(&path, &args, &env, program, &written);
+            let why = become_program(&path, &args, &env, program, input, &written);
             // Nobody else can be told.
             let _ = serde_json::to_writer(&told, &why);
             // SAFETY: _exit ends this process and returns to nothing.
@@ -77,6 +77,7 @@ fn become_program(
     args: &[CString],
     env: &[CString],
     program: &Program,
+    input: Option<&OwnedFd>,
     output: &OwnedFd,
 ) -> NotStarted {
     let steps = || -> Result<(), String> {
@@ -86,7 +87,8 @@ fn become_program(
             .map_err(|error| format!("making a namespace for System V objects: {error}"))?;
         // Opened here: CRIU cannot name a file of the mount namespace that init came from.
         let null = File::open("/dev/null").map_err(|error| format!("opening /dev/null: {error}"))?;
-        for (fd, to) in [(null.as_raw_fd(), 0), (output.as_raw_fd(), 1), (output.as_raw_fd(), 2)] {
+        let input = input.map_or(null.as_raw_fd(), AsRawFd::as_raw_fd);
+        for (fd, to) in [(input, 0), (output.as_raw_fd(), 1), (output.as_raw_fd(), 2)] {
             // SAFETY: dup2 on descriptors that this process holds.
             if unsafe { libc::dup2(fd, to) } < 0 {
                 return Err(format!("opening descriptor {to}: {}", io::Error::last_os_error()));

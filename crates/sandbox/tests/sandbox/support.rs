@@ -210,6 +210,7 @@ impl Running {
             sandbox: place.spec(),
             criu: criu(),
             sockets: vec![ExternalSocket { inode, socket: theirs.as_fd() }],
+            input: None,
             inventory: inventory.as_ref(),
             timeout: Duration::from_secs(30),
             steps_told: false,
