@@ -11,6 +11,7 @@
 //! - A and B outlive the daemon. A new daemon finds them through the run directory ([`Sandbox::adopt`]).
 //! - Killing B kills everything in the sandbox: the kernel ends a pid namespace with its first process.
 //! - A program is resumed after a failed dump, whoever failed: CRIU, the caller's hook, or a caller that died.
+//! - A program has an IPC namespace of its own, apart from init's and CRIU's, so CRIU takes what is in it.
 //! - Nothing in a dump depends on the run directory's path outside, so one dump restores under any name, and
 //!   several times at once.
 //! - CRIU may be killed while it dumps: it does not trace the program itself ([`tracer`]), and what it had changed is undone.
