@@ -66,24 +66,22 @@ def status(name):
 
 
 def attributes():
-    """The thread's scheduling attributes: policy, flags, nice, priority, runtime, deadline, period, clamps."""
-    buffer = (ctypes.c_uint32 * 14)()
-    call("sched_getattr", 0, buffer, 56, 0)
+    """The thread's scheduling attributes: policy, flags, nice, priority, runtime, deadline, period."""
+    buffer = (ctypes.c_uint32 * 12)()
+    call("sched_getattr", 0, buffer, 48, 0)
     return list(buffer)[1:]
 
 
-def set_attributes(policy, flags=0, nice=0, priority=0, low=0, high=0):
-    buffer = (ctypes.c_uint32 * 14)(56, policy, flags, 0, nice & 0xFFFFFFFF, priority, 0, 0, 0, 0, 0, 0, low, high)
-    call("sched_setattr", 0, buffer, 0)
+def set_attributes(policy, nice):
+    call("sched_setattr", 0, (ctypes.c_uint32 * 12)(48, policy, 0, 0, nice), 0)
 
 
-def clamp():
-    # SCHED_FLAG_KEEP_ALL and both clamps; where the kernel has none, there is nothing to keep.
+def registrations():
+    """What is registered for membarriers; kernels before 6.3 do not say."""
     try:
-        set_attributes(0, 0x78, low=100, high=900)
-    except OSError as error:
-        return str(error)
-    return None
+        return call("membarrier", 512, 0, 0)
+    except OSError:
+        return None
 
 
 def memory(advice=None):
@@ -124,14 +122,13 @@ def per_thread(number):
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, [cpus[number % len(cpus)]])
     if number:
-        set_attributes(3, nice=7)
+        set_attributes(3, 7)
     else:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(3))
     call("ioprio_set", 1, 0, (2 << 13) | (5 + number))
     prctl(29, 123_456 + number)
     node = ctypes.c_ulong(1)
     call("set_mempolicy", 1 + number, ctypes.byref(node), 64)
-    clamped = clamp()
     name = ctypes.create_string_buffer(b"\xffkept-%d) " % number)
     prctl(15, ctypes.addressof(name))
     prctl(1, signal.SIGUSR1 + number)
@@ -140,7 +137,6 @@ def per_thread(number):
         return {
             "affinity": sorted(os.sched_getaffinity(0)),
             "scheduling": attributes(),
-            "clamps": clamped or attributes()[-2:],
             "priority of I/O": call("ioprio_get", 1, 0),
             "timer slack": prctl(30),
             "memory policy": policy_of(),
@@ -206,7 +202,7 @@ def processes():
             "dumpable": prctl(3),
             "interval timer": [interval, 0 < left < 10_000],
             "timer": time_left("timer_gettime", timer.value),
-            "membarrier": call("membarrier", 512, 0, 0) if os.uname().release > "6.3" else 0,
+            "membarrier": registrations(),
             "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
             **{f"memory {name}": flags_of(area) for name, area in areas.items()},
             "policy of memory": policy_of(areas["bound to a node"]),
