@@ -3,6 +3,7 @@
 mod harness;
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::process::{Child, Stdio};
 
 use harness::{Rekindle, end_of, wait};
@@ -71,10 +72,8 @@ fn what_is_in_the_pipe_comes_along_and_a_restore_goes_on_with_its_own() {
         let pipe = std::fs::File::open(format!("/proc/{pid}/fd/0")).unwrap();
         let mut bytes: libc::c_int = 0;
         // SAFETY: writes one integer.
-        assert_eq!(
-            unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&pipe), libc::FIONREAD, &mut bytes) },
-            0
-        );
+        let done = unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &mut bytes) };
+        assert_eq!(done, 0);
         bytes
     };
     wait("the rest to be in the pipe", || pipe() == 10);
