@@ -96,8 +96,9 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<
     let reply = Reply::new(stream);
     let is_for_us = check_places(daemon, &call);
     let last = is_for_us.is_ok() && matches!(call.request, Request::Shutdown);
-    let answered =
-        is_for_us.and_then(|()| input(descriptors)).and_then(|input| answer(daemon, call.request, input, &reply));
+    let answered = is_for_us
+        .and_then(|()| input(descriptors))
+        .and_then(|input| answer(daemon, call.request, input, &reply));
     let event = match answered {
         Ok(value) => Event::Done { value },
         Err(error) => {
@@ -179,7 +180,8 @@ fn answer(
         Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
-            let wish = Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework, input };
+            let wish =
+                Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework, input };
             json!(run::run(daemon, wish)?.shown())
         }
         Request::Framework {

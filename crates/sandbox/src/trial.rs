@@ -75,6 +75,7 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
         criu,
         sockets: Vec::new(),
         inventory: None,
+        input: None,
         timeout: PATIENCE,
         steps_told: false,
     };

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::gate::Gate;
 use crate::kept::Kept;
 use crate::record::Record;
-use crate::run::{create, give_back, new_id};
+use crate::run::{create, give_back};
 use crate::timeline::Timeline;
 use crate::{cpu_images, fault, framework, machine, preflight};
 
@@ -49,14 +49,14 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
     preflight::check_machine(&daemon.places, image, &kept)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
-    let held = daemon.sandboxes.add(None, "proof", |name| {
+    let held = daemon.sandboxes.add(None, "proof", |name, _| {
         let record = Record {
             command: image.manifest().program.argv.clone(),
             directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
             image: Some(image.manifest().name.clone()),
-            ..Record::new(new_id()?, name, mode, State::Restoring, kept.gpu.clone())
+            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, kept.gpu.clone())
         };
-        create(daemon, record)
+        create(daemon, record, None)
     })?;
     let wish = Wish {
         image: &image.manifest().name,
@@ -67,6 +67,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         order: LoadOrder::default(),
         record: false,
         verify: false,
+        input: None,
     };
     let attempt = Attempt {
         daemon,
