@@ -79,6 +79,10 @@ def test_python_objects(rekindle):
     assert survives(rekindle, sys.executable, SOURCES / "objects.py") == []
 
 
+def test_hidden_memory_grows_by_zeros(rekindle):
+    assert survives(rekindle, sys.executable, SOURCES / "grown.py") == []
+
+
 def test_a_program_that_asks_the_kernel_itself_is_read_whole(rekindle, build):
     """What Go's programs do and nobody sees: by the note in them they are known."""
     program = build("-DDIRECT", "-DGO")

@@ -6,6 +6,8 @@ use super::advise::{replace, stretch_at};
 use super::direct::{call, finish};
 use super::mark;
 
+const PAGE: usize = 4096;
+
 /// # Safety
 /// As of the C library's function of this name, whose last argument is there with `MREMAP_FIXED` or
 /// `MREMAP_DONTUNMAP` only, and is read in any case: a register.
@@ -25,7 +27,8 @@ pub unsafe extern "C" fn mremap(
     let result = match (grows || moves) && mark::is_converted() {
         true => match affected(address as usize, old_length, grows) {
             // SAFETY: the range is the program's to move.
-            Some(protection) => unsafe { copy(arguments, protection) },
+            Some(protection) if protection & libc::PROT_READ != 0 => unsafe { copy(arguments, protection) },
+            Some(protection) => unsafe { extend(plainly(), old_length, new_length, protection) },
             None => plainly(),
         },
         false => plainly(),
@@ -38,8 +41,21 @@ fn affected(address: usize, length: usize, grows: bool) -> Option<c_int> {
     let end = address.checked_add(length.max(1))?;
     let stretch = stretch_at(&(address..end))?;
     let affected = stretch.is_converted && (grows || !stretch.is_one);
-    // What cannot be read cannot be copied; the kernel's answer is the best there is.
-    (affected && stretch.protection & libc::PROT_READ != 0).then_some(stretch.protection)
+    affected.then_some(stretch.protection)
+}
+
+/// What cannot be read cannot be copied: it was moved as the kernel does, and what it has grown by becomes zero.
+unsafe fn extend(moved: isize, old_length: usize, new_length: usize, protection: c_int) -> isize {
+    if moved > 0 && new_length > old_length {
+        let start = (moved as usize + old_length).next_multiple_of(PAGE);
+        let end = (moved as usize + new_length).next_multiple_of(PAGE);
+        if start < end {
+            // SAFETY: what it has grown by, of which nobody knows yet.
+            let result = unsafe { replace(&(start..end), protection) };
+            return if result < 0 { result } else { moved };
+        }
+    }
+    moved
 }
 
 /// Moves a range into anonymous memory of the new length, at the place that `mremap` would choose.
