@@ -28,6 +28,7 @@ pub unsafe extern "C" fn mremap(
         true => match affected(address as usize, old_length, grows) {
             // SAFETY: the range is the program's to move.
             Some(protection) if protection & libc::PROT_READ != 0 => unsafe { copy(arguments, protection) },
+            // SAFETY: as above.
             Some(protection) => unsafe { extend(plainly(), old_length, new_length, protection) },
             None => plainly(),
         },
