@@ -50,7 +50,7 @@ def test_who_holds_a_program_can_die(kind, mode, seed):
             program = holders.build(directory) if kind in ("criu", "init", "daemon") else None
             scene = holders.Scene(kind, seed, rekindle, program, driver, pods, mode)
             try:
-                for _ in range(rounds(3 if kind == "relay" else 6)):
+                for _ in range(rounds(2 if kind == "relay" else 6)):
                     check(kind, scene.take())
             finally:
                 scene.end()
