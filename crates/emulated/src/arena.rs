@@ -27,6 +27,9 @@ pub const MODULE_RANGE: Range<u64> = DEVICE_RANGE.end - (1 << 40)..DEVICE_RANGE.
 /// another load found it. Its value is an address; no driver has an option of this number.
 pub const OPTION_MODULE_ADDRESS: i32 = 0x0052_4b01;
 
+/// Another: the module's variables lie at this address, in memory that somebody else has put there and filled.
+pub(crate) const OPTION_GLOBALS_ADDRESS: i32 = 0x0052_4b02;
+
 const SLOT: u64 = 16 << 30;
 const HEAP: u64 = 4 << 30;
 const PAGE: u64 = 4096;

@@ -13,7 +13,7 @@ use rekindle_cuda::{
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Result, Stream,
+    ModuleKind, PreparedCode, Result, Stream,
 };
 
 use crate::arena::Arena;
@@ -25,6 +25,7 @@ use crate::module::LoadedModule;
 use crate::modules::{self, Modules};
 use crate::output::Output;
 use crate::physical::Budget;
+use crate::prepared::EmulatedCode;
 use crate::scheduler::Scheduler;
 use crate::space::{GRANULARITY, Space};
 use crate::work::{Engine, Executor, Op, Services};
@@ -193,6 +194,10 @@ impl Device for EmulatedDevice {
     fn host_unregister(&self, address: u64) -> Result<()> {
         self.check()?;
         self.space.unregister(address, self.info.index)
+    }
+
+    fn prepare(&self, code: &Code, options: &[(i32, u64)]) -> Option<Arc<dyn PreparedCode>> {
+        EmulatedCode::prepare(code, options).map(|code| Arc::new(code) as Arc<dyn PreparedCode>)
     }
 
     fn module_load(

@@ -34,6 +34,7 @@ mod operations;
 mod output;
 mod physical;
 mod platform;
+mod prepared;
 mod scheduler;
 mod space;
 mod stream;

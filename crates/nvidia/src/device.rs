@@ -10,7 +10,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Result, Stream,
+    ModuleKind, PreparedCode, Result, Stream,
 };
 
 use crate::driver::{Driver, call};
@@ -18,6 +18,7 @@ use crate::imported::Imported;
 use crate::memory::Registered;
 use crate::modules::Modules;
 use crate::placement::in_code;
+use crate::prepared::NvidiaCode;
 use crate::work::Attributes;
 use crate::{context, graph, tensor};
 
@@ -131,6 +132,11 @@ impl Device for NvidiaDevice {
 
     fn host_unregister(&self, address: u64) -> Result<()> {
         ask!(self, cuMemHostUnregister(address))
+    }
+
+    fn prepare(&self, code: &Code, _options: &[(i32, u64)]) -> Option<Arc<dyn PreparedCode>> {
+        let (major, minor) = self.info.compute_capability;
+        NvidiaCode::prepare(code, major * 10 + minor).map(|code| Arc::new(code) as Arc<dyn PreparedCode>)
     }
 
     fn module_load(

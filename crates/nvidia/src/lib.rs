@@ -18,6 +18,7 @@ mod memory;
 mod modules;
 pub mod placement;
 mod platform;
+mod prepared;
 pub mod search;
 mod stream;
 mod sys;

@@ -23,6 +23,8 @@ pub struct Opened {
     pub real_driver: Option<String>,
     /// Where the platform writes what kernels print, if it asks us.
     pub output: ProgramOutput,
+    /// Modules are taken apart where that can be, and loaded a kernel at a time.
+    pub in_pieces: bool,
 }
 
 impl std::fmt::Display for Gpu {
@@ -59,7 +61,7 @@ impl Gpu {
                     .and_then(|config| rekindle_emulated::platform_with_output(&config, sink))
                     .map_err(|error| format!("the emulated GPU does not start: {error}"))?;
                 let gpus = (0..platform.devices().len()).collect();
-                Ok(Opened { platform, gpus, real_driver: None, output })
+                Ok(Opened { platform, gpus, real_driver: None, output, in_pieces: in_pieces()? })
             }
             Gpu::Nvidia { index } => {
                 let platform = rekindle_nvidia::NvidiaPlatform::open().map_err(|error| error.to_string())?;
@@ -69,8 +71,21 @@ impl Gpu {
                 }
                 let real_driver = Some(platform.library().to_string_lossy().into_owned());
                 let output = ProgramOutput::default();
-                Ok(Opened { platform: Arc::new(platform), gpus: vec![*index], real_driver, output })
+                let (platform, gpus) = (Arc::new(platform), vec![*index]);
+                Ok(Opened { platform, gpus, real_driver, output, in_pieces: in_pieces()? })
             }
         }
+    }
+}
+
+/// How modules are loaded: `whole` or in `pieces`.
+const CODE_VARIABLE: &str = "REKINDLE_CODE";
+
+/// `Err` is one sentence.
+fn in_pieces() -> Result<bool, String> {
+    match std::env::var(CODE_VARIABLE).as_deref() {
+        Err(_) | Ok("" | "whole") => Ok(false),
+        Ok("pieces") => Ok(true),
+        Ok(other) => Err(format!("{CODE_VARIABLE} is {other:?}; set it to whole or pieces")),
     }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,14 +10,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::program::{begin, bytes_of, download, kernel, launch, upload, words};
-use common::{Client, Lane, Worker, alone};
-use rekindle_cuda::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_PTX};
-use rekindle_device::{LaunchAttributes, ModuleKind};
+use common::{Client, Daemon, Lane, Worker, alone};
+use rekindle_cuda::{
+    CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+};
+
+use rekindle_device::{DEVICE_RANGE, LaunchAttributes, ModuleKind};
 use rekindle_protocol::operation::*;
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
-use rekindle_worker::Gpu;
+use rekindle_worker::{Gpu, Opened};
 
 const PTX: &[u8] = b"
 .version 7.0
@@ -59,9 +63,71 @@ DONE:
 }
 ";
 
-fn worker(directory: &Path) -> Worker {
-    Worker::start_on(directory, Arc::default(), || Gpu::parse("emulated:memory=1G,devices=2").unwrap().open())
+/// How modules are loaded.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Whole,
+    Pieces,
 }
+
+fn worker(directory: &Path, form: Form) -> Worker {
+    Worker::start_on(directory, Arc::default(), move || {
+        let opened = Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()?;
+        Ok(Opened { in_pieces: form == Form::Pieces, ..opened })
+    })
+}
+
+/// Saves the program's GPU half as an image of this name, and gives the image's path.
+fn save(daemon: &Daemon, store: &Store, name: &str) -> String {
+    let draft = store.begin(name).unwrap();
+    daemon.quiesce();
+    let staging = draft.path().to_str().unwrap().to_string();
+    match daemon.ask(Request::Save { staging, leave_memory: false }) {
+        Response::Saved { parts, .. } => {
+            draft
+                .adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect())
+                .unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+    draft.commit().unwrap().path().to_str().unwrap().to_string()
+}
+
+/// How many modules a restore has loaded, and how many it has left in pieces.
+fn modules(counts: &BTreeMap<String, u64>) -> (u64, u64) {
+    let of = |what: &str| counts.get(what).copied().unwrap_or(0);
+    (of("loaded"), of("in pieces"))
+}
+
+/// Has a new worker go on from an image with one ring; gives what it counted of modules too.
+fn restore(directory: &Path, image: String, form: Form) -> (Worker, Daemon, Client, BTreeMap<String, u64>) {
+    std::fs::create_dir_all(directory).unwrap();
+    BoardMapping::create(&directory.join("board-9-0")).unwrap();
+    Ring::create(&directory.join("ring-9-0")).unwrap();
+    let worker = worker(directory, form);
+    let daemon = worker.daemon();
+    let run_directory = directory.to_str().unwrap().to_string();
+    let counts = match daemon.ask(Request::Restore { image, run_directory, cached: Vec::new() }) {
+        Response::Restored { phases } => {
+            phases.into_iter().find(|phase| phase.name == "modules").unwrap().counts
+        }
+        other => panic!("{other:?}"),
+    };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    daemon.ask_with(Request::Adopt { pid: 1, driver_attached: false }, &theirs);
+    drop(theirs);
+    let client = Client::restored(directory, ours);
+    daemon.done(Request::Resume { restored: true, driver_attached: false });
+    // Nobody saves before that.
+    match daemon.ask(Request::Loaded) {
+        Response::Restored { .. } => {}
+        other => panic!("{other:?}"),
+    }
+    (worker, daemon, client, counts.into_iter().collect())
+}
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const DYNAMIC_SHARED: i32 = 8;
 
 fn load(lane: &mut Lane, id: u32, code: &[u8]) -> ModuleLoaded {
     let source = CodeSource::Trailer;
@@ -78,10 +144,19 @@ fn step_all(lane: &mut Lane, stream: u32, base: u64, count: u32) {
 
 #[test]
 fn kernels_globals_and_graphs_survive_a_restore() {
+    survive_a_restore(Form::Whole);
+}
+
+#[test]
+fn so_they_do_in_pieces() {
+    survive_a_restore(Form::Pieces);
+}
+
+fn survive_a_restore(form: Form) {
     let _alone = alone();
     let state = tempfile::tempdir().unwrap();
     let store = Store::open(&state.path().join("store")).unwrap();
-    let first = worker(&state.path().join("run-1"));
+    let first = worker(&state.path().join("run-1"), form);
     let daemon = first.daemon();
     let (mut client, welcome) = Client::connect(&first, &daemon);
     assert_eq!(welcome.devices.len(), 2);
@@ -95,6 +170,9 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     kernel(&mut lane, 2, 1, "step_all");
     kernel(&mut lane, 2, 2, "bump");
     let (counter, _) = lane.ask(GlobalGet { module: 2, name: "counter" }).unwrap();
+    // Where a module's globals are a buffer, they lie where buffers do.
+    let buffers = DEVICE_RANGE.start..DEVICE_RANGE.start + (8 << 40);
+    assert_eq!(buffers.contains(&counter), form == Form::Pieces, "{counter:#x}");
     let count = 3u32 << 18;
     let memory = lane.ask(MemoryAllocate { device: 0, bytes: u64::from(count) * 4 }).unwrap();
     let data: Vec<u32> = (0..count).collect();
@@ -126,41 +204,13 @@ fn kernels_globals_and_graphs_survive_a_restore() {
     assert_eq!((before[0], before[99], before[100]), (9, 105, 103));
     assert_eq!(words(&download(&mut lane, 0, counter, 4)), [7]);
 
-    let draft = store.begin("image").unwrap();
-    daemon.quiesce();
-    let staging = draft.path().to_str().unwrap().to_string();
-    match daemon.ask(Request::Save { staging, leave_memory: false }) {
-        Response::Saved { parts, .. } => {
-            draft
-                .adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect())
-                .unwrap();
-        }
-        other => panic!("{other:?}"),
-    }
-    let image = draft.commit().unwrap();
+    let image = save(&daemon, &store, "image");
     client.die();
     first.end();
 
-    let directory = state.path().join("run-2");
-    std::fs::create_dir_all(&directory).unwrap();
-    BoardMapping::create(&directory.join("board-9-0")).unwrap();
-    Ring::create(&directory.join("ring-9-0")).unwrap();
-    let second = worker(&directory);
-    let daemon = second.daemon();
-    let image = image.path().to_str().unwrap().to_string();
-    match daemon.ask(Request::Restore {
-        image,
-        run_directory: directory.to_str().unwrap().to_string(),
-        cached: Vec::new(),
-    }) {
-        Response::Restored { .. } => {}
-        other => panic!("{other:?}"),
-    }
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    daemon.ask_with(Request::Adopt { pid: 1, driver_attached: false }, &theirs);
-    drop(theirs);
-    let client = Client::restored(&directory, ours);
-    daemon.done(Request::Resume { restored: true, driver_attached: false });
+    let (second, _daemon, client, counts) = restore(&state.path().join("run-2"), image, form);
+    let expected = if form == Form::Pieces { (0, 1) } else { (1, 0) };
+    assert_eq!(modules(&counts), expected);
     let mut lane = client.old_lane(0);
     assert_eq!(words(&download(&mut lane, 0, memory, 4 * count as usize)), before);
     lane.post(GraphLaunch { device: 0, exec: 1, stream: 2 });
@@ -177,7 +227,7 @@ fn kernels_globals_and_graphs_survive_a_restore() {
 fn a_kernel_that_goes_astray_ends_the_context_and_not_the_worker() {
     let _alone = alone();
     let state = tempfile::tempdir().unwrap();
-    let worker = worker(state.path());
+    let worker = worker(state.path(), Form::Whole);
     let daemon = worker.daemon();
     let (mut client, _) = Client::connect(&worker, &daemon);
     let mut lane = begin(&mut client);
@@ -197,7 +247,7 @@ fn a_kernel_that_goes_astray_ends_the_context_and_not_the_worker() {
 fn a_cooperative_launch_and_a_second_device() {
     let _alone = alone();
     let state = tempfile::tempdir().unwrap();
-    let worker = worker(state.path());
+    let worker = worker(state.path(), Form::Whole);
     let daemon = worker.daemon();
     let (mut client, _) = Client::connect(&worker, &daemon);
     let mut lane = begin(&mut client);
@@ -257,4 +307,68 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     assert!(lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());
     client.die();
     worker.end();
+}
+
+#[test]
+fn a_module_in_pieces_is_loaded_as_far_as_it_is_used() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let first = worker(&state.path().join("run-1"), Form::Pieces);
+    let daemon = first.daemon();
+    let (mut client, _) = Client::connect(&first, &daemon);
+    let mut lane = begin(&mut client);
+    assert_eq!(load(&mut lane, 1, PTX).status, 0);
+    assert_eq!(lane.ask(FunctionNames { module: 1 }).unwrap(), ["step_all", "bump"]);
+    let absent = lane.ask(FunctionGet { module: 1, id: 9, name: "nowhere" });
+    assert_eq!(absent.err(), Some(CUDA_ERROR_NOT_FOUND));
+    assert_eq!(lane.ask(GlobalGet { module: 1, name: "nowhere" }).err(), Some(CUDA_ERROR_NOT_FOUND));
+    kernel(&mut lane, 1, 1, "step_all");
+    kernel(&mut lane, 1, 2, "bump");
+    let large = 100 << 10;
+    lane.ask(FunctionSet { id: 2, attribute: DYNAMIC_SHARED, value: large }).unwrap();
+    let (counter, _) = lane.ask(GlobalGet { module: 1, name: "counter" }).unwrap();
+    // The first of its module, and no allocation.
+    assert_eq!(lane.ask(MemoryFree { device: 0, address: counter }), Err(CUDA_ERROR_INVALID_VALUE));
+    let (step, _) = lane.ask(GlobalGet { module: 1, name: "step" }).unwrap();
+    upload(&mut lane, 0, step, &bytes_of(&[4]));
+    let memory = lane.ask(MemoryAllocate { device: 0, bytes: 4096 }).unwrap();
+    upload(&mut lane, 0, memory, &bytes_of(&[1, 2]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let image = save(&daemon, &store, "one");
+    client.die();
+    first.end();
+
+    // Saved again before anything of it was loaded: the next one takes it from there.
+    let (second, daemon, client, _) = restore(&state.path().join("run-2"), image, Form::Whole);
+    let image = save(&daemon, &store, "two");
+    client.die();
+    second.end();
+    let (third, _daemon, client, counts) = restore(&state.path().join("run-3"), image, Form::Pieces);
+    assert_eq!(modules(&counts), (0, 1));
+    let mut lane = client.old_lane(0);
+    // What was set of the kernel holds, though it is loaded only now.
+    let grid = [3, 1, 1];
+    let shared = large as u32;
+    lane.post(LaunchKernel { device: 0, stream: 0, function: 2, grid, block: [1, 1, 1], shared });
+    step_all(&mut lane, 0, memory, 2);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(lane.error(), 0);
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [8]);
+    assert_eq!(words(&download(&mut lane, 0, memory, 8)), [5, 6]);
+    let blocks = lane.ask(OccupancyBlocks { function: 1, block: 128, shared: 0, flags: 0 }).unwrap();
+    assert!(blocks > 0);
+    kernel(&mut lane, 1, 3, "bump");
+    launch(&mut lane, 0, 3, &[]);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [9]);
+    // Unloading gives the buffer of its globals back.
+    lane.ask(ModuleUnload { id: 1 }).unwrap();
+    assert!(lane.ask(MemoryRange { address: counter }).is_err());
+    assert!(lane.ask(FunctionNames { module: 1 }).is_err());
+    assert_eq!(load(&mut lane, 4, PTX).status, 0);
+    let (again, _) = lane.ask(GlobalGet { module: 4, name: "counter" }).unwrap();
+    assert_eq!(words(&download(&mut lane, 0, again, 4)), [5]);
+    client.die();
+    third.end();
 }

@@ -22,7 +22,8 @@ pub(super) fn end(engine: &Engine, began: Option<Instant>, opcode: u32, body: &[
     let function = launch.flatten().and_then(|launch| engine.functions.get(launch.function).ok());
     let of = function.map_or_else(String::new, |function| {
         let device = engine.context(function.device).map(|context| context.device.clone());
-        let info = device.and_then(|device| device.function_info(function.handle));
+        let info =
+            device.ok().zip(function.handle).and_then(|(device, handle)| device.function_info(handle).ok());
         format!(
             " of {} (attributes {:?})",
             function.name,

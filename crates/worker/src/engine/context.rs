@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
 
-use super::{Engine, Mark, StreamObject};
+use super::{Body, Engine, Mark, StreamObject};
 use crate::hashing::Hasher;
 use crate::memory::{Heap, Regions};
 
@@ -116,7 +116,11 @@ impl Engine {
         }
         self.functions.extract(|function| function.device == index);
         for module in self.modules.extract(|module| module.device == index) {
-            note(device.module_unload(module.handle));
+            match &module.body {
+                Body::Whole(handle) => note(device.module_unload(*handle)),
+                // Their globals go with all other memory.
+                Body::Pieces(pieces) => pieces.modules().for_each(|piece| note(device.module_unload(piece))),
+            }
         }
         for event in self.events.extract(|event| event.device == index) {
             note(device.event_destroy(event.handle));

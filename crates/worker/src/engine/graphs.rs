@@ -59,7 +59,7 @@ impl Engine {
         let device = self.graphs.get(id)?.device;
         self.bind(device)?;
         let function = match &step {
-            GraphStep::Kernel { function, .. } => Some(self.functions.get(*function)?.handle),
+            GraphStep::Kernel { function, .. } => Some(self.kernel(*function)?.1),
             _ => None,
         };
         let gpu = &*self.slots[device].context.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;

@@ -96,8 +96,8 @@ impl Handler for Engine {
         self.load_module(request, code).into()
     }
 
-    fn module_unload(&mut self, _: Origin, request: ModuleUnload, _: No) -> Answer<()> {
-        self.unload_module(request.id).into()
+    fn module_unload(&mut self, origin: Origin, request: ModuleUnload, _: No) -> Answer<()> {
+        self.unload_module(origin, request.id)
     }
 
     fn function_get(&mut self, _: Origin, request: FunctionGet<'_>, _: No) -> Answer<FunctionFound> {

@@ -12,6 +12,7 @@ mod links;
 mod memory;
 mod modules;
 mod objects;
+mod pieces;
 mod rebuild;
 mod recipe;
 mod settle;
@@ -43,6 +44,7 @@ pub(crate) use context::Context;
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
+pub(crate) use pieces::{Body, GlobalsBuffer, Pieces};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use staging::Lane;
 pub(crate) use table::Table;
@@ -105,6 +107,8 @@ pub(crate) struct Engine {
     pub broken: Option<CuResult>,
     pub recordings: HashMap<u64, Recording>,
     pub code: CodeCache,
+    /// Modules are taken apart where that can be.
+    in_pieces: bool,
     pub waiting: Waiting,
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
@@ -116,7 +120,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// The first GPU's context is made now, for it takes long.
     pub(crate) fn new(opened: Opened, link: Arc<Link>) -> Result<Engine> {
-        let Opened { platform, gpus, real_driver, output } = opened;
+        let Opened { platform, gpus, real_driver, output, in_pieces } = opened;
         let slot = |(position, index): (usize, &usize)| {
             let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
             Ok(Slot {
@@ -154,6 +158,7 @@ impl Engine {
             broken: None,
             recordings: HashMap::new(),
             code: CodeCache::default(),
+            in_pieces,
             waiting: Waiting::default(),
             history: 0,
             operations: 0,

@@ -1,12 +1,15 @@
 //! Modules, kernels and globals, in the order in which the program asked for them.
 
-use rekindle_cuda::{CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS};
+use rekindle_cuda::{
+    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS,
+};
 use rekindle_device::{Code, FunctionInfo, GpuKind, LoadError, Loaded, Result};
 use rekindle_protocol::operation::{
-    CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
+    Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
+    Origin,
 };
 
-use super::{Engine, FunctionObject, GlobalGiven, ModuleObject};
+use super::{Body, Engine, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject};
 use crate::code::LoadedCode;
 
 impl Engine {
@@ -18,16 +21,18 @@ impl Engine {
         }
         self.bind(device)?;
         let code = self.code_of(source, trailer)?;
-        let loaded = self.context(device)?.device.module_load(code.code(), kind, &options);
-        let Loaded { module: handle, log } = match loaded {
-            Ok(loaded) => loaded,
-            Err(LoadError { code, log }) => return Ok(ModuleLoaded { status: code.0, log }),
+        let (body, log) = match self.take_apart(device, &code, &options)? {
+            Some(pieces) => (Body::Pieces(pieces), String::new()),
+            None => match self.context(device)?.device.module_load(code.code(), kind, &options) {
+                Ok(Loaded { module, log }) => (Body::Whole(module), log),
+                Err(LoadError { code, log }) => return Ok(ModuleLoaded { status: code.0, log }),
+            },
         };
         let loaded_at = self.next_history();
         let globals = Vec::new();
         self.modules.insert(
             id,
-            ModuleObject { device, kind, options, code, handle, loaded_at, unloaded_at: None, globals },
+            ModuleObject { device, kind, options, code, body, loaded_at, unloaded_at: None, globals },
         )?;
         Ok(ModuleLoaded { status: CUDA_SUCCESS.0, log })
     }
@@ -69,19 +74,40 @@ impl Engine {
         }
     }
 
-    pub(super) fn unload_module(&mut self, id: Id) -> Result<()> {
+    pub(super) fn unload_module(&mut self, origin: Origin, id: Id) -> Answer<()> {
+        match self.unload(id) {
+            Err(code) => Answer::Now(Err(code)),
+            Ok((_, globals)) if globals.allocation == 0 => Answer::Now(Ok(())),
+            // Kernels that write to them may be under way.
+            Ok((device, globals)) => {
+                self.when_idle(origin, device, move |engine| engine.give_globals(device, globals))
+            }
+        }
+    }
+
+    /// Gives the buffer of globals that is not needed any more, and its device.
+    fn unload(&mut self, id: Id) -> Result<(usize, GlobalsBuffer)> {
         let mut module = self.modules.remove(id)?;
         self.functions.extract(|function| function.module == id);
-        let device = self.on(module.device)?;
+        let index = module.device;
+        let device = self.on(index)?;
+        let handle = match &module.body {
+            Body::Whole(handle) => *handle,
+            Body::Pieces(pieces) => {
+                let globals = pieces.globals;
+                pieces.modules().try_for_each(|piece| device.module_unload(piece))?;
+                return Ok((index, globals));
+            }
+        };
         // The emulated GPU puts a module wherever it is told to, whatever came before.
         let shapes_addresses = device.info().kind == GpuKind::Nvidia
-            && device.globals(module.handle).is_ok_and(|globals| !globals.is_empty());
-        device.module_unload(module.handle)?;
+            && device.globals(handle).is_ok_and(|globals| !globals.is_empty());
+        device.module_unload(handle)?;
         if shapes_addresses {
             module.unloaded_at = Some(self.next_history());
             self.unloaded.push(module);
         }
-        Ok(())
+        Ok((index, GlobalsBuffer::default()))
     }
 
     pub(super) fn get_function(&mut self, request: FunctionGet<'_>) -> Result<FunctionFound> {
@@ -90,15 +116,17 @@ impl Engine {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let module = self.modules.get(module_id)?;
-        let (device, module) = (module.device, module.handle);
-        let gpu = self.on(device)?;
-        let handle = gpu.function(module, name)?;
-        let info = gpu.function_info(handle)?;
+        let (device, whole) = (module.device, module.body.whole());
+        let handle = match whole {
+            Some(module) => self.on(device)?.function(module, name)?,
+            None => self.piece(module_id, name)?,
+        };
+        let info = self.on(device)?.function_info(handle)?;
         let function = FunctionObject {
             device,
             module: module_id,
             name: name.to_string(),
-            handle,
+            handle: Some(handle),
             at: self.next_history(),
             attributes: Vec::new(),
             cache: None,
@@ -108,15 +136,16 @@ impl Engine {
     }
 
     pub(super) fn names(&mut self, module: Id) -> Result<Vec<String>> {
-        let module = self.modules.get(module)?;
-        let (device, handle) = (module.device, module.handle);
-        self.on(device)?.function_names(handle)
+        let object = self.modules.get(module)?;
+        match (object.device, object.body.whole()) {
+            (device, Some(handle)) => self.on(device)?.function_names(handle),
+            (_, None) => Ok(self.prepared(module)?.kernels()),
+        }
     }
 
     pub(super) fn set_function(&mut self, request: FunctionSet) -> Result<FunctionInfo> {
         let FunctionSet { id, attribute, value } = request;
-        let function = self.functions.get(id)?;
-        let (device, handle) = (function.device, function.handle);
+        let (device, handle) = self.kernel(id)?;
         self.on(device)?.set_function_attribute(handle, attribute, value)?;
         let attributes = &mut self.functions.get_mut(id)?.attributes;
         attributes.retain(|row| row.0 != attribute);
@@ -125,9 +154,8 @@ impl Engine {
     }
 
     pub(super) fn set_cache(&mut self, id: Id, config: i32) -> Result<()> {
-        let function = self.functions.get_mut(id)?;
-        function.cache = Some(config);
-        let (device, handle) = (function.device, function.handle);
+        let (device, handle) = self.kernel(id)?;
+        self.functions.get_mut(id)?.cache = Some(config);
         self.on(device)?.set_function_cache(handle, config)
     }
 
@@ -136,16 +164,18 @@ impl Engine {
         if let Some(given) = module.globals.iter().find(|given| given.name == request.name) {
             return Ok((given.address, given.bytes));
         }
-        let (device, handle) = (module.device, module.handle);
+        let (device, handle) = match &module.body {
+            Body::Whole(handle) => (module.device, *handle),
+            Body::Pieces(pieces) => {
+                let start = pieces.globals.address;
+                let found = self.prepared(request.module)?.global(request.name);
+                let (offset, bytes) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                return Ok((start + offset, bytes));
+            }
+        };
         let (address, bytes) = self.on(device)?.global(handle, request.name)?;
         let given = GlobalGiven { name: request.name.to_string(), address, bytes, at: self.next_history() };
         self.modules.get_mut(request.module)?.globals.push(given);
         Ok((address, bytes))
-    }
-
-    /// A kernel's device and handle.
-    pub(super) fn kernel(&self, id: Id) -> Result<(usize, rekindle_device::Function)> {
-        let function = self.functions.get(id)?;
-        Ok((function.device, function.handle))
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, Module, ModuleKind, Stream};
+use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Stream};
 use rekindle_protocol::operation::Id;
 
-use super::Recipe;
+use super::{Body, Recipe};
 use crate::code::LoadedCode;
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct ModuleObject {
     pub kind: ModuleKind,
     pub options: Vec<(i32, u64)>,
     pub code: LoadedCode,
-    pub handle: Module,
+    pub body: Body,
     pub loaded_at: u64,
     /// Moments of look-ups, loads and streams share one count; none while it is loaded.
     pub unloaded_at: Option<u64>,
@@ -62,7 +62,8 @@ pub(crate) struct FunctionObject {
     pub device: usize,
     pub module: Id,
     pub name: String,
-    pub handle: Function,
+    /// None until the kernel is loaded.
+    pub handle: Option<Function>,
     pub at: u64,
     /// Attributes that the program set.
     pub attributes: Vec<(i32, i32)>,

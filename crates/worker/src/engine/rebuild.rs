@@ -64,7 +64,7 @@ impl Engine {
         };
         for step in rest {
             let function = match step {
-                GraphStep::Kernel { function, .. } => Some(self.functions.get(*function)?.handle),
+                GraphStep::Kernel { function, .. } => Some(self.kernel(*function)?.1),
                 _ => None,
             };
             let child = match step {
@@ -90,6 +90,12 @@ impl Engine {
         };
         for stream in &recording.streams {
             stage.streams.insert(stream.stream, device.stream_create(stream.flags, stream.priority)?);
+        }
+        // Nothing is loaded while a capture is under way.
+        for step in &recording.steps {
+            if let Step::Launch { function, .. } = step {
+                self.kernel(*function)?;
+            }
         }
         // A child graph cannot be made while a capture is under way in the usual mode, so all come first.
         let mut children = Vec::new();
@@ -122,7 +128,8 @@ impl Engine {
         let device = stage.device;
         match step {
             Step::Launch { function, launch, parameters, .. } => {
-                device.launch(self.functions.get(*function)?.handle, launch, on, parameters)
+                let handle = self.functions.get(*function)?.handle.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+                device.launch(handle, launch, on, parameters)
             }
             Step::Copy { to, from, bytes, .. } => device.copy(*to, *from, *bytes, on),
             Step::CopyStrided { copy, .. } => device.copy_3d(copy, on),

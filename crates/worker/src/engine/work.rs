@@ -43,7 +43,11 @@ impl Engine {
         if kernel.device != device {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        self.context(device)?.device.launch(kernel.handle, &launch, handle, parameters)?;
+        let kernel = match kernel.handle {
+            Some(kernel) => kernel,
+            None => self.kernel(function)?.1,
+        };
+        self.context(device)?.device.launch(kernel, &launch, handle, parameters)?;
         self.note(device, handle, |stream| Step::Launch {
             stream,
             function,

@@ -96,7 +96,7 @@ pub(crate) fn survey(desk: &mut Desk, image: &Path) -> Result<(Vec<CommonModule>
     if check_gpus(&desk.engine, &state).is_err() {
         return Ok((Vec::new(), Vec::new()));
     }
-    let rows = state.modules.iter().filter(|row| stands_alone(&desk.engine, row));
+    let rows = state.modules.iter().filter(|row| stands_alone(&desk.engine, &state, row));
     let common = rows.map(|row| Ok(CommonModule { key: key(row)?, bytes: bytes(&image, row)? }));
     Ok((common.collect::<Result<_>>()?, Course::of(&state)?.marks()))
 }
@@ -113,7 +113,7 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
     let image = Image::open_unheld(image)?;
     fault::point("module-ahead").map_err(|fault| Error::Refused(fault.to_string()))?;
     let state = State::decode(&read_state(&image)?)?;
-    for row in state.modules.iter().filter(|row| stands_alone(engine, row)) {
+    for row in state.modules.iter().filter(|row| stands_alone(engine, &state, row)) {
         if key(row)? != wanted {
             continue;
         }
@@ -133,9 +133,9 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
 }
 
 /// Whether nothing here depends on when it is loaded, in a context that is there in any case.
-fn stands_alone(engine: &Engine, row: &ModuleState) -> bool {
+fn stands_alone(engine: &Engine, state: &State, row: &ModuleState) -> bool {
     let has_addresses = !row.contents.is_empty() || !row.given.is_empty();
-    let may = engine.platform.modules_stand_alone() && row.id.is_some();
+    let may = engine.platform.modules_stand_alone() && row.id.is_some() && state.pieces_of(row).is_none();
     may && !has_addresses && engine.context(row.device).is_ok()
 }
 

@@ -35,6 +35,7 @@ mod state;
 mod timer;
 mod turns;
 mod unwritten;
+mod upload;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,7 @@ pub(crate) use progress::Progress;
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{expect_save, forget_save, save};
 pub(crate) use unwritten::{Marks, mark, unwritten};
+pub(crate) use upload::upload;
 
 /// Memory that outlives the worker that made it, by the names of the parts that it is in place of.
 pub(crate) type LeftMemory = HashMap<String, OwnedFd>;

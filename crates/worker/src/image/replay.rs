@@ -10,7 +10,7 @@ use rekindle_store::Image;
 
 use super::ahead::Ahead;
 use super::error::{Result, device};
-use super::restore_code::{check_global, contents, function, load};
+use super::restore_code::{check_global, contents, function, load, whole};
 use super::state::{FunctionState, State, StreamState};
 use crate::engine::{Engine, GlobalGiven, ModuleObject, StreamObject};
 
@@ -61,7 +61,8 @@ pub(super) fn replay(
             Moment::Unload(n) => {
                 if let Some(module) = passing.remove(&n) {
                     let gpu = engine.on(module.device).map_err(device("be used"))?;
-                    gpu.module_unload(module.handle).map_err(device("unload a module"))?;
+                    let handle = whole(&module)?;
+                    gpu.module_unload(handle).map_err(device("unload a module"))?;
                     engine.unloaded.push(module);
                 }
             }
@@ -102,12 +103,15 @@ pub(super) fn replay(
 
 pub(super) fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
-    for (n, module) in state.modules.iter().enumerate() {
+    for (n, module) in
+        state.modules.iter().enumerate().filter(|(_, module)| state.pieces_of(module).is_none())
+    {
         moments.push((module.loaded_at, Moment::Load(n)));
         moments.extend(module.unloaded_at.map(|at| (at, Moment::Unload(n))));
         moments.extend(module.given.iter().map(|given| (given.at, Moment::Global(n, given))));
     }
-    moments.extend(state.functions.iter().map(|function| (function.at, Moment::Function(function))));
+    let functions = state.functions.iter().filter(|function| !state.pieces.contains_key(&function.module));
+    moments.extend(functions.map(|function| (function.at, Moment::Function(function))));
     moments.extend(state.streams.iter().map(|stream| (stream.at, Moment::Stream(stream))));
     for thread in &state.threads {
         let own = |(device, at): &(usize, u64)| (*at, Moment::OwnStream(thread.index, *device));

@@ -19,7 +19,7 @@ use super::replay::OwnStreams;
 use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
-use super::{LeftMemory, STATE_PART, contents, replay, restore_memory, save_memory};
+use super::{LeftMemory, STATE_PART, contents, replay, restore_code, restore_memory, save_memory};
 use crate::dispatch::{Desk, Remote};
 use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, Recipe};
 use crate::ondemand::{Journal, Uses};
@@ -121,9 +121,12 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
             replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead, begun)?
         }
     };
+    restore_code::pieces(&mut desk.engine, &image, &state)?;
     timer.lap("modules", 0);
     let found = done + desk.ahead.found();
-    timer.count([("loaded ahead", found), ("loaded", state.modules.len() as u64 - found)]);
+    let in_pieces = state.pieces.len() as u64;
+    let whole = state.modules.len() as u64 - in_pieces;
+    timer.count([("loaded ahead", found), ("loaded", whole - found), ("in pieces", in_pieces)]);
     desk.ahead.clear();
     events(&mut desk.engine, &state)?;
     graphs(&mut desk.engine, &state)?;

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use rekindle_device::{Code, Device, GpuKind, Loaded};
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_device::{Code, Device, GpuKind, Loaded, Module};
 use rekindle_store::{Image, PartKind};
 
 use super::ahead::{self, Ahead};
@@ -11,7 +12,7 @@ use super::error::{Error, Result, device};
 use super::save_memory;
 use super::state::{CodeState, FunctionState, ModuleState, State, globals_part};
 use crate::code::LoadedCode;
-use crate::engine::{Engine, FunctionObject, GlobalGiven, ModuleObject};
+use crate::engine::{Body, Engine, FunctionObject, GlobalGiven, ModuleObject, Pieces};
 
 /// Globals are filled through a block of this size.
 const BLOCK: usize = 2 << 20;
@@ -32,11 +33,11 @@ pub(super) fn load(
         None => code(engine, image, row)?,
     };
     let object = |code, handle| ModuleObject {
+        body: Body::Whole(handle),
         device: row.device,
         kind: row.kind,
         options: row.options.clone(),
         code,
-        handle,
         loaded_at: row.loaded_at,
         unloaded_at: row.unloaded_at,
         globals: row.given.clone(),
@@ -94,7 +95,7 @@ pub(super) fn code(engine: &mut Engine, image: &Image, row: &ModuleState) -> Res
 
 pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
     let module = engine.modules.get(row.module).map_err(device("find a module"))?;
-    let (index, module) = (module.device, module.handle);
+    let (index, module) = (module.device, whole(module)?);
     let gpu = engine.on(index).map_err(device("be used"))?;
     let again = || {
         let handle = gpu.function(module, &row.name)?;
@@ -111,7 +112,7 @@ pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
         device: index,
         module: row.module,
         name: row.name.clone(),
-        handle,
+        handle: Some(handle),
         at: row.at,
         attributes: row.attributes.clone(),
         cache: row.cache,
@@ -119,10 +120,47 @@ pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
     engine.functions.insert(row.id, function).map_err(device("number a kernel as before"))
 }
 
+/// Modules in pieces, with their kernels, of which nothing is loaded: their globals are among the buffers.
+pub(super) fn pieces(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
+    for row in &state.modules {
+        let (Some(id), Some(globals)) = (row.id, state.pieces_of(row)) else { continue };
+        let object = ModuleObject {
+            device: row.device,
+            kind: row.kind,
+            options: row.options.clone(),
+            code: code(engine, image, row)?,
+            body: Body::Pieces(Pieces::restored(globals)),
+            loaded_at: row.loaded_at,
+            unloaded_at: None,
+            globals: Vec::new(),
+        };
+        engine.modules.insert(id, object).map_err(device("number a module as before"))?;
+    }
+    for row in state.functions.iter().filter(|row| state.pieces.contains_key(&row.module)) {
+        let index = engine.modules.get(row.module).map_err(device("find a module"))?.device;
+        let function = FunctionObject {
+            device: index,
+            module: row.module,
+            name: row.name.clone(),
+            handle: None,
+            at: row.at,
+            attributes: row.attributes.clone(),
+            cache: row.cache,
+        };
+        engine.functions.insert(row.id, function).map_err(device("number a kernel as before"))?;
+    }
+    Ok(())
+}
+
+/// What the driver has of a module that is not in pieces.
+pub(super) fn whole(module: &ModuleObject) -> Result<Module> {
+    module.body.whole().ok_or(CUDA_ERROR_INVALID_VALUE).map_err(device("find a module"))
+}
+
 /// An address that the program holds must still be the global's.
 pub(super) fn check_global(engine: &Engine, module: &ModuleObject, given: &GlobalGiven) -> Result<()> {
     let gpu = &engine.context(module.device).map_err(device("be used"))?.device;
-    let found = gpu.global(module.handle, &given.name);
+    let found = gpu.global(whole(module)?, &given.name);
     let (address, _) = found.map_err(device(format!("find the global {} again", given.name)))?;
     if address == given.address {
         return Ok(());
@@ -146,7 +184,7 @@ pub(super) fn contents(engine: &mut Engine, image: &Image, state: &State) -> Res
         let part = image.part(PartKind::GpuBuffer, &name);
         let part = part.ok_or_else(|| Error::State(format!("the image has no part {name}")))?;
         engine.bind(row.device).map_err(device("be used"))?;
-        let module = engine.modules.get(id).map_err(device("find a module"))?.handle;
+        let module = whole(engine.modules.get(id).map_err(device("find a module"))?)?;
         let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(row.device)) else { continue };
         let mut at = 0;
         for global in &row.contents {

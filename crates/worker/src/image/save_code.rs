@@ -29,7 +29,11 @@ pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State)
         let gpu = engine.context(index).map_err(device("be used"))?.device.clone();
         engine.bind(index).map_err(device("be used"))?;
         let module = engine.modules.get(id).map_err(device("find a module"))?;
-        let globals = gpu.globals(module.handle).map_err(device("list a module's globals"))?;
+        let globals = match module.body.whole() {
+            Some(handle) => gpu.globals(handle).map_err(device("list a module's globals"))?,
+            // They are buffers.
+            None => Vec::new(),
+        };
         let mut row = describe(module, Some(id), staging, &mut known, &mut parts)?;
         if !globals.is_empty() {
             let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(index)) else { continue };
@@ -39,6 +43,8 @@ pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State)
             .into_iter()
             .map(|Global { name, address, bytes, .. }| GlobalContent { name, address, bytes })
             .collect();
+        let module = engine.modules.get(id).map_err(device("find a module"))?;
+        state.pieces.extend(module.body.pieces().map(|pieces| (id, pieces.globals)));
         state.modules.push(row);
     }
     for module in &engine.unloaded {

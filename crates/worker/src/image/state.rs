@@ -6,6 +6,7 @@
 //!
 //! The encoding has no field names: any change of these structs raises [`VERSION`].
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use rekindle_device::{Access, GpuKind, ModuleKind, Placement};
@@ -13,11 +14,12 @@ use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
-use crate::engine::{GlobalGiven, Recipe};
+use crate::engine::{GlobalGiven, GlobalsBuffer, Recipe};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
+const WITHOUT_PIECES: u32 = 2;
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -41,6 +43,8 @@ pub(super) struct State {
     pub history: u64,
     /// Where the driver has put its own heaps.
     pub placements: Vec<Placement>,
+    /// Modules that are loaded a kernel at a time, and where the globals of each lie.
+    pub pieces: BTreeMap<Id, GlobalsBuffer>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -199,6 +203,11 @@ pub(super) struct ThreadState {
 }
 
 impl State {
+    /// Where the globals lie of a module that is loaded a kernel at a time; none for one that is loaded whole.
+    pub(super) fn pieces_of(&self, module: &ModuleState) -> Option<GlobalsBuffer> {
+        self.pieces.get(&module.id?).copied()
+    }
+
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -212,13 +221,18 @@ impl State {
             return Err(Error::State("it does not begin with RKWS".to_string()));
         }
         let version = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        if version != VERSION {
-            let text = format!(
-                "it has version {version} where {VERSION} was expected; use the Rekindle that made it"
-            );
-            return Err(Error::State(text));
-        }
-        postcard::from_bytes(body).map_err(|error| Error::State(error.to_string()))
+        let body = match version {
+            VERSION => Cow::Borrowed(body),
+            // Without modules in pieces, of which there are none.
+            WITHOUT_PIECES => Cow::Owned([body, &[0]].concat()),
+            _ => {
+                let text = format!(
+                    "it has version {version} where {VERSION} was expected; use the Rekindle that made it"
+                );
+                return Err(Error::State(text));
+            }
+        };
+        postcard::from_bytes(&body).map_err(|error| Error::State(error.to_string()))
     }
 }
 
@@ -262,6 +276,17 @@ mod tests {
         assert!(State::decode(&bytes).unwrap_err().to_string().contains("version 9"));
         bytes[0] = 0;
         assert!(State::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_state_from_before_there_were_pieces_is_read() {
+        let mut bytes = sample().encode().unwrap();
+        bytes.pop();
+        bytes[4] = WITHOUT_PIECES as u8;
+        assert_eq!(State::decode(&bytes).unwrap(), sample());
+        let pieces = BTreeMap::from([(3, GlobalsBuffer { allocation: 1, address: 2, bytes: 3 })]);
+        let state = State { pieces, ..sample() };
+        assert_eq!(State::decode(&state.encode().unwrap()).unwrap(), state);
     }
 
     proptest! {

@@ -75,7 +75,9 @@ impl Base {
             add(What::Buffer { address }, address, buffer.bytes);
         }
         for (_, module) in engine.modules.iter().filter(|(_, module)| module.device == index) {
-            for global in device.globals(module.handle)?.into_iter().filter(|global| !global.constant) {
+            // Globals of modules in pieces are buffers.
+            let Some(handle) = module.body.whole() else { continue };
+            for global in device.globals(handle)?.into_iter().filter(|global| !global.constant) {
                 let what = What::Global { loaded_at: module.loaded_at, name: global.name };
                 add(what, global.address, global.bytes);
             }
@@ -118,7 +120,8 @@ pub(super) fn put_back(engine: &mut Engine, base: &Described, descriptor: OwnedF
                 What::Global { loaded_at, name } => {
                     let module = engine.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
                     let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
-                    let (address, found) = device.global(module.handle, name)?;
+                    let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let (address, found) = device.global(handle, name)?;
                     if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
                 }
             };

@@ -42,7 +42,10 @@ pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -
     let known = match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {
             touched.words(trailer, ALIGNMENT);
-            true
+            launched(opcode, body).is_some_and(|function| {
+                touched.globals(engine, function);
+                true
+            })
         }
         Copy::OPCODE => postcard::from_bytes::<Copy>(body).is_ok_and(|copy| {
             touched.copy(copy.to, copy.from, copy.bytes);
@@ -54,8 +57,9 @@ pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -
         SetMemory::OPCODE => postcard::from_bytes::<SetMemory>(body).is_ok_and(|fill| touched.set(&fill.set)),
         Upload::OPCODE => postcard::from_bytes::<Upload>(body)
             .is_ok_and(|upload| touched.write(upload.to, Some(upload.bytes))),
-        GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body)
-            .is_ok_and(|launch| engine.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(&exec.recipe))),
+        GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body).is_ok_and(|launch| {
+            engine.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(engine, &exec.recipe))
+        }),
         FunctionGet::OPCODE
         | FunctionSet::OPCODE
         | FunctionCache::OPCODE
@@ -81,10 +85,23 @@ pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -
     if known { Needs::Memory(touched) } else { Needs::All }
 }
 
+/// The kernel that a request launches.
+fn launched(opcode: u32, body: &[u8]) -> Option<Id> {
+    match opcode {
+        LaunchKernel::OPCODE => postcard::from_bytes::<LaunchKernel>(body).ok().map(|launch| launch.function),
+        _ => postcard::from_bytes::<LaunchKernelWith>(body).ok().map(|launch| launch.function),
+    }
+}
+
 impl Touched {
     fn words(&mut self, bytes: &[u8], step: usize) {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes);
         self.words.extend(bytes.windows(8).step_by(step).filter_map(|bytes| word(bytes).ok()));
+    }
+
+    /// The globals of a kernel's module, where they are buffers: its arguments do not name them.
+    fn globals(&mut self, engine: &Engine, function: Id) {
+        self.ranges.extend(engine.globals_of(function));
     }
 
     /// False where a range has no end, which makes what it is of unknown.
@@ -121,10 +138,11 @@ impl Touched {
     }
 
     /// False for a graph that does more than launches, copies and fills.
-    fn recipe(&mut self, recipe: &Recipe) -> bool {
+    fn recipe(&mut self, engine: &Engine, recipe: &Recipe) -> bool {
         recipe.steps.iter().all(|step| match step {
-            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(step)),
-            GraphStep::Kernel { parameters, .. } => {
+            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(engine, step)),
+            GraphStep::Kernel { function, parameters, .. } => {
+                self.globals(engine, *function);
                 self.words(parameters, ALIGNMENT);
                 true
             }
@@ -135,16 +153,17 @@ impl Touched {
         })
     }
 
-    fn step(&mut self, step: &Step) -> bool {
+    fn step(&mut self, engine: &Engine, step: &Step) -> bool {
         match step {
-            Step::Launch { parameters, .. } => {
+            Step::Launch { function, parameters, .. } => {
+                self.globals(engine, *function);
                 self.words(parameters, ALIGNMENT);
                 true
             }
             Step::Copy { to, from, bytes, .. } => self.copy(*to, *from, *bytes),
             Step::CopyStrided { copy, .. } => self.strided(copy),
             Step::Set { set, .. } => self.set(set),
-            Step::Graph { recipe, .. } => self.recipe(recipe),
+            Step::Graph { recipe, .. } => self.recipe(engine, recipe),
             Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
             Step::WaitValue { .. } | Step::WriteValue { .. } | Step::HostCall { .. } => false,
         }

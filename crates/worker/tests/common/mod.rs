@@ -59,7 +59,13 @@ impl Worker {
         let for_platform = knobs.clone();
         Worker::start_on(directory, knobs, move || {
             let platform = Arc::new(FakePlatform::new(for_platform));
-            Ok(Opened { platform, gpus: vec![0], real_driver: None, output: Default::default() })
+            Ok(Opened {
+                platform,
+                gpus: vec![0],
+                real_driver: None,
+                output: Default::default(),
+                in_pieces: false,
+            })
         })
     }
 

@@ -1,0 +1,196 @@
+//! Modules that were taken apart: their globals lie in a buffer of the program's, and a kernel is loaded when it is first
+//! asked for, alone.
+//!
+//! So nothing of such a module depends on what else was loaded before. A restored program has its globals with its other
+//! buffers, and its kernels are loaded when they are first used.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CuResult};
+use rekindle_device::{Function, LoadError, Loaded, Module, ModuleKind, PreparedCode, Result};
+use rekindle_protocol::operation::Id;
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use crate::code::LoadedCode;
+use crate::image;
+
+/// At least; what small allocations are aligned to.
+const ALIGNMENT: u64 = 256;
+
+/// Where a module's globals lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GlobalsBuffer {
+    /// What was allocated for it; 0 where there are no globals.
+    pub allocation: u64,
+    /// In it, as aligned as the globals ask for.
+    pub address: u64,
+    pub bytes: u64,
+}
+
+pub(crate) struct Pieces {
+    /// None until it is needed: a restored module is taken apart once more then.
+    prepared: Option<Arc<dyn PreparedCode>>,
+    pub globals: GlobalsBuffer,
+    loaded: HashMap<String, Module>,
+}
+
+/// What the device has of a module.
+pub(crate) enum Body {
+    Whole(Module),
+    Pieces(Pieces),
+}
+
+impl Pieces {
+    /// Those of an image, of which nothing is loaded.
+    pub(crate) fn restored(globals: GlobalsBuffer) -> Pieces {
+        Pieces { prepared: None, globals, loaded: HashMap::new() }
+    }
+
+    pub(crate) fn modules(&self) -> impl Iterator<Item = Module> + '_ {
+        self.loaded.values().copied()
+    }
+}
+
+impl Body {
+    pub(crate) fn whole(&self) -> Option<Module> {
+        match self {
+            Body::Whole(module) => Some(*module),
+            Body::Pieces(_) => None,
+        }
+    }
+
+    pub(crate) fn pieces(&self) -> Option<&Pieces> {
+        match self {
+            Body::Whole(_) => None,
+            Body::Pieces(pieces) => Some(pieces),
+        }
+    }
+}
+
+impl Engine {
+    /// Takes code apart and makes its globals, if that is asked for and can be.
+    pub(super) fn take_apart(
+        &mut self,
+        device: usize,
+        code: &LoadedCode,
+        options: &[(i32, u64)],
+    ) -> Result<Option<Pieces>> {
+        if !self.in_pieces {
+            return Ok(None);
+        }
+        let Some(prepared) = self.context(device)?.device.prepare(&code.code(), options) else {
+            return Ok(None);
+        };
+        let bytes = prepared.globals_bytes();
+        let mut globals = GlobalsBuffer { bytes, ..GlobalsBuffer::default() };
+        if bytes > 0 {
+            let alignment = prepared.globals_alignment().max(ALIGNMENT);
+            globals.allocation = self.allocate(device, bytes.saturating_add(alignment))?;
+            // Not where it begins: no address of a global can be freed.
+            globals.address = (globals.allocation + 1).next_multiple_of(alignment);
+            let filled =
+                image::upload(self, device, globals.address, bytes, &prepared.initial(globals.address));
+            if let Err(code) = filled {
+                self.give_globals(device, globals)?;
+                return Err(code);
+            }
+        }
+        Ok(Some(Pieces { prepared: Some(prepared), globals, loaded: HashMap::new() }))
+    }
+
+    /// Gives the buffer of globals back that nobody uses any more.
+    pub(super) fn give_globals(&mut self, device: usize, globals: GlobalsBuffer) -> Result<()> {
+        if globals.allocation == 0 {
+            return Ok(());
+        }
+        self.bind(device)?;
+        let heap = self.heap(device)?;
+        heap.retire(globals.allocation)?;
+        heap.release(globals.allocation)
+    }
+
+    /// The code of a module in pieces, taken apart once more where it was not yet in this worker.
+    pub(super) fn prepared(&mut self, module: Id) -> Result<Arc<dyn PreparedCode>> {
+        let object = self.modules.get(module)?;
+        let Body::Pieces(pieces) = &object.body else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        if let Some(prepared) = &pieces.prepared {
+            return Ok(prepared.clone());
+        }
+        let (code, options, bytes) = (object.code.code(), object.options.clone(), pieces.globals.bytes);
+        let gpu = self.context(object.device)?.device.clone();
+        let prepared = gpu.prepare(&code, &options).filter(|prepared| prepared.globals_bytes() == bytes);
+        let prepared = prepared.ok_or_else(|| {
+            log::error!("module {module} cannot be taken apart as it was when the image was taken");
+            CUDA_ERROR_INVALID_IMAGE
+        })?;
+        if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
+            pieces.prepared = Some(prepared.clone());
+        }
+        Ok(prepared)
+    }
+
+    /// A kernel of a module in pieces, loaded if it is not yet.
+    pub(super) fn piece(&mut self, module: Id, name: &str) -> Result<Function> {
+        let object = self.modules.get(module)?;
+        let Body::Pieces(pieces) = &object.body else { return Err(CUDA_ERROR_INVALID_VALUE) };
+        let (device, globals) = (object.device, pieces.globals.address);
+        let loaded = pieces.loaded.get(name).copied();
+        self.bind(device)?;
+        let gpu = self.context(device)?.device.clone();
+        if let Some(loaded) = loaded {
+            return gpu.function(loaded, name);
+        }
+        let piece = self.prepared(module)?.piece(name, globals)?;
+        let loaded = gpu.module_load(piece.code, ModuleKind::Library, &piece.options);
+        let Loaded { module: loaded, .. } = loaded.map_err(|error| refused(name, error))?;
+        match gpu.function(loaded, name) {
+            Ok(function) => {
+                if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
+                    pieces.loaded.insert(name.to_string(), loaded);
+                }
+                Ok(function)
+            }
+            Err(code) => {
+                gpu.module_unload(loaded)?;
+                Err(code)
+            }
+        }
+    }
+
+    /// A kernel's device and handle; loaded now, with what the program has set for it, if it is not yet.
+    pub(crate) fn kernel(&mut self, id: Id) -> Result<(usize, Function)> {
+        let function = self.functions.get(id)?;
+        let device = function.device;
+        if let Some(handle) = function.handle {
+            return Ok((device, handle));
+        }
+        let (module, name, cache) = (function.module, function.name.clone(), function.cache);
+        let attributes = function.attributes.clone();
+        let handle = self.piece(module, &name)?;
+        let gpu = self.on(device)?;
+        for (attribute, value) in attributes {
+            gpu.set_function_attribute(handle, attribute, value)?;
+        }
+        if let Some(config) = cache {
+            gpu.set_function_cache(handle, config)?;
+        }
+        self.functions.get_mut(id)?.handle = Some(handle);
+        Ok((device, handle))
+    }
+
+    /// Where the globals lie that a kernel can reach without being told of them; none for a module that is whole.
+    pub(crate) fn globals_of(&self, function: Id) -> Option<Range<u64>> {
+        let module = self.functions.get(function).ok()?.module;
+        let globals = self.modules.get(module).ok()?.body.pieces()?.globals;
+        (globals.bytes > 0).then(|| globals.address..globals.address + globals.bytes)
+    }
+}
+
+fn refused(name: &str, error: LoadError) -> CuResult {
+    let LoadError { code, log } = error;
+    log::error!("the piece with kernel {name} does not load: {code}; {}", log.trim());
+    code
+}
