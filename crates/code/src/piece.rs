@@ -51,9 +51,9 @@ pub(crate) fn cut(cubin: &Cubin<'_>, prepared: &Prepared, kernel: &str, globals:
     for (index, _) in dropped.iter().enumerate().filter(|(_, dropped)| **dropped) {
         writer.drop_section(index);
     }
-    for index in 0..cubin.sections.len() {
-        match cubin.sections[index].name {
-            _ if dropped[index] => {}
+    let left = cubin.sections.iter().enumerate().filter(|(index, _)| !dropped[*index]);
+    for (index, section) in left {
+        match section.name {
             ".nv.info" => writer.replace(index, module_notes(cubin, index, &gone)?),
             // A call from or to what is gone; a prototype of what is gone.
             CALLS => writer.replace(index, pairs(cubin, index, &gone, true)?),
@@ -166,6 +166,6 @@ fn rows<'a>(cubin: &Cubin<'a>, index: usize) -> Result<std::slice::ChunksExact<'
 
 /// The pairs of words whose symbols are all there still; the second word is a symbol too if `both`.
 fn pairs(cubin: &Cubin<'_>, index: usize, gone: &HashSet<u32>, both: bool) -> Result<Vec<u8>> {
-    let stays = |row: &&[u8]| !gone.contains(&word32(row, 0)) && !(both && gone.contains(&word32(row, 4)));
-    Ok(rows(cubin, index)?.filter(stays).flatten().copied().collect())
+    let goes = |row: &[u8]| gone.contains(&word32(row, 0)) || both && gone.contains(&word32(row, 4));
+    Ok(rows(cubin, index)?.filter(|row| !goes(row)).flatten().copied().collect())
 }
