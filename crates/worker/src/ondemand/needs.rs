@@ -149,7 +149,7 @@ impl Touched {
             GraphStep::Copy { copy, .. } => self.strided(copy),
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
-            GraphStep::Child { recipe, .. } => self.recipe(recipe),
+            GraphStep::Child { recipe, .. } => self.recipe(engine, recipe),
         })
     }
 
