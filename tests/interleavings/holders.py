@@ -256,7 +256,7 @@ class Scene:
             self.forget()
         if outcome.image:
             self.forget_ended()
-            outcome.wrong += self.bring_back(image)
+            outcome.wrong += self.bring_back(image, outcome.alive)
         elif not outcome.alive:
             self.forget()
         return outcome
@@ -297,14 +297,16 @@ class Scene:
         self.forget()
         self.work, self.mode = work, mode
 
-    def bring_back(self, image):
+    def bring_back(self, image, went_on):
+        """What is wrong with the program that an image gives; nothing, mostly."""
         self.number += 1
         self.name = f"{os.getpid()}-{self.number}"
         try:
             self.rekindle("restore", image, "--name", self.name, *([] if self.mode == "container" else ["-d"]))
         except CommandError as error:
             self.forget()
-            return str(error)
+            # One that went on beside its image has written to the file in which it tells how far it is.
+            return "" if went_on and "which the program used, has changed" in str(error) else str(error)
         wrong = self.goes_on()
         self.rekindle("rm", image, check=False)
         if self.mode == "container" or wrong or self.number % 8 == 0:
