@@ -355,8 +355,7 @@ static void do_give_back(void)
 	if (!alike(&range))
 		return;
 	struct page *first = &model[range.start];
-	/* Memory that is mapped from an image loses such advice with its contents. */
-	if (first->kind == SHARED || first->kind == SHM_FILE || first->advice)
+	if (first->kind == SHARED || first->kind == SHM_FILE)
 		return;
 	must(madvise(ARENA + range.start * PAGE, range.count * PAGE, MADV_DONTNEED) == 0, "MADV_DONTNEED", range);
 	for (size_t at = 0; at < range.count; at++) {

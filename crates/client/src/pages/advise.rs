@@ -2,14 +2,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::direct::{call, finish};
 use super::mark;
-use super::vma::Areas;
+use super::vma::{self, Areas};
 
 const PAGE: usize = 4096;
 /// `MADV_DONTNEED_LOCKED`, which the libc crate does not know.
 const DONTNEED_LOCKED: c_int = 24;
+
+/// Whether the program has memory that its children do not get. That goes with an area, which may be replaced here.
+static KEPT_FROM_CHILDREN: AtomicBool = AtomicBool::new(false);
 
 /// # Safety
 /// As of the C library's function of this name.
@@ -18,6 +22,9 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
     let start = address as usize;
     // SAFETY: passed on as the caller gave it.
     let plainly = || unsafe { advise(start, length, advice) };
+    if advice == libc::MADV_DONTFORK {
+        KEPT_FROM_CHILDREN.store(true, Ordering::Relaxed);
+    }
     let gives_back = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED);
     if !gives_back || !mark::is_converted() {
         return finish(plainly()) as c_int;
@@ -42,6 +49,17 @@ pub fn populate(start: usize, length: usize, write: bool) {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     // SAFETY: it changes no contents; where there is no such memory the kernel says so.
     unsafe { advise(start, length, advice) };
+}
+
+/// Whether children do not get what lies at `address`.
+pub fn is_kept_from_children(address: usize) -> bool {
+    KEPT_FROM_CHILDREN.load(Ordering::Relaxed) && vma::is_kept_from_children(address)
+}
+
+/// Keeps memory from children, as that in whose place it is was.
+pub fn keep_from_children(span: &Range<usize>) {
+    // SAFETY: it changes no contents.
+    unsafe { advise(span.start, span.len(), libc::MADV_DONTFORK) };
 }
 
 /// Each area in its own way; like the kernel, goes on over gaps and tells of them in the end.
@@ -76,8 +94,12 @@ fn give_back(span: Range<usize>, advice: c_int) -> isize {
 
 /// Makes memory zero, by the way that gives it back where that can be had. 0, or a negated error number.
 unsafe fn empty(piece: &Range<usize>, protection: i32) -> isize {
+    let is_kept = is_kept_from_children(piece.start);
     // SAFETY: the caller's.
     let result = unsafe { replace(piece, protection) };
+    if result == 0 && is_kept {
+        keep_from_children(piece);
+    }
     if result == -(libc::ENOMEM as isize) && protection & libc::PROT_WRITE != 0 {
         // Most likely a process may have no more areas. Allocators take it for granted that this works.
         // SAFETY: the range is mapped and writable, and the program gives up what is there.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::advise::{replace, stretch_at};
+use super::advise::{is_kept_from_children, keep_from_children, replace, stretch_at};
 use super::direct::{call, finish};
 use super::mark;
 
@@ -26,10 +26,23 @@ pub unsafe extern "C" fn mremap(
     let moves = old_length > 0 && flags & libc::MREMAP_FIXED != 0;
     let result = match (grows || moves) && mark::is_converted() {
         true => match affected(address as usize, old_length, grows) {
-            // SAFETY: the range is the program's to move.
-            Some(protection) if protection & libc::PROT_READ != 0 => unsafe { copy(arguments, protection) },
-            // SAFETY: as above.
-            Some(protection) => unsafe { extend(plainly(), old_length, new_length, protection) },
+            Some(protection) => {
+                let is_kept = is_kept_from_children(address as usize);
+                let moved = match protection & libc::PROT_READ {
+                    // SAFETY: the range is the program's to move.
+                    0 => unsafe { extend(plainly(), old_length, new_length, protection) },
+                    // SAFETY: as above.
+                    _ => unsafe { copy(arguments, protection) },
+                };
+                if moved > 0 && is_kept {
+                    let start = moved as usize;
+                    keep_from_children(&(start..start + new_length));
+                    if flags & libc::MREMAP_DONTUNMAP != 0 {
+                        keep_from_children(&(address as usize..address as usize + old_length));
+                    }
+                }
+                moved
+            }
             None => plainly(),
         },
         false => plainly(),

@@ -1,6 +1,7 @@
 //! What the kernel says of this process's memory: one area at a time, by a question about its address (Linux 6.11), or
 //! else by reading `/proc/self/maps` through.
 
+use std::ffi::CStr;
 use std::ops::Range;
 
 use super::direct::call;
@@ -55,7 +56,11 @@ pub struct Areas {
 impl Areas {
     /// None where there is no `/proc` or no descriptor left.
     pub fn open() -> Option<Areas> {
-        let path = c"/proc/self/maps".as_ptr() as usize;
+        Self::read(c"/proc/self/maps")
+    }
+
+    fn read(path: &CStr) -> Option<Areas> {
+        let path = path.as_ptr() as usize;
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         // SAFETY: the path ends with a zero byte.
         let opened = unsafe { call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) };
@@ -96,6 +101,14 @@ impl Areas {
     }
 
     fn read_through(&mut self, address: usize) -> Result<Option<Area>, ()> {
+        self.find_line(|line| {
+            let area = parse(line).ok_or(())?;
+            Ok((area.span.end > address).then_some(area))
+        })
+    }
+
+    /// The first line of which `found` makes something, from the beginning.
+    fn find_line<T>(&self, mut found: impl FnMut(&[u8]) -> Result<Option<T>, ()>) -> Result<Option<T>, ()> {
         let mut buffer = [0u8; LONGEST_LINE];
         let (mut filled, mut offset) = (0, 0usize);
         loop {
@@ -110,9 +123,8 @@ impl Areas {
             }
             let mut start = 0;
             while let Some(length) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
-                let area = parse(&buffer[start..start + length]).ok_or(())?;
-                if area.span.end > address {
-                    return Ok(Some(area));
+                if let Some(made) = found(&buffer[start..start + length])? {
+                    return Ok(Some(made));
                 }
                 start += length + 1;
             }
@@ -123,6 +135,21 @@ impl Areas {
             filled -= start;
         }
     }
+}
+
+/// Whether children do not get the area at `address` (`MADV_DONTFORK`). This reads what the kernel says of all pages below
+/// it, so it is asked only where that advice was given.
+pub fn is_kept_from_children(address: usize) -> bool {
+    let Some(areas) = Areas::read(c"/proc/self/smaps") else { return false };
+    let mut is_it = false;
+    let flags = areas.find_line(|line| {
+        if let Some(area) = parse(line) {
+            is_it = area.span.contains(&address);
+        }
+        let flags = line.strip_prefix(b"VmFlags:").filter(|_| is_it);
+        Ok(flags.map(|flags| flags.windows(3).any(|flag| flag == b" dc")))
+    });
+    flags == Ok(Some(true))
 }
 
 impl Drop for Areas {
@@ -184,6 +211,17 @@ mod tests {
     }
 
     static QUERY_TEXT: [u8; 4] = *b"text";
+
+    #[test]
+    fn what_children_do_not_get_is_told_by_its_area() {
+        let (how, protection) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ);
+        // SAFETY: new memory, where nothing is.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), 3 * 4096, protection, how, -1, 0) } as usize;
+        // SAFETY: advice about a page of this test's own.
+        assert_eq!(unsafe { libc::madvise((at + 4096) as *mut _, 4096, libc::MADV_DONTFORK) }, 0);
+        let told = [at, at + 4096, at + 8191, at + 8192].map(is_kept_from_children);
+        assert_eq!(told, [false, true, true, false]);
+    }
 
     #[test]
     fn lines_are_understood() {
