@@ -114,8 +114,11 @@ fn a_checkpoint_and_a_restore_leave_traces(program: &[&str]) {
         let within = |phase: &serde_json::Value| {
             phase["start_us"].as_u64().unwrap() + phase["duration_us"].as_u64().unwrap() <= end
         };
-        // Buffers may load while the program runs.
-        assert!(phases.iter().filter(|phase| phase["name"] != "GPU memory").all(within), "{trace}");
+        // Buffers may load while the program runs, and what it maps is read whole beside it.
+        let beside = |phase: &&serde_json::Value| {
+            ["GPU memory", "check what is mapped"].map(Some).contains(&phase["name"].as_str())
+        };
+        assert!(phases.iter().filter(|phase| !beside(phase)).all(within), "{trace}");
         if program == GPU_COUNTER {
             assert!(phases.iter().any(|phase| phase["waited_for"][0] == waits), "{trace}");
             assert!(phases.iter().any(|phase| phase["lane"] == waits), "{trace}");

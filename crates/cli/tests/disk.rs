@@ -125,11 +125,13 @@ fn middle(path: &Path) -> u64 {
     }
 }
 
-/// Lets the program read its memory. How it ended, and what is said of that.
+/// Lets the program read its memory. How it ended, and what is said of that: the kernel ends it at the page, unless the
+/// check that goes on beside it comes there first.
 fn read_noise(rekindle: &Rekindle) -> String {
     fs::write(rekindle.path("go"), "").unwrap();
     let said = end_of(rekindle, "again");
-    assert_eq!(rekindle.sandbox("again")["exit_code"], 128 + libc::SIGBUS, "{said}");
+    let code = rekindle.sandbox("again")["exit_code"].as_i64().unwrap() as i32;
+    assert!([128 + libc::SIGBUS, 128 + libc::SIGKILL].contains(&code), "{code}: {said}");
     assert!(said.contains("image \"image\""), "{said}");
     said
 }

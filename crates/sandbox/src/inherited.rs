@@ -14,7 +14,8 @@ use crate::driver_socket::FILES;
 use crate::pages::image::Entries;
 use crate::proto::Message;
 
-const TREE: &str = "pstree.img";
+/// Which process is whose parent.
+pub const TREE: &str = "pstree.img";
 /// Of `mm_entry`.
 const PROGRAM: u64 = 12;
 const AREAS: u64 = 14;

@@ -1,6 +1,7 @@
 //! Extents of a file that is kept whole: the chunks of a part that lies in a file of its own.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -15,7 +16,14 @@ const STRIDE: usize = 256 << 10;
 /// Reads and checks what is kept as it is, from `offset` of the file.
 pub(crate) fn read(chunk: &ChunkRef, file: &File, path: &Path, offset: u64, into: &mut [u8]) -> Result<()> {
     let damaged = |reason| Error::Damaged { path: path.to_path_buf(), reason };
-    let failed = |error| Error::io("read", path, 0, error);
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            let found = file.metadata().map_or(0, |found| found.len());
+            let least = offset + chunk.bytes;
+            damaged(format!("it is {found} bytes long, its manifest says {least} at least"))
+        }
+        _ => Error::io("read", path, 0, error),
+    };
     let mut hasher = blake3::Hasher::new();
     let mut at = offset;
     for stride in into.chunks_mut(STRIDE) {
@@ -92,5 +100,7 @@ mod tests {
             assert!(check(number).unwrap_err().to_string().contains("anon-1"));
         }
         check(2).unwrap();
+        file.set_len(4096).unwrap();
+        assert!(check(0).unwrap_err().to_string().contains("it is 4096 bytes long"));
     }
 }

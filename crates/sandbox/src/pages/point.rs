@@ -8,12 +8,13 @@ use super::area::Area;
 use super::files::Files;
 use super::process::Process;
 use super::server::{Placed, Served};
+use crate::inherited::TREE;
 
 const FILES: &str = "files.img";
 
-/// Whether [`point`] reads the image of this name, and may change it.
+/// Whether an image is changed once CRIU has written it, here or by [`inherited::part`], or read for that.
 pub fn is_pointed(name: &str) -> bool {
-    name == FILES || ["mm-", "pagemap-", "pages-"].iter().any(|stem| name.starts_with(stem))
+    name == FILES || name == TREE || ["mm-", "pagemap-", "pages-"].iter().any(|stem| name.starts_with(stem))
 }
 
 /// Changes the dump in `images`; CRIU has written all of it.
