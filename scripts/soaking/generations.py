@@ -142,4 +142,3 @@ def main(arguments):
     soak.write()
     print(json.dumps(soak.report(), indent=1))
     return 1 if soak.failures else 0
-

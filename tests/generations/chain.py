@@ -81,11 +81,28 @@ class Chain:
         self.orders.send(f"go {self.random.getrandbits(48)} {self.random.choice([1, 5, 20, 60])}")
 
     def heed(self):
-        text = self.orders.answer()
+        try:
+            text = self.orders.answer()
+        except WentWrong as error:
+            row = self.rekindle.sandbox(self.name)
+            raise WentWrong(
+                f"{error}; it is {row['state']}, exit code {row['exit_code']}, problem {row['problem']}; {self.stands(row['pid'])}"
+            ) from None
         word, *rest = text.split()
         if word != "ok":
             raise WentWrong(text)
         self.operations = int(rest[0])
+
+    def stands(self, pid):
+        """Where the program's processes are, for who looks for the reason."""
+        told = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.readlink(entry / "exe") == str(self.program) or int(entry.name) == pid:
+                    told.append(f"{entry.name}: {(entry / 'wchan').read_text()} {(entry / 'syscall').read_text().strip()}")
+            except OSError:
+                continue
+        return ", ".join(told)
 
     def change(self):
         self.go()

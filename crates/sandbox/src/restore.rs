@@ -69,6 +69,7 @@ pub struct Vacant {
     timeout: Duration,
     steps_told: bool,
     log: PathBuf,
+    own_network: bool,
 }
 
 /// How a restore went.
@@ -118,7 +119,10 @@ impl Vacant {
         let log = spec.sandbox.run_dir.join(RESTORE_LOG);
         let empty = Empty::make(&spec.sandbox)?;
         match empty.send(&command, &descriptors) {
-            Ok(()) => Ok(Self { empty, timeout: spec.timeout, steps_told: spec.steps_told, log }),
+            Ok(()) => {
+                let (timeout, steps_told) = (spec.timeout, spec.steps_told);
+                Ok(Self { empty, timeout, steps_told, log, own_network: spec.sandbox.own_network })
+            }
             Err(error) => {
                 empty.kill();
                 Err(error)
@@ -143,17 +147,20 @@ impl Vacant {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        let Self { empty, timeout, steps_told, log } = self;
+        let Self { empty, timeout, steps_told, log, own_network } = self;
         if !images_dir.join("inventory.img").is_file() {
             empty.kill();
             return Err(Error::NoImages { path: images_dir.into() });
         }
-        let ports = match ports::reserve(images_dir) {
-            Ok(ports) => ports,
-            Err(error) => {
-                empty.kill();
-                return Err(error);
-            }
+        let ports = match own_network {
+            true => None,
+            false => match ports::reserve(images_dir) {
+                Ok(ports) => Some(ports),
+                Err(error) => {
+                    empty.kill();
+                    return Err(error);
+                }
+            },
         };
         let turn = ghosts::turn(images_dir);
         // What a failed restore leaves of deleted files is known from its steps.

@@ -15,7 +15,7 @@ const REMAPS: &str = "remap-fpath.img";
 pub const REGULAR: u64 = 1;
 pub const MEMFD: u64 = 18;
 /// For each kind in its order, from 1 on, the field of an entry that has what there is to be known.
-const FIELDS: [u64; 20] = [3, 18, 17, 4, 16, 8, 9, 12, 10, 6, 19, 13, 7, 5, 11, 15, 14, 20, 21, 22];
+const FIELDS: [u64; 20] = [3, 18, 17, 4, 16, 8, 9, 13, 10, 6, 19, 14, 7, 5, 11, 15, 12, 20, 21, 22];
 
 /// Of a regular file.
 const NAME: u64 = 6;

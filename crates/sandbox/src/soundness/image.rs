@@ -45,7 +45,7 @@ impl Known {
 }
 
 /// As CRIU's `image-desc.c` and `magic.h` have them.
-pub const KNOWN: [Known; 34] = [
+pub const KNOWN: [Known; 33] = [
     Known::one("inventory", 0x5831_3116, Form::Apart),
     Known::one("pstree", 0x5027_3030, Form::Apart),
     Known::one("files", 0x5630_3138, Form::Apart),
@@ -72,7 +72,6 @@ pub const KNOWN: [Known; 34] = [
     Known::one("cpuinfo", 0x6140_4013, Form::Entries),
     Known::many("utsns", 0x5447_3203, Form::Entries),
     Known::many("ipcns-var", 0x5311_5007, Form::Entries),
-    Known::many("ipcns-msg", 0x5545_3737, Form::Entries),
     Known::many("mountpoints", 0x5556_3928, Form::Entries),
     Known::many("netdev", 0x5737_3951, Form::Entries),
     Known::many("netns", 0x5593_3752, Form::Entries),
