@@ -9,13 +9,14 @@ Every job has a daemon, a state directory and a run directory of its own. It nee
 """
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -25,40 +26,10 @@ import rekindle as driven  # noqa: E402
 from generations import chain  # noqa: E402
 
 
-class Soak:
-    """What is to be done, and what was."""
-
-    def __init__(self, options, program):
-        self.options, self.program = options, program
-        self.lock = threading.Lock()
-        self.next = 0
-        self.generations = self.operations = self.chains = 0
-        self.failures = []
-        self.began = time.monotonic()
-
-    def take(self):
-        """The next chain's seed and how long it is to be; none once enough are under way."""
-        with self.lock:
-            at, length = self.next, self.options.length
-            left = self.options.count - at * length
-            if left <= 0 or (self.options.chains and at >= self.options.chains):
-                return None
-            if self.options.seconds and time.monotonic() - self.began > self.options.seconds:
-                return None
-            if len(self.failures) >= self.options.most_failures:
-                return None
-            self.next += 1
-            return self.options.seed + at, min(length, left)
-
-    def work(self):
-        while taken := self.take():
-            seed, length = taken
-            # A daemon for each chain: what a failed one leaves is no other's.
-            with driven.Rekindle(binaries=self.options.binaries) as rekindle:
-                self.follow(rekindle, seed, length)
-
-    def follow(self, rekindle, seed, length):
-        one = chain.Chain(rekindle, self.program, seed)
+def follow(given, program, seed, length):
+    """One chain, with a daemon of its own: what a failed one leaves is no other's."""
+    with driven.Rekindle(binaries=given.binaries) as rekindle:
+        one = chain.Chain(rekindle, program, seed)
         failure = None
         try:
             one.begin()
@@ -67,50 +38,85 @@ class Soak:
             one.end()
         except Exception as error:
             failure = {"seed": seed, "generation": one.generation, "what": f"{type(error).__name__}: {error}"}
-            failure["kept"] = self.keep(rekindle, seed)
-        with self.lock:
-            self.chains += 1
-            self.generations += one.generation - bool(failure)
-            self.operations += one.operations
-            if failure:
-                self.failures.append(failure)
-                print(f"soak: seed {seed}, generation {one.generation}: {failure['what']}", file=sys.stderr, flush=True)
-            if self.chains % 10 == 0 or failure:
-                self.write()
-                print(f"soak: {self.generations} generations, {len(self.failures)} failures", flush=True)
+            failure["kept"] = keep(given, rekindle, seed)
+        return one.generation - bool(failure), one.operations, failure
 
-    def keep(self, rekindle, seed):
-        """Keeps what a failed chain has left, if a place was given."""
-        if not self.options.keep:
-            return None
-        place = self.options.keep / str(seed)
-        shutil.rmtree(place, ignore_errors=True)
-        try:
-            shutil.copytree(rekindle.state, place, symlinks=True, ignore=shutil.ignore_patterns("pages", "*.sock"))
-        except (OSError, shutil.Error) as error:
-            print(f"soak: not all of {rekindle.state} could be kept: {error}", file=sys.stderr)
-        return str(place)
+
+def keep(given, rekindle, seed):
+    """Keeps what a failed chain has left, if a place was given."""
+    if not given.keep:
+        return None
+    place = given.keep / str(seed)
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        shutil.copytree(rekindle.state, place, symlinks=True, ignore=shutil.ignore_patterns("pages", "*.sock"))
+    except (OSError, shutil.Error) as error:
+        print(f"soak: not all of {rekindle.state} could be kept: {error}", file=sys.stderr)
+    return str(place)
+
+
+class Soak:
+    """What was done so far."""
+
+    def __init__(self, given):
+        self.given = given
+        self.generations = self.operations = self.chains = 0
+        self.failures = []
+        self.began = time.monotonic()
+
+    def shares(self):
+        """The seeds of the chains and how long each is to be, until enough were handed out."""
+        given = self.given
+        for at in range(given.chains or given.count):
+            left = given.count - at * given.length
+            is_late = given.seconds and time.monotonic() - self.began > given.seconds
+            if left <= 0 or is_late or len(self.failures) >= given.most_failures:
+                return
+            yield given.seed + at, min(given.length, left)
+
+    def run(self, program):
+        """Each job is a process of its own: a fork of one thread would hold the pipes of another's chain open."""
+        shares = self.shares()
+        with multiprocessing.get_context("fork").Pool(self.given.jobs) as pool:
+            under_way = [pool.apply_async(follow, (self.given, program, *share)) for share in itertools.islice(shares, self.given.jobs)]
+            while under_way:
+                over = [one for one in under_way if one.ready()]
+                under_way = [one for one in under_way if one not in over]
+                for one in over:
+                    self.note(*one.get())
+                    under_way += [pool.apply_async(follow, (self.given, program, *share)) for share in itertools.islice(shares, 1)]
+                time.sleep(0 if over else 0.005)
+
+    def note(self, generations, operations, failure):
+        self.chains += 1
+        self.generations += generations
+        self.operations += operations
+        if failure:
+            self.failures.append(failure)
+            print(f"soak: seed {failure['seed']}, generation {failure['generation']}: {failure['what']}", file=sys.stderr, flush=True)
+        if self.chains % 10 == 0 or failure:
+            self.write()
+            print(f"soak: {self.generations} generations, {len(self.failures)} failures", flush=True)
 
     def report(self):
-        seconds = time.monotonic() - self.began
         return {
             "generations": self.generations,
             "operations": self.operations,
             "chains": self.chains,
-            "seeds": [self.options.seed, self.options.seed + self.next - 1],
-            "length": self.options.length,
+            "seeds": [self.given.seed, self.given.seed + self.chains - 1],
+            "length": self.given.length,
             "pages": chain.PAGES,
             "failures": self.failures,
-            "seconds": round(seconds, 1),
-            "jobs": self.options.jobs,
+            "seconds": round(time.monotonic() - self.began, 1),
+            "jobs": self.given.jobs,
             "machine": {"cores": os.cpu_count(), "kernel": platform.release()},
         }
 
     def write(self):
-        if self.options.out:
+        if self.given.out:
             text = json.dumps(self.report(), indent=1) + "\n"
-            self.options.out.with_suffix(".new").write_text(text)
-            self.options.out.with_suffix(".new").replace(self.options.out)
+            self.given.out.with_suffix(".new").write_text(text)
+            self.given.out.with_suffix(".new").replace(self.given.out)
 
 
 def options(arguments):
@@ -132,13 +138,9 @@ def main(arguments):
     given = options(arguments)
     if not os.environ.get("REKINDLE_CRIU_DIR") and (ROOT / ".build/criu").is_dir():
         os.environ["REKINDLE_CRIU_DIR"] = str(ROOT / ".build/criu")
+    soak = Soak(given)
     with tempfile.TemporaryDirectory(prefix="rekindle-soak-") as directory:
-        soak = Soak(given, chain.build(directory))
-        workers = [threading.Thread(target=soak.work) for _ in range(given.jobs)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        soak.run(chain.build(directory))
     soak.write()
     print(json.dumps(soak.report(), indent=1))
     return 1 if soak.failures else 0

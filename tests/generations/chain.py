@@ -94,14 +94,16 @@ class Chain:
         self.operations = int(rest[0])
 
     def stands(self, pid):
-        """Where the program's processes are, for who looks for the reason."""
-        told = []
-        for entry in Path("/proc").glob("[0-9]*"):
+        """Where the program's processes are in the kernel, for who looks for the reason."""
+        told, pids = [], [pid] if pid else []
+        while pids:
+            task = Path(f"/proc/{pids.pop()}")
             try:
-                if os.readlink(entry / "exe") == str(self.program) or int(entry.name) == pid:
-                    told.append(f"{entry.name}: {(entry / 'wchan').read_text()} {(entry / 'syscall').read_text().strip()}")
-            except OSError:
-                continue
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                told.append(f"{task.name} {state}: {(task / 'syscall').read_text().strip()}; {(task / 'stack').read_text().split()}")
+                pids += map(int, (task / f"task/{task.name}/children").read_text().split())
+            except OSError as error:
+                told.append(f"{task.name}: {error}")
         return ", ".join(told)
 
     def change(self):
