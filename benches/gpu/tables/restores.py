@@ -96,6 +96,24 @@ def phases(results):
     return lines
 
 
+def checks(results):
+    """What the checks of an image take, which are part of every checkpoint and restore."""
+    lines = [
+        "| program | CRIU's images, at a checkpoint, ms | at a restore, ms | some pages, beside CRIU's start, ms | restore to running, s | to first answer, s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+
+    def took(runs, name):
+        phases = [phase for one in runs for phase in one["report"]["phases"] if phase["name"] == name]
+        return spread([phase["duration_us"] / 1e3 for phase in phases], 1)
+
+    for name, row in results["images"].items():
+        columns = [took(row["checkpoints"], "check"), took(row["restores"], "check"), took(row["restores"], "check pages")]
+        columns += [spread([one[key] for one in row["restores"]], 3) for key in ("running_s", "first_answer_s")]
+        lines.append(f"| {name} | {' | '.join(columns)} |")
+    return lines
+
+
 def orders(results):
     """One image in each order of loading."""
     names = ["none", "default", "profile", "worst"]
