@@ -25,7 +25,7 @@ SAID = [
     # Before anything was begun.
     r"there is no process \d+ to be checkpointed",
     r"the sandbox .* is not running \(killed\)",
-    r"the container .* is exited, not running",
+    r"the container .* is (exited|stopped), not running",
 ]
 CHECKPOINT = ["checkpoint-begun", "quiesced", "detached", "pages-begun", "pages-taken", "frozen", "saved", "before-commit"]
 CHECKPOINT += ["driver-locking", "driver-locked", "driver-checkpointed", "driver-restoring", "driver-unlocking", "in-image"]

@@ -51,6 +51,8 @@ mod cpu;
 pub mod proof;
 mod shared_files;
 
+/// What is done to a program here.
+const RESTORED: &str = "restored";
 /// So often a restore begins, if a worker ends before the program runs, or one that was made ready for another image
 /// turns out to be of no use for this one.
 const MOST_TRIES: u32 = 2;
@@ -255,6 +257,7 @@ impl Attempt<'_> {
             .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
             .map_err(|error| loading::cause(&worker, error))
             .and_then(|()| fault::point("restore-running"))
+            .map_err(|error| self.held.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())?;
         let left = Left { client: worker_end, journal, pid: adopted };
         Ok(Some(Rest { worker, began_us, loan, left }))
@@ -263,6 +266,7 @@ impl Attempt<'_> {
     fn hand_over(&self, app: &App) -> Result<()> {
         self.timeline
             .time("hand over", || framework::hand_over(self.held, app))
+            .map_err(|error| self.held.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())
     }
 
@@ -272,7 +276,7 @@ impl Attempt<'_> {
             // Before they run: one that ends before it is the driver's turn is missed then.
             let pids = self.kept.driver.iter().flat_map(|half| &half.pids);
             let all = restored.pids();
-            roll = Some(Roll::call("restored", pids.filter_map(|pid| all.get(pid).copied())));
+            roll = Some(Roll::call(RESTORED, pids.filter_map(|pid| all.get(pid).copied())));
             fault::point("restore-complete")
         })?;
         self.held.runs(cpu)?;

@@ -313,12 +313,19 @@ fn cause(log: &Path, message: Option<String>) -> String {
     match (errors.is_empty(), message) {
         (false, _) => {
             let known = EXPLAINED.iter().find(|(said, _)| errors[0].starts_with(said));
-            let meaning = known.map(|(_, meaning)| format!("; {meaning}")).unwrap_or_default();
+            let meaning = known.map(|(_, meaning)| meaning.to_string()).or_else(|| ended(errors[0]));
+            let meaning = meaning.map(|meaning| format!("; {meaning}")).unwrap_or_default();
             format!("{}{meaning}", errors.join("; "))
         }
         (true, Some(message)) if !message.is_empty() => message,
         (true, _) => "it gave no reason".into(),
     }
+}
+
+/// What an error such as `Unable to detach 1000: No such process` means.
+fn ended(error: &str) -> Option<String> {
+    let pid: i32 = error.strip_suffix(": No such process")?.rsplit(' ').next()?.parse().ok()?;
+    Some(format!("process {pid} ended while CRIU held it"))
 }
 
 /// The text of an error line such as `(00.012) Error (criu/sk-inet.c:123): inet: Connected TCP socket`.
@@ -345,5 +352,7 @@ mod tests {
         fs::write(&log, "(00.1) Error (criu/sk-unix.c:1): unix: External socket is used. Consider\n")
             .unwrap();
         assert!(cause(&log, None).ends_with("in the program's tree"));
+        fs::write(&log, "(00.2) Error (compel/x.c:1): Unable to detach 1000: No such process\n").unwrap();
+        assert!(cause(&log, None).ends_with("; process 1000 ended while CRIU held it"));
     }
 }

@@ -153,13 +153,21 @@ impl Watch {
     /// The process that CRIU waits for in vain, once it has been so for a while.
     pub fn look(&mut self) -> Option<i32> {
         let call = fs::read_to_string(format!("/proc/{}/syscall", self.criu)).unwrap_or_default();
-        // One that stands, stopped, has not looked yet.
-        let is_asleep = || status_field(self.criu, "State").is_some_and(|state| state.starts_with('S'));
         let before = self.seen;
-        let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid));
-        self.seen = in_vain.or_else(|| self.ended()).filter(|_| is_asleep());
+        let in_vain = waited_for(&call).filter(|&pid| is_zombie(pid) || waits_for_others(pid));
+        // One that stands, stopped, has not looked yet.
+        self.seen = in_vain.or_else(|| self.ended()).filter(|_| is_asleep(self.criu));
         self.seen.filter(|_| self.seen == before)
     }
+}
+
+/// Whether a process that ends waits for the ends of others: the first of a pid namespace does.
+fn waits_for_others(pid: i32) -> bool {
+    is_asleep(pid) && is_dying(pid)
+}
+
+fn is_asleep(pid: i32) -> bool {
+    status_field(pid, "State").is_some_and(|state| state.starts_with('S'))
 }
 
 /// Whether a child of ours was ended by a signal, which is not taken note of by this.

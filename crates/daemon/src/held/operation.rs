@@ -57,6 +57,15 @@ impl Held {
         ending::ends_soon(program, has_ended)
     }
 
+    /// What failed because the program ended says that, whatever noticed it first.
+    pub fn explain(&self, error: Error, wanted: &'static str) -> Error {
+        if error.may_come_of_an_end() && self.is_ending() {
+            log::info!("{error}");
+            return Error::EndedMeanwhile { name: self.name(), wanted };
+        }
+        error
+    }
+
     /// No operation goes on.
     fn rest(&self) {
         self.note(Record::rest);
@@ -64,13 +73,9 @@ impl Held {
 }
 
 impl Operation<'_> {
-    /// What failed because the program ended says that, whatever noticed it first.
+    /// As [`Held::explain`].
     pub fn explain(&self, error: Error) -> Error {
-        if error.may_come_of_an_end() && self.held.is_ending() {
-            log::info!("{error}");
-            return Error::EndedMeanwhile { name: self.held.name(), wanted: self.wanted };
-        }
-        error
+        self.held.explain(error, self.wanted)
     }
 }
 

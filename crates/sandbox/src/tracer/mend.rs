@@ -23,8 +23,8 @@ const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Brings a thread to a stand at which what it does next can be said; false if it has ended.
-pub fn hold(thread: i32, tracee: &mut Tracee) -> bool {
+/// Brings a thread, one of all that are traced, to a stand at which what it does next can be said; false if it has ended.
+pub fn hold(thread: i32, tracee: &mut Tracee, all: &[i32]) -> bool {
     if tracee.stop == Some(Stop::Event) {
         return true;
     }
@@ -46,7 +46,7 @@ pub fn hold(thread: i32, tracee: &mut Tracee) -> bool {
             };
             let _ = ptrace(libc::PTRACE_CONT, thread, 0, signal as u64);
         }
-        match wait::stopped(thread) {
+        match wait::stopped(thread, all) {
             Some(next) => stop = Some(next),
             None => return false,
         }
@@ -89,7 +89,7 @@ impl General {
 
 /// Undoes what CRIU did to what a process's threads share, by way of one of them, which stands interrupted and is given
 /// back its own registers afterwards.
-pub fn mend_shared(thread: i32, tracee: &mut Tracee, shared: &Shared) -> io::Result<()> {
+pub fn mend_shared(thread: i32, tracee: &mut Tracee, shared: &Shared, all: &[i32]) -> io::Result<()> {
     for (&at, &word) in &shared.words {
         ptrace(libc::PTRACE_POKEDATA, thread, at, word)?;
     }
@@ -115,10 +115,10 @@ pub fn mend_shared(thread: i32, tracee: &mut Tracee, shared: &Shared) -> io::Res
     let _ = ptrace(libc::PTRACE_SETOPTIONS, thread, 0, tracee.options | libc::PTRACE_O_TRACESYSGOOD as u64);
     set_mask(thread, ALL)?;
     for call in calls {
-        make_call(thread, instruction, call)?;
+        make_call(thread, instruction, call, all)?;
     }
     tracee.stop = Some(Stop::Call);
-    if hold(thread, tracee) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    if hold(thread, tracee, all) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
 }
 
 fn is_known(area: &Area, shared: &Shared) -> bool {
@@ -145,7 +145,12 @@ fn call_instruction(process: i32, areas: &[Area]) -> io::Result<u64> {
 }
 
 /// Has a thread, all signals of which are blocked, make a system call; it stands at the call's end then.
-fn make_call(thread: i32, instruction: u64, [number, first, second, third]: [u64; 4]) -> io::Result<()> {
+fn make_call(
+    thread: i32,
+    instruction: u64,
+    [number, first, second, third]: [u64; 4],
+    all: &[i32],
+) -> io::Result<()> {
     let mut general = General::of(thread)?;
     general.0.rip = instruction;
     general.0.rax = number;
@@ -155,7 +160,7 @@ fn make_call(thread: i32, instruction: u64, [number, first, second, third]: [u64
     for _ in ["its beginning", "its end"] {
         loop {
             ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)?;
-            match wait::stopped(thread) {
+            match wait::stopped(thread, all) {
                 Some(Stop::Call) => break,
                 Some(_) => {}
                 None => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
@@ -167,14 +172,14 @@ fn make_call(thread: i32, instruction: u64, [number, first, second, third]: [u64
 }
 
 /// Gives a thread, which stands interrupted, back what it was about to do.
-pub fn mend_thread(thread: i32, tracee: &mut Tracee) -> io::Result<()> {
+pub fn mend_thread(thread: i32, tracee: &mut Tracee, all: &[i32]) -> io::Result<()> {
     let Some(before) = tracee.before.clone() else { return Ok(()) };
     let left = pending(thread) & OWN & !before.pending;
     for signal in [libc::SIGTRAP, libc::SIGPIPE].into_iter().filter(|signal| left & bit(*signal) != 0) {
         set_mask(thread, ALL & !bit(signal))?;
         ptrace(libc::PTRACE_CONT, thread, 0, 0)?;
-        tracee.stop = wait::stopped(thread);
-        if tracee.stop.is_none() || !hold(thread, tracee) {
+        tracee.stop = wait::stopped(thread, all);
+        if tracee.stop.is_none() || !hold(thread, tracee, all) {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
     }

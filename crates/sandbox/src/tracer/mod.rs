@@ -29,6 +29,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use crate::ending::is_dying;
 use crate::process::{self, Handle, status_field};
 use calls::{Answer, Call, Listener, Memory};
 use request::{carry_out, changes};
@@ -206,7 +207,8 @@ impl Stand {
         };
         loop {
             for &thread in &chosen {
-                match wait::look(thread) {
+                let ended = self.tracees.get(&thread).and_then(|tracee| tracee.ended);
+                match ended.map_or_else(|| wait::look(thread), |status| Ok(Some(status))) {
                     Ok(None) => {}
                     Ok(Some(status)) => {
                         self.note(thread, status);
@@ -227,9 +229,20 @@ impl Stand {
             if !self.listener.waits(call) {
                 return None;
             }
-            if !wait::until_told() && is_signalled(call.pid) {
-                return Some(Answer::Error(libc::EINTR));
+            if !wait::until_told() {
+                self.note_ends();
+                if is_signalled(call.pid) {
+                    return Some(Answer::Error(libc::EINTR));
+                }
             }
+        }
+    }
+
+    /// Takes note of the ends of all that are traced. The kernel shows the end of a process once those of its threads were
+    /// taken note of, and that of the first of a pid namespace once those of all others in it were.
+    fn note_ends(&mut self) {
+        for (&thread, tracee) in &mut self.tracees {
+            tracee.ended = tracee.ended.or_else(|| wait::ended(thread));
         }
     }
 
@@ -245,14 +258,18 @@ impl Stand {
     fn mend(&mut self) -> Mended {
         let mut mended = Mended::default();
         // The first thread of a process that is ending is known to have ended once its others are.
-        let mut threads: Vec<i32> = self.tracees.keys().copied().collect();
-        threads.sort_by_key(|thread| self.tracees[thread].process == *thread);
-        for thread in threads {
-            if !self.tracees.get_mut(&thread).is_some_and(|tracee| mend::hold(thread, tracee)) {
+        let mut all: Vec<i32> = self.tracees.keys().copied().collect();
+        all.sort_by_key(|thread| self.tracees[thread].process == *thread);
+        for &thread in &all {
+            if !self.tracees.get_mut(&thread).is_some_and(|tracee| mend::hold(thread, tracee, &all)) {
                 self.tracees.remove(&thread);
             }
         }
         let mut fail = |what: &str, pid: i32, error: io::Error| {
+            // One that was killed meanwhile needs nothing.
+            if is_dying(pid) {
+                return;
+            }
             mended.failed.get_or_insert(format!(
                 "{what} {pid} could not be given back what CRIU had changed: {error}"
             ));
@@ -268,13 +285,13 @@ impl Stand {
                 if tracee.before.is_none() {
                     tracee.before = Before::take(thread).ok().map(Into::into);
                 }
-                if let Err(error) = mend::mend_shared(thread, tracee, shared) {
+                if let Err(error) = mend::mend_shared(thread, tracee, shared, &all) {
                     fail("process", process, error);
                 }
             }
         }
         for (&thread, tracee) in &mut self.tracees {
-            if let Err(error) = mend::mend_thread(thread, tracee) {
+            if let Err(error) = mend::mend_thread(thread, tracee, &all) {
                 fail("thread", thread, error);
             }
         }

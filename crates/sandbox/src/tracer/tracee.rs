@@ -46,13 +46,15 @@ pub struct Tracee {
     pub options: u64,
     /// None while it runs.
     pub stop: Option<Stop>,
+    /// The status of one that has ended, of which CRIU was not told yet.
+    pub ended: Option<i32>,
     pub before: Option<Rc<Before>>,
 }
 
 impl Tracee {
     pub fn new(thread: i32, options: u64) -> Self {
         let process = status_field(thread, "Tgid").and_then(|pid| pid.parse().ok()).unwrap_or(thread);
-        Self { process, options, stop: None, before: None }
+        Self { process, options, stop: None, ended: None, before: None }
     }
 }
 

@@ -12,11 +12,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// What is known of a thread now, without waiting: the status that `wait4` gives. The end of a child of ours stays to be
 /// taken note of by whoever has started it.
 pub fn look(thread: i32) -> io::Result<Option<i32>> {
-    let Some(status) = wait(thread, libc::WNOHANG | libc::WNOWAIT)? else { return Ok(None) };
+    let any = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG;
+    let Some(status) = wait(thread, any | libc::WNOWAIT)? else { return Ok(None) };
     if !libc::WIFSTOPPED(status) && is_child(thread) {
         return Ok(Some(status));
     }
-    wait(thread, libc::WNOHANG)
+    wait(thread, any)
 }
 
 /// Threads of a child beside its first are nobody's but the tracer's to take note of.
@@ -25,13 +26,30 @@ fn is_child(thread: i32) -> bool {
     is_first && parent(thread) == Some(std::process::id() as i32)
 }
 
-/// Waits until a thread stands; none once it has ended.
-pub fn stopped(thread: i32) -> Option<Stop> {
+/// The status of a thread that has ended, which is taken note of by this but for a child of ours.
+pub fn ended(thread: i32) -> Option<i32> {
+    let ended = |flags| wait(thread, libc::WEXITED | libc::WNOHANG | flags).ok().flatten();
+    ended(libc::WNOWAIT).inspect(|_| {
+        if !is_child(thread) {
+            ended(0);
+        }
+    })
+}
+
+/// Waits until a thread stands, beside all that are traced; none once it has ended.
+pub fn stopped(thread: i32, all: &[i32]) -> Option<Stop> {
     loop {
         match look(thread) {
             Ok(Some(status)) if libc::WIFSTOPPED(status) => return Some(Stop::read(status)),
             // The kernel tells of the first thread's end after that of the others.
-            Ok(None) if !is_zombie(thread) => until_told(),
+            Ok(None) if !is_zombie(thread) => {
+                // The first process of a pid namespace ends after all others of it, once their ends were taken note of.
+                if !until_told() {
+                    all.iter().for_each(|&other| {
+                        ended(other);
+                    });
+                }
+            }
             _ => return None,
         };
     }
@@ -49,9 +67,9 @@ pub fn until_told() -> bool {
 fn wait(thread: i32, flags: i32) -> io::Result<Option<i32>> {
     // SAFETY: zero is a value of it, and the kernel fills it in.
     let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let kinds = libc::WEXITED | libc::WSTOPPED | libc::__WALL | flags;
+    let flags = libc::__WALL | flags;
     // SAFETY: what is filled in is ours.
-    if unsafe { libc::waitid(libc::P_PID, thread as libc::id_t, &raw mut told, kinds) } < 0 {
+    if unsafe { libc::waitid(libc::P_PID, thread as libc::id_t, &raw mut told, flags) } < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: waitid has filled in what belongs to SIGCHLD, or nothing, which reads as zeros.
@@ -62,4 +80,48 @@ fn wait(thread: i32, flags: i32) -> io::Result<Option<i32>> {
         libc::CLD_DUMPED => (value & 0x7f) | 0x80,
         _ => (value << 8) | 0x7f,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::process::{Handle, children};
+    use crate::tracer::request::ptrace;
+
+    #[test]
+    fn the_end_of_the_first_process_of_a_pid_namespace_is_seen_though_another_of_it_is_traced() {
+        let code = "import ctypes, os, time\n\
+            ctypes.CDLL(None).unshare(0x20000000)\n\
+            first = os.fork()\n\
+            if first: print(first, flush=True)\n\
+            elif os.fork(): pass\n\
+            time.sleep(1000)\n";
+        let mut above = Command::new("python3").args(["-c", code]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(above.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let first: i32 = line.trim().parse().unwrap();
+        let mut below = Vec::new();
+        while below.is_empty() {
+            below = children(first);
+        }
+        let all = [first, below[0]];
+        let (told, tell) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut signals = nix::sys::signal::SigSet::empty();
+            signals.add(nix::sys::signal::Signal::SIGCHLD);
+            signals.thread_block().unwrap();
+            for pid in all {
+                ptrace(libc::PTRACE_SEIZE, pid, 0, 0).unwrap();
+            }
+            Handle::open(first).unwrap().signal(libc::SIGKILL).unwrap();
+            told.send(stopped(first, &all)).unwrap();
+        });
+        assert_eq!(tell.recv_timeout(Duration::from_secs(60)), Ok(None));
+        above.kill().unwrap();
+        above.wait().unwrap();
+    }
 }
