@@ -9,22 +9,25 @@ use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Criu, Sandbox};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
-use crate::breakpoints::AtHand;
 use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
-use crate::container::device;
+use crate::containers::device;
 use crate::error::{Error, Result};
-use crate::gate::Gate;
-use crate::gpu;
-use crate::held::{Held, remove_directory};
-use crate::lock::{self, Lock};
-use crate::page_check::First;
-use crate::places::Places;
-use crate::record::Record;
-use crate::registry::Registry;
-use crate::resources::give_memory_back;
-use crate::worker_pool::{PoolSize, WorkerPool};
-use crate::{doctor, page_check, sleep, wake};
+use crate::host::breakpoints::AtHand;
+use crate::host::doctor;
+use crate::host::gpu;
+use crate::host::lock::{self, Lock};
+use crate::host::places::Places;
+use crate::host::resources::give_memory_back;
+use crate::images::page_check;
+use crate::images::page_check::First;
+use crate::pool::{PoolSize, WorkerPool};
+use crate::sandboxes::gate::Gate;
+use crate::sandboxes::record::Record;
+use crate::sandboxes::registry::Registry;
+use crate::sandboxes::{Held, remove_directory};
+use crate::sleep;
+use crate::sleep::wake;
 
 pub struct Daemon {
     pub places: Places,

@@ -4,81 +4,45 @@
 //! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
 //! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
 //!
-//! | what | module |
+//! | what | folder |
 //! | --- | --- |
-//! | places on disk, one daemon a state directory | `places`, `lock` |
-//! | sandboxes held, their records | `held`, `registry`, `record`, `names` |
-//! | what users ask for | `server`, `run`, `checkpoint`, `restore`, `sleep`, `wake`, `kill`, `logs`, `images`, `doctor` |
-//! | containers, by Podman and containerd | `container` |
-//! | how checkpoints and restores went | `timeline`, `traces` |
-//! | the CPU half's pages on demand, and what images share of them | `cpu_pages`, `shared_pages` |
+//! | this machine: places on disk, locks, processes, GPUs | `host` |
+//! | GPU workers, and those that wait for sandboxes | `workers`, `pool` |
 //! | contents of images in memory | `caches` |
-//! | images that apps start from | `framework` |
-//! | GPU halves | `gate`, `worker`, `worker_pool`, `quiet` |
-//! | what CRIU would wait for | `breakpoints` |
+//! | what the daemon puts into images, and whether it is sound | `images` |
+//! | sandboxes, their records, gates and logs | `sandboxes` |
+//! | what is done with them | `lifecycle`, `sleep`, `checkpoint`, `restore` |
+//! | images that apps start from | `frameworks` |
+//! | containers, by Podman and containerd | `containers` |
+//! | the command line's requests | `server` |
 
-mod breakpoints;
 mod caches;
-mod checked;
 mod checkpoint;
 mod claims;
-mod client_library;
-mod clock;
-mod container;
-mod cpu_images;
-mod cpu_pages;
+mod containers;
 mod daemon;
-mod doctor;
-mod driver_half;
 mod error;
 mod fault;
-mod framework;
-mod gate;
-mod gpu;
-mod held;
+mod frameworks;
+mod host;
 mod images;
-mod kept;
-mod kill;
-mod load_order;
-mod loading;
-mod lock;
-mod logs;
-mod machine;
-mod names;
-mod own_name;
-mod page_cache;
-mod page_check;
-mod places;
-mod preflight;
-mod process;
-mod quiet;
-mod record;
-mod registry;
-mod replacement;
+mod lifecycle;
+mod pool;
 mod reply;
-mod resources;
 mod restore;
-mod roll;
 mod room;
-mod run;
+mod sandboxes;
 mod server;
-mod shared_pages;
 mod sleep;
-mod soundness;
 mod timeline;
-mod traces;
-mod turn;
-mod unwritten;
-mod wake;
-mod worker;
-mod worker_pool;
+mod workers;
 
 pub use caches::{CacheLimits, parse_bytes};
 pub use daemon::Daemon;
-pub use doctor::{Finding, examine};
 pub use error::{Error, Result};
-pub use places::{LOG_MAX, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
-pub use registry::ENDED_KEPT;
+pub use host::doctor::{Finding, examine};
+pub use host::places::{LOG_MAX, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
+pub use sandboxes::registry::ENDED_KEPT;
 pub use server::{listen, serve};
-pub use worker_pool::PoolSize;

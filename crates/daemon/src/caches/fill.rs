@@ -15,8 +15,8 @@ use super::memory::Memory;
 use super::shared;
 use super::{Caches, lock};
 use crate::error::{Error, Result};
-use crate::resources::{available_memory, give_way};
-use crate::worker::Worker;
+use crate::host::resources::{available_memory, give_way};
+use crate::workers::Worker;
 
 /// A quarter of the processors fill host memory, and no more than these.
 const MOST_THREADS: usize = 4;

@@ -33,7 +33,7 @@ use rekindle_store::{ContentHash, Image};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::worker::Worker;
+use crate::workers::Worker;
 
 use cache::Cache;
 use memory::Memory;

@@ -12,15 +12,16 @@ use rekindle_sandbox::pages::Served;
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
-use crate::cpu_pages::Pages;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::held::Held;
-use crate::quiet::Quiet;
+use crate::fault;
+use crate::images::cpu_pages::Pages;
+use crate::images::driver_half;
 use crate::reply::Reply;
+use crate::sandboxes::Held;
+use crate::sandboxes::quiesce::Quiet;
 use crate::timeline::{CPU, PAGES, Timeline};
-use crate::worker::Worker;
-use crate::{driver_half, fault};
+use crate::workers::Worker;
 
 use super::Wish;
 use super::gather::Done;

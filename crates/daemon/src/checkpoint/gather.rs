@@ -10,15 +10,17 @@ use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{Frozen, driver_socket, inherited};
 use rekindle_store::{Draft, Image, Part};
 
-use crate::cpu_images;
-use crate::cpu_pages;
-use crate::driver_half::DriverHalf;
 use crate::error::{Error, Result};
-use crate::kept::Kept;
+use crate::fault;
+use crate::images::cpu_images;
+use crate::images::cpu_pages;
+use crate::images::description::Kept;
+use crate::images::driver_half::DriverHalf;
+use crate::images::{machine, soundness};
 use crate::restore::proof;
+use crate::sandboxes::members;
 use crate::timeline::{CPU, GPU, PINNED};
-use crate::worker::Worker;
-use crate::{fault, machine, roll, soundness};
+use crate::workers::Worker;
 
 use super::attempt::{Attempt, Still, Subject};
 
@@ -155,7 +157,7 @@ impl Attempt<'_> {
     fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, still: &Still<'_>) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
         let inventory = frozen.inventory()?;
-        roll::all_live(&self.gpu_users(still)?)?;
+        members::all_live(&self.gpu_users(still)?)?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);
         manifest.program = machine::program(command, cpu);

@@ -20,9 +20,10 @@ use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restore
 
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
-use crate::roll::Roll;
+use crate::fault;
+use crate::images::{cpu_images, cpu_pages, driver_half, page_check};
+use crate::sandboxes::members::Roll;
 use crate::timeline::{CPU, PAGES, SANDBOX};
-use crate::{cpu_images, cpu_pages, driver_half, fault, page_check};
 
 /// How long CRIU may take.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);

@@ -18,12 +18,13 @@ use rekindle_store::Image;
 use super::{Attempt, Wish, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::gate::Gate;
-use crate::kept::Kept;
-use crate::record::Record;
-use crate::run::{create, give_back};
+use crate::images::description::Kept;
+use crate::images::{cpu_images, machine, preflight};
+use crate::lifecycle::run::{create, give_back};
+use crate::sandboxes::gate::Gate;
+use crate::sandboxes::record::Record;
 use crate::timeline::Timeline;
-use crate::{cpu_images, fault, framework, machine, preflight};
+use crate::{fault, frameworks};
 
 /// `on` has every checkpoint prove its image.
 const VARIABLE: &str = "REKINDLE_PROVE";
@@ -91,7 +92,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
 impl Attempt<'_> {
     fn prove(&self) -> Result<Option<String>> {
         if self.kept.framework {
-            framework::open(&self.held.run_directory)?;
+            frameworks::open(&self.held.run_directory)?;
         }
         let Some(client) = &self.kept.client else { return self.prove_cpu(&[]).map(|()| None) };
         Gate::open(self.held)?;

@@ -1,0 +1,105 @@
+//! Making a framework image.
+
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_sandbox::RUN_PATH;
+
+use crate::checkpoint;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::frameworks::{DIRECTORY, Python, is_ready};
+use crate::lifecycle::run;
+use crate::reply::Reply;
+use crate::sandboxes::Held;
+
+/// What a program of a sandbox is told: the directory in which it says that it is ready and waits.
+const VARIABLE: &str = "REKINDLE_FRAMEWORK";
+const EVERY: Duration = Duration::from_millis(5);
+/// How long a program that is to end has for it.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the user asks for.
+pub struct Wish {
+    pub image: String,
+    pub gpu: Option<String>,
+    /// The program; Python's if it is empty.
+    pub command: Vec<String>,
+    pub python: Python,
+    pub directory: String,
+    pub environment: Vec<(String, String)>,
+    /// How long the program may take to be ready.
+    pub limit: Duration,
+}
+
+/// Runs the program until it is ready, and takes it.
+pub fn make(daemon: &Daemon, wish: Wish, reply: &Reply<'_>) -> Result<Report> {
+    // What is wrong with the name is told before the program runs.
+    drop(daemon.store.begin(&wish.image)?);
+    let command = if wish.command.is_empty() { wish.python.command() } else { wish.command };
+    let mut environment = wish.environment;
+    environment.retain(|(name, _)| name != VARIABLE);
+    environment.push((VARIABLE.to_string(), format!("{RUN_PATH}/{DIRECTORY}")));
+    reply.progress("get ready", 0, 0);
+    let held = run::run(
+        daemon,
+        run::Wish {
+            name: None,
+            gpu: wish.gpu,
+            mode: Mode::Sandbox,
+            command,
+            directory: wish.directory,
+            environment,
+            allowed: Vec::new(),
+            framework: true,
+            input: None,
+        },
+    )?;
+    let taking = checkpoint::Wish {
+        to: &wish.image,
+        leave_running: false,
+        gpu_wait: Duration::ZERO,
+        framework: true,
+        prove: false,
+    };
+    let taken = wait_ready(&held, wish.limit, reply)
+        .and_then(|()| checkpoint::checkpoint(daemon, &held, &taking, reply));
+    match taken {
+        // Of one that worked nothing is left but the image.
+        Ok(report) => {
+            daemon.sandboxes.remove(&held);
+            Ok(report)
+        }
+        Err(error) => {
+            end(&held);
+            Err(error)
+        }
+    }
+}
+
+fn wait_ready(held: &Held, limit: Duration, reply: &Reply<'_>) -> Result<()> {
+    let began = Instant::now();
+    let refused = |reason: String| Error::NotReady { name: held.name(), reason };
+    while !is_ready(&held.run_directory) {
+        if let Some(record) = held.wait_end(Some(EVERY)) {
+            let code = record.exit_code.map(|code| format!(" with code {code}")).unwrap_or_default();
+            return Err(refused(format!("it ended{code} before it was ready")));
+        }
+        if began.elapsed() > limit {
+            return Err(refused(format!("it was not ready within {} s", limit.as_secs_f64())));
+        }
+        if reply.is_gone() {
+            return Err(refused("nobody waits for it any more".to_string()));
+        }
+    }
+    Ok(())
+}
+
+fn end(held: &Held) {
+    if let Ok(cpu) = held.cpu("ended") {
+        if let Err(error) = cpu.kill() {
+            log::error!("a framework's program was not ended: {error}");
+        }
+        held.wait_end(Some(END_LIMIT));
+    }
+}

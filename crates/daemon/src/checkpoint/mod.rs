@@ -1,0 +1,229 @@
+//! Taking an image of a running program: one cut over CPU and GPU, the program standing still.
+//!
+//! ```text
+//! program   ──runs──┬─calls parked──────┬─frozen by CRIU────────────┬──runs──▶
+//! worker            ├Quiesce─Detach─Save┴─(still saving)─SavePinned─┴Attach─Resume
+//! CRIU              │               dump──┬ hook: wait for all ┬────┘
+//! image             draft                 parts, manifest      CPU files, fsync, rename
+//! ```
+//!
+//! A program that goes on does so as soon as all is in the draft; one that is to be stopped waits in the hook until the
+//! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
+
+mod attempt;
+pub mod framework;
+mod gather;
+mod scratch;
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use rekindle_protocol::daemon::{Mode, Operation, Report, State};
+use rekindle_sandbox::process::tree as process_tree;
+use rekindle_sandbox::{Cpu, Sandbox, Tree};
+
+use crate::caches::Priority;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::host::process::{self, is_alive};
+use crate::images::driver_half;
+use crate::pool::ImageKey;
+use crate::reply::Reply;
+use crate::sandboxes::Held;
+use crate::sandboxes::gate::Gate;
+use crate::sandboxes::members::Roll;
+use crate::sandboxes::names;
+use crate::sandboxes::traces::Tracing;
+use crate::sleep::wake;
+use crate::timeline::{CPU, Timeline};
+use crate::workers::Worker;
+
+use attempt::{Attempt, Gpu, Subject};
+
+pub use gather::{Done, parse_part};
+pub use scratch::Scratch;
+
+/// How long a stopped program's sandbox may take to be gone.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// So often a checkpoint begins anew because a process was asking for a GPU when it was frozen.
+const MOST_TRIES: u32 = 3;
+
+/// What the user asks for.
+pub struct Wish<'a> {
+    pub to: &'a str,
+    pub leave_running: bool,
+    /// How long the driver may wait for the GPU's work to end.
+    pub gpu_wait: Duration,
+    /// Whether the program waits for an app.
+    pub framework: bool,
+    /// Whether the image is restored once beside the program, and is none if that fails.
+    pub prove: bool,
+}
+
+pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, wish.to));
+    let operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
+    let cpu = held.cpu("checkpointed")?;
+    let _claim = daemon.claims.take(cpu.pids().into_values())?;
+    let roll = Roll::call("checkpointed", cpu.pids().into_values());
+    let explain = |error| roll.explain(operation.explain(error));
+    let mut tries = 0;
+    let (attempt, taken) = loop {
+        let visitors = held.gate().map_or(0, Gate::settle);
+        let attempt = attempt(daemon, held, cpu, wish, &timeline, reply).map_err(explain)?;
+        // One that does not begin leaves no trace.
+        let draft = daemon.store.begin(wish.to)?;
+        let taken = attempt.make(draft);
+        tries += 1;
+        match &taken {
+            // CRIU cannot take a connection to the gate.
+            Err(error) if tries < MOST_TRIES && held.gate().map_or(0, Gate::visitors) != visitors => {
+                log::info!("a process asked for a GPU meanwhile, so the checkpoint begins again: {error}");
+            }
+            _ => break (attempt, taken),
+        }
+    };
+    let taken = taken.map_err(|error| match attempt.made.get() {
+        // What failed after that did not fail because the program ended, as it may have been asked to.
+        Some(_) => error,
+        None => explain(error),
+    });
+    drop(operation);
+    if !wish.leave_running && taken.is_ok() {
+        timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
+        // What was stopped is likely to be restored.
+        if attempt.worker().is_some()
+            && let Ok(image) = daemon.store.image(wish.to)
+        {
+            daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
+            let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
+            std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
+        }
+    }
+    let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
+    let taken = tracing.end(held, &timeline, stopped_us, taken)?;
+    Ok(attempt.report(&taken))
+}
+
+/// What is to be taken of a sandbox, as it is now.
+fn attempt<'a>(
+    daemon: &'a Daemon,
+    held: &'a Held,
+    cpu: &'a Sandbox,
+    wish: &'a Wish<'a>,
+    timeline: &'a Timeline,
+    reply: &'a Reply<'a>,
+) -> Result<Attempt<'a>> {
+    let record = held.record();
+    let gpu = match (serving_worker(held)?, record.mode) {
+        (Some(worker), _) => Gpu::Worker { held, worker },
+        (None, Mode::Sandbox) => Gpu::None,
+        (None, Mode::Driver) => Gpu::Driver,
+    };
+    let subject = Subject {
+        id: held.id.clone(),
+        name: record.name,
+        command: record.command,
+        gpu: record.gpu,
+        mode: record.mode,
+        cpu: Cpu::Sandbox(cpu),
+    };
+    let (amd, criu) = match gpu {
+        Gpu::Driver => driver_half::amd(&subject.cpu, daemon.criu()?)?,
+        Gpu::None | Gpu::Worker { .. } => (Vec::new(), daemon.criu()?.clone()),
+    };
+    Ok(Attempt {
+        daemon,
+        criu,
+        subject,
+        gpu,
+        amd,
+        needs_gpu: false,
+        wish,
+        timeline,
+        warnings: Mutex::default(),
+        served: Mutex::default(),
+        made: OnceLock::new(),
+        reply,
+    })
+}
+
+/// Takes an image of a program that was started without us. Unless `mode` asks for the driver, it need not use a GPU.
+pub fn checkpoint_pid(
+    daemon: &Daemon,
+    pid: i32,
+    mode: Option<Mode>,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    if mode == Some(Mode::Sandbox) {
+        return Err(Error::NotSandboxed { pid });
+    }
+    if let Some(held) = daemon.sandboxes.all().into_iter().find(|held| held.has(pid)) {
+        return Err(Error::InSandbox { pid, name: held.name() });
+    }
+    // Before it is looked at: one that is being checkpointed has a tracer.
+    let pids = process_tree(pid);
+    if reply.asker().is_some_and(|asker| pids.contains(&asker)) {
+        return Err(Error::OfTheAsker { pid });
+    }
+    let _claim = daemon.claims.take(pids.iter().copied())?;
+    let roll = Roll::call("checkpointed", pids);
+    let tree = Tree::find(pid)?;
+    let command = process::command(pid);
+    let subject = Subject {
+        id: format!("pid-{pid}"),
+        name: names::stem(&command),
+        command,
+        gpu: "driver".to_string(),
+        mode: Mode::Driver,
+        cpu: Cpu::Tree(&tree),
+    };
+    let needs_gpu = mode == Some(Mode::Driver);
+    let (amd, criu) = driver_half::amd(&subject.cpu, daemon.criu()?)?;
+    let attempt = Attempt {
+        daemon,
+        criu,
+        subject,
+        gpu: Gpu::Driver,
+        amd,
+        needs_gpu,
+        wish,
+        timeline: &timeline,
+        warnings: Mutex::default(),
+        served: Mutex::default(),
+        made: OnceLock::new(),
+        reply,
+    };
+    let taken = attempt.make(daemon.store.begin(wish.to)?).map_err(|error| {
+        // As of a sandbox's program.
+        if attempt.made.get().is_some() {
+            return error;
+        }
+        if tree.is_ending() {
+            log::info!("{error}");
+            return Error::ProcessEnded { pid };
+        }
+        roll.explain(error)
+    })?;
+    Ok(attempt.report(&taken))
+}
+
+/// The worker of the one process that uses the GPU, if one does.
+pub fn serving_worker(held: &Held) -> Result<Option<Arc<Worker>>> {
+    if let Some(lost) = held.lost_worker() {
+        return Err(Error::WorkerDead { name: held.name(), how: lost.ended().unwrap_or_default() });
+    }
+    let mut serving: Vec<_> =
+        held.live_workers().into_iter().filter(|worker| is_alive(worker.client())).collect();
+    if serving.len() > 1 {
+        let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
+        return Err(Error::ManyGpuProcesses {
+            name: held.name(),
+            count: serving.len(),
+            pids: pids.join(", "),
+        });
+    }
+    Ok(serving.pop())
+}

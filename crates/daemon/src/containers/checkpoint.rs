@@ -1,0 +1,214 @@
+//! Images of containers whose GPU half, if there is one, the driver takes.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use rekindle_driver::Hold;
+use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_sandbox::Inventory;
+use rekindle_sandbox::process::{innermost_pid, tree};
+use rekindle_store::Draft;
+
+use super::containerd::Containerd;
+use super::dump::{Dump, Dumped};
+use super::engine::Container;
+use super::podman::Podman;
+use super::{ARCHIVE, KeptContainer, bring_back, kind, report};
+use crate::checkpoint::{Scratch, Wish};
+use crate::daemon::Daemon;
+use crate::error::Result;
+use crate::fault;
+use crate::images::description::Kept;
+use crate::images::driver_half::{self, DriverHalf};
+use crate::images::{machine, soundness};
+use crate::reply::Reply;
+use crate::sandboxes::members;
+use crate::timeline::{CPU, GPU, Timeline};
+
+/// Of a container of Podman's: CRIU begins when the GPU half is in memory, and Podman meanwhile prepares for it.
+pub fn by_podman(
+    daemon: &Daemon,
+    container: &Container,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    let _claim = daemon.claims.take(tree(container.pid))?;
+    let draft = daemon.store.begin(wish.to)?;
+    fault::point("checkpoint-begun")?;
+    reply.progress("gpu", 0, 0);
+    let id = format!("container-{}", container.id);
+    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let archive = scratch.path.join(ARCHIVE);
+    let dump = Dump { daemon, container, scratch: &scratch, sockets: &[], first: None, timeline: &timeline };
+    let held = Mutex::new(None);
+    let dumped = std::thread::scope(|scope| {
+        let holding = scope.spawn(|| {
+            let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
+            fault::point("detached")?;
+            reply.check_wanted()?;
+            Ok(hold)
+        });
+        let ready = || {
+            let hold: Result<Option<Hold<'_>>> =
+                holding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let hold = hold?;
+            reply.progress("dump", 0, 0);
+            let areas = driver_half::areas(hold.as_ref());
+            // As long as all are there.
+            let half = hold.as_ref().map(half_of);
+            *held.lock().unwrap_or_else(PoisonError::into_inner) = hold.zip(half);
+            Ok(areas)
+        };
+        // The program stands still.
+        let all_live = || {
+            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.as_ref().map_or(Ok(()), |(hold, _)| members::all_live(&hold.held.pids))
+        };
+        dump.export(&archive, ready, all_live)
+    });
+    let (hold, half) = held.into_inner().unwrap_or_else(PoisonError::into_inner).unzip();
+    let Dumped { exported, stopped, memory } = dumped?;
+    let kept = KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
+    let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
+    let seal = || {
+        timeline.time("cpu files", || memory.take(&draft))?;
+        timeline.time("check", || soundness::check_draft(&draft))?;
+        seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline)
+    };
+    let stopped_us = if wish.leave_running {
+        drop(stopped);
+        let released = hold.map(|hold| driver_half::release(hold, &timeline));
+        released.transpose()?;
+        let stopped_us = timeline.elapsed_us();
+        seal()?;
+        stopped_us
+    } else {
+        let end = || timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container));
+        let ended = seal().and_then(|()| end());
+        // What has ended hears of nothing; the driver brings the GPU half of what is there back to a program that runs.
+        drop(stopped);
+        ended?;
+        if let Some(hold) = hold {
+            hold.forget();
+        }
+        timeline.elapsed_us()
+    };
+    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
+}
+
+/// Of a container of containerd's, which cannot be given a relay.
+pub fn by_containerd(
+    daemon: &Daemon,
+    container: &Container,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    let engine = Containerd::with(daemon.criu()?);
+    let _claim = daemon.claims.take(tree(container.pid))?;
+    let draft = daemon.store.begin(wish.to)?;
+    fault::point("checkpoint-begun")?;
+    reply.progress("gpu", 0, 0);
+    let id = format!("container-{}", container.id);
+    let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
+    fault::point("detached")?;
+    reply.check_wanted()?;
+    let half = hold.as_ref().map(half_of);
+    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let archive = scratch.path.join(ARCHIVE);
+    reply.progress("dump", 0, 0);
+    let export = || engine.export(container, &archive, wish.leave_running);
+    let exported = timeline.lane(CPU).time("dump", export)?;
+    let kept = KeptContainer::new(Containerd::NAME, container, exported);
+    let processes = half.as_ref().map_or(0, |half| half.pids.len());
+    let seal = || seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline);
+    if wish.leave_running {
+        // Those that were not there any more when CRIU came are not now.
+        hold.as_ref().map_or(Ok(()), |hold| members::all_live(&hold.held.pids))?;
+        let released = hold.map(|hold| driver_half::release(hold, &timeline));
+        released.transpose()?;
+        let stopped_us = timeline.elapsed_us();
+        seal()?;
+        return Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us));
+    }
+    let sealed = seal();
+    if let Some(hold) = hold {
+        hold.forget();
+    }
+    if let Err(error) = sealed {
+        engine.go_on(container)?;
+        bring_back(daemon, &engine, &kept, &id, half.as_ref(), &[], &timeline)?;
+        return Err(error);
+    }
+    timeline.lane(CPU).time("end", || engine.end(container))?;
+    let stopped_us = timeline.elapsed_us();
+    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
+}
+
+/// What an image keeps of processes that are there.
+fn half_of(hold: &Hold<'_>) -> DriverHalf {
+    let pids = hold.held.pids.iter().filter_map(|pid| innermost_pid(*pid)).collect();
+    DriverHalf { pids, gpus: hold.held.gpus.clone() }
+}
+
+/// Takes the GPU halves of the container's processes; none where none has one.
+fn hold<'a>(
+    daemon: &'a Daemon,
+    id: &str,
+    root: i32,
+    wish: &Wish<'_>,
+    timeline: &Timeline,
+) -> Result<Option<Hold<'a>>> {
+    if !driver_half::is_used(tree(root)) {
+        return Ok(None);
+    }
+    let start_us = timeline.elapsed_us();
+    let hold = daemon.driver.hold(id, root, wish.gpu_wait)?;
+    timeline.lane(GPU).merge(start_us, hold.held.phases.clone());
+    if hold.held.pids.is_empty() {
+        hold.forget();
+        return Ok(None);
+    }
+    Ok(Some(hold))
+}
+
+/// Makes an image of the archive, and of what is in the draft already.
+fn seal(
+    draft: Draft,
+    archive: &Path,
+    container: &Container,
+    of: KeptContainer,
+    half: Option<&DriverHalf>,
+    reply: &Reply<'_>,
+    timeline: &Timeline,
+) -> Result<()> {
+    reply.progress("commit", 0, 0);
+    fault::point("frozen")?;
+    reply.check_wanted()?;
+    timeline.time("archive", || draft.take_file(kind(), ARCHIVE, archive))?;
+    {
+        let mut manifest = draft.manifest();
+        manifest.mode = machine::mode(Mode::Driver);
+        manifest.program = machine::program_of(&container.command);
+        manifest.machine = machine::this();
+        manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
+        let kept = Kept {
+            name: container.name.clone(),
+            gpu: "driver".to_string(),
+            // All that it has mapped is in its own root file system.
+            inventory: Inventory::default(),
+            client: None,
+            driver: half.cloned(),
+            amd: Vec::new(),
+            framework: false,
+            container: Some(of),
+            warnings: Vec::new(),
+        };
+        kept.write(&mut manifest)?;
+    }
+    fault::point("before-commit")?;
+    reply.check_wanted()?;
+    timeline.time("commit", || draft.commit())?;
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! GPUs for containers: a run directory with its gate, which an engine puts into one container by a name of the
+//! container device interface. The container's program finds the client there, and is served as one in a sandbox.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rekindle_protocol::client::RUN_DIRECTORY;
+use rekindle_protocol::daemon::{Mode, State};
+use rekindle_sandbox::{Exit, RUN_PATH};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::cdi;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::host::process::is_alive;
+use crate::host::{client_library, gpu};
+use crate::lifecycle::run::create;
+use crate::sandboxes::Held;
+use crate::sandboxes::gate::Gate;
+use crate::sandboxes::record::Record;
+use crate::sleep::wake;
+
+/// What all these devices are called.
+const KIND: &str = "rekindle.dev/gpu";
+
+/// What an image keeps of the device that its container had.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeptDevice {
+    pub name: String,
+    pub id: String,
+    /// Where its run directory was, which the container's description names.
+    pub run_directory: PathBuf,
+}
+
+/// The full name of a device.
+pub fn full_name(name: &str) -> String {
+    format!("{KIND}={name}")
+}
+
+/// Whether a name is that of one of these devices.
+pub fn is_one(name: &str) -> bool {
+    name.strip_prefix(KIND).is_some_and(|rest| rest.starts_with('='))
+}
+
+/// Makes a device, which is there until it is removed.
+pub fn make(daemon: &Daemon, name: &str, gpu: Option<&str>) -> Result<Value> {
+    let gpu = gpu::choose(Some(gpu.unwrap_or("emulated")))?;
+    let held = add(daemon, name, daemon.places.new_id()?, &gpu)?;
+    Ok(json!({ "name": held.name(), "device": full_name(name), "description": description(&held.id) }))
+}
+
+fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Held>> {
+    if !gpu.starts_with("emulated") {
+        return Err(Error::RealContainerGpu { gpu: gpu.to_string() });
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
+        return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
+    }
+    let held = daemon.sandboxes.add(Some(name), "", |name, _| {
+        let record =
+            Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
+        create(daemon, record, None)
+    })?;
+    if let Err(error) = Gate::open(&held).and_then(|()| describe(&held)).and_then(|()| held.is_up()) {
+        remove(daemon, &held);
+        return Err(error);
+    }
+    Ok(held)
+}
+
+/// Takes the device back. A program that uses it gets errors from its calls from then on.
+pub fn remove(daemon: &Daemon, held: &Arc<Held>) {
+    let _ = fs::remove_file(description(&held.id));
+    held.ended(Some(Exit::Stopped));
+    daemon.sandboxes.remove(held);
+}
+
+/// Takes over a device of an earlier daemon.
+pub fn adopt(daemon: &Daemon, held: &Arc<Held>) -> Result<()> {
+    if !held.run_directory.is_dir() {
+        // The machine was started anew.
+        let library = client_library::find(&daemon.program)?;
+        crate::host::places::private_directory(&held.run_directory, true)?;
+        client_library::copy_into(&held.run_directory, &library)?;
+        held.claim()?;
+    }
+    Gate::open(held)?;
+    held.reconnect_workers();
+    if held.record().state == State::Restoring {
+        held.live_workers().iter().for_each(|worker| held.end_worker(worker));
+        held.tell("the daemon died while a container was being restored onto this".to_string());
+    }
+    wake::settle(held);
+    describe(held)?;
+    held.is_up()
+}
+
+/// The device whose run directory a process sees, if it sees one.
+pub fn of(daemon: &Daemon, pid: i32) -> Option<Arc<Held>> {
+    let inside = Path::new("/proc").join(pid.to_string()).join("root").join(RUN_PATH.trim_start_matches('/'));
+    let seen = fs::metadata(inside).ok()?;
+    let is_seen = |held: &Arc<Held>| {
+        fs::metadata(&held.run_directory).is_ok_and(|own| (own.dev(), own.ino()) == (seen.dev(), seen.ino()))
+    };
+    daemon.sandboxes.all().into_iter().filter(|held| held.is_live() && held.record().device).find(is_seen)
+}
+
+pub fn keep(held: &Held) -> KeptDevice {
+    KeptDevice { name: held.name(), id: held.id.clone(), run_directory: held.run_directory.clone() }
+}
+
+/// The device that a restore needs: the one that is there, which nobody may use, or a new one in its place.
+pub fn bring_back(daemon: &Daemon, kept: &KeptDevice, gpu: &str) -> std::result::Result<Arc<Held>, String> {
+    if daemon.places.run_directories().join(&kept.id) != kept.run_directory {
+        let place = kept.run_directory.display();
+        return Err(format!(
+            "its container finds its GPU at {place}; give the daemon the --run-dir that this is in"
+        ));
+    }
+    let known = daemon.sandboxes.all().into_iter().find(|held| held.is_live() && held.id == kept.id);
+    let Some(held) = known else {
+        return add(daemon, &kept.name, kept.id.clone(), gpu).map_err(|error| error.to_string());
+    };
+    match held.live_workers().iter().find(|worker| is_alive(worker.client())) {
+        Some(worker) => Err(format!(
+            "its device {:?} is used by process {}, and one container has it at a time; end that one first",
+            kept.name,
+            worker.client()
+        )),
+        None => Ok(held),
+    }
+}
+
+fn description(id: &str) -> PathBuf {
+    Path::new(cdi::DIRECTORIES[1]).join(format!("rekindle-{id}.json"))
+}
+
+/// Tells engines what a container gets with the device.
+fn describe(held: &Held) -> Result<()> {
+    let directory = Path::new(cdi::DIRECTORIES[1]);
+    fs::create_dir_all(directory).map_err(|source| Error::io("make directory", directory, source))?;
+    let libraries = format!("{RUN_PATH}/{}", client_library::LINKS);
+    let variables = [format!("{RUN_DIRECTORY}={RUN_PATH}"), format!("LD_LIBRARY_PATH={libraries}")];
+    let mount = json!({
+        "hostPath": held.run_directory,
+        "containerPath": RUN_PATH,
+        "options": ["bind", "rw", "nosuid", "nodev"],
+    });
+    let edits = json!({ "env": variables, "mounts": [mount] });
+    let devices = json!([{ "name": held.name(), "containerEdits": edits }]);
+    let text = json!({ "cdiVersion": "0.3.0", "kind": KIND, "devices": devices }).to_string();
+    let place = description(&held.id);
+    fs::write(&place, text).map_err(|source| Error::io("write", &place, source))
+}

@@ -1,0 +1,323 @@
+//! Images of containers: the driver takes the GPU half, the container's engine the rest, with the writable layer.
+//!
+//! ```text
+//! program   ──runs──┬─driver locks, takes GPU half──┬─engine ▶ runtime ▶ CRIU──┬─restore, unlock──▶ (or ends)
+//! memory                                            └─copied beside──┐
+//! image             draft                            archive as one part, memory, manifest, rename
+//! ```
+//!
+//! An image holds the engine's archive as one part, and of Podman's containers memory and CRIU's images beside it, as an
+//! image of a program without a container has them. Whatever fails, the container goes on.
+
+mod archive;
+mod cdi;
+mod checkpoint;
+mod containerd;
+pub mod device;
+mod dump;
+mod engine;
+mod images;
+mod podman;
+mod worker_half;
+
+use std::path::{Path, PathBuf};
+
+use rekindle_driver::UuidPair;
+use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_sandbox::process::{pid_map, tree};
+use rekindle_sandbox::{ending, refuse_headless};
+use rekindle_store::{Image, PartKind};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::Wish;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::images::description::Kept;
+use crate::images::driver_half::{self, DriverHalf};
+use crate::images::{cpu_pages, preflight};
+use crate::reply::Reply;
+use crate::sandboxes::members::Roll;
+use crate::sandboxes::names;
+use crate::timeline::{CPU, GPU, Timeline};
+use crate::{fault, restore};
+
+use containerd::Containerd;
+use engine::{Container, Engine, Exported};
+use images::{Beside, Import};
+use podman::Podman;
+
+/// The part's name.
+const ARCHIVE: &str = "archive.tar";
+
+/// What an image keeps of a container.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeptContainer {
+    /// Who runs it.
+    pub engine: String,
+    /// The OCI runtime that has written the archive, and alone understands it.
+    pub runtime: String,
+    /// What it was called.
+    pub name: String,
+    /// The engine's own division of names, where it has such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// What the archive calls itself, where its engine asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// Its devices by their names in the container device interface.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// Of the machine, what is mounted in it.
+    #[serde(default)]
+    pub mounts: Vec<PathBuf>,
+    /// Whether memory and CRIU's images are parts beside the archive, in place of being in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_beside: bool,
+    /// The GPU of Rekindle's that it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<device::KeptDevice>,
+}
+
+impl KeptContainer {
+    fn new(engine: &str, container: &Container, exported: Exported) -> KeptContainer {
+        KeptContainer {
+            engine: engine.to_string(),
+            runtime: container.runtime.clone(),
+            name: container.name.clone(),
+            namespace: container.namespace.clone(),
+            reference: exported.reference,
+            devices: exported.devices,
+            mounts: exported.mounts,
+            memory_beside: false,
+            device: None,
+        }
+    }
+}
+
+fn kind() -> PartKind {
+    PartKind::Other("container".to_string())
+}
+
+pub fn checkpoint(
+    daemon: &Daemon,
+    name: &str,
+    wanted: Option<&str>,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
+    let container = container.running()?;
+    let pids = tree(container.pid);
+    refuse_headless(pids.iter().copied())?;
+    let roll = Roll::call("checkpointed", pids);
+    let taken = take(daemon, engine.as_ref(), &container, wish, reply);
+    taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &roll) {
+        true => {
+            log::info!("{error}");
+            Error::EndedMeanwhile { name: container.name, wanted: "checkpointed" }
+        }
+        false => roll.explain(error),
+    })
+}
+
+/// Whether a container's first process has ended, or does so within a moment.
+fn is_ending(root: i32, roll: &Roll) -> bool {
+    ending::ends_soon(root, || !roll.has(root))
+}
+
+fn take(
+    daemon: &Daemon,
+    engine: &dyn Engine,
+    container: &Container,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    if let Some(held) = device::of(daemon, container.pid) {
+        if engine.name() != Podman::NAME {
+            return Err(Error::ForeignDevice { name: container.name.clone(), device: held.name() });
+        }
+        return worker_half::checkpoint(daemon, &held, container, wish, reply);
+    }
+    match engine.name() {
+        Podman::NAME => checkpoint::by_podman(daemon, container, wish, reply),
+        _ => checkpoint::by_containerd(daemon, container, wish, reply),
+    }
+}
+
+/// Has the driver bring the GPU half of a container of containerd's that runs again back.
+fn bring_back(
+    daemon: &Daemon,
+    engine: &Containerd,
+    of: &KeptContainer,
+    id: &str,
+    half: Option<&DriverHalf>,
+    pairs: &[UuidPair],
+    timeline: &Timeline,
+) -> Result<()> {
+    let Some(half) = half else { return Ok(()) };
+    let pids = pid_map(engine::running(engine, of.namespace.as_deref(), &of.name)?.pid);
+    let host = |pid: &i32| {
+        pids.get(pid).copied().ok_or_else(|| Error::Engine {
+            engine: engine.name(),
+            action: "restore the container",
+            reason: format!("process {pid} of it did not come back"),
+        })
+    };
+    let host = half.pids.iter().map(host).collect::<Result<Vec<_>>>()?;
+    restore_gpu(daemon, id, host, pairs, timeline)
+}
+
+fn restore_gpu(
+    daemon: &Daemon,
+    id: &str,
+    pids: Vec<i32>,
+    pairs: &[UuidPair],
+    timeline: &Timeline,
+) -> Result<()> {
+    let start_us = timeline.elapsed_us();
+    let phases = daemon.driver.restore(id, pids, pairs.to_vec())?;
+    timeline.lane(GPU).merge(start_us, phases);
+    Ok(())
+}
+
+fn report(
+    of: &KeptContainer,
+    image: &str,
+    mode: Mode,
+    gpu_processes: usize,
+    timeline: &Timeline,
+    stopped_us: u64,
+) -> Report {
+    log::info!("container {:?} and image {image:?} are done", of.name);
+    Report {
+        name: of.name.clone(),
+        image: image.to_string(),
+        mode,
+        container: Some(of.engine.clone()),
+        gpu_processes,
+        total_us: timeline.elapsed_us(),
+        stopped_us,
+        warnings: Vec::new(),
+        phases: timeline.phases(),
+    }
+}
+
+/// Makes a container of the image and continues it. Everything is checked first.
+pub fn restore(
+    daemon: &Daemon,
+    image: &Image,
+    kept: &Kept,
+    of: &KeptContainer,
+    wish: &restore::Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let engine = engine::named(daemon.criu()?, &of.engine).filter(|_| is_word(&of.runtime));
+    let engine = engine.ok_or_else(|| {
+        let (engine, runtime) = (&of.engine, &of.runtime);
+        refused(format!(
+            "its container was run by {engine:?} with {runtime:?}, and this Rekindle speaks to podman and containerd"
+        ))
+    })?;
+    let engine = engine.as_ref();
+    let name = wish.name.unwrap_or(&of.name);
+    names::check(name)?;
+    if [&of.namespace, &of.reference].into_iter().flatten().any(|word| word.starts_with('-')) {
+        return Err(refused("what it says of its container is no name".to_string()));
+    }
+    preflight::check_machine(&daemon.places, image, kept)?;
+    check_surroundings(of).map_err(refused)?;
+    let pairs = driver_half::check(daemon, image, kept, wish.gpu_map)?;
+    archive_of(image)?;
+    if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
+        return Err(Error::ContainerExists { name: name.to_string() });
+    }
+    fault::point("restore-checked")?;
+    let new = daemon.places.new_id()?;
+    let id = format!("container-{new}");
+    reply.progress("restore", 0, 0);
+    let archive: Vec<_> = image.part(kind(), ARCHIVE).into_iter().collect();
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let beside = timeline.time("check", || {
+        image.check_parts(&archive, threads)?;
+        Beside::check(image, of)
+    })?;
+    let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    let beside = beside.as_ref();
+    if of.device.is_some() {
+        worker_half::restore(daemon, image, kept, of, beside, name, wish, &timeline)?;
+        let (image, processes) = (&image.manifest().name, usize::from(kept.client.is_some()));
+        return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
+    }
+    let half = kept.driver.as_ref();
+    let mut warnings = Vec::new();
+    let back = match engine.name() {
+        Podman::NAME => {
+            let import = Import { daemon, id: &new, image, beside, of, name, timeline: &timeline };
+            let host = |relay| {
+                let pids = half.map_or(&[][..], |half| &half.pids);
+                pids.iter().map(|pid| images::find(relay, *pid)).collect::<Result<Vec<_>>>()
+            };
+            let then = |pids: Vec<i32>| {
+                fault::point("restore-complete")?;
+                if !pids.is_empty() {
+                    restore_gpu(daemon, &id, pids.clone(), &pairs, &timeline)?;
+                }
+                warnings.extend(beside.and_then(|beside| beside.mapped_by(&pids)).map(mapped));
+                Ok(())
+            };
+            import.make(&[], host, then)
+        }
+        _ => {
+            let containerd = Containerd::with(daemon.criu()?);
+            timeline.lane(CPU).time("restore", || containerd.import(&archive_of(image)?, of, name))?;
+            let back = fault::point("restore-complete")
+                .and_then(|()| bring_back(daemon, &containerd, &renamed, &id, half, &pairs, &timeline));
+            back.inspect_err(|_| containerd.remove(of, name))
+        }
+    };
+    back.inspect_err(|_| daemon.driver.abandon(&id))?;
+    let (image, processes) = (&image.manifest().name, half.map_or(0, |half| half.pids.len()));
+    let report = report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us());
+    Ok(Report { warnings, ..report })
+}
+
+/// What the user should know of a process that maps its image still.
+fn mapped(pid: i32) -> String {
+    format!(
+        "process {pid} has memory mapped from the image, so that CRIU cannot take its container again; \
+         {}=read in the daemon's environment at the checkpoint avoids that",
+        cpu_pages::VARIABLE
+    )
+}
+
+/// The archive of an image's container.
+fn archive_of(image: &Image) -> Result<PathBuf> {
+    let part = image.part(kind(), ARCHIVE).and_then(|part| image.file_path(part));
+    part.ok_or_else(|| Error::CannotRestore {
+        image: image.manifest().name.clone(),
+        reason: format!("its part {ARCHIVE}, all of the container but its memory, is missing"),
+    })
+}
+
+/// What a restore needs of the machine, beside GPUs: the devices that the container was given by name, and what is
+/// mounted in it.
+fn check_surroundings(of: &KeptContainer) -> std::result::Result<(), String> {
+    let directories = cdi::DIRECTORIES.map(Path::new);
+    if let Some(name) = cdi::missing(&of.devices, &directories).first() {
+        let places = cdi::DIRECTORIES.join(" or ");
+        return Err(format!(
+            "it needs the device {name}, which no description in {places} has; make one (NVIDIA's: `nvidia-ctk cdi generate`)"
+        ));
+    }
+    match of.mounts.iter().find(|path| !path.exists()) {
+        Some(path) => Err(format!("it mounts {}, which is not here; put it back", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// Whether it is a name, not an option or a path that an image brings along.
+fn is_word(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('-') && !name.contains('/')
+}

@@ -1,0 +1,322 @@
+//! Containers whose GPU half a worker has: the same cut as of a sandbox, with the engine's runtime in the middle.
+//!
+//! ```text
+//! program   ──runs──┬─calls parked──┬─frozen by CRIU──────────────┬─(stopped)──▶ runs, or is ended
+//! worker            ├Quiesce─Save───┴─(still saving)─SavePinned───┤             Resume
+//! CRIU, by engine   │       dump ───┬ relay: wait for all parts ──┘
+//! image             draft                                           archive as one part, manifest, rename
+//! ```
+//!
+//! The relay adds the client's socket to what the runtime asks of CRIU, in both directions. The container is stopped by
+//! a signal before CRIU lets go of it: until its writable layer is archived too, or, if it is to end, until its image is
+//! safe; if that fails it goes on.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::{Mode, Report, State};
+use rekindle_protocol::worker::{Request, Response};
+use rekindle_sandbox::Inventory;
+use rekindle_sandbox::process::{namespace, tree};
+use rekindle_store::{Draft, Image, Part};
+
+use super::dump::{Dump, Dumped};
+use super::engine::{Container, Engine};
+use super::images::{Beside, Import, find};
+use super::podman::Podman;
+use super::{ARCHIVE, KeptContainer, device, kind};
+use crate::checkpoint::{Done, Scratch, Wish, parse_part, serving_worker};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::host::client_library;
+use crate::host::gpu;
+use crate::images::description::Kept;
+use crate::images::machine;
+use crate::images::soundness;
+use crate::pool::ImageKey;
+use crate::reply::Reply;
+use crate::restore::loading::{self, Clock, Rest};
+use crate::restore::replacement::Left;
+use crate::sandboxes::Held;
+use crate::sandboxes::members;
+use crate::sandboxes::quiesce::Quiet;
+use crate::sleep::wake;
+use crate::timeline::{CPU, GPU, PINNED, Timeline};
+use crate::workers::Worker;
+use crate::{fault, restore};
+
+/// The client that the program has mapped: it must be the same in a restore.
+const LIBRARY: &str = "libcuda.so.1";
+
+pub fn checkpoint(
+    daemon: &Daemon,
+    held: &Arc<Held>,
+    container: &Container,
+    wish: &Wish<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let timeline = Timeline::begin();
+    let _operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
+    if held.record().image.is_some() && !shares_network(container.pid) {
+        return Err(Error::RestoredContainer { name: container.name.clone() });
+    }
+    let _claim = daemon.claims.take(tree(container.pid))?;
+    let worker = serving_worker(held)?;
+    let draft = Mutex::new(daemon.store.begin(wish.to)?);
+    fault::point("checkpoint-begun")?;
+    let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
+    reply.progress("quiesce", 0, 0);
+    let quiet = worker.as_ref().map(|worker| timeline.time("quiesce", || Quiet::begin(held, worker, false)));
+    let mut quiet = quiet.transpose()?;
+    fault::point("quiesced")?;
+    let id = format!("container-{}", container.id);
+    let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
+    let archive = scratch.path.join(ARCHIVE);
+    reply.progress("dump", 0, 0);
+    let client = quiet.as_ref().map(|quiet| quiet.client.clone());
+    let sockets: Vec<_> = client.iter().map(|client| client.socket_inode as u32).collect();
+    let saved = OnceLock::new();
+    let dump = Dump {
+        daemon,
+        container,
+        scratch: &scratch,
+        sockets: &sockets,
+        first: worker.is_some().then_some(&saved),
+        timeline: &timeline,
+    };
+    let dumped = both(&dump, worker.as_deref(), &saved, &draft, &archive)?;
+    let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Dumped { exported, stopped, memory } = dumped;
+    let mut of =
+        KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
+    let device = device::keep(held);
+    // They come with the device.
+    of.devices.retain(|name| !device::is_one(name));
+    of.mounts.retain(|path| *path != device.run_directory);
+    of.device = Some(device);
+    let mut stopped_us = timeline.elapsed_us();
+    let mut stopped = Some(stopped);
+    if wish.leave_running {
+        stopped = None;
+        if let Some(quiet) = quiet.take() {
+            timeline.time("resume", || quiet.resume())?;
+        }
+        stopped_us = timeline.elapsed_us();
+    }
+    reply.progress("commit", 0, 0);
+    fault::point("frozen")?;
+    timeline.time("cpu files", || memory.take(&draft))?;
+    timeline.time("check", || soundness::check_draft(&draft))?;
+    timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
+    let library = held.run_directory.join(client_library::LINKS).join(LIBRARY);
+    draft.put_file(kind(), LIBRARY, &library)?;
+    {
+        let mut manifest = draft.manifest();
+        manifest.mode = machine::mode(Mode::Sandbox);
+        manifest.program = machine::program_of(&container.command);
+        manifest.machine = machine::this();
+        manifest.gpus = status.as_ref().map(machine::gpus).unwrap_or_default();
+        let kept = Kept {
+            name: container.name.clone(),
+            gpu: held.record().gpu,
+            // All that it has mapped is in its own root file system, or the device's.
+            inventory: Inventory::default(),
+            client,
+            driver: None,
+            amd: Vec::new(),
+            framework: false,
+            container: Some(of.clone()),
+            warnings: Vec::new(),
+        };
+        kept.write(&mut manifest)?;
+    }
+    fault::point("before-commit")?;
+    timeline.time("commit", || draft.commit())?;
+    if !wish.leave_running {
+        timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
+        drop(stopped);
+        if let Some(quiet) = quiet {
+            quiet.end();
+        }
+        stopped_us = timeline.elapsed_us();
+    }
+    let gpu_processes = usize::from(worker.is_some());
+    Ok(super::report(&of, wish.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us))
+}
+
+/// Has Podman dump the container while the worker saves the GPU half.
+fn both(
+    dump: &Dump<'_>,
+    worker: Option<&Worker>,
+    saved_first: &OnceLock<()>,
+    draft: &Mutex<Draft>,
+    archive: &Path,
+) -> Result<Dumped> {
+    let timeline = dump.timeline;
+    let staging = draft.lock().unwrap_or_else(PoisonError::into_inner).path().to_string_lossy().into_owned();
+    std::thread::scope(|scope| {
+        let request = Request::Save { staging: staging.clone(), leave_memory: false };
+        let save = worker.map(|worker| {
+            scope.spawn(move || {
+                // The pages of the CPU half wait until that is done, however it ends.
+                let _done = Done(saved_first);
+                saved(worker, GPU, "save the GPU half", &request, timeline)
+            })
+        });
+        let gather = || -> Result<()> {
+            let parts = save.map_or(Ok(Vec::new()), |save| save.join().unwrap_or_else(|_| panicked()))?;
+            let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+            draft.adopt(parts)?;
+            fault::point("saved")?;
+            if let Some(worker) = worker {
+                let request = Request::SavePinned { staging: staging.clone() };
+                draft.adopt(saved(worker, PINNED, "save pinned memory", &request, timeline)?)?;
+            }
+            fault::point("pinned-saved")?;
+            worker.map_or(Ok(()), |worker| members::all_live(&[worker.client()]))
+        };
+        dump.export(archive, || Ok(Vec::new()), gather)
+    })
+}
+
+fn panicked<T>() -> Result<T> {
+    Err(Error::Worker { action: "work on the GPU half", reason: "the thread that asked panicked".into() })
+}
+
+fn saved(
+    worker: &Worker,
+    lane: &'static str,
+    action: &'static str,
+    request: &Request,
+    timeline: &Timeline,
+) -> Result<Vec<Part>> {
+    let start_us = timeline.elapsed_us();
+    match worker.ask(action, request, &[], None)? {
+        Response::Saved { parts, phases } => {
+            timeline.lane(lane).merge(start_us, phases);
+            parts.into_iter().map(|part| parse_part(action, part)).collect()
+        }
+        other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+    }
+}
+
+/// Whether a process is in our network namespace, in which a restored program's socket was made.
+fn shares_network(pid: i32) -> bool {
+    namespace(pid, "net") == namespace(std::process::id() as i32, "net")
+}
+
+/// Makes a container of the image and continues it, its GPU half in a new worker. The name is free, the archive whole.
+#[allow(clippy::too_many_arguments, reason = "all of one restore's parts meet here")]
+pub fn restore(
+    daemon: &Daemon,
+    image: &Image,
+    kept: &Kept,
+    of: &KeptContainer,
+    beside: Option<&Beside<'_>>,
+    name: &str,
+    wish: &restore::Wish<'_>,
+    timeline: &Timeline,
+) -> Result<()> {
+    let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+    let device =
+        of.device.as_ref().ok_or_else(|| refused("its container had no GPU of Rekindle's".to_string()))?;
+    check_library(daemon, image).map_err(refused)?;
+    let gpu = gpu::choose(Some(wish.gpu.unwrap_or(&kept.gpu)))?;
+    let held = device::bring_back(daemon, device, &gpu).map_err(refused)?;
+    let operation = held.begin_settled(State::Restoring, "restored")?;
+    held.note(|record| {
+        record.gpu = gpu;
+        record.image = Some(image.manifest().name.clone());
+    });
+    let warnings = Mutex::default();
+    let attempt = restore::Attempt {
+        daemon,
+        held: &held,
+        image,
+        kept,
+        pairs: &[],
+        timeline,
+        wish,
+        warnings,
+        is_proof: false,
+        mapped: Mutex::default(),
+    };
+    let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
+    let Some(client) = &kept.client else {
+        return import.make(&[], |_| Ok(()), Ok);
+    };
+    for (file, _) in &client.files {
+        let _ = std::fs::remove_file(held.run_directory.join(file));
+    }
+    attempt.make_files(client)?;
+    timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
+    let worker = timeline.time("take a worker", || held.start_worker(Some(&ImageKey::of(image))))?;
+    let back = both_halves(&import, &attempt, client, &worker);
+    let rest = match back {
+        Ok(rest) => rest,
+        Err(error) => {
+            Podman::with(daemon.criu()?).remove(of, name);
+            held.end_worker(&worker);
+            held.note_workers();
+            return Err(error);
+        }
+    };
+    drop(operation);
+    loading::follow(&held, image, Some(rest), Clock::at(timeline.elapsed_us()));
+    Ok(())
+}
+
+fn both_halves(
+    import: &Import<'_>,
+    attempt: &restore::Attempt<'_>,
+    client: &Quiesced,
+    worker: &Arc<Worker>,
+) -> Result<Rest> {
+    let (held, timeline) = (attempt.held, attempt.timeline);
+    let (client_end, worker_end) =
+        UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+    let sockets = [(client.socket_inode as u32, client_end.as_fd())];
+    let adopted = Mutex::new(None);
+    std::thread::scope(|scope| {
+        let gpu = scope.spawn(|| attempt.restore_gpu(worker));
+        let adopt = |relay_pid: i32| -> Result<()> {
+            let loading = gpu.join().unwrap_or_else(|_| panicked())?;
+            fault::point("restore-complete")?;
+            let pid = find(relay_pid, client.process as i32)?;
+            let adopt = Request::Adopt { pid, driver_attached: false };
+            worker.command("take the program over", &adopt, &[worker_end.as_fd()])?;
+            *adopted.lock().unwrap_or_else(PoisonError::into_inner) = Some((pid, loading));
+            Ok(())
+        };
+        import.make(&sockets, adopt, Ok)
+    })?;
+    let adopted = adopted.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (pid, half) = adopted.ok_or_else(|| Error::Worker {
+        action: "take the program over",
+        reason: "its runtime did not start the CRIU that it was given".into(),
+    })?;
+    worker.set_followed(true);
+    worker.set_client(pid);
+    held.note_workers();
+    let resume = Request::Resume { restored: true, driver_attached: false };
+    timeline.time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))?;
+    fault::point("restore-running")?;
+    let restore::GpuHalf { began_us, loan, journal } = half;
+    let left = Left { client: worker_end, journal, pid };
+    Ok(Rest { worker: worker.clone(), began_us, loan, left })
+}
+
+/// The program has the client of its image mapped.
+fn check_library(daemon: &Daemon, image: &Image) -> std::result::Result<(), String> {
+    let ours = client_library::find(&daemon.program).map_err(|error| error.to_string())?;
+    let ours = std::fs::read(&ours).map_err(|error| format!("{} cannot be read: {error}", ours.display()))?;
+    let part = image.part(kind(), LIBRARY).ok_or(format!("its part {LIBRARY} is missing"))?;
+    let mut theirs = vec![0; if part.bytes == ours.len() as u64 { ours.len() } else { 0 }];
+    image.read_part(part, 0, &mut theirs).map_err(|error| error.to_string())?;
+    (theirs == ours).then_some(()).ok_or_else(|| {
+        format!("its program has mapped another build of {LIBRARY} than this Rekindle has; install that one")
+    })
+}

@@ -1,0 +1,75 @@
+//! One daemon a state directory, and one daemon a sandbox's run directory, by locks that the kernel lets go when the
+//! daemon dies.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::host::places::Places;
+
+/// How long a daemon that was told to end may still hold it.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// Held for the life of the daemon.
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub fn take(places: &Places) -> Result<Lock> {
+        let path = places.lock();
+        let failed = |source| Error::io("lock", &path, source);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        match lock(&file) {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = (&mut file).take(4096).read_to_string(&mut holder);
+                return Err(Error::AlreadyRunning {
+                    state: places.state.clone(),
+                    holder: holder.trim().to_string(),
+                });
+            }
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        // Who holds it is only said to be helpful; on a full disk a daemon must start all the same, to remove images.
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "pid {} on {}", std::process::id(), places.socket.display()));
+        Ok(Lock { _file: file })
+    }
+}
+
+/// A sandbox's run directory for this daemon alone, for as long as what is returned is kept.
+pub fn claim(run_directory: &Path) -> Result<File> {
+    let failed = |source| Error::io("lock", run_directory, source);
+    let directory = File::open(run_directory).map_err(failed)?;
+    match lock(&directory) {
+        Ok(()) => Ok(directory),
+        Err(TryLockError::WouldBlock) => Err(Error::Foreign { path: run_directory.to_path_buf() }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+fn lock(file: &File) -> std::result::Result<(), TryLockError> {
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if began.elapsed() < ENDING => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}

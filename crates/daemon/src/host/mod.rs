@@ -1,0 +1,12 @@
+//! This machine: where things lie on it, what runs on it, what it has.
+
+pub mod breakpoints;
+pub mod client_library;
+pub mod clock;
+pub mod doctor;
+pub mod gpu;
+pub mod lock;
+pub mod own_name;
+pub mod places;
+pub mod process;
+pub mod resources;

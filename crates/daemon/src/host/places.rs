@@ -1,0 +1,240 @@
+//! Where the daemon keeps what: three places, each settable, all private to the user.
+//!
+//! | place | holds | default |
+//! | --- | --- | --- |
+//! | socket | where the command line finds the daemon | `$XDG_RUNTIME_DIR/rekindled.sock`, `/run/rekindled/` for root, `/tmp/rekindle-UID/` |
+//! | state | images, records of sandboxes, logs | `$XDG_STATE_HOME/rekindle`, `~/.local/state/rekindle` |
+//! | runs | one run directory a sandbox: rings, pinned memory, sockets | `/dev/shm/rekindle-UID` |
+//!
+//! Several daemons, each with a state of its own, may have one place for runs. What a daemon makes there begins with the
+//! [name](Places::name) of its state, and nothing else there is its to remove.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Uid;
+use rekindle_protocol::daemon::Level;
+
+use crate::error::{Error, Result};
+use crate::host::own_name;
+
+/// Environment variables that set the places; options of the commands win over them.
+pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
+pub const STATE_VARIABLE: &str = "REKINDLE_STATE";
+pub const RUNS_VARIABLE: &str = "REKINDLE_RUN_ROOT";
+
+/// How much of a log is kept unless something else is asked for.
+pub const LOG_MAX: u64 = 64 << 20;
+
+/// The longest path of a Unix socket, its closing zero left out.
+const LONGEST_SOCKET: usize = 107;
+/// What comes after the runs' place in the path of a sandbox's socket: `/run/ID/worker-NNNN.sock`.
+const SOCKET_TAIL: usize = 40;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    pub socket: PathBuf,
+    pub state: PathBuf,
+    pub runs: PathBuf,
+    /// What the names of all begin with that this state's daemons make in `runs`; empty until [`Places::named`].
+    pub name: String,
+    /// Whether `state` and `runs` were named, and are not the usual ones.
+    pub given: (bool, bool),
+    /// The most bytes of a log that are kept; 0: all.
+    pub log_max: u64,
+}
+
+impl Places {
+    /// The places given, or their defaults.
+    pub fn new(socket: Option<PathBuf>, state: Option<PathBuf>, runs: Option<PathBuf>) -> Result<Places> {
+        let given = (state.is_some(), runs.is_some());
+        let places = Places {
+            given,
+            log_max: LOG_MAX,
+            socket: absolute(socket.unwrap_or_else(default_socket))?,
+            state: absolute(state.unwrap_or_else(default_state))?,
+            runs: absolute(
+                runs.unwrap_or_else(|| PathBuf::from(format!("/dev/shm/rekindle-{}", Uid::current()))),
+            )?,
+            name: String::new(),
+        };
+        let too_long = |path: &Path, most| Error::PathTooLong { path: path.to_path_buf(), most };
+        if places.socket.as_os_str().len() > LONGEST_SOCKET {
+            return Err(too_long(&places.socket, LONGEST_SOCKET));
+        }
+        if places.runs.as_os_str().len() > LONGEST_SOCKET - SOCKET_TAIL {
+            return Err(too_long(&places.runs, LONGEST_SOCKET - SOCKET_TAIL));
+        }
+        Ok(places)
+    }
+
+    /// Makes the directories that are missing.
+    pub fn prepare(&self) -> Result<()> {
+        if let Some(parent) = self.socket.parent() {
+            private_directory(parent, false)?;
+        }
+        for path in [
+            &self.state,
+            &self.sandboxes(),
+            &self.logs(),
+            &self.dumps(),
+            &self.driver(),
+            &self.pages(),
+            &self.runs,
+            &self.run_directories(),
+        ] {
+            private_directory(path, true)?;
+        }
+        Ok(())
+    }
+
+    /// The same with the state's name, for the daemon that has the state to itself.
+    pub fn named(self) -> Places {
+        let name = own_name::of(&self.state);
+        Places { name, ..self }
+    }
+
+    /// A name that nothing else in `runs` has.
+    pub fn new_id(&self) -> Result<String> {
+        Ok(format!("{}{}", self.name, own_name::random()?))
+    }
+
+    /// Whether something in `runs` was made by a daemon of this state.
+    pub fn is_own(&self, name: &str) -> bool {
+        !self.name.is_empty() && name.starts_with(&self.name)
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.state.join("store")
+    }
+
+    pub fn sandboxes(&self) -> PathBuf {
+        self.state.join("sandboxes")
+    }
+
+    pub fn logs(&self) -> PathBuf {
+        self.state.join("logs")
+    }
+
+    /// Where CRIU writes what then goes into an image; on the store's file system, so that nothing is copied.
+    pub fn dumps(&self) -> PathBuf {
+        self.state.join("dumps")
+    }
+
+    /// What the driver is about to do to which processes.
+    pub fn driver(&self) -> PathBuf {
+        self.state.join("driver")
+    }
+
+    /// The page files that restored programs map, a directory for each sandbox: links, so that an image may go while
+    /// programs run from it. On the store's file system therefore.
+    pub fn pages(&self) -> PathBuf {
+        self.state.join("pages")
+    }
+
+    /// The store for GPU halves that sleep at this level. What is left on the GPU has a small rest.
+    pub fn asleep(&self, level: Level) -> PathBuf {
+        match level {
+            Level::Gpu | Level::Host => self.runs.join("asleep").join(&self.name),
+            Level::Disk => self.state.join("asleep"),
+        }
+    }
+
+    /// What CRIU has found out about the kernel. In memory: another kernel may be different.
+    pub fn criu_cache(&self) -> PathBuf {
+        self.runs.join("criu.kdat")
+    }
+
+    pub fn run_directories(&self) -> PathBuf {
+        self.runs.join("run")
+    }
+
+    /// Where workers listen that wait for a sandbox.
+    pub fn pool(&self) -> PathBuf {
+        self.runs.join(format!("pool-{}", self.name))
+    }
+
+    pub fn daemon_log(&self) -> PathBuf {
+        self.state.join("daemon.log")
+    }
+
+    /// Keeps CRIU's words, which an error speaks of, when the directory that they are in goes: those of the last
+    /// checkpoint and of the last restore that failed.
+    pub fn keep_words(&self, error: rekindle_sandbox::Error) -> Error {
+        Error::Sandbox(match error {
+            rekindle_sandbox::Error::Criu { action, cause, log } => {
+                let place = self.logs().join(format!("last-{action}.log"));
+                let log = log.and_then(|log| std::fs::copy(log, &place).ok()).map(|_| place);
+                rekindle_sandbox::Error::Criu { action, cause, log }
+            }
+            other => other,
+        })
+    }
+
+    pub fn lock(&self) -> PathBuf {
+        self.state.join("lock")
+    }
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    std::path::absolute(&path).map_err(|source| Error::io("find", &path, source))
+}
+
+fn default_socket() -> PathBuf {
+    let uid = Uid::current();
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
+        Some(runtime) => PathBuf::from(runtime),
+        None if uid.is_root() && Path::new("/run").is_dir() => PathBuf::from("/run/rekindled"),
+        None => PathBuf::from(format!("/tmp/rekindle-{uid}")),
+    };
+    directory.join("rekindled.sock")
+}
+
+fn default_state() -> PathBuf {
+    match std::env::var_os("XDG_STATE_HOME").filter(|value| !value.is_empty()) {
+        Some(state) => PathBuf::from(state).join("rekindle"),
+        None => std::env::home_dir().unwrap_or_else(|| PathBuf::from("/root")).join(".local/state/rekindle"),
+    }
+}
+
+/// Makes a directory that only this user may enter. One that exists must belong to this user, so that nobody else can
+/// put things into it; with `strict` its mode is narrowed too.
+pub fn private_directory(path: &Path, strict: bool) -> Result<()> {
+    let failed = |source: io::Error| Error::io("make directory", path, source);
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    let found = fs::metadata(path).map_err(failed)?;
+    if found.uid() != Uid::effective().as_raw() {
+        if strict {
+            return Err(Error::ForeignDirectory { path: path.to_path_buf(), owner: found.uid() });
+        }
+    } else if strict && found.mode() & 0o077 != 0 {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_wins_and_is_made_private() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| Some(root.path().join(name));
+        let places = Places::new(at("s/d.sock"), at("state"), at("runs")).unwrap();
+        places.prepare().unwrap();
+        assert_eq!(places.socket, root.path().join("s/d.sock"));
+        for path in [places.state.clone(), places.run_directories(), places.logs()] {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+        }
+    }
+
+    #[test]
+    fn paths_too_long_for_sockets_are_refused() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
+        assert!(matches!(Places::new(Some(long.clone()), None, None), Err(Error::PathTooLong { .. })));
+        assert!(matches!(Places::new(None, None, Some(long)), Err(Error::PathTooLong { .. })));
+    }
+}

@@ -1,0 +1,69 @@
+//! What an image keeps for the daemon, beside what the manifest says in its own fields: `extra.sandbox`.
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_sandbox::Inventory;
+use rekindle_store::{Image, Manifest};
+use serde::{Deserialize, Serialize};
+
+use crate::containers::KeptContainer;
+use crate::error::{Error, Result};
+use crate::images::driver_half::DriverHalf;
+
+const FIELD: &str = "sandbox";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Kept {
+    /// The name of the sandbox that the image was taken of.
+    pub name: String,
+    /// Its GPU, as the user said it.
+    pub gpu: String,
+    pub inventory: Inventory,
+    /// The process that used the GPU, if one did.
+    pub client: Option<Quiesced>,
+    /// What the driver itself has put into the processes' memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverHalf>,
+    /// The processes whose AMD GPU half CRIU's plugin has put beside CRIU's images, as the program knows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub amd: Vec<i32>,
+    /// Whether its program waits for an app.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub framework: bool,
+    /// The container that it was taken of; its archive is a part then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<KeptContainer>,
+    /// What the user should know of the image, a sentence each.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+impl Kept {
+    pub fn write(&self, manifest: &mut Manifest) -> Result<()> {
+        let value = serde_json::to_value(self)
+            .map_err(|source| Error::system("describe the sandbox", std::io::Error::from(source)))?;
+        manifest.extra = serde_json::json!({ FIELD: value });
+        Ok(())
+    }
+
+    /// Adds what was found out since it was written.
+    pub fn warn(manifest: &mut Manifest, warnings: &[String]) {
+        if let Some(field) = manifest.extra.get_mut(FIELD) {
+            field["warnings"] = warnings.into();
+        }
+    }
+
+    pub fn read(image: &Image) -> Result<Kept> {
+        let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
+        let field = image.manifest().extra.get(FIELD).cloned();
+        let field = field.ok_or_else(|| refused("it does not say how its sandbox was made".to_string()))?;
+        let kept: Kept = serde_json::from_value(field)
+            .map_err(|error| refused(format!("what it says of its sandbox cannot be understood: {error}")))?;
+        let files = kept.client.iter().flat_map(|client| &client.files);
+        for (name, _) in files {
+            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+                return Err(refused(format!("it wants a file named {name:?}, which no client makes")));
+            }
+        }
+        Ok(kept)
+    }
+}

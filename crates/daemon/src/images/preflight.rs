@@ -1,0 +1,129 @@
+//! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
+
+use rekindle_protocol::worker::Status;
+use rekindle_store::{Gpu, GpuKind, Image, PartKind};
+
+use crate::error::{Error, Result};
+use crate::host::places::Places;
+use crate::host::resources::{available_memory, free_space};
+use crate::images::description::Kept;
+use crate::images::machine;
+
+/// Memory that a restore needs beside what the program had.
+const SPARE_MEMORY: u64 = 64 << 20;
+
+/// Checks all that needs no GPU.
+pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> {
+    let mut reasons = Vec::new();
+    if kept.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
+        reasons.push("it has no CPU half".to_string());
+    }
+    let pages: u64 = image
+        .parts(PartKind::CpuFile)
+        .filter(|part| part.name.starts_with("pages-"))
+        .map(|part| part.bytes)
+        .sum();
+    let shared: u64 = kept.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
+    let memory = available_memory();
+    if memory < pages + shared + SPARE_MEMORY {
+        reasons.push(format!(
+            "it needs {} MB of memory and {} MB are available; free some",
+            (pages + shared + SPARE_MEMORY) >> 20,
+            memory >> 20
+        ));
+    }
+    let room = free_space(&places.runs);
+    if room < shared {
+        reasons.push(format!(
+            "it needs {} MB in {} and {} MB are free; enlarge that file system or choose another --run-dir",
+            shared >> 20,
+            places.runs.display(),
+            room >> 20
+        ));
+    }
+    reasons.extend(kept.inventory.check().iter().map(ToString::to_string));
+    refuse(image, reasons)
+}
+
+/// Checks the GPUs that a worker has found against those of the image.
+pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
+    let wanted = &image.manifest().gpus;
+    let found = machine::gpus(status);
+    let mut reasons = Vec::new();
+    if found.len() < wanted.len() {
+        reasons.push(format!(
+            "it needs {} GPUs and this one has {}; give another --gpu",
+            wanted.len(),
+            found.len()
+        ));
+    }
+    for (index, (wanted, found)) in wanted.iter().zip(&found).enumerate() {
+        reasons.extend(compare(wanted, found));
+        let free = status.free_bytes.get(index).copied().unwrap_or(found.memory_bytes);
+        let needed = if index == 0 { image.manifest().sizes.gpu } else { 0 };
+        if free < needed {
+            reasons.push(format!(
+                "it needs {} MB of GPU memory and {} MB are free on {}; free some or give another --gpu",
+                needed >> 20,
+                free >> 20,
+                found.model
+            ));
+        }
+    }
+    refuse(image, reasons)
+}
+
+fn compare(wanted: &Gpu, found: &Gpu) -> Option<String> {
+    if wanted.kind != found.kind || wanted.model != found.model {
+        return Some(format!(
+            "it was taken on {} and this GPU is {}; give another --gpu",
+            wanted.model, found.model
+        ));
+    }
+    if wanted.kind == GpuKind::Nvidia && wanted.driver_version != found.driver_version {
+        return Some(format!(
+            "it was taken with driver {} and this machine has {}; install that driver",
+            wanted.driver_version, found.driver_version
+        ));
+    }
+    None
+}
+
+fn refuse(image: &Image, reasons: Vec<String>) -> Result<()> {
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(Error::CannotRestore { image: image.manifest().name.clone(), reason: reasons.join("; ") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(kind: GpuKind, model: &str, driver: &str) -> Gpu {
+        Gpu {
+            kind,
+            model: model.into(),
+            uuid: String::new(),
+            memory_bytes: 1 << 30,
+            driver_version: driver.into(),
+            index: 0,
+        }
+    }
+
+    #[test]
+    fn another_gpu_is_named() {
+        let h200 = gpu(GpuKind::Nvidia, "NVIDIA H200", "580.1");
+        assert_eq!(compare(&h200, &h200), None);
+        let reason = compare(&h200, &gpu(GpuKind::Nvidia, "NVIDIA A100", "580.1")).unwrap();
+        assert!(reason.contains("H200") && reason.contains("A100"), "{reason}");
+        let reason = compare(&h200, &gpu(GpuKind::Nvidia, "NVIDIA H200", "570.2")).unwrap();
+        assert!(reason.contains("580.1") && reason.contains("570.2"), "{reason}");
+    }
+
+    #[test]
+    fn the_emulated_driver_may_differ() {
+        let old = gpu(GpuKind::Emulated, "Emulated", "0.1.0");
+        assert_eq!(compare(&old, &gpu(GpuKind::Emulated, "Emulated", "0.2.0")), None);
+    }
+}

@@ -1,0 +1,57 @@
+//! Ending sandboxes, or sending them a signal.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::containers::device;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+
+/// How long a program has between the request to end and the end.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long the kernel has to take a killed sandbox down.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// With a signal, sends that to each; without, ends each: SIGTERM first, SIGKILL for the whole namespace after the
+/// grace. All names are worked on, whatever happens to one.
+pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Value> {
+    let signal =
+        signal.map(|given| Signal::try_from(given).map_err(|_| Error::BadSignal { given })).transpose()?;
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            names.iter().map(|name| scope.spawn(move || one(daemon, name, signal))).collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(Error::Several(vec!["a thread panicked".to_string()])))
+            })
+            .collect()
+    });
+    let mut failures: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
+    match failures.len() {
+        0 => Ok(json!({ "names": names })),
+        1 => Err(failures.remove(0)),
+        _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
+    }
+}
+
+fn one(daemon: &Daemon, name: &str, signal: Option<Signal>) -> Result<()> {
+    let held = daemon.sandboxes.get(name)?;
+    if held.is_live() && held.record().device && signal.is_none() {
+        device::remove(daemon, &held);
+        return Ok(());
+    }
+    let cpu = held.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
+    if let Some(signal) = signal {
+        return Ok(cpu.signal(signal as i32)?);
+    }
+    // A program that is just ending needs no signal any more.
+    let _ = cpu.signal(Signal::SIGTERM as i32);
+    if held.wait_end(Some(GRACE)).is_none() {
+        cpu.kill()?;
+        held.wait_end(Some(END_LIMIT));
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! How sandboxes begin and are ended.
+
+pub mod kill;
+pub mod run;

@@ -1,0 +1,155 @@
+//! What a restore leaves to be done beside the running program: contents of GPU buffers.
+//!
+//! The program's requests wait in the worker until they are there. If they cannot be loaded, the program is ended and
+//! its sandbox says which image is to blame. If the worker dies, another one is put in its place
+//! ([`replacement`](crate::restore::replacement)).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_store::Image;
+
+use crate::caches::{Loan, Priority};
+use crate::error::{Error, Result};
+use crate::images::page_cache;
+use crate::restore::replacement::{self, Left};
+use crate::restore::unwritten;
+use crate::sandboxes::Held;
+use crate::sandboxes::traces;
+use crate::timeline::GPU;
+use crate::workers::Worker;
+
+/// So often another worker is put in the place of one that died: what kills each that comes is not chance.
+const MOST_REPLACEMENTS: u32 = 2;
+
+/// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
+/// worker lets others wait, and the program most likely has its first answer to give.
+const FIRST_WORK: Duration = Duration::from_millis(150);
+
+/// What a worker is asked about.
+const LOAD: &str = "load GPU memory";
+/// A load that has failed is told of at once.
+const CAUSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A worker that loads.
+pub struct Rest {
+    pub worker: Arc<Worker>,
+    /// When its restore began, on the restore's clock.
+    pub began_us: u64,
+    /// What it may read from caches until it has loaded all.
+    pub loan: Loan,
+    /// What another worker needs to go on in its place.
+    pub left: Left,
+}
+
+/// The restore's clock.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    pub now: Instant,
+    pub now_us: u64,
+}
+
+impl Clock {
+    /// It shows so much now.
+    pub fn at(now_us: u64) -> Clock {
+        Clock { now: Instant::now(), now_us }
+    }
+
+    pub fn elapsed_us(&self) -> u64 {
+        self.now_us + self.now.elapsed().as_micros() as u64
+    }
+}
+
+/// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
+/// worker of the pool.
+pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, clock: Clock) {
+    let Some(Rest { worker, began_us, loan, left }) = rest else { return held.fill_pool() };
+    let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
+    std::thread::spawn(move || {
+        let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
+        let mut worker = worker;
+        for _ in 0..MOST_REPLACEMENTS {
+            let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
+            if !held.is_live() {
+                break;
+            }
+            log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", held.name());
+            (worker, waited) = replacement::replace(&held, &path, &worker, &left, &clock);
+        }
+        held.set_mapped(loan.mapped());
+        let shares = loan.shares();
+        drop(loan);
+        let failed = waited.is_err();
+        let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
+        match waited {
+            Ok(phases) => {
+                traces::extend(&held.traces, phases);
+                held.leave_alone(&worker);
+            }
+            // A program that ended takes its worker with it.
+            Err(_) if !held.is_live() => {}
+            Err(error) => end(&held, &image, &error),
+        }
+        if failed {
+            // One that came in another's place may have no client yet, whose end would be its own.
+            held.end_worker(&worker);
+        }
+        // From now on the client sees it when its worker ends.
+        drop(left);
+        std::thread::sleep(FIRST_WORK);
+        held.fill_pool();
+        if passed_by {
+            page_cache::fill(&path);
+        }
+        held.caches().fill_host(&path, Priority::Restored);
+        // One that waited already, and was not the one taken, filled a cache when the image mattered less.
+        held.look_again(&path);
+        if held.caches().shares() && unwritten::follow(&held, &worker, &path, shares) {
+            held.look_again(&path);
+        }
+    });
+}
+
+/// Has the next worker of the pool made ready once a program that just got its memory has had time for an answer.
+pub fn fill_pool_later(held: &Arc<Held>) {
+    let held = held.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(FIRST_WORK);
+        held.fill_pool();
+    });
+}
+
+/// Waits until a worker has loaded all.
+pub fn wait(worker: &Worker) -> Result<Vec<Phase>> {
+    match worker.ask(LOAD, &Request::Loaded, &[], None)? {
+        Response::Restored { phases } => Ok(phases),
+        other => Err(Error::Worker { action: LOAD, reason: format!("it answered {other:?}") }),
+    }
+}
+
+/// Why a worker did not do what it was told in a restore: if a load has failed, it has let go of its client.
+pub fn cause(worker: &Worker, error: Error) -> Error {
+    match worker.ask(LOAD, &Request::Loaded, &[], Some(CAUSE_LIMIT)) {
+        Err(cause @ Error::Worker { .. }) => cause,
+        _ => error,
+    }
+}
+
+/// Phases of a worker, which began then.
+pub fn on_clock(phases: Vec<Phase>, began_us: u64) -> Vec<Phase> {
+    let shift = |phase: Phase| Phase { lane: GPU.to_string(), start_us: phase.start_us + began_us, ..phase };
+    phases.into_iter().map(shift).collect()
+}
+
+fn end(held: &Held, image: &str, error: &Error) {
+    if held.record().device {
+        // Its program is the engine's, and sees its calls fail.
+        return held.tell(format!("image {image:?} could not be restored: {error}"));
+    }
+    let Ok(cpu) = held.cpu("ended") else { return };
+    held.tell(format!("image {image:?} could not be restored, and the program was ended: {error}"));
+    if let Err(error) = cpu.kill() {
+        log::error!("a program whose GPU memory could not be loaded was not ended: {error}");
+    }
+}

@@ -1,0 +1,81 @@
+//! A worker in place of one that died before it had loaded all of an image.
+//!
+//! ```text
+//!   worker ── restores, loads, does requests ✕
+//!      journal, client's socket: held by the daemon too
+//!   another                                  Replace ─ Loaded ─ GoOn (does the journal's requests once more) ──▶
+//! ```
+//!
+//! The program sees a delay: until all is loaded it is told nothing that depends on what a worker alone knows.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_store::Image;
+
+use crate::error::{Error, Result};
+use crate::images::preflight;
+use crate::pool::ImageKey;
+use crate::restore::loading::{Clock, on_clock, wait};
+use crate::sandboxes::Held;
+use crate::timeline::GPU;
+use crate::workers::Worker;
+
+/// What a worker leaves behind that dies.
+pub struct Left {
+    /// Its end of the client's socket.
+    pub client: UnixStream,
+    pub journal: OwnedFd,
+    /// The client, as the worker sees it.
+    pub pid: i32,
+}
+
+/// Puts a worker in the place of a dead one. Returns it, and the phases since that one's death when all is loaded.
+pub fn replace(
+    held: &Arc<Held>,
+    image: &Path,
+    dead: &Arc<Worker>,
+    left: &Left,
+    clock: &Clock,
+) -> (Arc<Worker>, Result<Vec<Phase>>) {
+    let began_us = clock.elapsed_us();
+    let opened = Image::open(image).map_err(Error::from);
+    let started = opened.and_then(|image| Ok((held.start_worker(Some(&ImageKey::of(&image)))?, image)));
+    let (worker, image) = match started {
+        Ok(started) => started,
+        Err(error) => return (dead.clone(), Err(error)),
+    };
+    worker.set_followed(true);
+    // From here on a checkpoint finds this one, and is refused by it.
+    worker.set_client(dead.client());
+    held.end_worker(dead);
+    held.note_workers();
+    let phases = bring_up(held, &image, &worker, left, clock).map(|phases| {
+        let duration_us = clock.elapsed_us() - began_us;
+        let (lane, name) = (GPU.to_string(), "a worker replaced".to_string());
+        let replaced = Phase { lane, name, start_us: began_us, duration_us, ..Phase::default() };
+        [vec![replaced], phases].concat()
+    });
+    (worker, phases)
+}
+
+fn bring_up(held: &Held, image: &Image, worker: &Worker, left: &Left, clock: &Clock) -> Result<Vec<Phase>> {
+    preflight::check_gpus(image, &worker.status()?)?;
+    let start_us = clock.elapsed_us();
+    let action = "restore the GPU half once more";
+    let request = Request::Replace {
+        image: image.path().to_string_lossy().into_owned(),
+        run_directory: held.run_directory.to_string_lossy().into_owned(),
+    };
+    let restored = match worker.ask(action, &request, &[], None)? {
+        Response::Restored { phases } => phases,
+        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+    };
+    let loaded = wait(worker)?;
+    let go_on = Request::GoOn { pid: left.pid };
+    worker.command("go on", &go_on, &[left.client.as_fd(), left.journal.as_fd()])?;
+    Ok(on_clock([restored, loaded].concat(), start_us))
+}

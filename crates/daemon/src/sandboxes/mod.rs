@@ -1,0 +1,380 @@
+//! One sandbox as the daemon holds it: its record, its CPU half, its workers.
+//!
+//! Lock order: `turn`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
+//! `record` locked, so that `ps` always answers.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::{Sandbox as Shown, State};
+use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox, Spec};
+
+use crate::caches::{Caches, Mapped};
+use crate::error::{Error, Result};
+use crate::host::lock;
+use crate::host::places::Places;
+use crate::images::{cpu_pages, page_check};
+use crate::pool::WorkerPool;
+use crate::sandboxes::gate::Gate;
+use crate::sandboxes::operation_lock::Turn;
+use crate::sandboxes::record::{Record, state_word};
+use crate::sleep;
+use crate::workers::Worker;
+
+pub mod gate;
+pub mod logs;
+pub mod members;
+pub mod names;
+mod operation;
+mod operation_lock;
+pub mod quiesce;
+pub mod record;
+pub mod registry;
+pub mod traces;
+mod workers;
+
+/// How long a sandbox's init may take to put into the log what was printed. It may be serving something else.
+const FLUSH: Duration = Duration::from_secs(1);
+
+pub use operation::Operation;
+
+pub struct Held {
+    pub id: String,
+    pub run_directory: PathBuf,
+    /// What the program prints.
+    pub log: PathBuf,
+    /// How its restore and its checkpoints went.
+    pub traces: PathBuf,
+    /// The page files that the program maps; not there if it maps none.
+    pub pages: PathBuf,
+    store: PathBuf,
+    records: PathBuf,
+    logs: PathBuf,
+    criu_cache: PathBuf,
+    log_max: u64,
+    pool: Arc<WorkerPool>,
+    record: Mutex<Record>,
+    changed: Condvar,
+    /// No other daemon may touch the run directory while this is open.
+    claim: Mutex<Option<File>>,
+    /// The ended one whose name it has, until it is up: it has that back if nothing comes of this one.
+    former: Mutex<Option<Arc<Held>>>,
+    cpu: OnceLock<Sandbox>,
+    gate: OnceLock<Gate>,
+    workers: Mutex<Vec<Arc<Worker>>>,
+    /// Of checkpoints, falling asleep and waking.
+    turn: Turn,
+    wake_problem: Mutex<Option<String>>,
+    /// What it may have mapped of caches.
+    mapped: Mutex<Option<Mapped>>,
+    /// The number of the last worker; changed with `workers` locked.
+    last_number: AtomicU32,
+}
+
+impl Held {
+    pub fn new(places: &Places, pool: &Arc<WorkerPool>, record: Record) -> Arc<Held> {
+        let id = record.id.clone();
+        Arc::new(Held {
+            run_directory: places.run_directories().join(&id),
+            log: places.logs().join(format!("{id}.log")),
+            pages: places.pages().join(&id),
+            traces: traces::place(&places.sandboxes(), &id),
+            store: places.store(),
+            records: places.sandboxes(),
+            logs: places.logs(),
+            criu_cache: places.criu_cache(),
+            log_max: places.log_max,
+            pool: pool.clone(),
+            record: Mutex::new(record),
+            changed: Condvar::new(),
+            claim: Mutex::default(),
+            former: Mutex::default(),
+            cpu: OnceLock::new(),
+            gate: OnceLock::new(),
+            workers: Mutex::default(),
+            turn: Turn::default(),
+            wake_problem: Mutex::default(),
+            mapped: Mutex::default(),
+            last_number: AtomicU32::new(0),
+            id,
+        })
+    }
+
+    /// Takes the run directory for this daemon, if it is there; an error if another one that runs has it.
+    pub fn claim(&self) -> Result<()> {
+        if self.run_directory.is_dir() {
+            let claimed = lock::claim(&self.run_directory)?;
+            *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claimed);
+        }
+        Ok(())
+    }
+
+    pub fn record(&self) -> Record {
+        self.lock().clone()
+    }
+
+    pub fn name(&self) -> String {
+        self.lock().name.clone()
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.lock().is_live()
+    }
+
+    /// Changes the record, on disk too, and wakes all who wait for a change.
+    pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let mut record = self.lock();
+        change(&mut record);
+        self.changed.notify_all();
+        record.save(&self.records)
+    }
+
+    /// As [`Held::update`] where a failure to write must not stop the work: the next daemon knows less, that is all.
+    pub fn note(&self, change: impl FnOnce(&mut Record)) {
+        if let Err(error) = self.update(change) {
+            log::error!("{error}");
+        }
+    }
+
+    /// Notes something that the user should see.
+    pub fn tell(&self, problem: String) {
+        log::warn!("sandbox {:?}: {problem}", self.name());
+        self.note(|record| record.problem = Some(problem));
+    }
+
+    /// As [`Held::tell`], unless the sandbox was forgotten meanwhile: its record stays removed.
+    pub fn tell_if_known(&self, problem: String) {
+        let mut record = self.lock();
+        log::warn!("sandbox {:?}: {problem}", record.name);
+        if !record.is_kept(&self.records) {
+            return;
+        }
+        record.problem = Some(problem);
+        if let Err(error) = record.save(&self.records) {
+            log::error!("{error}");
+        }
+    }
+
+    /// Forgets an ended sandbox: its record and its logs.
+    pub fn forget(&self) {
+        self.lock().remove(&self.records);
+        let _ = std::fs::remove_file(&self.traces);
+        for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&format!("{}.", self.id)) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// As `ps` shows it. Asks the workers what they hold, without waiting for one that is busy.
+    pub fn shown(&self) -> Shown {
+        let record = self.record();
+        let (mut device, mut shared, mut pinned) = (0, 0, 0);
+        let workers = self.live_workers();
+        if matches!(record.state, State::Running | State::Asleep) {
+            for status in workers.iter().filter_map(|worker| worker.glance()) {
+                device += status.device_bytes;
+                shared += status.shared_bytes;
+                pinned += status.pinned_bytes;
+            }
+        }
+        let pids = workers.iter().map(|worker| worker.pid()).collect();
+        record.shown(device, shared, pinned, pids)
+    }
+
+    /// Where its CPU half lives, and how its init is run.
+    pub fn place(&self) -> Spec {
+        Spec {
+            init: vec![self.pool.program.clone().into_os_string(), INIT_ARGUMENT.into()],
+            run_dir: self.run_directory.clone(),
+            log: Some(self.log.clone()),
+            criu_cache: Some(self.criu_cache.clone()),
+            pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
+            own_network: false,
+            log_max: self.log_max,
+        }
+    }
+
+    /// The CPU half; an error once the program has ended.
+    pub fn cpu(&self, wanted: &'static str) -> Result<&Sandbox> {
+        let record = self.record();
+        match self.cpu.get() {
+            _ if record.device => Err(Error::ContainerDevice { name: record.name, wanted }),
+            Some(cpu) if record.is_live() => Ok(cpu),
+            _ => Err(self.not_running(wanted)),
+        }
+    }
+
+    fn not_running(&self, wanted: &'static str) -> Error {
+        let record = self.record();
+        Error::NotRunning { name: record.name, state: state_word(record.state).to_string(), wanted }
+    }
+
+    /// Whether the process `pid` runs in it.
+    pub fn has(&self, pid: i32) -> bool {
+        let init = self.cpu.get().filter(|_| self.is_live()).map(Sandbox::init_pid);
+        init.is_some_and(|init| pid == init || rekindle_sandbox::process::tree(init).contains(&pid))
+    }
+
+    pub fn set_gate(&self, gate: Gate) {
+        let _ = self.gate.set(gate);
+    }
+
+    pub fn gate(&self) -> Option<&Gate> {
+        self.gate.get()
+    }
+
+    /// There is a program: keeps its CPU half and sees to what is to be done when it ends.
+    pub fn runs(self: &Arc<Held>, cpu: Sandbox) -> Result<()> {
+        let pid = cpu.root_pid().unwrap_or(0);
+        let _ = self.cpu.set(cpu);
+        let held = self.clone();
+        std::thread::spawn(move || {
+            if let Some(cpu) = held.cpu.get() {
+                let exit = cpu.wait_exit(None);
+                held.ended(exit.ok().flatten());
+            }
+        });
+        self.update(|record| record.pid = pid)
+    }
+
+    /// Nothing more is to be done before the program counts as running.
+    pub fn is_up(&self) -> Result<()> {
+        self.update(Record::rest)?;
+        if let Some(former) = self.take_former() {
+            former.forget();
+        }
+        Ok(())
+    }
+
+    pub fn set_former(&self, former: Arc<Held>) {
+        *self.former.lock().unwrap_or_else(PoisonError::into_inner) = Some(former);
+    }
+
+    pub fn take_former(&self) -> Option<Arc<Held>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Has what the program has printed so far be in its log, if it runs and nothing is done to it just now.
+    pub fn flush_log(&self) {
+        let rests = matches!(self.record().state, State::Running | State::Asleep);
+        if let Some(cpu) = self.cpu.get().filter(|_| rests)
+            && let Err(error) = cpu.flush(FLUSH)
+        {
+            log::debug!("the log of {:?} may not have all yet: {error}", self.name());
+        }
+    }
+
+    /// Takes back all that the sandbox had and notes how it ended.
+    pub fn ended(&self, exit: Option<Exit>) {
+        if let Some(gate) = self.gate.get() {
+            gate.close();
+        }
+        self.turn.end(|| self.take_back(exit));
+        log::info!("sandbox {:?} ended: {exit:?}", self.name());
+    }
+
+    fn take_back(&self, exit: Option<Exit>) {
+        let workers = std::mem::take(&mut *self.workers());
+        for worker in workers {
+            worker.shut_down();
+        }
+        sleep::end(self);
+        self.tell_of_sigbus(exit);
+        page_check::let_go(&self.pages);
+        if exit == Some(Exit::WithInit) {
+            self.tell(
+                "the first process of the sandbox was killed, by somebody outside of it, and the kernel ended the program with it"
+                    .to_string(),
+            );
+        }
+        for directory in [&self.run_directory, &self.pages] {
+            if let Err(error) = remove_directory(directory) {
+                log::warn!("{error}");
+            }
+        }
+        self.note(|record| {
+            record.state = match exit {
+                Some(Exit::Code(_)) => State::Exited,
+                Some(Exit::Signal(_) | Exit::WithInit) => State::Killed,
+                Some(Exit::Stopped) => State::Stopped,
+                None => State::Failed,
+            };
+            record.exit_code = exit.map(|exit| exit.shell_code());
+            record.ended = Some(crate::host::clock::now());
+            record.workers.clear();
+            record.asleep = None;
+        });
+        *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// A program whose page cannot be read gets SIGBUS, which says nothing.
+    fn tell_of_sigbus(&self, exit: Option<Exit>) {
+        let image = self.record().image.filter(|_| exit == Some(Exit::Signal(libc::SIGBUS)));
+        if let Some(image) = image
+            && self.pages.is_dir()
+            && let Some(error) = cpu_pages::unreadable(&self.store, &image, &self.pages)
+        {
+            self.tell(format!(
+                "the program was ended by SIGBUS, for its memory in image {image:?} cannot be read: {error}"
+            ));
+        }
+    }
+
+    /// Waits until the sandbox has ended, or for so long.
+    pub fn wait_end(&self, limit: Option<Duration>) -> Option<Record> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut record = self.lock();
+        while record.is_live() {
+            let step = match until {
+                None => Duration::from_secs(3600),
+                Some(until) => until.checked_duration_since(Instant::now())?,
+            };
+            record = self
+                .changed
+                .wait_timeout(record, step)
+                .map_or_else(|error| error.into_inner().0, |pair| pair.0);
+        }
+        Some(record.clone())
+    }
+
+    /// Why its GPU half could not be woken the last time.
+    pub fn wake_problem(&self) -> Option<String> {
+        self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_wake_problem(&self, problem: Option<String>) {
+        *self.wake_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
+    /// The most bytes of its log that are kept.
+    pub fn log_max(&self) -> u64 {
+        self.log_max
+    }
+
+    pub fn caches(&self) -> &Arc<Caches> {
+        &self.pool.caches
+    }
+
+    /// This counts as used until the program has ended.
+    pub fn set_mapped(&self, mapped: Mapped) {
+        let mut place = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = self.is_live().then_some(mapped);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes a sandbox's directory; it may be gone already.
+pub fn remove_directory(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,86 @@
+//! Operations on a sandbox: one at a time, and none after its end.
+
+use rekindle_protocol::daemon::State;
+use rekindle_sandbox::ending;
+
+use super::Held;
+use crate::error::{Error, Result};
+use crate::sandboxes::operation_lock::Busy;
+use crate::sandboxes::record::{Record, state_word};
+
+/// An operation under way, such as a checkpoint.
+pub struct Operation<'a> {
+    held: &'a Held,
+    /// What is done to it.
+    wanted: &'static str,
+}
+
+impl Held {
+    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking.
+    pub fn begin_settled(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
+        self.take_turn(state, wanted, Busy::passes)
+    }
+
+    /// Begins an operation that no other may run beside; the state goes back when it is dropped.
+    pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
+        self.take_turn(state, wanted, |_| false)
+    }
+
+    fn take_turn(
+        &self,
+        state: State,
+        wanted: &'static str,
+        waits_for: impl Fn(Busy) -> bool,
+    ) -> Result<Operation<'_>> {
+        let begin = || {
+            if !self.lock().device {
+                self.cpu(wanted)?;
+            }
+            self.update(|record| record.state = state).inspect_err(|_| self.rest())
+        };
+        let refuse = |busy| match busy {
+            Busy::Operation(state) => {
+                Error::Occupied { name: self.name(), state: state_word(state).to_string() }
+            }
+            Busy::End => self.not_running(wanted),
+        };
+        self.turn.take(state, waits_for, begin, refuse)?;
+        Ok(Operation { held: self, wanted })
+    }
+
+    /// Whether the program has ended, or does so within a moment.
+    pub fn is_ending(&self) -> bool {
+        let cpu = self.cpu.get();
+        let has_ended = || cpu.is_some_and(|cpu| !matches!(cpu.exit_status(), Ok(None)));
+        // Where there is no program yet, none is dying; one that nobody could look at has ended.
+        let program = cpu.map_or_else(|| std::process::id() as i32, |cpu| cpu.root_pid().unwrap_or_default());
+        ending::ends_soon(program, has_ended)
+    }
+
+    /// What failed because the program ended says that, whatever noticed it first.
+    pub fn explain(&self, error: Error, wanted: &'static str) -> Error {
+        if error.may_come_of_an_end() && self.is_ending() {
+            log::info!("{error}");
+            return Error::EndedMeanwhile { name: self.name(), wanted };
+        }
+        error
+    }
+
+    /// No operation goes on.
+    fn rest(&self) {
+        self.note(Record::rest);
+    }
+}
+
+impl Operation<'_> {
+    /// As [`Held::explain`].
+    pub fn explain(&self, error: Error) -> Error {
+        self.held.explain(error, self.wanted)
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.held.turn.give_back(|| self.held.rest());
+    }
+}

@@ -1,0 +1,86 @@
+//! A GPU half that holds still: from `Quiesce` until the program may go on, whatever happens in between.
+
+use std::time::Duration;
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::worker::{Request, Response};
+
+use crate::error::{Error, Result};
+use crate::sandboxes::Held;
+use crate::workers::Worker;
+
+/// How long calls and kernels under way may take to finish.
+const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
+/// How long the driver may take to let go of the program.
+const DETACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// Dropped, it lets the client go on as before.
+pub struct Quiet<'a> {
+    held: &'a Held,
+    worker: &'a Worker,
+    pub client: Quiesced,
+    /// The pid of the client, as the daemon sees it, while its driver half is detached.
+    detached: Option<i32>,
+    over: bool,
+}
+
+impl<'a> Quiet<'a> {
+    /// `leave_memory`: contents of GPU memory will stay where they are.
+    pub fn begin(held: &'a Held, worker: &'a Worker, leave_memory: bool) -> Result<Quiet<'a>> {
+        let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
+        let action = "bring the program's GPU work to a stand";
+        match worker.ask(action, &Request::Quiesce { limit_ms, leave_memory }, &[], None)? {
+            Response::Quiesced(client) => Ok(Quiet { held, worker, client, detached: None, over: false }),
+            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
+    }
+
+    /// Detaches the driver half of the client, where there is one.
+    pub fn detach(&mut self, pid: i32) -> Result<()> {
+        if self.client.driver_attached {
+            let limit_ms = DETACH_LIMIT.as_millis() as u32;
+            self.worker.command(
+                "detach the driver from the program",
+                &Request::Detach { pid, limit_ms },
+                &[],
+            )?;
+            self.detached = Some(pid);
+        }
+        Ok(())
+    }
+
+    /// Lets the client go on.
+    pub fn resume(mut self) -> Result<()> {
+        self.go_on()
+    }
+
+    /// The client is gone, as was wanted.
+    pub fn end(mut self) {
+        self.over = true;
+    }
+
+    fn go_on(&mut self) -> Result<()> {
+        self.over = true;
+        let attached = match self.detached {
+            Some(pid) => self.worker.command("attach the driver again", &Request::Attach { pid }, &[]),
+            None => Ok(()),
+        };
+        let resume = Request::Resume {
+            restored: false,
+            driver_attached: self.client.driver_attached && attached.is_ok(),
+        };
+        self.worker.command("let the program's GPU work go on", &resume, &[])?;
+        attached
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        if !self.over
+            && let Err(error) = self.go_on()
+            && !self.held.is_ending()
+        {
+            self.held.tell(format!("after a checkpoint that failed: {error}"));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What is kept on disk of a sandbox, so that the next daemon finds it again. One JSON file each, replaced as a whole.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rekindle_protocol::daemon::{Mode, Sandbox, State};
+use rekindle_store::bounded;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::host::clock;
+use crate::sleep::Asleep;
+
+/// The longest record read.
+const LONGEST: u64 = 16 << 20;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Names the record, the run directory and the logs; never shown to the user.
+    pub id: String,
+    pub name: String,
+    #[serde(default)]
+    pub mode: Mode,
+    /// Whether it is a GPU for a container, whose engine has the program.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device: bool,
+    pub state: State,
+    pub pid: i32,
+    pub command: Vec<String>,
+    pub directory: String,
+    pub gpu: String,
+    pub started: String,
+    pub ended: Option<String>,
+    pub exit_code: Option<i32>,
+    pub image: Option<String>,
+    pub problem: Option<String>,
+    pub workers: Vec<WorkerRecord>,
+    /// Where in the log this run of the program begins; before that is what an earlier one under this name has printed.
+    #[serde(default)]
+    pub log_start: u64,
+    /// Its GPU half, if that sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asleep: Option<Asleep>,
+}
+
+/// A worker that may still run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    pub number: u32,
+    /// The pid of the process that it serves, as the daemon sees it; 0 if it serves none yet.
+    pub client: i32,
+}
+
+impl Record {
+    /// Of a sandbox that begins now and has nothing yet.
+    pub fn new(id: String, name: String, mode: Mode, state: State, gpu: String) -> Record {
+        Record {
+            id,
+            name,
+            mode,
+            device: false,
+            state,
+            pid: 0,
+            command: Vec::new(),
+            directory: String::new(),
+            gpu,
+            started: clock::now(),
+            ended: None,
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: Vec::new(),
+            log_start: 0,
+            asleep: None,
+        }
+    }
+
+    pub fn is_live(&self) -> bool {
+        is_live(self.state)
+    }
+
+    /// Nothing is being done to it, if it is still live.
+    pub fn rest(&mut self) {
+        if self.is_live() {
+            self.state = if self.asleep.is_some() { State::Asleep } else { State::Running };
+        }
+    }
+
+    /// As the command line shows it.
+    pub fn shown(
+        &self,
+        device_bytes: u64,
+        shared_bytes: u64,
+        pinned_bytes: u64,
+        workers: Vec<i32>,
+    ) -> Sandbox {
+        Sandbox {
+            name: self.name.clone(),
+            mode: self.mode,
+            state: self.state,
+            pid: if self.is_live() { self.pid } else { 0 },
+            command: self.command.clone(),
+            gpu: self.gpu.clone(),
+            started: self.started.clone(),
+            exit_code: self.exit_code,
+            image: self.image.clone(),
+            problem: self.problem.clone(),
+            device_bytes,
+            shared_bytes,
+            pinned_bytes,
+            workers,
+        }
+    }
+
+    /// Writes the record beside its place and moves it there. What runs does not outlive the machine, so only the
+    /// record of what has ended waits for the disk.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        let place = path(directory, &self.id);
+        let partial = place.with_extension("partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            if !self.is_live() {
+                file.sync_data()?;
+            }
+            fs::rename(&partial, &place)
+        };
+        write().map_err(|source| Error::io("write the record", &place, source))
+    }
+
+    /// Whether it is on disk, and was not removed.
+    pub fn is_kept(&self, directory: &Path) -> bool {
+        path(directory, &self.id).exists()
+    }
+
+    pub fn remove(&self, directory: &Path) {
+        if let Err(error) = fs::remove_file(path(directory, &self.id)) {
+            log::warn!("the record of {:?} stays: {error}", self.name);
+        }
+    }
+
+    /// All records that can be read; the others are reported and left alone.
+    pub fn load_all(directory: &Path) -> Result<Vec<Record>> {
+        let failed = |source| Error::io("list", directory, source);
+        let mut records = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if path.extension().is_none_or(|ending| ending != "json") {
+                continue;
+            }
+            match load(&path) {
+                Ok(record) => records.push(record),
+                Err(reason) => log::error!("the record {} cannot be used: {reason}", path.display()),
+            }
+        }
+        Ok(records)
+    }
+}
+
+pub fn is_live(state: State) -> bool {
+    !matches!(state, State::Exited | State::Killed | State::Stopped | State::Failed)
+}
+
+/// The word for a state, as everywhere.
+pub fn state_word(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Running => "running",
+        State::Checkpointing => "checkpointing",
+        State::Restoring => "restoring",
+        State::FallingAsleep => "falling asleep",
+        State::Asleep => "asleep",
+        State::Waking => "waking",
+        State::Exited => "exited",
+        State::Killed => "killed",
+        State::Stopped => "stopped",
+        State::Failed => "failed",
+    }
+}
+
+fn path(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{id}.json"))
+}
+
+fn load(path: &Path) -> std::result::Result<Record, String> {
+    let text = bounded::read(path, LONGEST).map_err(|error| error.to_string())?;
+    let record: Record = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let named = path.file_stem().is_some_and(|stem| stem == record.id.as_str());
+    named.then_some(record).ok_or_else(|| "it is named after another sandbox".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode as Permissions;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_broken_ones_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = Record {
+            id: "0a".into(),
+            name: "../$(x)".into(),
+            mode: Mode::Driver,
+            device: false,
+            state: State::Running,
+            pid: 7,
+            command: vec!["true".into()],
+            directory: "/".into(),
+            gpu: "emulated".into(),
+            started: crate::host::clock::now(),
+            ended: None,
+            exit_code: None,
+            image: None,
+            problem: None,
+            workers: vec![WorkerRecord { number: 1, client: 8 }],
+            log_start: 0,
+            asleep: None,
+        };
+        record.save(directory.path()).unwrap();
+        fs::write(directory.path().join("bad.json"), "{").unwrap();
+        fs::copy(directory.path().join("0a.json"), directory.path().join("0b.json")).unwrap();
+        fs::write(directory.path().join("0c.partial"), "{").unwrap();
+        mkfifo(&directory.path().join("0d.json"), Permissions::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", directory.path().join("0e.json")).unwrap();
+        assert_eq!(Record::load_all(directory.path()).unwrap(), std::slice::from_ref(&record));
+        record.remove(directory.path());
+        assert!(Record::load_all(directory.path()).unwrap().is_empty());
+    }
+}

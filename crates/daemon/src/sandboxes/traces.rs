@@ -1,0 +1,132 @@
+//! The traces of a sandbox: how its restore and its checkpoints went, one JSON file beside its record.
+//!
+//! A trace is told to people and never acted upon, so one that cannot be written or read is only reported.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rekindle_protocol::daemon::{Operation, Trace};
+use rekindle_protocol::worker::Phase;
+use rekindle_store::bounded;
+
+use crate::error::Result;
+use crate::host::clock;
+use crate::sandboxes::Held;
+use crate::timeline::Timeline;
+
+/// How many are kept of one sandbox, the newest.
+const KEPT: usize = 16;
+/// What they take at most.
+const LONGEST: u64 = 64 << 20;
+
+/// One checkpoint or restore that is under way.
+pub struct Tracing {
+    operation: Operation,
+    image: String,
+    began: String,
+}
+
+impl Tracing {
+    pub fn begin(operation: Operation, image: &str) -> Tracing {
+        Tracing { operation, image: image.to_string(), began: clock::now() }
+    }
+
+    /// Keeps the trace with the sandbox, and passes on how the work ended.
+    pub fn end<T>(self, held: &Held, timeline: &Timeline, stopped_us: u64, result: Result<T>) -> Result<T> {
+        let trace = Trace {
+            operation: self.operation,
+            image: self.image,
+            began: self.began,
+            total_us: timeline.elapsed_us(),
+            stopped_us,
+            problem: result.as_ref().err().map(ToString::to_string),
+            phases: timeline.phases(),
+        };
+        if let Err(error) = add(&held.traces, trace) {
+            log::warn!("the trace of {:?} is not kept: {error}", held.name());
+        }
+        result
+    }
+}
+
+/// Where the traces of a sandbox lie; `records` is the directory of records.
+pub fn place(records: &Path, id: &str) -> PathBuf {
+    records.join(format!("{id}.traces"))
+}
+
+/// All that are kept, the oldest first.
+pub fn read(path: &Path) -> Vec<Trace> {
+    let text = match bounded::read(path, LONGEST) {
+        Ok(text) => text,
+        Err(rekindle_store::Error::Io { .. }) => return Vec::new(),
+        Err(error) => {
+            log::warn!("{error}");
+            return Vec::new();
+        }
+    };
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        log::warn!("the traces in {} cannot be read: {error}", path.display());
+        Vec::new()
+    })
+}
+
+/// Adds phases to the newest. Several threads may do so at once.
+pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
+    let _turn = turn();
+    let mut traces = read(path);
+    let Some(newest) = traces.last_mut() else { return };
+    newest.phases.extend(phases);
+    newest.phases.sort_by_key(|phase| phase.start_us);
+    if let Err(error) = write(path, &traces) {
+        log::warn!("a trace in {} lacks its last phases: {error}", path.display());
+    }
+}
+
+/// Who changes a file has read it before.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
+    let _turn = turn();
+    let mut traces = read(path);
+    traces.push(trace);
+    traces.drain(..traces.len().saturating_sub(KEPT));
+    write(path, &traces)
+}
+
+fn write(path: &Path, traces: &[Trace]) -> std::io::Result<()> {
+    let beside = path.with_extension("traces-partial");
+    fs::write(&beside, serde_json::to_vec(traces)?)?;
+    fs::rename(beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = place(directory.path(), "0a");
+        assert!(read(&path).is_empty());
+        for total_us in 0..20 {
+            let trace = Trace {
+                operation: Operation::Checkpoint,
+                image: "i".into(),
+                began: clock::now(),
+                total_us,
+                stopped_us: 0,
+                problem: None,
+                phases: Vec::new(),
+            };
+            add(&path, trace).unwrap();
+        }
+        let kept: Vec<_> = read(&path).iter().map(|trace| trace.total_us).collect();
+        assert_eq!(kept, (4..20).collect::<Vec<_>>());
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! The workers of a sandbox: taking them, finding them again, noting whom they serve; and what it wants of those that wait.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+
+use rekindle_sandbox::ending;
+
+use super::Held;
+use crate::error::Result;
+use crate::host::process::is_alive;
+use crate::pool::ImageKey;
+use crate::sandboxes::record::WorkerRecord;
+use crate::workers::{OnEnd, Place, Worker};
+
+impl Held {
+    /// The workers that have not ended.
+    pub fn live_workers(&self) -> Vec<Arc<Worker>> {
+        self.workers().iter().filter(|worker| worker.ended().is_none()).cloned().collect()
+    }
+
+    /// The last worker that served `client`, if it is dead and the client is not.
+    pub fn lost_worker(&self) -> Option<Arc<Worker>> {
+        let is_lost = |worker: &&Arc<Worker>| {
+            worker.ended().is_some() && worker.is_settled() && is_alive(worker.client())
+        };
+        self.workers().iter().find(is_lost).cloned()
+    }
+
+    /// Ends a worker that is not needed any more.
+    pub fn end_worker(&self, worker: &Worker) {
+        self.workers().retain(|held| held.number() != worker.number());
+        // It is nobody's loss.
+        worker.set_client(0);
+        worker.shut_down();
+    }
+
+    /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet.
+    /// [`Held::fill_pool`] is to follow.
+    pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
+        self.take_worker(image, false).inspect(|_| self.note_workers())
+    }
+
+    /// As [`Held::start_worker`], for a caller that is to [note](Held::note_workers) it beside other work: a file system
+    /// may take longer to replace a record than all else. With `or_alike` it may have been made ready for another image, and
+    /// [refuse](Worker::refusal) this one.
+    pub fn take_worker(self: &Arc<Held>, image: Option<&ImageKey>, or_alike: bool) -> Result<Arc<Worker>> {
+        let mut workers = self.workers();
+        let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
+        let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
+        // One that is ending, of an earlier daemon too, still has its place.
+        while self.worker_place(number).socket.exists() {
+            number += 1;
+        }
+        self.last_number.store(number, Ordering::Relaxed);
+        let gpu = self.record().gpu;
+        let place = self.worker_place(number);
+        let worker = self.pool.worker(&gpu, image, or_alike, place, &self.log, || self.on_worker_end())?;
+        workers.push(worker.clone());
+        Ok(worker)
+    }
+
+    /// Finds the workers of an earlier daemon again; those that are gone are told of.
+    pub fn reconnect_workers(self: &Arc<Held>) {
+        for WorkerRecord { number, client } in self.record().workers {
+            match Worker::reconnect(self.worker_place(number), client, self.on_worker_end()) {
+                Ok(worker) => self.workers().push(worker),
+                Err(error) if is_alive(client) => {
+                    self.tell(format!(
+                        "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
+                    ));
+                }
+                Err(_) => {}
+            }
+        }
+        self.note_workers();
+    }
+
+    /// Writes down which workers there are and whom they serve.
+    pub fn note_workers(&self) {
+        let workers = self
+            .live_workers()
+            .iter()
+            .map(|worker| WorkerRecord { number: worker.number(), client: worker.client() })
+            .collect();
+        self.note(|record| record.workers = workers);
+    }
+
+    fn worker_place(&self, number: u32) -> Place {
+        let log = self.logs.join(format!("{}.worker-{number}.log", self.id));
+        Place::in_sandbox(&self.run_directory, number, log)
+    }
+
+    /// More is known of an image than when workers were made ready for it.
+    pub fn look_again(&self, image: &Path) {
+        self.pool.look_again(image);
+    }
+
+    /// Ends the workers that wait for images. [`Held::fill_pool`] is to follow.
+    pub fn end_prepared(&self) {
+        self.pool.end_prepared();
+    }
+
+    /// Has the next worker made ready; not to be done beside what is urgent.
+    pub fn fill_pool(&self) {
+        self.pool.refill();
+    }
+
+    /// Has a worker wait for an image on this sandbox's GPU.
+    pub fn have_wait(&self, image: &ImageKey) {
+        self.pool.prepare(&self.record().gpu, Some(image));
+    }
+
+    /// Has no worker wait for an image any more.
+    pub fn let_go_of(&self, image: &Path) {
+        self.pool.let_go(image);
+    }
+
+    /// Nobody follows a worker any more: from now on its end is told of, if that is still to come or not.
+    pub fn leave_alone(self: &Arc<Held>, worker: &Worker) {
+        worker.set_followed(false);
+        if worker.ended().is_some() {
+            self.on_worker_end()(worker);
+        }
+    }
+
+    fn on_worker_end(self: &Arc<Held>) -> OnEnd {
+        let held: Weak<Held> = Arc::downgrade(self);
+        Box::new(move |worker| {
+            if worker.is_followed() || !worker.is_settled() {
+                return;
+            }
+            let client = worker.client();
+            // It may be on its way out too.
+            let is_left = !ending::ends_soon(client, || !is_alive(client));
+            let Some(held) = held.upgrade() else { return };
+            if is_left && held.is_live() {
+                let how = worker.ended().unwrap_or_default();
+                held.tell(format!("its GPU worker died ({how}); its GPU memory is lost"));
+            }
+        })
+    }
+
+    pub(super) fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

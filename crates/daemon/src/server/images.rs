@@ -1,0 +1,163 @@
+//! Images as the command line has them: shown, verified, removed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::worker::Request;
+use rekindle_store::Store;
+use serde_json::{Value, json};
+
+use crate::caches::Caches;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::images::description::Kept;
+use crate::images::driver_half::DriverHalf;
+use crate::images::soundness;
+use crate::reply::Reply;
+use crate::sandboxes::Held;
+
+/// How long an image that is to be removed may still be in use.
+const IN_USE_LIMIT: Duration = Duration::from_millis(250);
+
+pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
+    let images: Vec<Value> = store
+        .images()?
+        .into_iter()
+        .map(|summary| match summary.state {
+            Ok(outline) => json!({
+                "name": summary.name,
+                "path": summary.path,
+                "created": outline.created,
+                "mode": outline.mode,
+                "command": outline.argv,
+                "gpus": outline.gpus,
+                "sizes": outline.sizes,
+                "shared_bytes": outline.shared,
+                "cached_bytes": caches.shown_of(&summary.path),
+                "problem": null,
+            }),
+            Err(problem) => json!({
+                "name": summary.name,
+                "path": summary.path,
+                "created": null,
+                "mode": null,
+                "command": [],
+                "gpus": null,
+                "sizes": null,
+                "shared_bytes": null,
+                "cached_bytes": null,
+                "problem": problem,
+            }),
+        })
+        .collect();
+    Ok(json!({ "images": images, "caches": caches.shown() }))
+}
+
+/// The manifest, with what its chunks come to in place of the chunks.
+pub fn inspect(store: &Store, name: &str) -> Result<Value> {
+    let image = store.image(name)?;
+    let manifest = image.manifest();
+    let kept = Kept::read(&image);
+    let driver = kept.as_ref().ok().and_then(|kept| kept.driver.as_ref());
+    let parts: Vec<Value> = manifest
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "kind": part.kind,
+                "name": part.name,
+                "bytes": part.bytes,
+                "chunks": part.chunks.len(),
+                "stored": part.stored(),
+                "from": part.origin().map(|origin| origin.image),
+            })
+        })
+        .collect();
+    Ok(json!({
+        "name": manifest.name,
+        "id": manifest.id,
+        "created": manifest.created,
+        "mode": manifest.mode,
+        "framework": kept.as_ref().is_ok_and(|kept| kept.framework),
+        "gpu_in_cpu_bytes": driver.map(DriverHalf::bytes),
+        "path": image.path(),
+        "program": manifest.program,
+        "machine": manifest.machine,
+        "gpus": manifest.gpus,
+        "sizes": manifest.sizes,
+        "files": manifest.files,
+        "parts": parts,
+    }))
+}
+
+pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
+    let mut report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
+    report.problems.extend(soundness::faults_of(&store.image(name)?));
+    Ok(json!({
+        "name": report.name,
+        "sound": report.is_sound(),
+        "chunks": report.chunks,
+        "bytes": report.bytes,
+        "problems": report.problems,
+    }))
+}
+
+/// Removes images, all that can be, and then the chunks that no other image needs.
+pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
+    let (store, pool) = (&daemon.store, &daemon.pool);
+    let mut freed = 0;
+    let mut failures = Vec::new();
+    for name in names {
+        // What cannot be read can be removed all the same; then it is not known how much that frees.
+        let known = store.image(name).map(|image| {
+            pool.let_go(image.path());
+            unshare(daemon, name);
+            (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
+        });
+        // Nor does anybody fill a cache from it.
+        let _still = pool.caches.hold_still();
+        match remove_when_free(store, name, IN_USE_LIMIT) {
+            Ok(()) => {
+                let (bytes, path) = known.unwrap_or_default();
+                freed += bytes;
+                pool.caches.forget(&path);
+            }
+            Err(error) => failures.push(Error::from(error)),
+        }
+    }
+    freed += store.collect()?.bytes;
+    pool.tend();
+    match failures.len() {
+        0 => Ok(json!({ "names": names, "freed_bytes": freed })),
+        1 => Err(failures.remove(0)),
+        _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
+    }
+}
+
+/// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
+/// it has become another program, an image's lock too.
+pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_store::Result<()> {
+    let began = Instant::now();
+    loop {
+        match store.remove(name) {
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < limit => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Has programs that share buffers of an image, by which their faults would be mended, have all for themselves.
+fn unshare(daemon: &Daemon, image: &str) {
+    let of_image = |held: &Arc<Held>| held.is_live() && held.record().image.as_deref() == Some(image);
+    let workers = daemon.sandboxes.all().into_iter().filter(of_image).flat_map(|held| held.live_workers());
+    for worker in workers {
+        if worker.glance().is_none_or(|status| status.asleep) {
+            continue;
+        }
+        if let Err(error) = worker.command("have no shared buffers", &Request::Unshare, &[]) {
+            log::warn!("an image stays in use: {error}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Answering the command line: a socket, a thread for each connection, one request on each.
+
+pub mod images;
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_protocol::daemon::{Call, Event, Request};
+use rekindle_protocol::frame::{self, Limits};
+use serde_json::{Value, json};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::frameworks::App;
+use crate::host::doctor;
+use crate::host::places::Places;
+use crate::lifecycle::kill;
+use crate::lifecycle::run::{self, Wish};
+use crate::reply::Reply;
+use crate::restore::{load_order, unwritten};
+use crate::room::{Guest, Room};
+use crate::sandboxes::Held;
+use crate::sandboxes::{logs, traces};
+use crate::sleep::wake;
+use crate::{checkpoint, containers, frameworks, restore, sleep};
+
+/// How long a connection may take to say what it wants.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// How many connections may be about to say that at once; others wait.
+const MOST_ASKING: u32 = 256;
+
+/// Takes the socket's place, unless another daemon answers there.
+pub fn listen(path: &Path) -> Result<UnixListener> {
+    let failed = |source| Error::io("listen on", path, source);
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::SocketInUse { socket: path.to_path_buf() });
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let former = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(path);
+    nix::sys::stat::umask(former);
+    let listener = listener.map_err(failed)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Answers until the process ends.
+pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
+    let asking = Arc::new(Room::new(MOST_ASKING));
+    loop {
+        asking.wait();
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let (daemon, asking) = (daemon.clone(), asking.enter());
+                let begun = std::thread::Builder::new().spawn(move || {
+                    if let Err(error) = converse(&daemon, &stream, asking) {
+                        log::warn!("a request was not answered: {error}");
+                    }
+                });
+                if let Err(error) = begun {
+                    log::error!("a connection is closed unheard: {error}");
+                }
+            }
+            // The listener is gone, so that nobody would ever be heard again.
+            Err(source)
+                if matches!(source.raw_os_error(), Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK)) =>
+            {
+                return Err(Error::io("listen on", &daemon.places.socket, source));
+            }
+            Err(error) => {
+                log::error!("the next connection waits: {error}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<()> {
+    // One for a program's standard input.
+    let limits = Limits { descriptors: 1, time: Some(REQUEST_LIMIT), ..Limits::default() };
+    let received = frame::receive_within(stream, &limits);
+    drop(asking);
+    let (call, descriptors): (Call, _) = match received {
+        Ok(received) => received,
+        Err(frame::FrameError::Closed) => return Ok(()),
+        Err(error) => {
+            frame::send(stream, &Event::Failed { message: error.to_string(), exit_code: None }, &[])?;
+            return Err(error.into());
+        }
+    };
+    let reply = Reply::new(stream);
+    let is_for_us = check_places(daemon, &call);
+    let last = is_for_us.is_ok() && matches!(call.request, Request::Shutdown);
+    let answered = is_for_us
+        .and_then(|()| input(descriptors))
+        .and_then(|input| answer(daemon, call.request, input, &reply));
+    let event = match answered {
+        Ok(value) => Event::Done { value },
+        Err(error) => {
+            log::info!("a request failed: {error}");
+            Event::Failed { message: error.to_string(), exit_code: error.exit_code() }
+        }
+    };
+    if last {
+        log::info!("asked to shut down; sandboxes go on");
+        // The next command is to find no daemon rather than one that ends.
+        let _ = fs::remove_file(&daemon.places.socket);
+        daemon.pool.close();
+    }
+    let sent = reply.send(&event);
+    if last {
+        std::process::exit(0);
+    }
+    match sent {
+        // A user who did not wait for the answer misses nothing.
+        Err(frame::FrameError::Closed) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// A user who names directories does not mean a daemon that has others.
+fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
+    let Places { state, runs, socket, .. } = &daemon.places;
+    let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let pairs = [
+        ("state directory", state, &call.wanted_state),
+        ("directory for what runs", runs, &call.wanted_runs),
+    ];
+    for (what, found, wanted) in pairs {
+        if let Some(wanted) = wanted
+            && canonical(wanted) != canonical(found)
+        {
+            let (socket, found, wanted) = (socket.clone(), found.clone(), wanted.clone());
+            return Err(Error::OtherDaemon { socket, what, found, wanted });
+        }
+    }
+    Ok(())
+}
+
+/// What came with a request to be a program's standard input: a pipe, which CRIU can take with what is in it.
+fn input(descriptors: Vec<OwnedFd>) -> Result<Option<OwnedFd>> {
+    let Some(input) = descriptors.into_iter().next() else { return Ok(None) };
+    let kind = nix::sys::stat::fstat(&input).map(|found| found.st_mode & libc::S_IFMT);
+    match kind {
+        Ok(libc::S_IFIFO) => Ok(Some(input)),
+        _ => Err(Error::system("take a program's standard input", std::io::Error::other("it is no pipe"))),
+    }
+}
+
+/// The answer's fields are documented in `docs/commands.md`.
+fn answer(
+    daemon: &Arc<Daemon>,
+    request: Request,
+    input: Option<OwnedFd>,
+    reply: &Reply<'_>,
+) -> Result<Value> {
+    let sandbox = |name: &str| daemon.sandboxes.get(name);
+    Ok(match request {
+        Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
+            let app = App::new(command, directory, environment)?;
+            let (name, gpu) = (name.as_deref(), gpu.as_deref());
+            let wish = restore::Wish {
+                image: &image,
+                name,
+                gpu,
+                gpu_map: &[],
+                app: Some(&app),
+                order: load_order::usual(),
+                record: false,
+                verify: false,
+                input: None,
+            };
+            json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
+        }
+        Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
+            let mode = mode.unwrap_or_default();
+            let framework = false;
+            let wish =
+                Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework, input };
+            json!(run::run(daemon, wish)?.shown())
+        }
+        Request::Framework {
+            image,
+            gpu,
+            command,
+            interpreter,
+            imports,
+            warm,
+            directory,
+            environment,
+            limit_ms,
+        } => {
+            let _making = daemon.making.take(&image)?;
+            let limit = Duration::from_millis(limit_ms);
+            let python = frameworks::Python { interpreter, imports, warm };
+            let wish =
+                checkpoint::framework::Wish { image, gpu, command, python, directory, environment, limit };
+            json!(checkpoint::framework::make(daemon, wish, reply)?)
+        }
+        Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
+        Request::List => {
+            let all = daemon.sandboxes.all();
+            let sandboxes: Vec<_> = all.iter().map(|held| held.shown()).collect();
+            json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
+        }
+        Request::Logs { name, follow, own } => {
+            logs::show(&*sandbox(&name)?, follow, own, reply)?;
+            json!({ "name": name })
+        }
+        Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
+        Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
+            let _making = daemon.making.take(&to)?;
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &wish, reply)?)
+        }
+        Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
+            let _making = daemon.making.take(&to)?;
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
+        }
+        Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
+            let _making = daemon.making.take(&to)?;
+            let gpu_wait = Duration::from_millis(gpu_wait_ms);
+            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(containers::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)
+        }
+        Request::Restore { image, name, gpu, gpu_map, order, record, verify } => {
+            let wish = restore::Wish {
+                image: &image,
+                name: name.as_deref(),
+                gpu: gpu.as_deref(),
+                gpu_map: &gpu_map,
+                app: None,
+                order: order.unwrap_or_else(load_order::usual),
+                record,
+                verify,
+                input,
+            };
+            json!(restore::restore(daemon, &wish, reply)?)
+        }
+        Request::Device { name, gpu } => containers::device::make(daemon, &name, gpu.as_deref())?,
+        Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
+        Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
+        Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
+        Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
+        Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
+        Request::Trace { name } => {
+            let held = sandbox(&name)?;
+            json!({ "name": name, "traces": traces::read(&held.traces) })
+        }
+        Request::Images => images::list(&daemon.store, &daemon.pool.caches)?,
+        Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
+        Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
+        Request::Remove { images } => images::remove(daemon, &images)?,
+        Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
+        Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
+        Request::Shutdown => json!({}),
+    })
+}
+
+/// Waits for the sandbox's end; gives up when the user is gone.
+fn wait(held: &Held, reply: &Reply<'_>) -> Value {
+    while held.wait_end(Some(Duration::from_millis(500))).is_none() && !reply.is_gone() {}
+    json!(held.shown())
+}

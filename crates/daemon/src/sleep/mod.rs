@@ -1,0 +1,226 @@
+//! Giving a program's GPU back while it needs none.
+//!
+//! ```text
+//! program  ──runs──┬─ gate closed ───────────────────────┬─ a call ─▶ knock ─────────▶ gate open ──▶
+//! worker           ├ Quiesce ─ Save ─ Sleep ═▶ keeper ───┼──────────▶ HandOver ─ ends
+//! fresh worker     │                                     └──────────▶ Restore ─ Adopt ─ Resume ────▶
+//! GPU memory       └ left there, or in a store in memory or on disk ─┘
+//! ```
+//!
+//! The CPU half goes on running; only what needs the GPU waits. The worker's process stays as a keeper of the client's
+//! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon. The record
+//! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
+//! which of the two was reached when a daemon died in between.
+
+pub mod wake;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
+use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_store::{Part, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::host::places::Places;
+use crate::host::resources::{available_memory, free_space};
+use crate::images::machine;
+use crate::pool::ImageKey;
+use crate::reply::Reply;
+use crate::sandboxes::Held;
+use crate::sandboxes::quiesce::Quiet;
+use crate::sandboxes::traces::Tracing;
+use crate::server::images::remove_when_free;
+use crate::timeline::{GPU, Timeline};
+use crate::workers::Worker;
+use crate::{checkpoint, fault};
+
+/// How long a worker may take to become a keeper.
+const KEEPER_LIMIT: Duration = Duration::from_secs(5);
+/// How long what slept may be in use after it is not needed any more.
+const IN_USE_LIMIT: Duration = Duration::from_secs(10);
+/// What must stay free beside what is saved.
+const SPARE: u64 = 64 << 20;
+/// A GPU half that sleeps, as the record has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asleep {
+    pub level: Level,
+    /// The store that it lies in, under the sandbox's id.
+    pub store: PathBuf,
+    pub image: PathBuf,
+    pub client: Quiesced,
+    /// The client, as the daemon sees it.
+    pub pid: i32,
+    pub bytes: u64,
+}
+
+/// Puts a program's GPU half to sleep.
+pub fn sleep(daemon: &Daemon, held: &Held, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
+    let operation = held.begin_settled(State::FallingAsleep, "put to sleep")?;
+    let (worker, status) = whose_half(held).map_err(|error| operation.explain(error))?;
+    check_room(&daemon.places, held, level, status.device_bytes)?;
+    let root = daemon.places.asleep(level);
+    let slept = fall_asleep(held, &worker, &status, (level, &root), &timeline, reply)
+        .map_err(|error| operation.explain(error));
+    drop(operation);
+    let stopped_us = timeline.elapsed_us();
+    let slept = tracing.end(held, &timeline, stopped_us, slept);
+    match slept {
+        // What of waking can be done beforehand is.
+        Ok(image) => daemon.pool.prepare(&held.record().gpu, Some(&image)),
+        Err(error) => {
+            forget(&root, &held.id);
+            return Err(error);
+        }
+    }
+    log::info!("the GPU half of {:?} sleeps ({})", held.name(), word(level));
+    Ok(report(held, level, status.device_bytes, &timeline))
+}
+
+/// The worker that has the GPU half which is to sleep, and what it has.
+fn whose_half(held: &Held) -> Result<(Arc<Worker>, Status)> {
+    let record = held.record();
+    if record.asleep.is_some() {
+        return Err(Error::AlreadyAsleep { name: record.name });
+    }
+    let worker = match record.mode {
+        Mode::Sandbox => checkpoint::serving_worker(held)?,
+        Mode::Driver => None,
+    };
+    let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;
+    let status = worker.status()?;
+    Ok((worker, status))
+}
+
+fn fall_asleep(
+    held: &Held,
+    worker: &Worker,
+    status: &Status,
+    (level, root): (Level, &Path),
+    timeline: &Timeline,
+    reply: &Reply<'_>,
+) -> Result<ImageKey> {
+    let store = Store::open(root)?;
+    forget(root, &held.id);
+    let draft = store.begin(&held.id)?;
+    reply.progress("quiesce", 0, 0);
+    let leave_memory = level == Level::Gpu;
+    let quiet = timeline.time("quiesce", || Quiet::begin(held, worker, leave_memory))?;
+    reply.progress("save", 0, 0);
+    let staging = draft.path().to_string_lossy().into_owned();
+    let start_us = timeline.elapsed_us();
+    let action = "save the GPU half";
+    let request = Request::Save { staging, leave_memory };
+    let parts = match worker.ask(action, &request, &[], None)? {
+        Response::Saved { parts, phases } => {
+            timeline.lane(GPU).merge(start_us, phases);
+            parts
+        }
+        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+    };
+    let parts = parts.into_iter().map(|part| checkpoint::parse_part(action, part));
+    draft.adopt(parts.collect::<Result<Vec<Part>>>()?)?;
+    draft.manifest().gpus = machine::gpus(status);
+    let image = timeline.time("commit", || draft.commit())?;
+    let key = ImageKey::of_asleep(&image, level);
+    fault::point("sleep-saved")?;
+    let (client, pid) = (quiet.client.clone(), worker.client());
+    let store = store.root().to_path_buf();
+    let image = image.path().to_path_buf();
+    let asleep = Asleep { level, store, image, client, pid, bytes: status.device_bytes };
+    held.update(|record| record.asleep = Some(asleep))?;
+    let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(worker)));
+    match gone {
+        Ok(()) => quiet.end(),
+        Err(error) => {
+            held.note(|record| record.asleep = None);
+            return Err(error);
+        }
+    }
+    Ok(key)
+}
+
+/// Has the worker give the GPU back.
+fn let_go(worker: &Worker) -> Result<()> {
+    let action = "give the GPU back";
+    worker.command(action, &Request::Sleep, &[])?;
+    let began = Instant::now();
+    while began.elapsed() < KEEPER_LIMIT {
+        // The first connection ends with what the process was before.
+        match worker.status() {
+            Ok(status) if status.asleep => return Ok(()),
+            Err(error) if worker.ended().is_some() => return Err(error),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
+}
+
+/// Removes what a sandbox that is no more has left asleep.
+pub fn end(held: &Held) {
+    if let Some(asleep) = held.record().asleep {
+        // Who waits for it has its memory pinned.
+        held.let_go_of(&asleep.image);
+        forget(&asleep.store, &held.id);
+    }
+}
+
+/// Removes what is in the stores and belongs to no sandbox that sleeps.
+pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
+    for level in [Level::Host, Level::Disk] {
+        let root = places.asleep(level);
+        let images =
+            if root.is_dir() { Store::open(&root).and_then(|store| store.images()) } else { continue };
+        for image in images.into_iter().flatten().filter(|image| !sleeps(&image.name)) {
+            forget(&root, &image.name);
+        }
+    }
+}
+
+pub fn forget(root: &Path, id: &str) {
+    // A worker may be made ready for it just now.
+    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id, IN_USE_LIMIT) {
+        Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
+        other => other.and_then(|()| store.collect().map(drop)),
+    });
+    if let Err(error) = removed {
+        log::warn!("what slept in {} stays there: {error}", root.display());
+    }
+}
+
+fn check_room(places: &Places, held: &Held, level: Level, bytes: u64) -> Result<()> {
+    let free = match level {
+        Level::Gpu => return Ok(()),
+        Level::Host => available_memory().min(free_space(&places.runs)),
+        Level::Disk => free_space(&places.state),
+    };
+    if free < bytes + SPARE {
+        let name = held.name();
+        return Err(Error::NoRoomToSleep {
+            name,
+            level: word(level),
+            needed: (bytes + SPARE) >> 20,
+            free: free >> 20,
+        });
+    }
+    Ok(())
+}
+
+pub fn report(held: &Held, level: Level, bytes: u64, timeline: &Timeline) -> SleepReport {
+    let (total_us, phases) = (timeline.elapsed_us(), timeline.phases());
+    SleepReport { name: held.name(), level, bytes, total_us, phases }
+}
+
+/// The word for a level, as everywhere.
+pub fn word(level: Level) -> &'static str {
+    match level {
+        Level::Gpu => "gpu",
+        Level::Host => "host",
+        Level::Disk => "disk",
+    }
+}

@@ -1,0 +1,228 @@
+//! Getting a GPU again for a program whose GPU half [sleeps](crate::sleep): because somebody asks, or because the program
+//! itself knocks at the gate.
+//!
+//! A fresh worker takes over what the keeper has. Until it lets the client go on, it can be ended without loss.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::{Operation as Traced, SleepReport, State};
+use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_store::Image;
+
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::images::preflight;
+use crate::pool::ImageKey;
+use crate::reply::Reply;
+use crate::restore::loading;
+use crate::sandboxes::traces::Tracing;
+use crate::sandboxes::{Held, Operation};
+use crate::sleep::{Asleep, forget, report, word};
+use crate::timeline::{GPU, Timeline};
+use crate::workers::Worker;
+
+/// The part of a ring or board file that says how far each side has come.
+const HEADER: [u8; 4096] = [0; 4096];
+
+/// Wakes a sleeping GPU half.
+pub fn wake(held: &Arc<Held>, reply: &Reply<'_>) -> Result<SleepReport> {
+    reply.progress("wake", 0, 0);
+    let operation = held.begin_settled(State::Waking, "woken")?;
+    wake_up(held, operation)
+}
+
+/// Wakes the GPU half, if it sleeps.
+fn wake_if_asleep(held: &Arc<Held>) -> Result<()> {
+    if held.record().asleep.is_none() {
+        return Ok(());
+    }
+    let operation = held.begin_settled(State::Waking, "woken")?;
+    match wake_up(held, operation) {
+        Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Begins an operation on a program that has its GPU half, and wakes that if it sleeps.
+pub fn begin_awake<'a>(held: &'a Arc<Held>, state: State, wanted: &'static str) -> Result<Operation<'a>> {
+    loop {
+        wake_if_asleep(held)?;
+        let operation = held.begin_settled(state, wanted)?;
+        if held.record().asleep.is_none() {
+            return Ok(operation);
+        }
+    }
+}
+
+/// A process that has a worker knocks at the gate: its GPU half is woken beside the caller's work. Returns why that
+/// failed the last time, if it did.
+pub fn knocked(held: &Arc<Held>) -> Option<String> {
+    if held.record().asleep.is_some() {
+        let held = held.clone();
+        std::thread::spawn(move || {
+            let began = held.begin(State::Waking, "woken");
+            match began.and_then(|operation| wake_up(&held, operation)) {
+                Ok(_) | Err(Error::Occupied { .. } | Error::NotAsleep { .. }) => {}
+                Err(error) => held.tell(error.to_string()),
+            }
+        });
+    }
+    held.wake_problem()
+}
+
+fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
+    let timeline = Timeline::begin();
+    let name = held.name();
+    let asleep = held.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
+    let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
+    let keeper = held.live_workers().into_iter().find(|worker| worker.client() == asleep.pid);
+    let keeper = keeper.ok_or_else(|| Error::WorkerDead {
+        name: name.clone(),
+        how: "what kept it while it slept has ended".to_string(),
+    })?;
+    let image = Image::open(&asleep.image)?;
+    let key = ImageKey::of_asleep(&image, asleep.level);
+    let worker = timeline.time("take a worker", || held.start_worker(Some(&key)))?;
+    let woken = bring_up(held, &asleep, &image, &keeper, &worker, &timeline);
+    drop(image);
+    match tracing.end(held, &timeline, timeline.elapsed_us(), woken) {
+        Ok(()) => {
+            held.set_wake_problem(None);
+            is_awake(held, &asleep, &keeper, &worker);
+            loading::fill_pool_later(held);
+        }
+        Err(error) => {
+            held.end_worker(&worker);
+            held.fill_pool();
+            let reason = match operation.explain(error) {
+                ended @ Error::EndedMeanwhile { .. } => return Err(ended),
+                Error::CannotRestore { reason, .. } => reason,
+                other => other.to_string(),
+            };
+            held.set_wake_problem(Some(reason.clone()));
+            return Err(Error::CannotWake { name, reason });
+        }
+    }
+    drop(operation);
+    log::info!("the GPU half of {name:?} is awake");
+    Ok(report(held, asleep.level, asleep.bytes, &timeline))
+}
+
+fn bring_up(
+    held: &Held,
+    asleep: &Asleep,
+    image: &Image,
+    keeper: &Worker,
+    worker: &Worker,
+    timeline: &Timeline,
+) -> Result<()> {
+    let status = timeline.lane(GPU).time("worker start", || worker.first_status())?;
+    preflight::check_gpus(image, &status)?;
+    clear_rings(&held.run_directory, &asleep.client)?;
+    let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;
+    fault::point("wake-begun")?;
+    let (start_us, action) = (timeline.elapsed_us(), "restore the GPU half");
+    let request = Request::Restore {
+        image: asleep.image.to_string_lossy().into_owned(),
+        run_directory: held.run_directory.to_string_lossy().into_owned(),
+        cached: Vec::new(),
+    };
+    // Contents too: the keeper is there until nothing more can go wrong.
+    for request in [request, Request::Loaded] {
+        match worker.ask(action, &request, &[], None)? {
+            Response::Restored { phases } => timeline.lane(GPU).merge(start_us, phases),
+            other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+        }
+    }
+    fault::point("wake-restored")?;
+    let driver_attached = asleep.client.driver_attached;
+    let adopt = Request::Adopt { pid: asleep.pid, driver_attached };
+    worker.command("take the program over", &adopt, &[client.as_fd()])?;
+    fault::point("wake-adopted")?;
+    let resume = Request::Resume { restored: true, driver_attached };
+    let resumed = timeline
+        .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
+        .and_then(|()| fault::point("wake-resumed"));
+    match resumed {
+        // It has the word, and goes on when it comes to read it: it may be stopped by a signal.
+        Err(error) if worker.ended().is_none() => held.tell(error.to_string()),
+        other => other?,
+    }
+    Ok(())
+}
+
+/// Passes what the keeper keeps on to the worker, but for the client's socket, which is returned.
+fn pass_on(keeper: &Worker, worker: &Worker) -> Result<OwnedFd> {
+    let (mut from, mut client) = (0, None);
+    loop {
+        let (mut names, mut descriptors) = keeper.hand_over(from)?;
+        if names.is_empty() {
+            break;
+        }
+        from += names.len();
+        if client.is_none() {
+            names.remove(0);
+            client = Some(descriptors.remove(0));
+        }
+        let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        worker.command("take over memory", &Request::Memory { names }, &memory)?;
+    }
+    let action = "hand the sleeping program over";
+    client.ok_or_else(|| Error::Worker { action, reason: "it has no client".to_string() })
+}
+
+/// Makes the files that both sides meet in as new; nobody uses them.
+fn clear_rings(run_directory: &Path, client: &Quiesced) -> Result<()> {
+    let shared = |name: &&String| name.starts_with("ring-") || name.starts_with("board-");
+    for name in client.files.iter().map(|(name, _)| name).filter(shared) {
+        let path = run_directory.join(name);
+        let cleared = OpenOptions::new().write(true).open(&path);
+        cleared
+            .and_then(|file| file.write_all_at(&HEADER, 0))
+            .map_err(|source| Error::io("write", &path, source))?;
+    }
+    Ok(())
+}
+
+/// The new worker serves the client: the keeper and what it kept are not needed any more.
+fn is_awake(held: &Held, asleep: &Asleep, keeper: &Worker, worker: &Worker) {
+    worker.set_client(asleep.pid);
+    held.end_worker(keeper);
+    held.note(|record| {
+        record.asleep = None;
+        record.problem = None;
+    });
+    held.note_workers();
+    forget(&asleep.store, &held.id);
+}
+
+/// After a daemon died: finds out whether the GPU half of a program that was to sleep, or to wake, does.
+pub fn settle(held: &Arc<Held>) {
+    let Some(asleep) = held.record().asleep else { return };
+    let workers = held.live_workers();
+    let state = |worker: &Arc<Worker>| worker.status().ok();
+    let keeper = workers.iter().find(|worker| state(worker).is_some_and(|status| status.asleep));
+    let Some(keeper) = keeper else {
+        // The worker has undone what did not come to its end.
+        held.note(|record| record.asleep = None);
+        return forget(&asleep.store, &held.id);
+    };
+    let others = || workers.iter().filter(|worker| !Arc::ptr_eq(worker, keeper));
+    let serves = |status: Status| status.client != 0 && !status.held_back;
+    match others().find(|worker| state(worker).is_some_and(serves)) {
+        Some(worker) => is_awake(held, &asleep, keeper, worker),
+        None => {
+            others().for_each(|worker| held.end_worker(worker));
+            held.note_workers();
+            match Image::open(&asleep.image) {
+                Ok(image) => held.have_wait(&ImageKey::of_asleep(&image, asleep.level)),
+                Err(error) => held.tell(format!("what sleeps of it cannot be woken: {error}")),
+            }
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! The daemon's side of a worker process: starting it, finding it again, asking it things.
+//!
+//! A worker is a process of its own that outlives the daemon; requests to it are answered one at a time. Dropping the
+//! connection in the middle of a checkpoint makes the worker undo it.
+//!
+//! A spare worker waits in the [`pool`](crate::pool): it ends with this daemon, until a sandbox takes it.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::worker::{Request, Response, Status, socket_name};
+
+use crate::error::{Error, Result};
+use crate::host::process;
+
+/// How long a worker may take until it listens. It opens the GPU beside that.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long a worker may take over a question that needs no GPU work. It may still be opening the GPU.
+const STATUS_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a killed worker's end is waited for.
+const KILL_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long after its connection's end a worker's own end may be noticed.
+const END_NOTICE: Duration = Duration::from_millis(500);
+
+/// What a new worker is started with.
+pub struct Start<'a> {
+    /// `rekindled`, which is the worker too.
+    pub program: &'a Path,
+    pub place: Place,
+    pub gpu: &'a str,
+    /// The sandbox's log: what kernels print goes there.
+    pub output: &'a Path,
+    /// Nobody needs it yet.
+    pub spare: bool,
+}
+
+/// Where a worker is found.
+#[derive(Clone)]
+pub struct Place {
+    /// Its number in its sandbox.
+    pub number: u32,
+    pub socket: PathBuf,
+    /// The worker's own log.
+    pub log: PathBuf,
+}
+
+impl Place {
+    pub fn in_sandbox(run_directory: &Path, number: u32, log: PathBuf) -> Place {
+        Place { number, socket: run_directory.join(socket_name(number)), log }
+    }
+}
+
+/// What is done when a worker has ended.
+pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
+
+pub struct Worker {
+    place: Mutex<Place>,
+    connection: Mutex<Option<UnixStream>>,
+    pid: AtomicI32,
+    client: AtomicI32,
+    /// Its state as it was when it was taken.
+    said: Mutex<Option<Status>>,
+    ended: Mutex<Option<String>>,
+    on_end: Mutex<Option<OnEnd>>,
+    /// For a similar image than that which is restored into it.
+    made_for_another: AtomicBool,
+    /// The process that it serves has taken up with it, or is from before it.
+    settled: AtomicBool,
+    /// Somebody waits until it has loaded all, and sees to what becomes of its client if it ends.
+    followed: AtomicBool,
+}
+
+impl Worker {
+    /// Starts a worker. It opens its GPU while the caller goes on; the first request waits for it.
+    pub fn start(start: &Start<'_>, on_end: OnEnd) -> Result<Arc<Worker>> {
+        // One that came from the pool knows its first place alone, and leaves the socket of its later one.
+        let _ = std::fs::remove_file(&start.place.socket);
+        let mut command = Command::new(start.program);
+        command.arg("worker").arg("--listen").arg(&start.place.socket).arg("--gpu").arg(start.gpu);
+        if start.spare {
+            command.arg("--spare");
+        }
+        let mut child = command
+            .current_dir("/")
+            .stdin(if start.spare { Stdio::piped() } else { Stdio::null() })
+            .stdout(append(start.output)?)
+            .stderr(append(&start.place.log)?)
+            .process_group(0)
+            .spawn()
+            .map_err(|source| Error::io("start", start.program, source))?;
+        let worker = Arc::new(Worker::new(start.place.clone(), child.id() as i32, None, on_end));
+        let watched = worker.clone();
+        // Open for as long as this daemon lives, which tells a spare worker that it does.
+        let sign_of_life = child.stdin.take();
+        std::thread::spawn(move || {
+            let _sign_of_life = sign_of_life;
+            let how = match child.wait() {
+                Ok(status) => describe(status),
+                Err(error) => format!("it could not be waited for: {error}"),
+            };
+            watched.note_end(how);
+        });
+        Ok(worker)
+    }
+
+    /// Makes a spare worker that of a sandbox: moves it to its place there, and has it print to `output`.
+    pub fn take(&self, place: Place, output: &Path, on_end: OnEnd) -> Result<()> {
+        let output = append(output)?;
+        let action = "join a sandbox";
+        match self.ask(action, &Request::Take, &[output.as_fd()], None)? {
+            Response::Status(status) => *lock(&self.said) = Some(status),
+            other => return Err(unexpected(action, &other)),
+        }
+        let mut own = self.lock_place();
+        for (from, to) in [(&own.socket, &place.socket), (&own.log, &place.log)] {
+            std::fs::rename(from, to).map_err(|source| Error::io("move", from, source))?;
+        }
+        *own = place;
+        drop(own);
+        *lock(&self.on_end) = Some(on_end);
+        match self.ended() {
+            Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.place().log }),
+            None => Ok(()),
+        }
+    }
+
+    /// Finds the worker that an earlier daemon has started.
+    pub fn reconnect(place: Place, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let stream = UnixStream::connect(&place.socket)
+            .map_err(|source| Error::io("connect to", &place.socket, source))?;
+        let worker = Arc::new(Worker::new(place, 0, Some(stream), on_end));
+        worker.client.store(client, Ordering::Relaxed);
+        let pid = worker.status()?.pid;
+        worker.pid.store(pid, Ordering::Relaxed);
+        let watched = worker.clone();
+        std::thread::spawn(move || {
+            process::wait_for_end(pid);
+            watched.note_end("it ended".to_string());
+        });
+        Ok(worker)
+    }
+
+    fn new(place: Place, pid: i32, stream: Option<UnixStream>, on_end: OnEnd) -> Worker {
+        Worker {
+            place: Mutex::new(place),
+            connection: Mutex::new(stream),
+            pid: AtomicI32::new(pid),
+            client: AtomicI32::new(0),
+            said: Mutex::new(None),
+            ended: Mutex::new(None),
+            on_end: Mutex::new(Some(on_end)),
+            made_for_another: AtomicBool::new(false),
+            settled: AtomicBool::new(true),
+            followed: AtomicBool::new(false),
+        }
+    }
+
+    /// It was made ready for another image than the one that it is taken for.
+    pub fn note_made_for_another(&self) {
+        self.made_for_another.store(true, Ordering::Relaxed);
+    }
+
+    /// A refusal that a new worker may not have.
+    pub fn refusal(&self, error: Error) -> Error {
+        match error {
+            Error::Worker { action, reason } if self.made_for_another.load(Ordering::Relaxed) => {
+                Error::UnfitWorker { action, reason }
+            }
+            other => other,
+        }
+    }
+
+    /// Its number in its sandbox.
+    pub fn number(&self) -> u32 {
+        self.lock_place().number
+    }
+
+    pub fn place(&self) -> Place {
+        self.lock_place().clone()
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    /// The process that it serves, as the daemon sees it; 0 if it serves none.
+    pub fn client(&self) -> i32 {
+        self.client.load(Ordering::Relaxed)
+    }
+
+    pub fn set_client(&self, pid: i32) {
+        self.client.store(pid, Ordering::Relaxed);
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    pub fn set_settled(&self, settled: bool) {
+        self.settled.store(settled, Ordering::Relaxed);
+    }
+
+    pub fn is_followed(&self) -> bool {
+        self.followed.load(Ordering::Relaxed)
+    }
+
+    pub fn set_followed(&self, followed: bool) {
+        self.followed.store(followed, Ordering::Relaxed);
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<String> {
+        lock(&self.ended).clone()
+    }
+
+    pub fn status(&self) -> Result<Status> {
+        match self.ask("tell its state", &Request::Status, &[], Some(STATUS_LIMIT))? {
+            Response::Status(status) => Ok(status),
+            other => Err(unexpected("tell its state", &other)),
+        }
+    }
+
+    /// As [`Worker::status`], of one that was taken just now: it is asked once.
+    pub fn first_status(&self) -> Result<Status> {
+        lock(&self.said).take().map_or_else(|| self.status(), Ok)
+    }
+
+    /// The state, unless the worker is busy with something else or slow to answer.
+    pub fn glance(&self) -> Option<Status> {
+        let mut connection = self.connection.try_lock().ok()?;
+        let stream = connection.as_mut()?;
+        let limit = Duration::from_millis(500);
+        match exchange(stream, &Request::Status, &[], Some(limit)) {
+            Ok((Response::Status(status), _)) => Some(status),
+            _ => {
+                // A late answer would be taken for the next request's.
+                *connection = None;
+                None
+            }
+        }
+    }
+
+    /// Asks for something that is answered by `Done`.
+    pub fn command(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<()> {
+        match self.ask(action, request, descriptors, None)? {
+            Response::Done => Ok(()),
+            other => Err(unexpected(action, &other)),
+        }
+    }
+
+    /// Asks for something; `Failed` comes back as an error.
+    pub fn ask(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> Result<Response> {
+        Ok(self.ask_whole(action, request, descriptors, limit)?.0)
+    }
+
+    /// Asks a keeper for what it keeps, from so many descriptors on.
+    pub fn hand_over(&self, from: usize) -> Result<(Vec<String>, Vec<OwnedFd>)> {
+        let action = "hand the sleeping program over";
+        match self.ask_whole(action, &Request::HandOver { from }, &[], Some(STATUS_LIMIT))? {
+            (Response::Kept { names }, descriptors) if names.len() == descriptors.len() => {
+                Ok((names, descriptors))
+            }
+            (other, _) => Err(unexpected(action, &other)),
+        }
+    }
+
+    /// As [`Worker::ask`], with the descriptors that came with the answer.
+    pub fn ask_whole(
+        &self,
+        action: &'static str,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Option<Duration>,
+    ) -> Result<(Response, Vec<OwnedFd>)> {
+        let mut connection = self.lock();
+        if connection.is_none() {
+            *connection = Some(self.connect()?);
+        }
+        let Some(stream) = connection.as_mut() else {
+            return Err(Error::WorkerConnection { action, source: FrameError::Closed });
+        };
+        match exchange(stream, request, descriptors, limit) {
+            Ok((Response::Failed(reason), _)) => Err(Error::Worker { action, reason }),
+            Ok(answer) => Ok(answer),
+            Err(source) => {
+                *connection = None;
+                Err(self.lost(action, source))
+            }
+        }
+    }
+
+    /// Waits until the worker listens: it has then understood how it was started.
+    pub fn check_start(&self) -> Result<()> {
+        self.connect().map(drop)
+    }
+
+    /// Why a request was not answered. A worker that ended says so in its log.
+    fn lost(&self, action: &'static str, source: FrameError) -> Error {
+        let began = Instant::now();
+        while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
+            if let Some(how) = self.ended() {
+                return Error::WorkerEnded { action, how: self.with_words(how), log: self.place().log };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Error::WorkerConnection { action, source }
+    }
+
+    /// How it ended, with the last line of its log, without the line's time and level.
+    fn with_words(&self, how: String) -> String {
+        let log = std::fs::read_to_string(self.place().log).unwrap_or_default();
+        match log.lines().last() {
+            Some(line) => {
+                format!("{how}, saying: {}", line.split_once("] ").map_or(line, |(_, words)| words))
+            }
+            None => how,
+        }
+    }
+
+    /// Ends the worker; one that does not listen any more is killed.
+    pub fn shut_down(&self) {
+        if self.ended().is_some() {
+            return;
+        }
+        let asked = self.ask("shut down", &Request::Shutdown, &[], Some(Duration::from_secs(5)));
+        if asked.is_err() && self.ended().is_none() && self.pid() > 0 {
+            let _ = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(self.pid()),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+        }
+    }
+
+    /// Ends a worker that nobody needs at once, whatever it does. Returns when it has ended, or soon.
+    pub fn kill(&self) {
+        let began = Instant::now();
+        if self.ended().is_none() && self.pid() > 0 {
+            let pid = nix::unistd::Pid::from_raw(self.pid());
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        while self.ended().is_none() && began.elapsed() < KILL_LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn connect(&self) -> Result<UnixStream> {
+        let began = Instant::now();
+        loop {
+            match UnixStream::connect(self.place().socket) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    let reason = match self.ended() {
+                        Some(how) => self.with_words(how),
+                        None if began.elapsed() > START_LIMIT => {
+                            format!("it did not listen within {} s ({error})", START_LIMIT.as_secs())
+                        }
+                        None => {
+                            std::thread::sleep(Duration::from_millis(2));
+                            continue;
+                        }
+                    };
+                    return Err(Error::WorkerStart { reason, log: self.place().log });
+                }
+            }
+        }
+    }
+
+    fn note_end(&self, how: String) {
+        log::info!("worker at {} (pid {}): {how}", self.place().socket.display(), self.pid());
+        *lock(&self.ended) = Some(how);
+        let on_end = lock(&self.on_end).take();
+        if let Some(on_end) = on_end {
+            on_end(self);
+        }
+    }
+
+    fn lock_place(&self) -> MutexGuard<'_, Place> {
+        lock(&self.place)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        lock(&self.connection)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn append(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|source| Error::io("open", path, source))
+}
+
+fn exchange(
+    stream: &UnixStream,
+    request: &Request,
+    descriptors: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> std::result::Result<(Response, Vec<OwnedFd>), FrameError> {
+    stream.set_read_timeout(limit)?;
+    frame::send(stream, request, descriptors)?;
+    frame::receive(stream)
+}
+
+fn unexpected(action: &'static str, response: &Response) -> Error {
+    Error::Worker { action, reason: format!("it gave an answer that does not belong there: {response:?}") }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => "it ended".to_string(),
+        (Some(code), _) => format!("it ended with status {code}"),
+        (_, Some(signal)) => format!("it was killed by signal {signal}"),
+        _ => "it ended in an unknown way".to_string(),
+    }
+}
