@@ -36,11 +36,11 @@ impl ClientThread {
             }
         }
         self.link.disconnect();
-        self.remote.run(|desk| {
-            if let Some(board) = desk.engine.board {
+        self.remote.run(|dispatcher| {
+            if let Some(board) = dispatcher.client.board {
                 board.set_client(Liveness::Dead);
             }
-            desk.engine.remove_files();
+            dispatcher.client.remove_files();
         });
         self.remote.end(Ended::Done);
     }
@@ -63,11 +63,11 @@ impl ClientThread {
             Some(Ok(board)) => {
                 board.set_worker(Liveness::Alive);
                 self.remote.use_board(board);
-                self.remote.run(move |desk| {
-                    desk.engine.board = Some(board);
-                    desk.engine.board_name = name;
+                self.remote.run(move |dispatcher| {
+                    dispatcher.client.board = Some(board);
+                    dispatcher.client.board_name = name;
                     if let Some(process) = process {
-                        desk.engine.output.of(process);
+                        dispatcher.client.output.of(process);
                     }
                 });
             }
@@ -80,8 +80,8 @@ impl ClientThread {
         match self.file(&name).map(|path| Ring::open(&path)) {
             Some(Ok(ring)) => {
                 let link = self.link.clone();
-                self.remote.run(move |desk| {
-                    desk.add_ring(index, name, ring);
+                self.remote.run(move |dispatcher| {
+                    dispatcher.add_ring(index, name, ring);
                     link.send(&ToClient::RingReady { index });
                 });
             }
@@ -101,7 +101,8 @@ impl ClientThread {
 
     fn attach(&self) {
         let link = self.link.clone();
-        let attached = self.remote.ask(|desk| (desk.engine.platform.clone(), desk.engine.client));
+        let attached =
+            self.remote.ask(|dispatcher| (dispatcher.client.gpus.platform.clone(), dispatcher.client.pid));
         let problem = match attached {
             Err(problem) => problem,
             Ok((_, 0)) => "the worker was not told the program's pid".to_string(),

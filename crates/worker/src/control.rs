@@ -15,7 +15,7 @@ use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::peer;
 use rekindle_protocol::worker::{Phase, Recording, Request, Response, Status};
 
-use crate::dispatch::{Desk, Ended, Remote};
+use crate::dispatch::{Dispatcher, Ended, Remote};
 use crate::image::{self, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::Link;
@@ -194,7 +194,7 @@ impl Control {
             Request::Status => self.status().map(Response::Status),
             Request::Take => self.take(descriptors).and_then(|()| self.status().map(Response::Status)),
             Request::Prepare { image, register } => {
-                self.work(stream, move |desk, _| image::prepare(desk, image.as_ref(), register))?;
+                self.work(stream, move |dispatcher, _| image::prepare(dispatcher, image.as_ref(), register))?;
                 Ok(Response::Done)
             }
             // A sandbox that has taken this worker meanwhile has no use for them.
@@ -203,17 +203,17 @@ impl Control {
             }
             Request::Survey { image } => {
                 let (modules, course) =
-                    self.work(stream, move |desk, _| image::survey(desk, image.as_ref()))?;
+                    self.work(stream, move |dispatcher, _| image::survey(dispatcher, image.as_ref()))?;
                 Ok(Response::Surveyed { modules, course })
             }
             Request::LoadAhead { image, key } => {
-                self.work(stream, move |desk, _| image::load_ahead(desk, image.as_ref(), &key))?;
+                self.work(stream, move |dispatcher, _| image::load_ahead(dispatcher, image.as_ref(), &key))?;
                 Ok(Response::Done)
             }
             Request::UnloadAhead { keys } => {
-                self.remote.ask(move |desk| {
-                    desk.ahead.forget(&keys);
-                    desk.engine.bind_anew();
+                self.remote.ask(move |dispatcher| {
+                    dispatcher.ahead.forget(&keys);
+                    dispatcher.client.bind_anew();
                 })?;
                 Ok(Response::Done)
             }
@@ -234,14 +234,15 @@ impl Control {
             }
             Request::Cache { memories, register } => self.take_cache(memories, descriptors, register),
             Request::LeaveCaches => {
-                self.remote.ask(|desk| {
-                    desk.cache.leave();
-                    desk.engine.bind_anew();
+                self.remote.ask(|dispatcher| {
+                    dispatcher.cache.leave();
+                    dispatcher.client.bind_anew();
                 })?;
                 Ok(Response::Done)
             }
             Request::MakeCacheMemory { memory } => {
-                let made = self.work(stream, move |desk, _| image::make_cache_memory(desk, memory))?;
+                let made =
+                    self.work(stream, move |dispatcher, _| image::make_cache_memory(dispatcher, memory))?;
                 self.along.push(made);
                 Ok(Response::Made)
             }
@@ -255,8 +256,9 @@ impl Control {
                 Ok(Response::Done)
             }
             Request::Unwritten { image, cheaply } => {
-                let names = self
-                    .work(stream, move |desk, stop| image::unwritten(desk, image.as_ref(), cheaply, stop))?;
+                let names = self.work(stream, move |dispatcher, stop| {
+                    image::unwritten(dispatcher, image.as_ref(), cheaply, stop)
+                })?;
                 Ok(Response::Unwritten { names })
             }
             Request::Mark => {
@@ -266,7 +268,8 @@ impl Control {
             }
             Request::Unshare => self.unshare().map(|()| Response::Done),
             Request::Uses => {
-                let names = self.remote.ask(|desk| desk.uses.as_ref().map(|uses| uses.names()))?;
+                let names =
+                    self.remote.ask(|dispatcher| dispatcher.uses.as_ref().map(|uses| uses.names()))?;
                 let names = names.ok_or("this worker was not asked to record what is used first")?;
                 Ok(Response::Uses { names })
             }
@@ -275,8 +278,8 @@ impl Control {
             }
             Request::Replace { image, run_directory } => {
                 let remote = self.remote.clone();
-                let phases = self.work(stream, move |desk, _| {
-                    ondemand::restore(desk, image.as_ref(), run_directory.into(), &remote)
+                let phases = self.work(stream, move |dispatcher, _| {
+                    ondemand::restore(dispatcher, image.as_ref(), run_directory.into(), &remote)
                 })?;
                 Ok(Response::Restored { phases })
             }
@@ -289,7 +292,7 @@ impl Control {
     }
 
     fn status(&self) -> Result<Status, String> {
-        let status = self.remote.ask(|desk| desk.engine.status())?;
+        let status = self.remote.ask(|dispatcher| dispatcher.client.status())?;
         Ok(Status { held_back: self.held_back, ..status })
     }
 
@@ -319,14 +322,14 @@ impl Control {
     /// Waits until no buffer is shared with other programs.
     fn unshare(&self) -> Result<(), String> {
         let (answer, outcome) = channel();
-        self.remote.run(move |desk| desk.unshare(answer));
+        self.remote.run(move |dispatcher| dispatcher.unshare(answer));
         outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
     }
 
     /// Waits until the contents of buffers are there.
     fn await_loaded(&self) -> Result<Vec<Phase>, String> {
         let (answer, outcome) = channel();
-        self.remote.run(move |desk| Loading::await_outcome(desk, answer));
+        self.remote.run(move |dispatcher| Loading::await_outcome(dispatcher, answer));
         outcome.recv().unwrap_or_else(|_| Err(self.remote.problem()))
     }
 
@@ -334,11 +337,11 @@ impl Control {
     fn work<T: Send + 'static>(
         &self,
         stream: &UnixStream,
-        work: impl FnOnce(&mut Desk, &AtomicBool) -> Result<T, image::Error> + Send + 'static,
+        work: impl FnOnce(&mut Dispatcher, &AtomicBool) -> Result<T, image::Error> + Send + 'static,
     ) -> Result<T, String> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
-        let result = self.remote.start(move |desk| work(desk, &told));
+        let result = self.remote.start(move |dispatcher| work(dispatcher, &told));
         loop {
             match result.recv_timeout(Duration::from_millis(50)) {
                 Ok(done) => return done.map_err(|error| error.to_string()),

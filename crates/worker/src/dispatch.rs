@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispatch};
 use rekindle_ring::{Board, Merge, Spin};
 
-use crate::engine::{Engine, Lane, Thread};
+use crate::client::{Client, Lane, Thread};
 use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
 use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
 
@@ -38,8 +38,8 @@ pub enum Ended {
 }
 
 /// What the dispatch thread works on.
-pub(crate) struct Desk {
-    pub engine: Engine,
+pub(crate) struct Dispatcher {
+    pub client: Client,
     /// What was done of a restore before it was asked for.
     pub prepared: Option<Prepared>,
     /// Modules that whatever comes may need.
@@ -81,11 +81,11 @@ struct Drain {
     answer: Sender<Result<(), String>>,
 }
 
-impl Desk {
-    pub(crate) fn new(engine: Engine) -> Desk {
+impl Dispatcher {
+    pub(crate) fn new(client: Client) -> Dispatcher {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        Desk {
-            engine,
+        Dispatcher {
+            client,
             prepared: None,
             ahead: Ahead::default(),
             blocks: None,
@@ -132,7 +132,7 @@ impl Desk {
 
     /// Takes a ring in. Its place among the threads is its number in [`Origin`].
     pub(crate) fn add_ring(&mut self, index: u32, name: String, ring: rekindle_ring::Ring) {
-        if self.engine.threads.iter().any(|thread| thread.name == name) {
+        if self.client.threads.iter().any(|thread| thread.name == name) {
             return;
         }
         if let Some(journal) = &mut self.journal {
@@ -140,11 +140,15 @@ impl Desk {
         }
         // SAFETY: each ring file is taken in once, as the line above says, so this is its one consumer.
         self.merge.add(unsafe { ring.consumer() });
-        self.engine.threads.push(Thread { index, name, ring, lane: Lane::default(), streams: Vec::new() });
+        self.client.threads.push(Thread { index, name, ring, lane: Lane::default(), streams: Vec::new() });
     }
 
     /// `again` is called when a fault of work that ran ahead of loading is to be mended.
-    pub(crate) fn run(mut self, inbox: &Inbox, again: impl FnOnce(&mut Desk, &Inbox) -> Ended) -> Ended {
+    pub(crate) fn run(
+        mut self,
+        inbox: &Inbox,
+        again: impl FnOnce(&mut Dispatcher, &Inbox) -> Ended,
+    ) -> Ended {
         // The kernel may otherwise lengthen short sleeps by 50 µs.
         // SAFETY: sets a property of this thread only.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
@@ -155,12 +159,12 @@ impl Desk {
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            if self.engine.broken.is_some() {
+            if self.client.broken.is_some() {
                 return again(&mut self, inbox);
             }
             let ready =
                 !self.is_closed && !self.is_behind && self.loading.as_ref().is_none_or(Loading::is_on_demand);
-            let Some(board) = self.engine.board.filter(|_| ready) else {
+            let Some(board) = self.client.board.filter(|_| ready) else {
                 if !inbox.obey_next(&mut self) {
                     return Ended::Done;
                 }
@@ -170,8 +174,8 @@ impl Desk {
                 && let Some(journal) = &mut self.journal
                 && on_demand.has_aside()
             {
-                on_demand.catch_up(&mut self.engine, journal);
-                if self.engine.broken.is_some() {
+                on_demand.catch_up(&mut self.client, journal);
+                if self.client.broken.is_some() {
                     continue;
                 }
             }
@@ -179,10 +183,10 @@ impl Desk {
                 Ok(worked) => worked,
                 Err(problem) => return Ended::Failed(problem),
             };
-            if worked < ROUND && self.engine.waiting.transfers != 0 {
-                self.engine.close_batches();
+            if worked < ROUND && self.client.waiting.transfers != 0 {
+                self.client.close_batches();
             }
-            let progress = !self.engine.waiting.is_empty() && self.engine.poll();
+            let progress = !self.client.waiting.is_empty() && self.client.poll();
             if self.loading.is_some() && worked < ROUND {
                 Loading::settle(&mut self);
                 if self.loading.is_some() {
@@ -216,7 +220,7 @@ impl Desk {
                 return Ok(done);
             };
             if let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) {
-                match sharing.admit(&mut self.engine, journal, ring, &record) {
+                match sharing.admit(&mut self.client, journal, ring, &record) {
                     Turn::Now => {}
                     Turn::Later => return Ok(done),
                     Turn::Alone => self.end_sharing_for_good(),
@@ -224,7 +228,7 @@ impl Desk {
             }
             let mut ahead = self.loading.as_mut().and_then(Loading::on_demand).zip(self.journal.as_mut());
             let admission = ahead.as_mut().map_or(Admission::Now, |(on_demand, journal)| {
-                on_demand.admit(&self.engine, journal, ring, &record)
+                on_demand.admit(&self.client, journal, ring, &record)
             });
             if admission == Admission::Wait {
                 return Ok(done);
@@ -235,7 +239,7 @@ impl Desk {
                 }
                 match &ahead {
                     Some((on_demand, journal)) => uses.note_parts(on_demand.admitted(journal)),
-                    None => uses.note(&self.engine, record.opcode, record.body, record.trailer),
+                    None => uses.note(&self.client, record.opcode, record.body, record.trailer),
                 }
             }
             if let (Some((_, journal)), Admission::Aside) = (&mut ahead, admission) {
@@ -243,28 +247,28 @@ impl Desk {
                 self.merge.release(ring, record);
                 continue;
             }
-            if self.engine.waiting.transfers != 0
+            if self.client.waiting.transfers != 0
                 && record.opcode != Upload::OPCODE
                 && record.opcode != Download::OPCODE
             {
-                self.engine.close_batches();
+                self.client.close_batches();
             }
             let mut has_failed = false;
-            let failed = |engine: &mut Engine, name: &'static str, code| {
+            let failed = |client: &mut Client, name: &'static str, code| {
                 has_failed = true;
-                engine.asynchronous_failure(name, code);
+                client.asynchronous_failure(name, code);
             };
             let origin = Origin { ring };
             let began = slow::begin();
             let answer =
-                dispatch(&mut self.engine, origin, record.opcode, record.body, record.trailer, failed);
+                dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, failed);
             let answer = answer.map_err(|error| error.to_string())?;
-            slow::end(&self.engine, began, record.opcode, record.body);
+            slow::end(&self.client, began, record.opcode, record.body);
             if let Some(reply) = &answer {
-                has_failed |= self.engine.note_failure(self.engine.bound(), reply);
+                has_failed |= self.client.note_failure(self.client.bound(), reply);
             }
             if let Some(journal) = &mut self.journal {
-                if self.engine.broken.is_some() {
+                if self.client.broken.is_some() {
                     journal.put_back_admitted();
                     return Ok(done);
                 }
@@ -272,13 +276,13 @@ impl Desk {
                     journal.fail_admitted();
                 }
             }
-            self.engine.operations += 1;
+            self.client.operations += 1;
             // Whoever goes on after this worker finds a request either still to be done, or done and answered.
             match (answer, &mut self.journal) {
-                (Some(reply), Some(journal)) => self.engine.reply_when(ring, &reply, |count| {
+                (Some(reply), Some(journal)) => self.client.reply_when(ring, &reply, |count| {
                     journal.done(record.ticket, Some((ring, count)));
                 }),
-                (Some(reply), None) => self.engine.reply(ring, &reply),
+                (Some(reply), None) => self.client.reply(ring, &reply),
                 (None, Some(journal)) => journal.done(record.ticket, None),
                 (None, None) => {}
             }
@@ -299,7 +303,7 @@ impl Desk {
     /// Nothing to do right now: polls on, or sleeps.
     fn rest(&mut self, board: &Board, inbox: &Inbox) {
         let again = match (&mut self.sharing, &mut self.journal) {
-            (Some(sharing), Some(journal)) => sharing.rest(&mut self.engine, journal),
+            (Some(sharing), Some(journal)) => sharing.rest(&mut self.client, journal),
             _ => None,
         };
         let nap = again.unwrap_or(Duration::from_secs(1));
@@ -308,12 +312,12 @@ impl Desk {
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));
-        if self.engine.waiting.is_empty() && self.draining.is_none() {
+        if self.client.waiting.is_empty() && self.draining.is_none() {
             board.wait(self.spin, nap, ready);
             return;
         }
         let quiet = self.quiet_since.elapsed();
-        let age = self.engine.waiting.youngest().map_or(quiet, |youngest| youngest.min(quiet));
+        let age = self.client.waiting.youngest().map_or(quiet, |youngest| youngest.min(quiet));
         if age < self.eager {
             std::hint::spin_loop();
             return;
@@ -326,23 +330,23 @@ impl Desk {
 
     /// Once the program's first work is done, what it used first is known.
     fn look_at_uses(&mut self) {
-        let busy = self.loading.is_some() || !self.engine.waiting.is_empty();
+        let busy = self.loading.is_some() || !self.client.waiting.is_empty();
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
-        let client = self.engine.client;
+        let pid = self.client.pid;
         let Some(uses) = self.uses.as_mut().filter(|_| self.loading.is_none()) else { return };
         if uses.is_learned(quiet) {
-            uses.keep(client);
+            uses.keep(pid);
             self.uses = None;
         } else if uses.has_answered(quiet) {
-            uses.keep(client);
+            uses.keep(pid);
         }
     }
 
     fn look_at_drain(&mut self, worked: usize) {
         let Some(drain) = &self.draining else { return };
         let (since, limit) = (drain.since, drain.limit);
-        let settled = worked == 0 && self.engine.waiting.is_empty() && self.rings_are_empty();
-        let result = match settled.then(|| self.engine.settle()) {
+        let settled = worked == 0 && self.client.waiting.is_empty() && self.rings_are_empty();
+        let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => Ok(()),
             Some(Err(problem)) => Err(problem),
             _ if since.elapsed() < limit => return,
@@ -358,6 +362,6 @@ impl Desk {
 
     fn rings_are_empty(&mut self) -> bool {
         matches!(self.merge.peek(), Ok(None))
-            && self.engine.threads.iter().all(|thread| thread.ring.header().is_drained())
+            && self.client.threads.iter().all(|thread| thread.ring.header().is_drained())
     }
 }

@@ -6,19 +6,20 @@
 //!   client ──rings (shared memory)───────────────────────┘
 //! ```
 //!
-//! One dispatch thread takes the requests of all of the program's threads in their order and gives them to the GPU; it
-//! alone touches the [`engine`]. The control thread obeys the daemon, one connection at a time; a worker outlives its
-//! daemon, and undoes a checkpoint that the daemon's death left half done. A worker serves one client process and ends
-//! with it.
+//! What a program has is its [`client`]; the contexts that it has them in are the process's ([`gpus`]). One dispatch
+//! thread takes the requests of all of the program's threads in their order and gives them to the GPU; it alone touches
+//! the client. The control thread obeys the daemon, one connection at a time; a worker outlives its daemon, and undoes a
+//! checkpoint that the daemon's death left half done. A worker serves one client process and ends with it.
 
 mod arguments;
+mod client;
 mod client_thread;
 mod code;
 mod control;
 mod dispatch;
 mod elf;
-mod engine;
 mod gpu;
+mod gpus;
 mod hashing;
 mod image;
 mod keeper;

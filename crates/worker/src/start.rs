@@ -11,10 +11,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use crate::arguments::Arguments;
+use crate::client::Client;
 use crate::control::Control;
-use crate::dispatch::{Desk, Ended, remote};
-use crate::engine::Engine;
+use crate::dispatch::{Dispatcher, Ended, remote};
 use crate::gpu::Opened;
+use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
 use crate::{keeper, ondemand};
@@ -85,14 +86,12 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
     if let Err(error) = control_thread {
         return Ended::Failed(format!("cannot start a thread: {error}"));
     }
-    let desk = open().and_then(|opened| {
-        let engine = Engine::new(opened, link.clone());
-        engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))
-    });
-    match desk {
-        Ok(engine) => {
-            let again = |desk: &mut Desk, inbox: &_| ondemand::do_again(desk, inbox, listens, &conversations);
-            let ended = Desk::new(engine).run(&inbox, again);
+    match open().and_then(|opened| first_client(opened, link)) {
+        Ok(client) => {
+            let again = |dispatcher: &mut Dispatcher, inbox: &_| {
+                ondemand::do_again(dispatcher, inbox, listens, &conversations)
+            };
+            let ended = Dispatcher::new(client).run(&inbox, again);
             inbox.refuse(match &ended {
                 Ended::Done => "the worker is ending".to_string(),
                 Ended::Failed(problem) => problem.clone(),
@@ -107,6 +106,13 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
             Ended::Failed(problem)
         }
     }
+}
+
+/// A client without a program yet, on GPUs of which the first has a context.
+pub(crate) fn first_client(opened: Opened, link: Arc<Link>) -> Result<Client, String> {
+    let output = opened.output.clone();
+    let client = Gpus::new(opened).and_then(|gpus| Client::new(Arc::new(gpus), output, link));
+    client.map_err(|code| format!("the GPU's context cannot be made: {code}"))
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {

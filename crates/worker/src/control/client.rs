@@ -19,11 +19,11 @@ impl Control {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Response, String> {
         let for_engine = directory.clone();
-        let welcome = self.remote.ask(move |desk| {
+        let welcome = self.remote.ask(move |dispatcher| {
             // Its program begins with nothing loaded.
-            desk.ahead.clear();
-            desk.engine.directory = for_engine;
-            desk.engine.welcome()
+            dispatcher.ahead.clear();
+            dispatcher.client.directory = for_engine;
+            dispatcher.client.welcome()
         })?;
         self.connect(directory, descriptors)?;
         if !self.link.send(&welcome) {
@@ -33,10 +33,10 @@ impl Control {
     }
 
     pub(super) fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
-        let directory = self.remote.ask(move |desk| {
-            desk.engine.client = pid;
-            desk.engine.output.of_pid(pid);
-            desk.engine.directory.clone()
+        let directory = self.remote.ask(move |dispatcher| {
+            dispatcher.client.pid = pid;
+            dispatcher.client.output.of_pid(pid);
+            dispatcher.client.directory.clone()
         })?;
         self.connect(directory, descriptors)?;
         Ok(Response::Done)
@@ -45,9 +45,9 @@ impl Control {
     /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
     pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<Response, String> {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
-        self.remote.ask(move |desk| ondemand::go_on(desk, journal, pid))??;
+        self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
         let adopted = self.adopt(pid, descriptors)?;
-        self.remote.run(|desk| desk.is_behind = false);
+        self.remote.run(|dispatcher| dispatcher.is_behind = false);
         Ok(adopted)
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use rekindle_protocol::worker::{CacheMemory, Cached, Response};
 
 use super::{Control, Demand};
-use crate::dispatch::Desk;
+use crate::dispatch::Dispatcher;
 use crate::image::{self, LeftMemory, Wish};
 
 impl Control {
@@ -21,17 +21,19 @@ impl Control {
         if leave_memory {
             self.unshare()?;
         }
-        let ((parts, phases), left) = self.work(stream, move |desk, stop| {
+        let ((parts, phases), left) = self.work(stream, move |dispatcher, stop| {
             let mut left = LeftMemory::new();
             let leave = leave_memory.then_some(&mut left);
-            Ok((image::save(desk, &staging, leave, stop)?, left))
+            Ok((image::save(dispatcher, &staging, leave, stop)?, left))
         })?;
         self.left = left;
         Ok(Response::Saved { parts, phases })
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Response, String> {
-        let save = move |desk: &mut Desk, _: &AtomicBool| image::save_pinned(&desk.engine, &staging);
+        let save = move |dispatcher: &mut Dispatcher, _: &AtomicBool| {
+            image::save_pinned(&dispatcher.client, &staging)
+        };
         let (parts, phases) = self.work(stream, save)?;
         Ok(Response::Saved { parts, phases })
     }
@@ -45,11 +47,11 @@ impl Control {
     ) -> Result<Response, String> {
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
         let Demand { run_ahead, order, record, journal } = self.demand.take().unwrap_or_default();
-        let phases = self.work(stream, move |desk, _| {
+        let phases = self.work(stream, move |dispatcher, _| {
             let (on_demand, again) = (run_ahead, false);
             let wish = Wish { directory, left, cached, on_demand, order, record, again, journal };
-            let phases = image::restore(desk, &image, wish, remote.clone())?;
-            if let Some(board) = desk.engine.board {
+            let phases = image::restore(dispatcher, &image, wish, remote.clone())?;
+            if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);
             }
             Ok(phases)
@@ -67,15 +69,15 @@ impl Control {
         if memories.len() != descriptors.len() {
             return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
         }
-        self.remote.ask(move |desk| {
-            let device = if register { desk.engine.any_device().ok() } else { None };
+        self.remote.ask(move |dispatcher| {
+            let device = if register { dispatcher.client.any_device().ok() } else { None };
             for (memory, descriptor) in memories.into_iter().zip(descriptors) {
                 // What cannot be taken is loaded from elsewhere.
-                if let Err(code) = desk.cache.take(memory, descriptor, device.as_ref()) {
+                if let Err(code) = dispatcher.cache.take(memory, descriptor, device.as_ref()) {
                     log::warn!("a cache cannot be used: {code}");
                 }
             }
-            desk.engine.bind_anew();
+            dispatcher.client.bind_anew();
         })?;
         Ok(Response::Done)
     }
@@ -88,7 +90,9 @@ impl Control {
         into: Vec<Cached>,
         cached: Vec<Cached>,
     ) -> Result<Response, String> {
-        self.work(stream, move |desk, stop| image::fill_cache(desk, &image, memory, &into, cached, stop))?;
+        self.work(stream, move |dispatcher, stop| {
+            image::fill_cache(dispatcher, &image, memory, &into, cached, stop)
+        })?;
         Ok(Response::Done)
     }
 }

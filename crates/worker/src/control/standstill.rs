@@ -36,9 +36,9 @@ impl Control {
     }
 
     pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<Response, String> {
-        let platform = self.remote.ask(move |desk| {
-            desk.engine.client = pid;
-            desk.engine.platform.clone()
+        let platform = self.remote.ask(move |dispatcher| {
+            dispatcher.client.pid = pid;
+            dispatcher.client.gpus.platform.clone()
         })?;
         let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
         platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
@@ -52,7 +52,7 @@ impl Control {
     }
 
     pub(super) fn attach(&mut self, pid: i32) -> Result<Response, String> {
-        let platform = self.remote.ask(|desk| desk.engine.platform.clone())?;
+        let platform = self.remote.ask(|dispatcher| dispatcher.client.gpus.platform.clone())?;
         let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
         platform.process_restore(pid).map_err(failed)?;
         platform.process_unlock(pid).map_err(failed)?;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Desk;
+use super::Dispatcher;
 
 /// Nothing for so long is a quiet moment.
 const QUIET: Duration = Duration::from_millis(50);
@@ -36,10 +36,10 @@ impl Later {
     }
 }
 
-impl Desk {
+impl Dispatcher {
     pub(super) fn look_at_later(&mut self) {
         // A program that has asked for nothing yet is about to.
-        let idle = self.engine.waiting.is_empty() && self.engine.operations != 0;
+        let idle = self.client.waiting.is_empty() && self.client.operations != 0;
         let busy = self.loading.is_some() || !idle;
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
         let work = self.later.take(quiet, self.draining.is_some());

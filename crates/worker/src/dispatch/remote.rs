@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{Desk, Drain, Ended};
+use super::{Dispatcher, Drain, Ended};
 
-type Command = Box<dyn FnOnce(&mut Desk) + Send>;
+type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
 /// Has the dispatch thread do things.
 #[derive(Clone)]
@@ -41,7 +41,7 @@ pub(crate) fn remote() -> (Remote, Inbox) {
 }
 
 impl Remote {
-    pub(crate) fn run(&self, command: impl FnOnce(&mut Desk) + Send + 'static) {
+    pub(crate) fn run(&self, command: impl FnOnce(&mut Dispatcher) + Send + 'static) {
         if self.commands.send(Box::new(command)).is_ok() {
             self.wake();
         }
@@ -58,11 +58,11 @@ impl Remote {
     /// Runs a command and leads its result back; the other end closes without one when the thread has ended.
     pub(crate) fn start<T: Send + 'static>(
         &self,
-        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
+        command: impl FnOnce(&mut Dispatcher) -> T + Send + 'static,
     ) -> Receiver<T> {
         let (sender, receiver) = channel();
-        self.run(move |desk| {
-            let _ = sender.send(command(desk));
+        self.run(move |dispatcher| {
+            let _ = sender.send(command(dispatcher));
         });
         receiver
     }
@@ -70,7 +70,7 @@ impl Remote {
     /// Runs a command and waits for its result. `Err` says why there is none.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        command: impl FnOnce(&mut Desk) -> T + Send + 'static,
+        command: impl FnOnce(&mut Dispatcher) -> T + Send + 'static,
     ) -> Result<T, String> {
         self.start(command).recv().map_err(|_| self.problem())
     }
@@ -83,12 +83,14 @@ impl Remote {
     /// Waits until nothing is under way on any ring or device.
     pub(crate) fn drain(&self, limit: Duration) -> Result<(), String> {
         let (answer, result) = channel();
-        self.run(move |desk| desk.draining = Some(Drain { limit, since: Instant::now(), answer }));
+        self.run(move |dispatcher| {
+            dispatcher.draining = Some(Drain { limit, since: Instant::now(), answer })
+        });
         result.recv().unwrap_or_else(|_| Err(self.problem()))
     }
 
     pub(crate) fn end(&self, how: Ended) {
-        self.run(move |desk| desk.ended = Some(how));
+        self.run(move |dispatcher| dispatcher.ended = Some(how));
     }
 
     /// The daemon got an answer.
@@ -124,15 +126,15 @@ impl Inbox {
     }
 
     /// Does what was asked for so far.
-    pub(crate) fn obey(&self, desk: &mut Desk) {
+    pub(crate) fn obey(&self, dispatcher: &mut Dispatcher) {
         while let Ok(command) = self.commands.try_recv() {
-            command(desk);
+            command(dispatcher);
         }
     }
 
     /// Waits for something that is asked for, and does it; false when nobody can ask any more.
-    pub(crate) fn obey_next(&self, desk: &mut Desk) -> bool {
-        self.commands.recv().map(|command| command(desk)).is_ok()
+    pub(crate) fn obey_next(&self, dispatcher: &mut Dispatcher) -> bool {
+        self.commands.recv().map(|command| command(dispatcher)).is_ok()
     }
 
     /// Runs no command, now or later: all who ask get this sentence.

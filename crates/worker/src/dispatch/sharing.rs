@@ -2,13 +2,13 @@
 
 use std::sync::mpsc::Sender;
 
-use super::Desk;
+use super::Dispatcher;
 
-impl Desk {
+impl Dispatcher {
     /// Ends sharing if that is wished and nothing is under way. Whether requests wait for the GPU.
     pub(super) fn look_at_sharing(&mut self) -> bool {
         let Some(sharing) = &self.sharing else { return false };
-        if sharing.is_to_end() && self.engine.is_at_rest() && self.engine.broken.is_none() {
+        if sharing.is_to_end() && self.client.is_at_rest() && self.client.broken.is_none() {
             let ended = self.end_sharing();
             if let Some(sharing) = &mut self.sharing {
                 sharing.tell(&ended);
@@ -21,15 +21,15 @@ impl Desk {
     /// Gives a program that shares buffers memory of its own. Where the GPU has not enough left it goes on sharing.
     fn end_sharing(&mut self) -> Result<(), String> {
         let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) else { return Ok(()) };
-        let ended = sharing.end(&mut self.engine, journal);
-        self.engine.bind_anew();
+        let ended = sharing.end(&mut self.client, journal);
+        self.client.bind_anew();
         ended.map_err(|code| format!("shared buffers could not be copied: {code}"))?;
         sharing.tell(&Ok(()));
         self.forget_sharing();
         Ok(())
     }
 
-    /// As [`Desk::end_sharing`], for a request that cannot wait.
+    /// As [`Dispatcher::end_sharing`], for a request that cannot wait.
     pub(super) fn end_sharing_for_good(&mut self) {
         if let Err(problem) = self.end_sharing() {
             log::error!("{problem}; should the program write to one of them, it gets an error");
@@ -40,8 +40,8 @@ impl Desk {
 
     fn forget_sharing(&mut self) {
         (self.sharing, self.journal) = (None, None);
-        self.engine.ahead = false;
-        self.engine.output.let_go();
+        self.client.ahead = false;
+        self.client.output.let_go();
     }
 
     /// Has buffers that are shared become the program's own when nothing is under way.

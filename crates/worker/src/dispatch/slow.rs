@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::operation::{Asynchronous, LaunchKernel, name};
 
-use crate::engine::Engine;
+use crate::client::Client;
 
 /// What takes longer is told.
 const LONG: Duration = Duration::from_micros(500);
@@ -16,12 +16,12 @@ pub(super) fn begin() -> Option<Instant> {
 }
 
 /// Tells of a request that is done now.
-pub(super) fn end(engine: &Engine, began: Option<Instant>, opcode: u32, body: &[u8]) {
+pub(super) fn end(client: &Client, began: Option<Instant>, opcode: u32, body: &[u8]) {
     let Some(took) = began.map(|began| began.elapsed()).filter(|took| *took >= LONG) else { return };
     let launch = (opcode == LaunchKernel::OPCODE).then(|| postcard::from_bytes::<LaunchKernel>(body).ok());
-    let function = launch.flatten().and_then(|launch| engine.functions.get(launch.function).ok());
+    let function = launch.flatten().and_then(|launch| client.functions.get(launch.function).ok());
     let of = function.map_or_else(String::new, |function| {
-        let device = engine.context(function.device).map(|context| context.device.clone());
+        let device = client.context(function.device).map(|context| context.device.clone());
         let info =
             device.ok().zip(function.handle).and_then(|(device, handle)| device.function_info(handle).ok());
         format!(

@@ -23,9 +23,9 @@ use super::error::{Error, Result, device};
 use super::restore::{check_gpus, read_state};
 use super::restore_code;
 use super::state::{CodeState, ModuleState, State};
+use crate::client::Client;
 use crate::code::LoadedCode;
-use crate::dispatch::Desk;
-use crate::engine::Engine;
+use crate::dispatch::Dispatcher;
 
 /// Modules that wait, by their keys.
 #[derive(Default)]
@@ -90,21 +90,21 @@ impl Waiting {
 }
 
 /// Which of the image's modules may be loaded ahead here, and the marks of its [`Course`].
-pub(crate) fn survey(desk: &mut Desk, image: &Path) -> Result<(Vec<CommonModule>, Vec<u64>)> {
+pub(crate) fn survey(dispatcher: &mut Dispatcher, image: &Path) -> Result<(Vec<CommonModule>, Vec<u64>)> {
     let image = Image::open_unheld(image)?;
     let state = State::decode(&read_state(&image)?)?;
-    if check_gpus(&desk.engine, &state).is_err() {
+    if check_gpus(&dispatcher.client, &state).is_err() {
         return Ok((Vec::new(), Vec::new()));
     }
-    let rows = state.modules.iter().filter(|row| stands_alone(&desk.engine, &state, row));
+    let rows = state.modules.iter().filter(|row| stands_alone(&dispatcher.client, &state, row));
     let common = rows.map(|row| Ok(CommonModule { key: key(row)?, bytes: bytes(&image, row)? }));
     Ok((common.collect::<Result<_>>()?, Course::of(&state)?.marks()))
 }
 
 /// Loads the image's module with this key, if it is not there yet.
-pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<()> {
-    let Desk { engine, ahead, .. } = desk;
-    if engine.board.is_some() || desk.prepared.is_some() {
+pub(crate) fn load_ahead(dispatcher: &mut Dispatcher, image: &Path, wanted: &str) -> Result<()> {
+    let Dispatcher { client, ahead, .. } = dispatcher;
+    if client.board.is_some() || dispatcher.prepared.is_some() {
         return Err(Error::Refused("this worker is in use; load modules ahead into a new one".to_string()));
     }
     if ahead.modules.contains_key(wanted) {
@@ -113,18 +113,18 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
     let image = Image::open_unheld(image)?;
     fault::point("module-ahead").map_err(|fault| Error::Refused(fault.to_string()))?;
     let state = State::decode(&read_state(&image)?)?;
-    for row in state.modules.iter().filter(|row| stands_alone(engine, &state, row)) {
+    for row in state.modules.iter().filter(|row| stands_alone(client, &state, row)) {
         if key(row)? != wanted {
             continue;
         }
-        let code = restore_code::code(engine, &image, row)?;
+        let code = restore_code::code(client, &image, row)?;
         if let (LoadedCode::Owned(code), CodeState::Part(name)) = (&code, &row.code)
             && blake3::hash(code.bytes()).to_hex().as_str() != name
         {
             return Err(Error::State(format!("module {name} has contents that its name is not of")));
         }
-        let gpu = engine.context(row.device).map_err(device("be used"))?.device.clone();
-        engine.bind(row.device).map_err(device("be used"))?;
+        let gpu = client.context(row.device).map_err(device("be used"))?.device.clone();
+        client.bind(row.device).map_err(device("be used"))?;
         let Loaded { module: handle, .. } = restore_code::loaded(&*gpu, code.code(), row, &row.options)?;
         ahead.modules.insert(wanted.to_string(), Waiting { gpu, handle, code });
         return Ok(());
@@ -133,10 +133,11 @@ pub(crate) fn load_ahead(desk: &mut Desk, image: &Path, wanted: &str) -> Result<
 }
 
 /// Whether nothing here depends on when it is loaded, in a context that is there in any case.
-fn stands_alone(engine: &Engine, state: &State, row: &ModuleState) -> bool {
+fn stands_alone(client: &Client, state: &State, row: &ModuleState) -> bool {
     let has_addresses = !row.contents.is_empty() || !row.given.is_empty();
-    let may = engine.platform.modules_stand_alone() && row.id.is_some() && state.pieces_of(row).is_none();
-    may && !has_addresses && engine.context(row.device).is_ok()
+    let may =
+        client.gpus.platform.modules_stand_alone() && row.id.is_some() && state.pieces_of(row).is_none();
+    may && !has_addresses && client.context(row.device).is_ok()
 }
 
 /// Names what is loaded: the code by its contents, and how.

@@ -11,48 +11,48 @@ use super::block::Blocks;
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::source::{Brought, Extent, Sources};
-use crate::dispatch::Desk;
+use crate::dispatch::Dispatcher;
 
 /// Blocks that chunks go through which no cache holds yet.
 const BLOCKS: usize = 4;
 
 /// Makes memory for a cache.
-pub(crate) fn make_cache_memory(desk: &mut Desk, memory: CacheMemory) -> Result<OwnedFd> {
+pub(crate) fn make_cache_memory(dispatcher: &mut Dispatcher, memory: CacheMemory) -> Result<OwnedFd> {
     let index = memory.device.unwrap_or_default();
-    desk.engine.bind(index).map_err(device("be used"))?;
-    let heap = desk.engine.heap(index).map_err(device("be used"))?;
-    desk.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
-    let context = desk.engine.context(index).map_err(device("be used"))?;
-    let made = desk.cache.make(context.device.clone(), &memory);
+    dispatcher.client.bind(index).map_err(device("be used"))?;
+    let heap = dispatcher.client.heap(index).map_err(device("be used"))?;
+    dispatcher.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
+    let context = dispatcher.client.context(index).map_err(device("be used"))?;
+    let made = dispatcher.cache.make(context.device.clone(), &memory);
     made.map_err(device(format!("make {} bytes of memory", memory.bytes)))
 }
 
 /// Loads chunks of the image, checked, into memory of a cache.
 pub(crate) fn fill_cache(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     image: &Path,
     (memory, descriptor): (CacheMemory, OwnedFd),
     into: &[Cached],
     cached: Vec<Cached>,
     stop: &AtomicBool,
 ) -> Result<()> {
-    if desk.engine.board.is_some() {
+    if dispatcher.client.board.is_some() {
         return Err(Error::Refused(
             "this worker has a program; another one is to fill the cache".to_string(),
         ));
     }
     let image = Image::open(image)?;
-    let gpus = save_memory::gpus(&desk.engine);
+    let gpus = save_memory::gpus(&dispatcher.client);
     let index = memory.device.unwrap_or_default();
     let gpu = gpus.get(index).and_then(Option::as_ref);
     let gpu =
         gpu.ok_or_else(|| Error::State(format!("a cache is on device {index}, which has no context")))?;
-    let views = desk.cache.open_host(cached);
+    let views = dispatcher.cache.open_host(cached);
     let sources = Sources::of(&image, &views, None);
-    desk.engine.bind(index).map_err(device("be used"))?;
-    let heap = desk.engine.heap(index).map_err(device("be used"))?;
-    desk.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
-    let mapped = desk.cache.writable(gpu.device.clone(), &memory, &descriptor);
+    dispatcher.client.bind(index).map_err(device("be used"))?;
+    let heap = dispatcher.client.heap(index).map_err(device("be used"))?;
+    dispatcher.cache.make_room(heap).map_err(device("reserve addresses for a cache"))?;
+    let mapped = dispatcher.cache.writable(gpu.device.clone(), &memory, &descriptor);
     let mapped = mapped.map_err(device("map memory of a cache"))?;
     let blocks = Blocks::new(gpu.device.clone(), CACHE_SLOT as usize, BLOCKS);
     let mut blocks = blocks.map_err(device("pin host memory to copy through"))?;

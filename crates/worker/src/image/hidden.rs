@@ -13,8 +13,8 @@ use std::sync::Arc;
 use rekindle_device::{Access, Device, Memory};
 
 use super::error::{Result, device};
+use crate::client::Client;
 use crate::dispatch::Remote;
-use crate::engine::Engine;
 
 /// One handle.
 pub(super) struct Hidden {
@@ -61,9 +61,9 @@ pub(super) struct Windows {
 }
 
 /// Gives each handle a window.
-pub(super) fn open_windows(engine: &mut Engine, hidden: &mut [Hidden]) -> Result<Vec<Windows>> {
+pub(super) fn open_windows(client: &mut Client, hidden: &mut [Hidden]) -> Result<Vec<Windows>> {
     let mut windows = Vec::new();
-    for index in 0..engine.slots.len() {
+    for index in client.open_devices() {
         let bytes: u64 = hidden
             .iter()
             .filter(|one| one.device == index && one.memory.is_some())
@@ -72,12 +72,12 @@ pub(super) fn open_windows(engine: &mut Engine, hidden: &mut [Hidden]) -> Result
         if bytes == 0 {
             continue;
         }
-        engine.bind(index).map_err(device("be used"))?;
-        let heap = engine.heap(index).map_err(device("be used"))?;
+        client.bind(index).map_err(device("be used"))?;
+        let heap = client.heap(index).map_err(device("be used"))?;
         let granularity = heap.granularity();
         let start = heap.take_addresses(bytes, granularity, 0);
         let start = start.map_err(device("reserve addresses to load buffers through"))?;
-        let gpu = engine.context(index).map_err(device("be used"))?.device.clone();
+        let gpu = client.context(index).map_err(device("be used"))?.device.clone();
         let mut opened = Windows { index, device: gpu.clone(), start, bytes, handles: Vec::new() };
         let mut at = start;
         for one in hidden.iter_mut().filter(|one| one.device == index) {
@@ -100,8 +100,8 @@ impl Windows {
         let unmapped =
             device.bind().and_then(|()| handles.iter().try_for_each(|(at, bytes)| device.unmap(*at, *bytes)));
         match unmapped {
-            Ok(()) => remote.run(move |desk| {
-                if let Ok(heap) = desk.engine.heap(index) {
+            Ok(()) => remote.run(move |dispatcher| {
+                if let Ok(heap) = dispatcher.client.heap(index) {
                     heap.give_addresses(start, bytes);
                 }
             }),

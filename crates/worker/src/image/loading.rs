@@ -25,7 +25,7 @@ use super::save_memory::{Window, unmap_windows};
 use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
-use crate::dispatch::{Desk, Ended, Remote};
+use crate::dispatch::{Dispatcher, Ended, Remote};
 use crate::ondemand::{OnDemand, Sharing, Spans};
 
 /// What is answered to whoever waits for the end.
@@ -201,86 +201,86 @@ impl Loading {
     }
 
     /// The contents are there, or cannot be.
-    fn end(desk: &mut Desk) {
-        let Some(mut loading) = desk.loading.take() else { return };
-        let finished = loading.finish(desk);
+    fn end(dispatcher: &mut Dispatcher) {
+        let Some(mut loading) = dispatcher.loading.take() else { return };
+        let finished = loading.finish(dispatcher);
         if !loading.is_on_demand() {
-            return loading.tell(desk, finished);
+            return loading.tell(dispatcher, finished);
         }
         match finished {
             Ok(phase) => loading.loaded = Some(phase),
             // A fault of a kernel ends the loading too; the worker that goes on loads again.
             Err(error) => {
-                desk.engine.is_at_rest();
-                if desk.engine.broken.is_none() {
-                    return loading.tell(desk, Err(error));
+                dispatcher.client.is_at_rest();
+                if dispatcher.client.broken.is_none() {
+                    return loading.tell(dispatcher, Err(error));
                 }
             }
         }
-        desk.loading = Some(loading);
+        dispatcher.loading = Some(loading);
     }
 
     /// Once all contents are there and all that ran ahead has ended without a fault: nothing can go wrong any more that
     /// the program has no part in.
-    pub(crate) fn settle(desk: &mut Desk) {
-        let ready = desk.loading.as_ref().is_some_and(|loading| {
+    pub(crate) fn settle(dispatcher: &mut Dispatcher) {
+        let ready = dispatcher.loading.as_ref().is_some_and(|loading| {
             loading.loaded.is_some() && !loading.on_demand.as_ref().is_some_and(OnDemand::has_aside)
         });
-        if !ready || !desk.engine.is_at_rest() || desk.engine.broken.is_some() {
+        if !ready || !dispatcher.client.is_at_rest() || dispatcher.client.broken.is_some() {
             return;
         }
-        let Some(mut loading) = desk.loading.take() else { return };
+        let Some(mut loading) = dispatcher.loading.take() else { return };
         let phase = loading.loaded.take().unwrap_or_default();
-        desk.engine.pinned_later.clear();
-        let pinned = restore_memory::pin(&mut desk.engine, &loading.work.state);
-        desk.sharing = Sharing::begin(&desk.engine, &loading.image(), loading.work.clone());
-        settle_journal(desk);
-        if desk.sharing.is_none() {
-            desk.engine.ahead = false;
-            desk.engine.output.let_go();
+        dispatcher.client.pinned_later.clear();
+        let pinned = restore_memory::pin(&mut dispatcher.client, &loading.work.state);
+        dispatcher.sharing = Sharing::begin(&dispatcher.client, &loading.image(), loading.work.clone());
+        settle_journal(dispatcher);
+        if dispatcher.sharing.is_none() {
+            dispatcher.client.ahead = false;
+            dispatcher.client.output.let_go();
         }
         for windows in loading.windows.drain(..) {
             let remote = loading.remote.clone();
-            desk.later.push(move || windows.close(&remote));
+            dispatcher.later.push(move || windows.close(&remote));
         }
-        loading.tell(desk, pinned.map(|()| phase));
+        loading.tell(dispatcher, pinned.map(|()| phase));
     }
 
-    fn tell(mut self, desk: &mut Desk, result: Result<Phase>) {
+    fn tell(mut self, dispatcher: &mut Dispatcher, result: Result<Phase>) {
         let name = image_name(&self.work.image);
         let outcome = result.map(|phase| vec![phase]).map_err(|error| {
             let problem = format!("image {name:?} could not be loaded: {error}");
             log::error!("{problem}");
             problem
         });
-        settle_journal(desk);
-        desk.loaded = Some(outcome.clone());
+        settle_journal(dispatcher);
+        dispatcher.loaded = Some(outcome.clone());
         // What the program asks for then would meet contents that are not its own.
-        desk.is_closed = outcome.is_err();
+        dispatcher.is_closed = outcome.is_err();
         if let (Err(problem), true) = (&outcome, self.waiting.is_empty()) {
-            desk.end(Ended::Failed(problem.clone()));
+            dispatcher.end(Ended::Failed(problem.clone()));
         }
         for waiting in self.waiting.drain(..) {
             let _ = waiting.send(outcome.clone());
         }
     }
 
-    fn finish(&mut self, desk: &mut Desk) -> Result<Phase> {
+    fn finish(&mut self, dispatcher: &mut Dispatcher) -> Result<Phase> {
         let panicked = || Err(Error::Refused("a thread that loaded buffers panicked".to_string()));
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
         let (phase, left) = loaded?;
-        desk.later.push(move || drop(left));
+        dispatcher.later.push(move || drop(left));
         if self.work.hidden.is_none() {
-            unmap_windows(&mut desk.engine, &self.work.windows)?;
-            restore_memory::protect(&mut desk.engine, &self.work.state)?;
+            unmap_windows(&mut dispatcher.client, &self.work.windows)?;
+            restore_memory::protect(&mut dispatcher.client, &self.work.state)?;
         }
         Ok(phase)
     }
 
     /// Has the outcome sent, now or when it is known.
-    pub(crate) fn await_outcome(desk: &mut Desk, answer: Sender<Outcome>) {
-        match (&mut desk.loading, &desk.loaded) {
+    pub(crate) fn await_outcome(dispatcher: &mut Dispatcher, answer: Sender<Outcome>) {
+        match (&mut dispatcher.loading, &dispatcher.loaded) {
             (Some(loading), _) => loading.waiting.push(answer),
             (None, Some(outcome)) => {
                 let _ = answer.send(outcome.clone());
@@ -302,16 +302,16 @@ impl Drop for Loading {
 }
 
 /// From now on the program is told what no other worker could know.
-fn settle_journal(desk: &mut Desk) {
-    match &mut desk.journal {
+fn settle_journal(dispatcher: &mut Dispatcher) {
+    match &mut dispatcher.journal {
         // A fault of its own kernels can still be mended, by this worker.
-        Some(journal) if desk.sharing.is_some() => {
+        Some(journal) if dispatcher.sharing.is_some() => {
             journal.settle();
             journal.begin_anew();
         }
         Some(journal) => {
             journal.settle();
-            desk.journal = None;
+            dispatcher.journal = None;
         }
         None => {}
     }

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::error::{Error, Result};
 use super::save::describe;
 use super::timer::Timer;
-use crate::engine::Engine;
+use crate::client::Client;
 
 /// Writes each pinned range as a part.
-pub(crate) fn save_pinned(engine: &Engine, staging: &Path) -> Result<(Vec<Value>, Vec<Phase>)> {
+pub(crate) fn save_pinned(client: &Client, staging: &Path) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
     let staging = Staging::open(staging)?;
     let mut parts = Vec::new();
     let mut bytes = 0;
-    for pinned in &engine.pinned {
+    for pinned in &client.pinned {
         let attributes = json!({ "address": format!("{:#x}", pinned.address), "device": pinned.device });
         // SAFETY: the daemon has frozen the program, and the devices were synchronised before.
         let contents = unsafe { pinned.contents() };

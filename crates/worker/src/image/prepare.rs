@@ -17,8 +17,8 @@ use super::resident::Registering;
 use super::restore::{Begun, Replayed, begin, read_state};
 use super::state::State;
 use super::{contents, replay, restore_memory};
-use crate::dispatch::Desk;
-use crate::engine::Engine;
+use crate::client::Client;
+use crate::dispatch::Dispatcher;
 
 pub(crate) struct Prepared {
     /// The id of the image that it was done for: another one of the same state has other contents.
@@ -29,29 +29,29 @@ pub(crate) struct Prepared {
 
 /// Does it, for a worker that has nobody to serve yet. Nothing of the image is held afterwards; but with `register` the
 /// memory that its contents lie in is made known to the device, and is then this worker's too.
-pub(crate) fn prepare(desk: &mut Desk, image: &Path, register: bool) -> Result<()> {
-    if desk.engine.board.is_some() || desk.prepared.is_some() {
+pub(crate) fn prepare(dispatcher: &mut Dispatcher, image: &Path, register: bool) -> Result<()> {
+    if dispatcher.client.board.is_some() || dispatcher.prepared.is_some() {
         return Err(Error::Refused("this worker is in use; make a new one ready".to_string()));
     }
     let image = Image::open(image)?;
     let state = State::decode(&read_state(&image)?)?;
-    let mut begun = begin(&mut desk.engine, &image, &state)?;
-    restore_memory::leave_free(&mut desk.engine, &state)?;
+    let mut begun = begin(&mut dispatcher.client, &image, &state)?;
+    restore_memory::leave_free(&mut dispatcher.client, &state)?;
     let course = Course::of(&state)?;
     let none = (0, OwnStreams::new());
-    let own_streams = replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead, none)?;
+    let own_streams = replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, none)?;
     begun.replayed = Some(Replayed { steps: course.steps(), own_streams, whole: true });
     if register && begun.blocks.is_some() {
-        let any = desk.engine.any_device().map_err(device("be used"))?;
+        let any = dispatcher.client.any_device().map_err(device("be used"))?;
         begun.registering = Some(Registering::begin(&image, any));
     }
-    desk.prepared = Some(Prepared { image: image.manifest().id.clone(), course, begun });
+    dispatcher.prepared = Some(Prepared { image: image.manifest().id.clone(), course, begun });
     Ok(())
 }
 
 impl Prepared {
     /// What was done, if it is what this state needs.
-    pub(super) fn of(self, engine: &mut Engine, image: &Image, state: &State) -> Result<Begun> {
+    pub(super) fn of(self, client: &mut Client, image: &Image, state: &State) -> Result<Begun> {
         if self.image == image.manifest().id {
             return Ok(self.begun);
         }
@@ -61,10 +61,10 @@ impl Prepared {
             return Err(Error::Refused(text.to_string()));
         }
         // GPUs, limits and where the driver's heaps lie are the same.
-        engine.history = state.history;
+        client.history = state.history;
         let blocks = match self.begun.blocks {
             None if restore_memory::has_contents(image, state) => {
-                Some(contents::prepare(engine.any_device().map_err(device("be used"))?))
+                Some(contents::prepare(client.any_device().map_err(device("be used"))?))
             }
             blocks => blocks,
         };

@@ -12,7 +12,7 @@ use super::ahead::Ahead;
 use super::error::{Result, device};
 use super::restore_code::{check_global, contents, function, load, whole};
 use super::state::{FunctionState, State, StreamState};
-use crate::engine::{Engine, GlobalGiven, ModuleObject, StreamObject};
+use crate::client::{Client, GlobalGiven, ModuleObject, StreamObject};
 
 pub(super) enum Moment<'s> {
     Load(usize),
@@ -35,23 +35,23 @@ pub(super) fn loads(state: &State, steps: usize) -> usize {
 /// Modules, functions and streams as they were, modules that wait `ahead` among them; then the contents of globals. So
 /// many steps were `done` before, and these threads' streams made.
 pub(super) fn replay(
-    engine: &mut Engine,
+    client: &mut Client,
     image: &Image,
     state: &State,
     ahead: &mut Ahead,
     (done, mut own_streams): (usize, OwnStreams),
 ) -> Result<OwnStreams> {
-    let destroyed = engine.former_streams.len();
+    let destroyed = client.former_streams.len();
     // Modules that were unloaded have no id; they are kept apart until their moment comes.
     let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
     for (at, moment) in moments(state).into_iter().skip(done) {
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
-                let module = load(engine, image, row, ahead)?;
+                let module = load(client, image, row, ahead)?;
                 match row.id {
                     Some(id) => {
-                        engine.modules.insert(id, module).map_err(device("number a module as before"))?
+                        client.modules.insert(id, module).map_err(device("number a module as before"))?
                     }
                     None => {
                         passing.insert(n, module);
@@ -60,44 +60,44 @@ pub(super) fn replay(
             }
             Moment::Unload(n) => {
                 if let Some(module) = passing.remove(&n) {
-                    let gpu = engine.on(module.device).map_err(device("be used"))?;
+                    let gpu = client.on(module.device).map_err(device("be used"))?;
                     let handle = whole(&module)?;
                     gpu.module_unload(handle).map_err(device("unload a module"))?;
-                    engine.unloaded.push(module);
+                    client.unloaded.push(module);
                 }
             }
-            Moment::Function(row) => function(engine, row)?,
+            Moment::Function(row) => function(client, row)?,
             Moment::Global(n, given) => {
                 let module = match state.modules[n].id {
-                    Some(id) => engine.modules.get(id).map_err(device("find a module"))?,
+                    Some(id) => client.modules.get(id).map_err(device("find a module"))?,
                     None => match passing.get(&n) {
                         Some(module) => module,
                         None => continue,
                     },
                 };
-                check_global(engine, module, given)?;
+                check_global(client, module, given)?;
             }
             Moment::Stream(row) => {
-                let made = stream(engine, row.device, row.flags, row.priority, at)?;
+                let made = stream(client, row.device, row.flags, row.priority, at)?;
                 match row.id {
                     Some(id) => {
-                        engine.streams.insert(id, made).map_err(device("number a stream as before"))?
+                        client.streams.insert(id, made).map_err(device("number a stream as before"))?
                     }
-                    None => engine.former_streams.push(made),
+                    None => client.former_streams.push(made),
                 }
             }
             Moment::OwnStream(thread, index) => {
-                let made = stream(engine, index, 0, 0, at)?;
+                let made = stream(client, index, 0, 0, at)?;
                 own_streams.entry(thread).or_default().push(made);
             }
         }
     }
-    for at in destroyed..engine.former_streams.len() {
-        let former = engine.former_streams[at];
-        let gpu = engine.on(former.device).map_err(device("be used"))?;
+    for at in destroyed..client.former_streams.len() {
+        let former = client.former_streams[at];
+        let gpu = client.on(former.device).map_err(device("be used"))?;
         gpu.stream_destroy(former.handle).map_err(device("destroy a stream"))?;
     }
-    contents(engine, image, state)?;
+    contents(client, image, state)?;
     Ok(own_streams)
 }
 
@@ -121,8 +121,8 @@ pub(super) fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     moments
 }
 
-fn stream(engine: &mut Engine, index: usize, flags: u32, priority: i32, at: u64) -> Result<StreamObject> {
-    let gpu = engine.on(index).map_err(device("be used"))?;
+fn stream(client: &mut Client, index: usize, flags: u32, priority: i32, at: u64) -> Result<StreamObject> {
+    let gpu = client.on(index).map_err(device("be used"))?;
     let handle = gpu.stream_create(flags, priority).map_err(device("make a stream"))?;
     Ok(StreamObject { device: index, flags, priority, handle, busy: false, at })
 }

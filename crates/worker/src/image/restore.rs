@@ -20,8 +20,8 @@ use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_code, restore_memory, save_memory};
-use crate::dispatch::{Desk, Remote};
-use crate::engine::{Engine, EventObject, ExecObject, GraphObject, Mark, Recipe};
+use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Recipe};
+use crate::dispatch::{Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
 /// What a restore is to be like.
@@ -30,7 +30,7 @@ pub(crate) struct Wish {
     pub directory: PathBuf,
     /// Memory that is mapped, not loaded.
     pub left: LeftMemory,
-    /// What lies in memories that the desk was given.
+    /// What lies in memories that the dispatcher was given.
     pub cached: Vec<Cached>,
     /// Requests need not wait for all contents.
     pub on_demand: bool,
@@ -44,62 +44,72 @@ pub(crate) struct Wish {
     pub journal: Option<OwnedFd>,
 }
 
-pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote) -> Result<Vec<Phase>> {
+pub(crate) fn restore(
+    dispatcher: &mut Dispatcher,
+    image: &Path,
+    wish: Wish,
+    remote: Remote,
+) -> Result<Vec<Phase>> {
     let (since, mut timer) = (Instant::now(), Timer::start());
-    if desk.engine.board.is_some() {
+    if dispatcher.client.board.is_some() {
         return Err(Error::Refused("this worker has a program already; restore into a new one".to_string()));
     }
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
-    let begun = match desk.prepared.take() {
-        Some(prepared) => prepared.of(&mut desk.engine, &image, &state)?,
-        None => begin(&mut desk.engine, &image, &state)?,
+    let begun = match dispatcher.prepared.take() {
+        Some(prepared) => prepared.of(&mut dispatcher.client, &image, &state)?,
+        None => begin(&mut dispatcher.client, &image, &state)?,
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
-    desk.journal = noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
-    desk.uses = match record {
+    dispatcher.journal =
+        noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
+    dispatcher.uses = match record {
         Recording::None => None,
         Recording::Asked => Some(Uses::new(spans(&state))),
         Recording::Learned => Some(Uses::new(spans(&state)).learned_for(&image)),
     };
-    desk.engine.directory = directory;
-    desk.engine.board_name = state.board.clone();
+    dispatcher.client.directory = directory;
+    dispatcher.client.board_name = state.board.clone();
     let can_wait = left.is_empty() && !graphs_copy(&state);
     // What kernels print must be kept back as long as they might have to run once more.
-    let on_demand = on_demand && can_wait && desk.journal.is_some() && desk.engine.output.keep_back();
+    let on_demand =
+        on_demand && can_wait && dispatcher.journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
-    let shared = match on_demand && can_share(&desk.engine, &state) {
-        true => desk.cache.take_shared(&mut cached),
+    let shared = match on_demand && can_share(&dispatcher.client, &state) {
+        true => dispatcher.cache.take_shared(&mut cached),
         false => HashMap::new(),
     };
-    restore_memory::place(&mut desk.engine, &state, &left, hidden.as_mut(), &shared)?;
+    restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), &shared)?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
     match &mut hidden {
         Some(hidden) => {
-            load_windows = open_windows(&mut desk.engine, hidden)?;
+            load_windows = open_windows(&mut dispatcher.client, hidden)?;
             let pinned = |row: &PinnedState| row.address..row.address.saturating_add(row.bytes);
-            desk.engine.pinned_later = state.pinned.iter().map(pinned).collect();
-            desk.engine.ahead = true;
+            dispatcher.client.pinned_later = state.pinned.iter().map(pinned).collect();
+            dispatcher.client.ahead = true;
         }
         None => {
-            restore_memory::pin(&mut desk.engine, &state)?;
-            windows = save_memory::map_physical(&mut desk.engine)?;
+            restore_memory::pin(&mut dispatcher.client, &state)?;
+            windows = save_memory::map_physical(&mut dispatcher.client)?;
         }
     }
     timer.lap("GPU addresses", 0);
-    let gpus = save_memory::gpus(&desk.engine);
+    let gpus = save_memory::gpus(&dispatcher.client);
     let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
-    if desk.cache.needs_room()
-        && let Err(code) =
-            desk.engine.bind(0).and_then(|()| desk.engine.heap(0)).and_then(|heap| desk.cache.make_room(heap))
+    if dispatcher.cache.needs_room()
+        && let Err(code) = dispatcher
+            .client
+            .bind(0)
+            .and_then(|()| dispatcher.client.heap(0))
+            .and_then(|heap| dispatcher.cache.make_room(heap))
     {
         log::warn!("caches in GPU memory are not used, for there are no addresses for them: {code}");
     }
-    let views = desk.cache.open(cached, on);
-    desk.engine.bind_anew();
+    let views = dispatcher.cache.open(cached, on);
+    dispatcher.client.bind_anew();
     // A second view of both, for the thread that loads.
     let work = Work {
         image: Image::open(image.path())?,
@@ -118,20 +128,20 @@ pub(crate) fn restore(desk: &mut Desk, image: &Path, wish: Wish, remote: Remote)
         Some(Replayed { own_streams, whole: true, .. }) => own_streams,
         begun => {
             let begun = begun.map_or_else(Default::default, |begun| (begun.steps, begun.own_streams));
-            replay::replay(&mut desk.engine, &image, &state, &mut desk.ahead, begun)?
+            replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, begun)?
         }
     };
-    restore_code::pieces(&mut desk.engine, &image, &state)?;
+    restore_code::pieces(&mut dispatcher.client, &image, &state)?;
     timer.lap("modules", 0);
-    let found = done + desk.ahead.found();
+    let found = done + dispatcher.ahead.found();
     let in_pieces = state.pieces.len() as u64;
     let whole = state.modules.len() as u64 - in_pieces;
     timer.count([("loaded ahead", found), ("loaded", whole - found), ("in pieces", in_pieces)]);
-    desk.ahead.clear();
-    events(&mut desk.engine, &state)?;
-    graphs(&mut desk.engine, &state)?;
-    join_files(desk, &state, own_streams, again)?;
-    desk.loading = Some(loading);
+    dispatcher.ahead.clear();
+    events(&mut dispatcher.client, &state)?;
+    graphs(&mut dispatcher.client, &state)?;
+    join_files(dispatcher, &state, own_streams, again)?;
+    dispatcher.loading = Some(loading);
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
 }
@@ -155,13 +165,13 @@ pub(super) struct Replayed {
 }
 
 /// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
-pub(super) fn begin(engine: &mut Engine, image: &Image, state: &State) -> Result<Begun> {
-    let any = engine.any_device().map_err(device("be used"))?;
+pub(super) fn begin(client: &mut Client, image: &Image, state: &State) -> Result<Begun> {
+    let any = client.any_device().map_err(device("be used"))?;
     let blocks = restore_memory::has_contents(image, state).then(|| contents::prepare(any));
-    check_gpus(engine, state)?;
-    engine.platform.expect_placements(&state.placements);
-    engine.history = state.history;
-    open_contexts(engine, state)?;
+    check_gpus(client, state)?;
+    client.gpus.platform.expect_placements(&state.placements);
+    client.history = state.history;
+    open_contexts(client, state)?;
     Ok(Begun { blocks, replayed: None, registering: None })
 }
 
@@ -178,10 +188,10 @@ pub(super) fn read_state(image: &Image) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(super) fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
+pub(super) fn check_gpus(client: &Client, state: &State) -> Result<()> {
     let used = state.devices.iter().enumerate().filter(|(_, row)| row.context.is_some());
     for (index, row) in used {
-        let found = engine.slots.get(index).map(|slot| &slot.info);
+        let found = client.gpus.info(index);
         if found.is_none_or(|info| info.kind != row.kind || info.name != row.model) {
             return Err(Error::Gpu {
                 expected: format!("{} as its GPU {index}", row.model),
@@ -192,23 +202,23 @@ pub(super) fn check_gpus(engine: &Engine, state: &State) -> Result<()> {
     Ok(())
 }
 
-fn open_contexts(engine: &mut Engine, state: &State) -> Result<()> {
+fn open_contexts(client: &mut Client, state: &State) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
-        engine.open(index).map_err(device("make a context"))?;
+        client.open(index).map_err(device("make a context"))?;
         for (limit, value) in &context.limits {
-            let gpu = engine.on(index).map_err(device("be used"))?;
+            let gpu = client.on(index).map_err(device("be used"))?;
             gpu.set_limit(*limit, *value).map_err(device(format!("set limit {limit} to {value}")))?;
         }
-        engine.context_mut(index).map_err(device("be used"))?.limits = context.limits.clone();
+        client.context_mut(index).map_err(device("be used"))?.limits = context.limits.clone();
     }
     Ok(())
 }
 
-fn events(engine: &mut Engine, state: &State) -> Result<()> {
+fn events(client: &mut Client, state: &State) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
-        let gpu = engine.on(index).map_err(device("be used"))?;
+        let gpu = client.on(index).map_err(device("be used"))?;
         let anchor = || {
             let event = gpu.event_create(0)?;
             gpu.event_record(event, Stream::LEGACY, 0)?;
@@ -217,10 +227,10 @@ fn events(engine: &mut Engine, state: &State) -> Result<()> {
         };
         let event = anchor().map_err(device("tell the time"))?;
         let anchor = Some(Mark { event, time: context.clock });
-        engine.context_mut(index).map_err(device("be used"))?.anchor = anchor;
+        client.context_mut(index).map_err(device("be used"))?.anchor = anchor;
     }
     for row in &state.events {
-        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let gpu = client.on(row.device).map_err(device("be used"))?;
         let handle = gpu.event_create(row.flags).map_err(device("make an event"))?;
         let event = EventObject {
             device: row.device,
@@ -229,15 +239,15 @@ fn events(engine: &mut Engine, state: &State) -> Result<()> {
             recorded: row.time.is_some(),
             restored: row.time,
         };
-        engine.events.insert(row.id, event).map_err(device("number an event as before"))?;
+        client.events.insert(row.id, event).map_err(device("number an event as before"))?;
     }
     Ok(())
 }
 
 /// Whether a fault can be mended at any time after the restore: all that the program can change lies in buffers and
 /// globals of one device.
-fn can_share(engine: &Engine, state: &State) -> bool {
-    let contexts = engine.slots.iter().filter(|slot| slot.context.is_some()).count();
+fn can_share(client: &Client, state: &State) -> bool {
+    let contexts = client.contexts.iter().flatten().count();
     contexts == 1 && state.physical.is_empty() && state.pinned.is_empty()
 }
 
@@ -247,47 +257,52 @@ fn graphs_copy(state: &State) -> bool {
     recipes.into_iter().any(Recipe::copies)
 }
 
-fn graphs(engine: &mut Engine, state: &State) -> Result<()> {
+fn graphs(client: &mut Client, state: &State) -> Result<()> {
     for row in &state.graphs {
-        let built = engine.build(row.device, &row.recipe);
+        let built = client.build(row.device, &row.recipe);
         let (handle, nodes) = built.map_err(device(format!("build graph {} again", row.id)))?;
         if nodes.len() != row.nodes {
             let text = format!("graph {} had {} nodes and now gets {}", row.id, row.nodes, nodes.len());
             return Err(Error::Refused(text));
         }
         let graph = GraphObject { device: row.device, handle, nodes, recipe: row.recipe.clone().into() };
-        engine.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
+        client.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
     }
     for row in &state.execs {
-        let build = |engine: &mut Engine| {
-            let (graph, _) = engine.build(row.device, &row.recipe)?;
-            let gpu = engine.on(row.device)?;
+        let build = |client: &mut Client| {
+            let (graph, _) = client.build(row.device, &row.recipe)?;
+            let gpu = client.on(row.device)?;
             let handle = gpu.graph_instantiate(graph, row.flags)?;
             gpu.graph_destroy(graph)?;
             Ok(handle)
         };
-        let handle = build(engine).map_err(device(format!("instantiate graph {} again", row.id)))?;
+        let handle = build(client).map_err(device(format!("instantiate graph {} again", row.id)))?;
         let exec =
             ExecObject { device: row.device, handle, flags: row.flags, recipe: row.recipe.clone().into() };
-        engine.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
+        client.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
     }
     Ok(())
 }
 
 /// Maps board and rings, which are as new, and gives each thread its streams.
-fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams, again: bool) -> Result<()> {
+fn join_files(
+    dispatcher: &mut Dispatcher,
+    state: &State,
+    mut own_streams: OwnStreams,
+    again: bool,
+) -> Result<()> {
     let shared = |error: rekindle_ring::SharedError| Error::Refused(error.to_string());
-    let file = |desk: &Desk, name: &str| {
-        let path = desk.engine.run_file(name);
+    let file = |dispatcher: &Dispatcher, name: &str| {
+        let path = dispatcher.client.run_file(name);
         path.ok_or_else(|| Error::State(format!("it names a file {name:?} in the run directory")))
     };
     if state.board.is_empty() {
         return Ok(());
     }
     for row in &state.threads {
-        let ring = Ring::open(&file(desk, &row.name)?).map_err(shared)?;
-        desk.add_ring(row.index, row.name.clone(), ring);
-        if let Some(thread) = desk.engine.threads.last_mut() {
+        let ring = Ring::open(&file(dispatcher, &row.name)?).map_err(shared)?;
+        dispatcher.add_ring(row.index, row.name.clone(), ring);
+        if let Some(thread) = dispatcher.client.threads.last_mut() {
             for stream in own_streams.remove(&row.index).unwrap_or_default() {
                 let length = thread.streams.len().max(stream.device + 1);
                 thread.streams.resize(length, None);
@@ -295,13 +310,13 @@ fn join_files(desk: &mut Desk, state: &State, mut own_streams: OwnStreams, again
             }
         }
     }
-    let board = BoardMapping::open(&file(desk, &state.board)?).map_err(shared)?;
+    let board = BoardMapping::open(&file(dispatcher, &state.board)?).map_err(shared)?;
     for (index, row) in state.devices.iter().enumerate() {
         if let Some(context) = row.context.as_ref().filter(|context| context.error != 0 && !again) {
             board.set_error(index, context.error);
         }
     }
     board.set_worker(Liveness::Alive);
-    desk.engine.board = Some(board);
+    dispatcher.client.board = Some(board);
     Ok(())
 }

@@ -11,15 +11,15 @@ use super::block::{Block, Blocks};
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::state::{CodeState, FunctionState, ModuleState, State, globals_part};
+use crate::client::{Body, Client, FunctionObject, GlobalGiven, ModuleObject, Pieces};
 use crate::code::LoadedCode;
-use crate::engine::{Body, Engine, FunctionObject, GlobalGiven, ModuleObject, Pieces};
 
 /// Globals are filled through a block of this size.
 const BLOCK: usize = 2 << 20;
 
 /// A module as it was; the one that waits, if it does.
 pub(super) fn load(
-    engine: &mut Engine,
+    client: &mut Client,
     image: &Image,
     row: &ModuleState,
     ahead: &mut Ahead,
@@ -30,7 +30,7 @@ pub(super) fn load(
     };
     let code = match waiting.as_ref().and_then(|key| ahead.code(key)) {
         Some(code) => code,
-        None => code(engine, image, row)?,
+        None => code(client, image, row)?,
     };
     let object = |code, handle| ModuleObject {
         body: Body::Whole(handle),
@@ -45,7 +45,7 @@ pub(super) fn load(
     if let Some(handle) = waiting.and_then(|key| ahead.take(&key)) {
         return Ok(object(code, handle));
     }
-    let gpu = engine.on(row.device).map_err(device("be used"))?;
+    let gpu = client.on(row.device).map_err(device("be used"))?;
     let mut options = row.options.clone();
     if gpu.info().kind == GpuKind::Emulated
         && let Some(first) = row.contents.iter().map(|global| global.address).min()
@@ -69,7 +69,7 @@ pub(super) fn loaded(
 }
 
 /// The code of a module: what the image has, or a file that is the one it was.
-pub(super) fn code(engine: &mut Engine, image: &Image, row: &ModuleState) -> Result<LoadedCode> {
+pub(super) fn code(client: &mut Client, image: &Image, row: &ModuleState) -> Result<LoadedCode> {
     Ok(match &row.code {
         CodeState::Part(name) => {
             let part = image.part(PartKind::Module, name);
@@ -79,7 +79,7 @@ pub(super) fn code(engine: &mut Engine, image: &Image, row: &ModuleState) -> Res
             LoadedCode::Owned(Code::new(bytes))
         }
         CodeState::File { path, offset, bytes, identity } => {
-            let mapped = engine.code.map(Path::new(path), *offset, *bytes);
+            let mapped = client.gpus.code().map(Path::new(path), *offset, *bytes);
             let mapped = mapped.map_err(|source| Error::Io { action: "map", path: path.clone(), source })?;
             if mapped.identity() != identity {
                 return Err(Error::Code {
@@ -93,10 +93,10 @@ pub(super) fn code(engine: &mut Engine, image: &Image, row: &ModuleState) -> Res
     })
 }
 
-pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
-    let module = engine.modules.get(row.module).map_err(device("find a module"))?;
+pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
+    let module = client.modules.get(row.module).map_err(device("find a module"))?;
     let (index, module) = (module.device, whole(module)?);
-    let gpu = engine.on(index).map_err(device("be used"))?;
+    let gpu = client.on(index).map_err(device("be used"))?;
     let again = || {
         let handle = gpu.function(module, &row.name)?;
         for (attribute, value) in &row.attributes {
@@ -117,27 +117,27 @@ pub(super) fn function(engine: &mut Engine, row: &FunctionState) -> Result<()> {
         attributes: row.attributes.clone(),
         cache: row.cache,
     };
-    engine.functions.insert(row.id, function).map_err(device("number a kernel as before"))
+    client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
 }
 
 /// Modules in pieces, with their kernels, of which nothing is loaded: their globals are among the buffers.
-pub(super) fn pieces(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
+pub(super) fn pieces(client: &mut Client, image: &Image, state: &State) -> Result<()> {
     for row in &state.modules {
         let (Some(id), Some(globals)) = (row.id, state.pieces_of(row)) else { continue };
         let object = ModuleObject {
             device: row.device,
             kind: row.kind,
             options: row.options.clone(),
-            code: code(engine, image, row)?,
+            code: code(client, image, row)?,
             body: Body::Pieces(Pieces::restored(globals)),
             loaded_at: row.loaded_at,
             unloaded_at: None,
             globals: Vec::new(),
         };
-        engine.modules.insert(id, object).map_err(device("number a module as before"))?;
+        client.modules.insert(id, object).map_err(device("number a module as before"))?;
     }
     for row in state.functions.iter().filter(|row| state.pieces.contains_key(&row.module)) {
-        let index = engine.modules.get(row.module).map_err(device("find a module"))?.device;
+        let index = client.modules.get(row.module).map_err(device("find a module"))?.device;
         let function = FunctionObject {
             device: index,
             module: row.module,
@@ -147,7 +147,7 @@ pub(super) fn pieces(engine: &mut Engine, image: &Image, state: &State) -> Resul
             attributes: row.attributes.clone(),
             cache: row.cache,
         };
-        engine.functions.insert(row.id, function).map_err(device("number a kernel as before"))?;
+        client.functions.insert(row.id, function).map_err(device("number a kernel as before"))?;
     }
     Ok(())
 }
@@ -158,8 +158,8 @@ pub(super) fn whole(module: &ModuleObject) -> Result<Module> {
 }
 
 /// An address that the program holds must still be the global's.
-pub(super) fn check_global(engine: &Engine, module: &ModuleObject, given: &GlobalGiven) -> Result<()> {
-    let gpu = &engine.context(module.device).map_err(device("be used"))?.device;
+pub(super) fn check_global(client: &Client, module: &ModuleObject, given: &GlobalGiven) -> Result<()> {
+    let gpu = &client.context(module.device).map_err(device("be used"))?.device;
     let found = gpu.global(whole(module)?, &given.name);
     let (address, _) = found.map_err(device(format!("find the global {} again", given.name)))?;
     if address == given.address {
@@ -173,9 +173,9 @@ pub(super) fn check_global(engine: &Engine, module: &ModuleObject, given: &Globa
 }
 
 /// Fills globals and constants.
-pub(super) fn contents(engine: &mut Engine, image: &Image, state: &State) -> Result<()> {
-    let gpus = save_memory::gpus(engine);
-    let any = engine.any_device().map_err(device("be used"))?;
+pub(super) fn contents(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+    let gpus = save_memory::gpus(client);
+    let any = client.any_device().map_err(device("be used"))?;
     let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
     let mut blocks = blocks.split();
     for row in state.modules.iter().filter(|row| !row.contents.is_empty()) {
@@ -183,8 +183,8 @@ pub(super) fn contents(engine: &mut Engine, image: &Image, state: &State) -> Res
         let name = globals_part(row.loaded_at);
         let part = image.part(PartKind::GpuBuffer, &name);
         let part = part.ok_or_else(|| Error::State(format!("the image has no part {name}")))?;
-        engine.bind(row.device).map_err(device("be used"))?;
-        let module = whole(engine.modules.get(id).map_err(device("find a module"))?)?;
+        client.bind(row.device).map_err(device("be used"))?;
+        let module = whole(client.modules.get(id).map_err(device("find a module"))?)?;
         let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(row.device)) else { continue };
         let mut at = 0;
         for global in &row.contents {

@@ -14,14 +14,14 @@ use super::error::{Error, Result, device};
 use super::hidden::Hidden;
 use super::save_memory::Window;
 use super::state::{ContentState, MappingState, State, buffer_part, physical_part};
-use crate::engine::Engine;
+use crate::client::Client;
 use crate::memory::{Content, Mapping, Physical, Reservation, Slab, map_pinned};
 
 /// Keeps the addresses of its memory free of all else, before any is placed.
-pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
+pub(super) fn leave_free(client: &mut Client, state: &State) -> Result<()> {
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
-        let heap = engine.heap(index).map_err(device("be used"))?;
+        let heap = client.heap(index).map_err(device("be used"))?;
         for (start, bytes) in &context.regions {
             heap.leave_free(&(*start..start.saturating_add(*bytes)));
         }
@@ -33,16 +33,16 @@ pub(super) fn leave_free(engine: &mut Engine, state: &State) -> Result<()> {
 /// all are put there; but for those that can be `shared`, which are mapped with their contents. That there is room
 /// was checked before, and can have changed since.
 pub(super) fn place(
-    engine: &mut Engine,
+    client: &mut Client,
     state: &State,
     left: &LeftMemory,
     hidden: Option<&mut Vec<Hidden>>,
     shared: &HashMap<String, OwnedFd>,
 ) -> Result<()> {
     let mut on = 0;
-    place_all(engine, state, left, hidden, &mut on, shared).map_err(|error| match error {
+    place_all(client, state, left, hidden, &mut on, shared).map_err(|error| match error {
         Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
-            let (free, total) = engine.memory_space(on).unwrap_or_default();
+            let (free, total) = client.memory_space(on).unwrap_or_default();
             Error::Taken { action, free: free >> 20, total: total >> 20 }
         }
         other => other,
@@ -51,7 +51,7 @@ pub(super) fn place(
 
 /// `on` is the device that something is placed on.
 fn place_all(
-    engine: &mut Engine,
+    client: &mut Client,
     state: &State,
     left: &LeftMemory,
     mut hidden: Option<&mut Vec<Hidden>>,
@@ -61,8 +61,8 @@ fn place_all(
     for (index, row) in state.devices.iter().enumerate() {
         let Some(context) = &row.context else { continue };
         *on = index;
-        engine.bind(index).map_err(device("be used"))?;
-        let heap = engine.heap(index).map_err(device("be used"))?;
+        client.bind(index).map_err(device("be used"))?;
+        let heap = client.heap(index).map_err(device("be used"))?;
         for (start, bytes) in &context.regions {
             let end =
                 start.checked_add(*bytes).ok_or_else(|| Error::State("a region has no end".to_string()))?;
@@ -103,30 +103,30 @@ fn place_all(
         }
     }
     for row in &state.reservations {
-        let heap = engine.heap(row.device).map_err(device("be used"))?;
+        let heap = client.heap(row.device).map_err(device("be used"))?;
         if !heap.take_addresses_at(row.address, row.bytes) {
             return Err(Error::State(format!("the addresses from {:#x} are used twice", row.address)));
         }
         let reservation = Reservation { bytes: row.bytes, device: row.device };
-        engine.virtual_memory.reservations.insert(row.address, reservation);
+        client.virtual_memory.reservations.insert(row.address, reservation);
     }
     for row in &state.physical {
         *on = row.device;
-        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let gpu = client.on(row.device).map_err(device("be used"))?;
         let made = match left.get(&physical_part(row.serial)) {
             Some(memory) => gpu.memory_import(memory.as_fd(), row.bytes),
             None => gpu.memory_create(row.bytes),
         };
         let memory = made.map_err(device(format!("make {} bytes of memory", row.bytes)))?;
         let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
-        engine.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
+        client.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
         if let Some(hidden) = &mut hidden {
             let mut one = Hidden::new(physical_part(row.serial), row.device, Some(memory), row.bytes);
             let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
             for mapping in mappings {
                 let MappingState { address, bytes, serial, access } = *mapping;
                 one.mappings.push((address, access));
-                engine.virtual_memory.note_mapping(address, Mapping { bytes, serial, access });
+                client.virtual_memory.note_mapping(address, Mapping { bytes, serial, access });
             }
             hidden.push(one);
         }
@@ -135,20 +135,20 @@ fn place_all(
         return Ok(());
     }
     for row in &state.mappings {
-        let mapped = engine.map_at(row.address, row.bytes, row.serial, Access::ReadWrite);
+        let mapped = client.map_at(row.address, row.bytes, row.serial, Access::ReadWrite);
         mapped.map_err(device(format!("map {} bytes at {:#x}", row.bytes, row.address)))?;
     }
     Ok(())
 }
 
 /// Gives the program's mappings the protection that they had.
-pub(super) fn protect(engine: &mut Engine, state: &State) -> Result<()> {
+pub(super) fn protect(client: &mut Client, state: &State) -> Result<()> {
     for row in state.mappings.iter().filter(|row| row.access != Access::ReadWrite) {
-        let Some(mapping) = engine.virtual_memory.mappings.get_mut(&row.address) else { continue };
+        let Some(mapping) = client.virtual_memory.mappings.get_mut(&row.address) else { continue };
         mapping.access = row.access;
         let mapping = *mapping;
-        let index = engine.virtual_memory.device_of(&mapping).unwrap_or_default();
-        let gpu = engine.on(index).map_err(device("be used"))?;
+        let index = client.virtual_memory.device_of(&mapping).unwrap_or_default();
+        let gpu = client.on(index).map_err(device("be used"))?;
         gpu.protect(row.address, row.bytes, row.access)
             .map_err(device(format!("protect the mapping at {:#x}", row.address)))?;
     }
@@ -156,18 +156,18 @@ pub(super) fn protect(engine: &mut Engine, state: &State) -> Result<()> {
 }
 
 /// Maps pinned files where they were. The daemon has filled them.
-pub(super) fn pin(engine: &mut Engine, state: &State) -> Result<()> {
+pub(super) fn pin(client: &mut Client, state: &State) -> Result<()> {
     for row in &state.pinned {
-        let mapped = map_pinned(engine.run_directory(), &row.name, row.address, row.bytes, row.device);
+        let mapped = map_pinned(client.run_directory(), &row.name, row.address, row.bytes, row.device);
         let pinned = mapped.map_err(|source| Error::Io {
             action: "map",
             path: format!("{} at {:#x}", row.name, row.address),
             source,
         })?;
-        let gpu = engine.on(row.device).map_err(device("be used"))?;
+        let gpu = client.on(row.device).map_err(device("be used"))?;
         gpu.host_register(row.address, row.bytes)
             .map_err(device(format!("pin {} bytes at {:#x}", row.bytes, row.address)))?;
-        engine.pinned.push(pinned);
+        client.pinned.push(pinned);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use rekindle_device::DeviceInfo;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::{Value, json};
@@ -14,42 +15,42 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{LeftMemory, contents, save_code, save_memory};
-use crate::dispatch::Desk;
-use crate::engine::{Engine, StreamObject};
+use crate::client::{Client, Context, StreamObject};
+use crate::dispatch::Dispatcher;
 
 /// Begins to make what [`save`] will copy through.
-pub(crate) fn expect_save(desk: &mut Desk) {
-    desk.blocks = desk.engine.any_device().ok().map(contents::prepare);
+pub(crate) fn expect_save(dispatcher: &mut Dispatcher) {
+    dispatcher.blocks = dispatcher.client.any_device().ok().map(contents::prepare);
 }
 
 /// No save follows.
-pub(crate) fn forget_save(desk: &mut Desk) {
-    desk.blocks = None;
+pub(crate) fn forget_save(dispatcher: &mut Dispatcher) {
+    dispatcher.blocks = None;
 }
 
 /// With `left`, contents of buffers stay where they are, and descriptors of that memory go there.
 pub(crate) fn save(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     staging: &Path,
     left: Option<&mut LeftMemory>,
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
-    let blocks = desk.blocks.take();
-    let engine = &mut desk.engine;
-    let gpus = save_memory::gpus(engine);
+    let blocks = dispatcher.blocks.take();
+    let client = &mut dispatcher.client;
+    let gpus = save_memory::gpus(client);
     let staging = Staging::open(staging)?;
     let mut state = State {
-        board: engine.board_name.clone(),
-        history: engine.history,
-        placements: engine.platform.placements(),
+        board: client.board_name.clone(),
+        history: client.history,
+        placements: client.gpus.platform.placements(),
         ..State::default()
     };
-    state.devices = devices(engine)?;
-    streams_and_events(engine, &mut state)?;
-    graphs(engine, &mut state);
+    state.devices = devices(client)?;
+    streams_and_events(client, &mut state)?;
+    graphs(client, &mut state);
     timer.lap("GPU objects", 0);
-    let plan = save_memory::plan(engine, &staging, &mut state, left)?;
+    let plan = save_memory::plan(client, &staging, &mut state, left)?;
     timer.lap("GPU addresses", 0);
     let bytes = plan.work.iter().map(|(place, _)| place.bytes).sum();
     let (saved, parts) = std::thread::scope(|scope| {
@@ -57,12 +58,12 @@ pub(crate) fn save(
             let saved = contents::save(&gpus, blocks, &plan.work, stop);
             saved.map(|()| timer.lap("GPU memory", bytes))
         });
-        let parts = save_code::modules(engine, &staging, &mut state);
+        let parts = save_code::modules(client, &staging, &mut state);
         (saving.join(), parts)
     });
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
-    let buffers = save_memory::finish(engine, plan, saved)?;
+    let buffers = save_memory::finish(client, plan, saved)?;
     let mut parts = parts?;
     timer.lap("modules, beyond that", 0);
     parts.extend(buffers);
@@ -83,10 +84,11 @@ pub(super) fn describe(part: &Part) -> Result<Value> {
     Ok(serde_json::to_value(part)?)
 }
 
-fn devices(engine: &mut Engine) -> Result<Vec<DeviceState>> {
-    let board = engine.board;
-    let describe = |(index, slot): (usize, &crate::engine::Slot)| {
-        let context = slot.context.as_ref().map(|context| ContextState {
+fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
+    let board = client.board;
+    let describe = |(info, context): (DeviceInfo, &Option<Context>)| {
+        let index = info.index as usize;
+        let context = context.as_ref().map(|context| ContextState {
             regions: context
                 .heap
                 .reserved()
@@ -99,12 +101,12 @@ fn devices(engine: &mut Engine) -> Result<Vec<DeviceState>> {
             // An error that counts as sticky is looked at and left in place.
             error: board.map_or(0, |board| board.take_error(index, |_| true)),
         });
-        DeviceState { kind: slot.info.kind, model: slot.info.name.clone(), context }
+        DeviceState { kind: info.kind, model: info.name, context }
     };
-    Ok(engine.slots.iter().enumerate().map(describe).collect())
+    Ok(client.gpus.infos().into_iter().zip(&client.contexts).map(describe).collect())
 }
 
-fn streams_and_events(engine: &mut Engine, state: &mut State) -> Result<()> {
+fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     let describe = |id, stream: &StreamObject| StreamState {
         id,
         device: stream.device,
@@ -112,9 +114,9 @@ fn streams_and_events(engine: &mut Engine, state: &mut State) -> Result<()> {
         priority: stream.priority,
         at: stream.at,
     };
-    state.streams = engine.streams.iter().map(|(id, stream)| describe(Some(id), stream)).collect();
-    state.streams.extend(engine.former_streams.iter().map(|stream| describe(None, stream)));
-    state.threads = engine
+    state.streams = client.streams.iter().map(|(id, stream)| describe(Some(id), stream)).collect();
+    state.streams.extend(client.former_streams.iter().map(|stream| describe(None, stream)));
+    state.threads = client
         .threads
         .iter()
         .map(|thread| ThreadState {
@@ -126,27 +128,27 @@ fn streams_and_events(engine: &mut Engine, state: &mut State) -> Result<()> {
     let mut times = std::collections::HashMap::new();
     for (index, row) in state.devices.iter_mut().enumerate() {
         if let Some(context) = &mut row.context {
-            let (events, now) = engine.event_times(index).map_err(device("tell when events happened"))?;
+            let (events, now) = client.event_times(index).map_err(device("tell when events happened"))?;
             times.extend(events);
             context.clock = now;
         }
     }
-    let event = |(id, event): (u32, &crate::engine::EventObject)| EventState {
+    let event = |(id, event): (u32, &crate::client::EventObject)| EventState {
         id,
         device: event.device,
         flags: event.flags,
         time: times.get(&id).copied(),
     };
-    state.events = engine.events.iter().map(event).collect();
+    state.events = client.events.iter().map(event).collect();
     Ok(())
 }
 
-fn graphs(engine: &Engine, state: &mut State) {
-    for (id, graph) in engine.graphs.iter() {
+fn graphs(client: &Client, state: &mut State) {
+    for (id, graph) in client.graphs.iter() {
         let recipe = (*graph.recipe).clone();
         state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.nodes.len() });
     }
-    for (id, exec) in engine.execs.iter() {
+    for (id, exec) in client.execs.iter() {
         let recipe = (*exec.recipe).clone();
         state.execs.push(ExecState { id, device: exec.device, flags: exec.flags, recipe });
     }

@@ -10,25 +10,25 @@ use super::block::{Block, Blocks, Gpu};
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
+use crate::client::{Client, ModuleObject};
 use crate::code::LoadedCode;
-use crate::engine::{Engine, ModuleObject};
 
 /// Globals are fetched through a block of this size.
 const BLOCK: usize = 2 << 20;
 
-pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
+pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let mut known = HashSet::new();
-    let gpus = save_memory::gpus(engine);
-    let any = engine.any_device().map_err(device("be used"))?;
+    let gpus = save_memory::gpus(client);
+    let any = client.any_device().map_err(device("be used"))?;
     let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
     let mut blocks = blocks.split();
-    let loaded: Vec<u32> = engine.modules.iter().map(|(id, _)| id).collect();
+    let loaded: Vec<u32> = client.modules.iter().map(|(id, _)| id).collect();
     for id in loaded {
-        let index = engine.modules.get(id).map_err(device("find a module"))?.device;
-        let gpu = engine.context(index).map_err(device("be used"))?.device.clone();
-        engine.bind(index).map_err(device("be used"))?;
-        let module = engine.modules.get(id).map_err(device("find a module"))?;
+        let index = client.modules.get(id).map_err(device("find a module"))?.device;
+        let gpu = client.context(index).map_err(device("be used"))?.device.clone();
+        client.bind(index).map_err(device("be used"))?;
+        let module = client.modules.get(id).map_err(device("find a module"))?;
         let globals = match module.body.whole() {
             Some(handle) => gpu.globals(handle).map_err(device("list a module's globals"))?,
             // They are buffers.
@@ -43,14 +43,14 @@ pub(super) fn modules(engine: &mut Engine, staging: &Staging, state: &mut State)
             .into_iter()
             .map(|Global { name, address, bytes, .. }| GlobalContent { name, address, bytes })
             .collect();
-        let module = engine.modules.get(id).map_err(device("find a module"))?;
+        let module = client.modules.get(id).map_err(device("find a module"))?;
         state.pieces.extend(module.body.pieces().map(|pieces| (id, pieces.globals)));
         state.modules.push(row);
     }
-    for module in &engine.unloaded {
+    for module in &client.unloaded {
         state.modules.push(describe(module, None, staging, &mut known, &mut parts)?);
     }
-    state.functions = engine
+    state.functions = client
         .functions
         .iter()
         .map(|(id, function)| FunctionState {

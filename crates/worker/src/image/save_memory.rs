@@ -12,7 +12,7 @@ use super::state::{
     BufferState, ContentState, MappingState, PhysicalState, PinnedState, ReservationState, State,
     buffer_part, physical_part,
 };
-use crate::engine::{Context, Engine};
+use crate::client::{Client, Context};
 use crate::memory::Content;
 
 /// What of GPU memory is to be saved where.
@@ -23,17 +23,17 @@ pub(super) struct Plan {
 
 /// Describes all of GPU memory, and makes it readable. With `left` nothing is to be saved: descriptors go there.
 pub(super) fn plan(
-    engine: &mut Engine,
+    client: &mut Client,
     staging: &Staging,
     state: &mut State,
     mut left: Option<&mut LeftMemory>,
 ) -> Result<Plan> {
     let export =
         |gpu: &dyn Device, memory| gpu.memory_export(memory).map_err(device("leave a buffer behind"));
-    engine.trim_all().map_err(device("free what the program has freed"))?;
+    client.trim_all().map_err(device("free what the program has freed"))?;
     let mut work = Vec::new();
-    for (index, slot) in engine.slots.iter().enumerate() {
-        let Some(context) = &slot.context else { continue };
+    for (index, context) in client.contexts.iter().enumerate() {
+        let Some(context) = context else { continue };
         let rows = state.devices.get_mut(index).and_then(|row| row.context.as_mut());
         let Some(rows) = rows else { continue };
         for (&address, buffer) in context.heap.buffers() {
@@ -53,22 +53,22 @@ pub(super) fn plan(
             rows.buffers.push(BufferState { address, bytes: buffer.bytes, content });
         }
     }
-    describe_virtual(engine, state);
+    describe_virtual(client, state);
     if let Some(left) = left {
-        for (&serial, physical) in &engine.virtual_memory.physical {
-            let context = engine.context(physical.device).map_err(device("be used"))?;
+        for (&serial, physical) in &client.virtual_memory.physical {
+            let context = client.context(physical.device).map_err(device("be used"))?;
             left.insert(physical_part(serial), export(&*context.device, physical.memory)?);
         }
         return Ok(Plan { work, windows: Vec::new() });
     }
-    let windows = map_physical(engine)?;
+    let windows = map_physical(client)?;
     for window in &windows {
         let attributes = json!({ "device": window.place.device, "holds": "memory that the program maps" });
         let name = physical_part(window.serial);
         let writer = match staging.part(PartKind::GpuBuffer, &name, attributes, window.place.bytes) {
             Ok(writer) => writer,
             Err(error) => {
-                unmap_windows(engine, &windows)?;
+                unmap_windows(client, &windows)?;
                 return Err(error.into());
             }
         };
@@ -79,24 +79,24 @@ pub(super) fn plan(
 }
 
 /// Undoes what [`plan`] has changed, and returns the parts if all were saved.
-pub(super) fn finish(engine: &mut Engine, plan: Plan, saved: Result<()>) -> Result<Vec<Part>> {
-    unmap_windows(engine, &plan.windows)?;
+pub(super) fn finish(client: &mut Client, plan: Plan, saved: Result<()>) -> Result<Vec<Part>> {
+    unmap_windows(client, &plan.windows)?;
     saved?;
     plan.work.into_iter().map(|(_, writer)| Ok(writer.finish()?)).collect()
 }
 
 /// The devices whose contexts are open, by the program's numbers.
-pub(super) fn gpus(engine: &Engine) -> Vec<Option<Gpu>> {
+pub(super) fn gpus(client: &Client) -> Vec<Option<Gpu>> {
     let gpu = |context: &Context| Gpu {
         device: context.device.clone(),
-        streams: context.copies.clone(),
-        hasher: context.hasher.clone(),
+        streams: context.gpu.copies.clone(),
+        hasher: context.gpu.hasher.clone(),
     };
-    engine.slots.iter().map(|slot| slot.context.as_ref().map(gpu)).collect()
+    client.contexts.iter().map(|context| context.as_ref().map(gpu)).collect()
 }
 
-fn describe_virtual(engine: &Engine, state: &mut State) {
-    let memory = &engine.virtual_memory;
+fn describe_virtual(client: &Client, state: &mut State) {
+    let memory = &client.virtual_memory;
     for (&serial, physical) in &memory.physical {
         let (device, bytes, id) = (physical.device, physical.bytes, physical.id);
         state.physical.push(PhysicalState { serial, device, bytes, id });
@@ -109,7 +109,7 @@ fn describe_virtual(engine: &Engine, state: &mut State) {
         let (bytes, serial, access) = (mapping.bytes, mapping.serial, mapping.access);
         state.mappings.push(MappingState { address, bytes, serial, access });
     }
-    for pinned in &engine.pinned {
+    for pinned in &client.pinned {
         let name = pinned.name.clone();
         let (address, bytes, device) = (pinned.address, pinned.bytes, pinned.device);
         state.pinned.push(PinnedState { name, address, bytes, device });
@@ -125,8 +125,8 @@ pub(super) struct Window {
 }
 
 /// Finds an accessible mapping of each handle, or makes one.
-pub(super) fn map_physical(engine: &mut Engine) -> Result<Vec<Window>> {
-    let memory = &engine.virtual_memory;
+pub(super) fn map_physical(client: &mut Client) -> Result<Vec<Window>> {
+    let memory = &client.virtual_memory;
     let mut windows: Vec<Window> = Vec::new();
     for (&serial, physical) in &memory.physical {
         let (device, bytes) = (physical.device, physical.bytes);
@@ -141,11 +141,11 @@ pub(super) fn map_physical(engine: &mut Engine) -> Result<Vec<Window>> {
         if !windows[at].temporary {
             continue;
         }
-        match open_window(engine, &windows[at]) {
+        match open_window(client, &windows[at]) {
             Ok(address) => windows[at].place.address = address,
             Err(error) => {
                 windows.truncate(at);
-                unmap_windows(engine, &windows)?;
+                unmap_windows(client, &windows)?;
                 return Err(error);
             }
         }
@@ -153,25 +153,25 @@ pub(super) fn map_physical(engine: &mut Engine) -> Result<Vec<Window>> {
     Ok(windows)
 }
 
-fn open_window(engine: &mut Engine, window: &Window) -> Result<u64> {
+fn open_window(client: &mut Client, window: &Window) -> Result<u64> {
     let Place { device: index, bytes, .. } = window.place;
-    let memory = engine.virtual_memory.physical.get(&window.serial).map(|physical| physical.memory);
+    let memory = client.virtual_memory.physical.get(&window.serial).map(|physical| physical.memory);
     let memory = memory.ok_or_else(|| super::Error::State("a handle is missing".to_string()))?;
-    let heap = engine.heap(index).map_err(device("be used"))?;
+    let heap = client.heap(index).map_err(device("be used"))?;
     let granularity = heap.granularity();
     let address = heap.take_addresses(bytes, granularity, 0).map_err(device("reserve addresses"))?;
-    let gpu = engine.on(index).map_err(device("be used"))?;
+    let gpu = client.on(index).map_err(device("be used"))?;
     let mapped =
         gpu.map(address, bytes, memory).and_then(|()| gpu.protect(address, bytes, Access::ReadWrite));
     mapped.map_err(device("map a buffer"))?;
     Ok(address)
 }
 
-pub(super) fn unmap_windows(engine: &mut Engine, windows: &[Window]) -> Result<()> {
+pub(super) fn unmap_windows(client: &mut Client, windows: &[Window]) -> Result<()> {
     for Window { place, .. } in windows.iter().filter(|window| window.temporary) {
-        let gpu = engine.on(place.device).map_err(device("be used"))?;
+        let gpu = client.on(place.device).map_err(device("be used"))?;
         gpu.unmap(place.address, place.bytes).map_err(device("unmap a buffer"))?;
-        let heap = engine.heap(place.device).map_err(device("be used"))?;
+        let heap = client.heap(place.device).map_err(device("be used"))?;
         heap.give_addresses(place.address, place.bytes);
     }
     Ok(())

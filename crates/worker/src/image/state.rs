@@ -14,7 +14,7 @@ use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
-use crate::engine::{GlobalGiven, GlobalsBuffer, Recipe};
+use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";

@@ -16,7 +16,7 @@ use super::block::{Blocks, Gpu};
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::state::buffer_part;
-use crate::dispatch::Desk;
+use crate::dispatch::Dispatcher;
 use crate::hashing::{Hasher, SUBTREE, VALUE};
 use crate::memory::Content;
 
@@ -42,9 +42,9 @@ struct Large {
 }
 
 /// Changes all large buffers a little. What the program computes from now on is worth nothing.
-pub(crate) fn mark(desk: &mut Desk, stop: &AtomicBool) -> Result<()> {
+pub(crate) fn mark(dispatcher: &mut Dispatcher, stop: &AtomicBool) -> Result<()> {
     let mut hashes = HashMap::new();
-    each(desk, stop, |gpu, large, room| {
+    each(dispatcher, stop, |gpu, large, room| {
         let stream = gpu.streams.first().copied().unwrap_or(Stream::LEGACY);
         let set = MemorySet {
             address: large.address,
@@ -58,7 +58,7 @@ pub(crate) fn mark(desk: &mut Desk, stop: &AtomicBool) -> Result<()> {
         hashes.insert(large.address, hash(gpu, large.address, large.bytes, CACHE_SLOT, room)?);
         Ok(())
     })?;
-    desk.marks = Some(Marks { hashes, operations: desk.engine.operations });
+    dispatcher.marks = Some(Marks { hashes, operations: dispatcher.client.operations });
     Ok(())
 }
 
@@ -66,22 +66,22 @@ pub(crate) fn mark(desk: &mut Desk, stop: &AtomicBool) -> Result<()> {
 /// them; none if finding out takes long and is to be cheap, or the program has done nothing since. Work that is under way
 /// may change them meanwhile.
 pub(crate) fn unwritten(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     image: &Path,
     cheaply: bool,
     stop: &AtomicBool,
 ) -> Result<Option<Vec<String>>> {
     let has_hasher = |gpu: &Gpu| gpu.hasher.is_some();
-    if cheaply && !save_memory::gpus(&desk.engine).iter().flatten().all(has_hasher) {
+    if cheaply && !save_memory::gpus(&dispatcher.client).iter().flatten().all(has_hasher) {
         return Ok(None);
     }
-    let marks = desk.marks.take();
-    if marks.as_ref().is_some_and(|marks| marks.operations == desk.engine.operations) {
+    let marks = dispatcher.marks.take();
+    if marks.as_ref().is_some_and(|marks| marks.operations == dispatcher.client.operations) {
         return Ok(None);
     }
     let image = Image::open(image)?;
     let mut names = Vec::new();
-    each(desk, stop, |gpu, large, room| {
+    each(dispatcher, stop, |gpu, large, room| {
         let part = image.part(PartKind::GpuBuffer, &buffer_part(large.address));
         let Some(part) = part.filter(|part| part.bytes == large.bytes && part.file.is_none()) else {
             return Ok(());
@@ -100,18 +100,18 @@ pub(crate) fn unwritten(
 }
 
 fn each(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     stop: &AtomicBool,
     mut look: impl FnMut(&Gpu, &Large, &mut [u8]) -> rekindle_device::Result<()>,
 ) -> Result<()> {
-    let gpus = save_memory::gpus(&desk.engine);
-    let any = desk.engine.any_device().map_err(device("be used"))?;
+    let gpus = save_memory::gpus(&dispatcher.client);
+    let any = dispatcher.client.any_device().map_err(device("be used"))?;
     let mut blocks = Blocks::new(any, ROOM, 1).map_err(device("pin a block of host memory"))?;
     let mut blocks = blocks.split();
     let [block] = &mut blocks[..] else { return Ok(()) };
     let room = block.bytes(ROOM).map_err(device("be used"))?;
     let contexts =
-        desk.engine.slots.iter().enumerate().filter_map(|(n, slot)| Some((n, slot.context.as_ref()?)));
+        dispatcher.client.contexts.iter().enumerate().filter_map(|(n, context)| Some((n, context.as_ref()?)));
     let large: Vec<Large> = contexts
         .flat_map(|(index, context)| {
             context.heap.buffers().iter().filter_map(move |(&address, buffer)| {
@@ -132,7 +132,7 @@ fn each(
         let Some(Some(gpu)) = gpus.get(one.index) else { continue };
         gpu.device.bind().and_then(|()| look(gpu, one, room)).map_err(device("hash a buffer"))?;
     }
-    desk.engine.bind_anew();
+    dispatcher.client.bind_anew();
     Ok(())
 }
 

@@ -5,20 +5,20 @@ use rekindle_device::Result;
 
 use super::block::Blocks;
 use super::save_memory;
-use crate::engine::Engine;
+use crate::client::Client;
 use crate::hashing::SUBTREE;
 
 const BLOCK: u64 = 2 << 20;
 
 /// Fills `bytes` of memory: `first` at its start, zeros behind it.
 pub(crate) fn upload(
-    engine: &mut Engine,
+    client: &mut Client,
     index: usize,
     address: u64,
     bytes: u64,
     first: &[u8],
 ) -> Result<()> {
-    let gpus = save_memory::gpus(engine);
+    let gpus = save_memory::gpus(client);
     let gpu = gpus.get(index).and_then(Option::as_ref).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
     // No more is registered than is needed; a block has room for what the device hashes at once.
     let block = bytes.min(BLOCK).next_multiple_of(SUBTREE);

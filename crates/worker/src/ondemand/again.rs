@@ -29,8 +29,7 @@ use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
 use crate::control::Control;
-use crate::dispatch::{Desk, Ended, Inbox, Remote, remote};
-use crate::engine::Engine;
+use crate::dispatch::{Dispatcher, Ended, Inbox, Remote, remote};
 use crate::gpu::Gpu;
 use crate::image::{self, Wish};
 use crate::link::Link;
@@ -64,33 +63,33 @@ struct Inheritance {
 
 /// Starts again. Returns only where that cannot be, with how the worker ends.
 pub(crate) fn do_again(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     inbox: &Inbox,
     listener: RawFd,
     conversations: &Conversations,
 ) -> Ended {
-    let fault = desk.engine.broken.map_or_else(String::new, |code| code.to_string());
+    let fault = dispatcher.client.broken.map_or_else(String::new, |code| code.to_string());
     log::info!(
         "a kernel came to memory that it could not have yet ({fault}): it gets it, and runs once more"
     );
     let (daemon, _client) = conversations.stop(|| {
-        inbox.obey(desk);
-        desk.refuse_drain("the program's buffers are being loaded; try again");
-        desk.refuse_unsharing("the program's buffers are becoming its own; try again");
+        inbox.obey(dispatcher);
+        dispatcher.refuse_drain("the program's buffers are being loaded; try again");
+        dispatcher.refuse_unsharing("the program's buffers are becoming its own; try again");
     });
-    inbox.obey(desk);
-    if let Some(ended) = desk.ended() {
+    inbox.obey(dispatcher);
+    if let Some(ended) = dispatcher.ended() {
         return ended;
     }
-    desk.engine.output.forget();
+    dispatcher.client.output.forget();
     let failed = |problem: String| Ended::Failed(format!("the worker cannot start again: {problem}"));
-    let Some(client) = desk.engine.link.socket() else { return Ended::Done };
+    let Some(client) = dispatcher.client.link.socket() else { return Ended::Done };
     let gpu = Arguments::parse(std::env::args_os().skip(2)).map(|arguments| arguments.gpu.to_string());
     let gpu = match gpu {
         Ok(gpu) => gpu,
         Err(error) => return failed(error.to_string()),
     };
-    let Some((image, journal, base, age)) = mending(desk) else {
+    let Some((image, journal, base, age)) = mending(dispatcher) else {
         return Ended::Failed(format!("the GPU's context has failed, and nothing was to be mended: {fault}"));
     };
     let base = base.map(|base| base.described()).map(|(described, memory)| (described, memory.as_raw_fd()));
@@ -98,16 +97,16 @@ pub(crate) fn do_again(
     let inheritance = Inheritance {
         gpu,
         image,
-        directory: desk.engine.directory.clone(),
+        directory: dispatcher.client.directory.clone(),
         listener,
         client: client.as_raw_fd(),
         daemon: daemon.stream,
         daemon_waits: daemon.waits,
         journal: journal.descriptor().as_raw_fd(),
         base,
-        pid: desk.engine.client,
-        record: desk.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
-        uses: desk.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
+        pid: dispatcher.client.pid,
+        record: dispatcher.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
+        uses: dispatcher.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
         age_us,
     };
     let mut passed = vec![inheritance.listener, inheritance.client, inheritance.journal];
@@ -117,13 +116,13 @@ pub(crate) fn do_again(
 }
 
 /// What is to be done once more, on which image and base, and for how long the restore has been over.
-fn mending(desk: &Desk) -> Option<(PathBuf, &Journal, Option<&Base>, Duration)> {
-    let journal = desk.journal.as_ref()?;
-    if let Some(sharing) = &desk.sharing {
+fn mending(dispatcher: &Dispatcher) -> Option<(PathBuf, &Journal, Option<&Base>, Duration)> {
+    let journal = dispatcher.journal.as_ref()?;
+    if let Some(sharing) = &dispatcher.sharing {
         let (image, base, age) = sharing.mending()?;
         return Some((image, journal, Some(base), age));
     }
-    let loading = desk.loading.as_ref()?;
+    let loading = dispatcher.loading.as_ref()?;
     (!journal.is_empty()).then_some((loading.image(), journal, None, loading.age()))
 }
 
@@ -166,13 +165,13 @@ fn go_on(
     let ((remote, inbox), link) = (remote(), Link::new());
     let client = Arc::new(client);
     link.connect(client.clone());
-    let desk = restore(inheritance, &inbox, &remote, &link).and_then(|mut desk| {
+    let dispatcher = restore(inheritance, &inbox, &remote, &link).and_then(|mut dispatcher| {
         let journal = Journal::inherit(journal).map_err(|error| error.to_string())?;
-        take_up(&mut desk, journal)?;
-        Ok(desk)
+        take_up(&mut dispatcher, journal)?;
+        Ok(dispatcher)
     });
-    let desk = match desk {
-        Ok(desk) => desk,
+    let dispatcher = match dispatcher {
+        Ok(dispatcher) => dispatcher,
         Err(problem) => {
             let problem = format!("the program's GPU half could not be restored once more: {problem}");
             if let Some(daemon) = daemon.filter(|_| inheritance.daemon_waits) {
@@ -196,7 +195,7 @@ fn go_on(
         return Ended::Failed(format!("cannot start a thread: {error}"));
     }
     // Nothing runs ahead any more, so that there is nothing to mend.
-    let ended = desk.run(&inbox, |_, _| Ended::Failed("a fault came twice".to_string()));
+    let ended = dispatcher.run(&inbox, |_, _| Ended::Failed("a fault came twice".to_string()));
     inbox.refuse("the worker is ending".to_string());
     ended
 }
@@ -207,14 +206,13 @@ fn restore(
     inbox: &Inbox,
     remote: &Remote,
     link: &Arc<Link>,
-) -> Result<Desk, String> {
+) -> Result<Dispatcher, String> {
     let began = Instant::now();
     let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| format!("{:?} names no GPU", inheritance.gpu))?;
-    let engine = Engine::new(gpu.open()?, link.clone());
-    let mut desk = Desk::new(engine.map_err(|code| format!("the GPU's context cannot be made: {code}"))?);
-    desk.engine.client = inheritance.pid;
-    desk.engine.mended = true;
-    desk.engine.output.of_pid(inheritance.pid);
+    let mut dispatcher = Dispatcher::new(start::first_client(gpu.open()?, link.clone())?);
+    dispatcher.client.pid = inheritance.pid;
+    dispatcher.client.mended = true;
+    dispatcher.client.output.of_pid(inheritance.pid);
     let wish = Wish {
         directory: inheritance.directory.clone(),
         record: inheritance.record,
@@ -222,25 +220,25 @@ fn restore(
         ..Wish::default()
     };
     let began_loading = Instant::now();
-    let restored = image::restore(&mut desk, &inheritance.image, wish, remote.clone());
+    let restored = image::restore(&mut dispatcher, &inheritance.image, wish, remote.clone());
     restored.map_err(|error| error.to_string())?;
-    if let Some(board) = desk.engine.board {
+    if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
-    while desk.loading.is_some() {
-        if !inbox.obey_next(&mut desk) {
+    while dispatcher.loading.is_some() {
+        if !inbox.obey_next(&mut dispatcher) {
             return Err("nothing tells whether buffers are loaded".to_string());
         }
     }
     if let Some((described, memory)) = &inheritance.base {
         // SAFETY: the program that this process ran before has left it open, for this one owner.
         let memory = unsafe { OwnedFd::from_raw_fd(*memory) };
-        let filled = base::put_back(&mut desk.engine, described, memory);
+        let filled = base::put_back(&mut dispatcher.client, described, memory);
         filled.map_err(|code| format!("memory could not be made what it was: {code}"))?;
-        desk.engine.bind_anew();
+        dispatcher.client.bind_anew();
     }
-    let mut phases = desk.loaded.take().ok_or("nothing was loaded")??;
-    if let Some(uses) = &mut desk.uses {
+    let mut phases = dispatcher.loaded.take().ok_or("nothing was loaded")??;
+    if let Some(uses) = &mut dispatcher.uses {
         uses.go_on_after(&inheritance.uses);
     }
     let opened_us = began_loading.duration_since(began).as_micros() as u64;
@@ -251,6 +249,6 @@ fn restore(
         duration_us: opened_us,
         ..Phase::default()
     };
-    desk.loaded = Some(Ok([vec![again], phases].concat()));
-    Ok(desk)
+    dispatcher.loaded = Some(Ok([vec![again], phases].concat()));
+    Ok(dispatcher)
 }

@@ -11,7 +11,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_O
 use rekindle_device::{Access, Device, Memory, Result, Stream};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Engine;
+use crate::client::Client;
 use crate::successor;
 
 /// Where each row begins is a multiple of this.
@@ -61,10 +61,10 @@ struct Room {
 
 impl Base {
     /// Makes room for all that the program can change on this device, as it has it now.
-    pub(super) fn new(engine: &mut Engine, index: usize) -> Result<Base> {
-        engine.bind(index)?;
-        let context = engine.context(index)?;
-        let (device, stream) = (context.device.clone(), context.copies.first().copied());
+    pub(super) fn new(client: &mut Client, index: usize) -> Result<Base> {
+        client.bind(index)?;
+        let context = client.context(index)?;
+        let (device, stream) = (context.device.clone(), context.gpu.copies.first().copied());
         let mut offset = 0;
         let mut rows = Vec::new();
         let mut add = |what, address, bytes: u64| {
@@ -74,7 +74,7 @@ impl Base {
         for (&address, buffer) in context.heap.buffers().iter().filter(|(_, buffer)| !buffer.shared) {
             add(What::Buffer { address }, address, buffer.bytes);
         }
-        for (_, module) in engine.modules.iter().filter(|(_, module)| module.device == index) {
+        for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {
             // Globals of modules in pieces are buffers.
             let Some(handle) = module.body.whole() else { continue };
             for global in device.globals(handle)?.into_iter().filter(|global| !global.constant) {
@@ -82,7 +82,7 @@ impl Base {
                 add(what, global.address, global.bytes);
             }
         }
-        let room = Room::new(engine, index, offset.max(1))?;
+        let room = Room::new(client, index, offset.max(1))?;
         Ok(Base { index, device, stream: stream.unwrap_or(Stream::LEGACY), rows, room })
     }
 
@@ -103,22 +103,22 @@ impl Base {
     }
 
     /// Gives its memory back.
-    pub(super) fn let_go(self, engine: &mut Engine) {
-        self.room.close(engine, self.index);
+    pub(super) fn let_go(self, client: &mut Client) {
+        self.room.close(client, self.index);
     }
 }
 
 /// Gives a program what a base holds. Its buffers are where they were.
-pub(super) fn put_back(engine: &mut Engine, base: &Described, descriptor: OwnedFd) -> Result<()> {
+pub(super) fn put_back(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<()> {
     let index = base.device;
-    let room = Room::open(engine, base, descriptor)?;
+    let room = Room::open(client, base, descriptor)?;
     let filled = (|| {
-        let device = engine.context(index)?.device.clone();
+        let device = client.context(index)?.device.clone();
         for Row { what, bytes, offset } in &base.rows {
             let to = match what {
                 What::Buffer { address } => *address,
                 What::Global { loaded_at, name } => {
-                    let module = engine.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
+                    let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
                     let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
                     let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
                     let (address, found) = device.global(handle, name)?;
@@ -129,13 +129,13 @@ pub(super) fn put_back(engine: &mut Engine, base: &Described, descriptor: OwnedF
         }
         device.stream_synchronize(Stream::LEGACY)
     })();
-    room.close(engine, index);
+    room.close(client, index);
     filled
 }
 
 impl Room {
-    fn new(engine: &mut Engine, index: usize, bytes: u64) -> Result<Room> {
-        let device = engine.context(index)?.device.clone();
+    fn new(client: &mut Client, index: usize, bytes: u64) -> Result<Room> {
+        let device = client.context(index)?.device.clone();
         let granularity = device.granularity().max(1);
         let bytes = bytes.next_multiple_of(granularity);
         match device.memory_create(bytes) {
@@ -143,7 +143,7 @@ impl Room {
                 let descriptor = device.memory_export(memory).inspect_err(|_| {
                     let _ = device.memory_release(memory);
                 })?;
-                Room::on_device(engine, index, memory, bytes, descriptor)
+                Room::on_device(client, index, memory, bytes, descriptor)
             }
             Err(CUDA_ERROR_OUT_OF_MEMORY) => {
                 let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -154,27 +154,27 @@ impl Room {
         }
     }
 
-    fn open(engine: &mut Engine, base: &Described, descriptor: OwnedFd) -> Result<Room> {
-        engine.bind(base.device)?;
-        let device = engine.context(base.device)?.device.clone();
+    fn open(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<Room> {
+        client.bind(base.device)?;
+        let device = client.context(base.device)?.device.clone();
         if !base.on_device {
             return Room::on_host(device, base.bytes, descriptor);
         }
         let memory = device.memory_import(descriptor.as_fd(), base.bytes)?;
-        Room::on_device(engine, base.device, memory, base.bytes, descriptor)
+        Room::on_device(client, base.device, memory, base.bytes, descriptor)
     }
 
     fn on_device(
-        engine: &mut Engine,
+        client: &mut Client,
         index: usize,
         memory: Memory,
         bytes: u64,
         descriptor: OwnedFd,
     ) -> Result<Room> {
-        let heap = engine.heap(index)?;
+        let heap = client.heap(index)?;
         let granularity = heap.granularity();
         let address = heap.take_addresses(bytes, granularity, 0)?;
-        let device = engine.context(index)?.device.clone();
+        let device = client.context(index)?.device.clone();
         let room = Room { device: device.clone(), address, bytes, memory: Some(memory), descriptor };
         let mapped = device
             .map(address, bytes, memory)
@@ -182,7 +182,7 @@ impl Room {
         match mapped {
             Ok(()) => Ok(room),
             Err(code) => {
-                room.close(engine, index);
+                room.close(client, index);
                 Err(code)
             }
         }
@@ -205,7 +205,7 @@ impl Room {
         Ok(Room { device, address: base as u64, bytes, memory: None, descriptor })
     }
 
-    fn close(self, engine: &mut Engine, index: usize) {
+    fn close(self, client: &mut Client, index: usize) {
         let Room { device, address, bytes, memory, .. } = self;
         let closed = match memory {
             Some(memory) => device.unmap(address, bytes).and(device.memory_release(memory)),
@@ -219,7 +219,7 @@ impl Room {
         if let Err(code) = closed {
             log::warn!("memory that requests might have been done again on stays in use: {code}");
         } else if memory.is_some()
-            && let Ok(heap) = engine.heap(index)
+            && let Ok(heap) = client.heap(index)
         {
             heap.give_addresses(address, bytes);
         }

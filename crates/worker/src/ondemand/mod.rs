@@ -42,7 +42,7 @@ pub(crate) use replace::{go_on, restore};
 pub(crate) use sharing::{Sharing, Turn};
 pub(crate) use uses::{Spans, Uses};
 
-use crate::engine::Engine;
+use crate::client::Client;
 use crate::image::Progress;
 use aside::{Aside, Waiting};
 use journal::{Entry, Flags};
@@ -82,7 +82,7 @@ impl OnDemand {
     /// Whether the next request can be done now; if it is not to wait, it is in the journal.
     pub(crate) fn admit(
         &mut self,
-        engine: &Engine,
+        client: &Client,
         journal: &mut Journal,
         ring: usize,
         record: &Record<'_>,
@@ -92,12 +92,12 @@ impl OnDemand {
             return Admission::Wait;
         }
         let Record { opcode, ticket, body, trailer, .. } = *record;
-        let (touched, noted) = match needs(engine, opcode, body, trailer) {
+        let (touched, noted) = match needs(client, opcode, body, trailer) {
             Needs::Look(touched) => (touched, false),
-            Needs::Memory(touched) if !reaches_host(engine, &touched) => (touched, true),
+            Needs::Memory(touched) if !reaches_host(client, &touched) => (touched, true),
             _ => return self.hold(opcode),
         };
-        let Some(order) = order(engine, ring, opcode, body) else { return self.hold(opcode) };
+        let Some(order) = order(client, ring, opcode, body) else { return self.hold(opcode) };
         self.named = self.spans.parts(&touched);
         let missing: Vec<usize> =
             self.named.iter().copied().filter(|part| !self.progress.is_whole(*part)).collect();
@@ -110,7 +110,7 @@ impl OnDemand {
             return Admission::Wait;
         }
         if noted {
-            let Some(staged) = staged(engine, ring, record) else { return self.hold(opcode) };
+            let Some(staged) = staged(client, ring, record) else { return self.hold(opcode) };
             if !journal.has_room(body.len() + trailer.len() + staged.len()) {
                 return self.hold(opcode);
             }
@@ -127,21 +127,21 @@ impl OnDemand {
     }
 
     /// Does what was put aside and need not wait any more.
-    pub(crate) fn catch_up(&mut self, engine: &mut Engine, journal: &mut Journal) {
+    pub(crate) fn catch_up(&mut self, client: &mut Client, journal: &mut Journal) {
         let OnDemand { aside, progress, .. } = self;
-        while engine.broken.is_none()
+        while client.broken.is_none()
             && let Some(at) = aside.next(|part| progress.is_whole(part), |missing| progress.hurry(missing))
             && let Some(entry) = journal.at(at)
         {
-            if engine.waiting.transfers != 0 {
-                engine.close_batches();
+            if client.waiting.transfers != 0 {
+                client.close_batches();
             }
-            match perform(engine, &entry) {
+            match perform(client, &entry) {
                 Ok(()) => journal.came_back(at),
                 Err(code) => {
-                    engine.asynchronous_failure(name(entry.opcode).unwrap_or("a request"), code);
+                    client.asynchronous_failure(name(entry.opcode).unwrap_or("a request"), code);
                     // What met a fault that is to be mended is done once more.
-                    if engine.broken.is_none() {
+                    if client.broken.is_none() {
                         journal.fail(at);
                     }
                 }
@@ -170,20 +170,20 @@ impl OnDemand {
 }
 
 /// Whether memory is named that is not the device's own.
-fn reaches_host(engine: &Engine, touched: &Touched) -> bool {
-    let pinned = |word: &u64| engine.pinned_later.iter().any(|range| range.contains(word));
+fn reaches_host(client: &Client, touched: &Touched) -> bool {
+    let pinned = |word: &u64| client.pinned_later.iter().any(|range| range.contains(word));
     touched.ranges.iter().any(|range| !DEVICE_RANGE.contains(&range.start))
         || touched.words.iter().any(pinned)
 }
 
 /// What an upload has brought along; nothing for other requests, `None` for one that is nonsense.
-fn staged<'e>(engine: &'e Engine, ring: usize, record: &Record<'_>) -> Option<&'e [u8]> {
+fn staged<'e>(client: &'e Client, ring: usize, record: &Record<'_>) -> Option<&'e [u8]> {
     if record.opcode != Upload::OPCODE {
         return Some(&[]);
     }
     let upload: Upload = postcard::from_bytes(record.body).ok()?;
     let last = upload.offset.checked_add(upload.bytes)?;
-    let thread = engine.threads.get(ring).filter(|_| last <= rekindle_ring::STAGING_BYTES as u64)?;
+    let thread = client.threads.get(ring).filter(|_| last <= rekindle_ring::STAGING_BYTES as u64)?;
     // SAFETY: the range lies in the ring's staging area, and the client leaves the piece alone until it is complete.
     Some(unsafe {
         std::slice::from_raw_parts(

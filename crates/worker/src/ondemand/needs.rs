@@ -8,7 +8,7 @@ use std::ops::Range;
 use rekindle_device::{Copy3D, MemorySet};
 use rekindle_protocol::operation::*;
 
-use crate::engine::{Engine, GraphStep, Recipe, Step};
+use crate::client::{Client, GraphStep, Recipe, Step};
 
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
@@ -37,13 +37,13 @@ pub(super) enum Needs {
 }
 
 /// What lies behind the operation of a record.
-pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+pub(super) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
     let mut touched = Touched::default();
     let known = match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {
             touched.words(trailer, ALIGNMENT);
             launched(opcode, body).is_some_and(|function| {
-                touched.globals(engine, function);
+                touched.globals(client, function);
                 true
             })
         }
@@ -58,7 +58,7 @@ pub(super) fn needs(engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) -
         Upload::OPCODE => postcard::from_bytes::<Upload>(body)
             .is_ok_and(|upload| touched.write(upload.to, Some(upload.bytes))),
         GraphLaunch::OPCODE => postcard::from_bytes::<GraphLaunch>(body).is_ok_and(|launch| {
-            engine.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(engine, &exec.recipe))
+            client.execs.get(launch.exec).is_ok_and(|exec| touched.recipe(client, &exec.recipe))
         }),
         FunctionGet::OPCODE
         | FunctionSet::OPCODE
@@ -100,8 +100,8 @@ impl Touched {
     }
 
     /// The globals of a kernel's module, where they are buffers: its arguments do not name them.
-    fn globals(&mut self, engine: &Engine, function: Id) {
-        self.ranges.extend(engine.globals_of(function));
+    fn globals(&mut self, client: &Client, function: Id) {
+        self.ranges.extend(client.globals_of(function));
     }
 
     /// False where a range has no end, which makes what it is of unknown.
@@ -138,32 +138,32 @@ impl Touched {
     }
 
     /// False for a graph that does more than launches, copies and fills.
-    fn recipe(&mut self, engine: &Engine, recipe: &Recipe) -> bool {
+    fn recipe(&mut self, client: &Client, recipe: &Recipe) -> bool {
         recipe.steps.iter().all(|step| match step {
-            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(engine, step)),
+            GraphStep::Captured(recording) => recording.steps.iter().all(|step| self.step(client, step)),
             GraphStep::Kernel { function, parameters, .. } => {
-                self.globals(engine, *function);
+                self.globals(client, *function);
                 self.words(parameters, ALIGNMENT);
                 true
             }
             GraphStep::Copy { copy, .. } => self.strided(copy),
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
-            GraphStep::Child { recipe, .. } => self.recipe(engine, recipe),
+            GraphStep::Child { recipe, .. } => self.recipe(client, recipe),
         })
     }
 
-    fn step(&mut self, engine: &Engine, step: &Step) -> bool {
+    fn step(&mut self, client: &Client, step: &Step) -> bool {
         match step {
             Step::Launch { function, parameters, .. } => {
-                self.globals(engine, *function);
+                self.globals(client, *function);
                 self.words(parameters, ALIGNMENT);
                 true
             }
             Step::Copy { to, from, bytes, .. } => self.copy(*to, *from, *bytes),
             Step::CopyStrided { copy, .. } => self.strided(copy),
             Step::Set { set, .. } => self.set(set),
-            Step::Graph { recipe, .. } => self.recipe(engine, recipe),
+            Step::Graph { recipe, .. } => self.recipe(client, recipe),
             Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
             Step::WaitValue { .. } | Step::WriteValue { .. } | Step::HostCall { .. } => false,
         }

@@ -5,7 +5,7 @@
 
 use rekindle_protocol::operation::*;
 
-use crate::engine::Engine;
+use crate::client::Client;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -50,8 +50,8 @@ pub(super) struct Order {
 }
 
 /// What a request that can run ahead is ordered by. None for one that is nonsense.
-pub(super) fn order(engine: &Engine, ring: usize, opcode: u32, body: &[u8]) -> Option<Order> {
-    let stream = |device, id| stream(engine, ring, device, id);
+pub(super) fn order(client: &Client, ring: usize, opcode: u32, body: &[u8]) -> Option<Order> {
+    let stream = |device, id| stream(client, ring, device, id);
     let work = |device, id, named| Some(Order { stream: Some(stream(device, id)?), named, can_wait: true });
     let named = |object, changes| Some(Named { object, changes });
     let now = |stream, named| Some(Order { stream, named, can_wait: false });
@@ -113,12 +113,12 @@ pub(super) fn order(engine: &Engine, ring: usize, opcode: u32, body: &[u8]) -> O
     }
 }
 
-fn stream(engine: &Engine, ring: usize, device: u8, id: Id) -> Option<Stream> {
+fn stream(client: &Client, ring: usize, device: u8, id: Id) -> Option<Stream> {
     Some(match id {
         LEGACY_STREAM => Stream { name: Name::Legacy(device), device, blocking: false },
         PER_THREAD_STREAM => Stream { name: Name::Own(device, ring), device, blocking: true },
         _ => {
-            let stream = engine.streams.get(id).ok()?;
+            let stream = client.streams.get(id).ok()?;
             let blocking = stream.flags & NON_BLOCKING == 0;
             Stream { name: Name::Numbered(id), device: stream.device as u8, blocking }
         }

@@ -11,61 +11,61 @@ use rekindle_ring::Ring;
 
 use super::journal::Journal;
 use super::replay::replay;
-use crate::dispatch::{Desk, Remote};
+use crate::dispatch::{Dispatcher, Remote};
 use crate::image::{self, Wish};
 
 /// Begins to build the state of the image in the midst of its program's life. Requests wait for [`go_on`].
 pub(crate) fn restore(
-    desk: &mut Desk,
+    dispatcher: &mut Dispatcher,
     image: &Path,
     directory: PathBuf,
     remote: &Remote,
 ) -> Result<Vec<Phase>, image::Error> {
-    desk.is_behind = true;
+    dispatcher.is_behind = true;
     let wish = Wish { directory, again: true, ..Wish::default() };
-    let phases = image::restore(desk, image, wish, remote.clone())?;
-    if let Some(board) = desk.engine.board {
+    let phases = image::restore(dispatcher, image, wish, remote.clone())?;
+    if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
     Ok(phases)
 }
 
 /// Does what the worker before has done, once all is loaded; requests go on when the client's socket is there too.
-pub(crate) fn go_on(desk: &mut Desk, journal: OwnedFd, pid: i32) -> Result<(), String> {
+pub(crate) fn go_on(dispatcher: &mut Dispatcher, journal: OwnedFd, pid: i32) -> Result<(), String> {
     let journal =
         Journal::inherit(journal).map_err(|error| format!("the journal cannot be read: {error}"))?;
     if journal.is_settled() {
         return Err("all was loaded when the worker ended, and what it had since is lost".to_string());
     }
-    desk.engine.client = pid;
-    desk.engine.output.of_pid(pid);
-    take_up(desk, journal)
+    dispatcher.client.pid = pid;
+    dispatcher.client.output.of_pid(pid);
+    take_up(dispatcher, journal)
 }
 
 /// Takes the rings where a worker before has left them, and does what it has done once more.
-pub(super) fn take_up(desk: &mut Desk, mut journal: Journal) -> Result<(), String> {
+pub(super) fn take_up(dispatcher: &mut Dispatcher, mut journal: Journal) -> Result<(), String> {
     journal.cut();
-    for (index, name) in journal.rings().chain(unread_rings(desk)) {
-        let path = desk.engine.run_file(&name).ok_or_else(|| format!("{name:?} is no file name"))?;
+    for (index, name) in journal.rings().chain(unread_rings(dispatcher)) {
+        let path = dispatcher.client.run_file(&name).ok_or_else(|| format!("{name:?} is no file name"))?;
         let ring = Ring::open(&path).map_err(|error| error.to_string())?;
-        desk.add_ring(index, name, ring);
+        dispatcher.add_ring(index, name, ring);
     }
-    desk.go_on_with(journal.next())?;
+    dispatcher.go_on_with(journal.next())?;
     if let Some(answered) = journal.answered()
-        && let Some(thread) = desk.engine.threads.get(answered.ring)
+        && let Some(thread) = dispatcher.client.threads.get(answered.ring)
         && thread.ring.header().reply.count() == answered.count
     {
         // It was written, and the worker ended before it was given.
         thread.ring.header().reply.raise();
     }
-    replay(desk, journal)
+    replay(dispatcher, journal)
 }
 
 /// Rings that the client has made and of which a worker may have heard without noting them.
-fn unread_rings(desk: &Desk) -> Vec<(u32, String)> {
-    let Some(process) = desk.engine.board_name.split('-').nth(1) else { return Vec::new() };
+fn unread_rings(dispatcher: &Dispatcher) -> Vec<(u32, String)> {
+    let Some(process) = dispatcher.client.board_name.split('-').nth(1) else { return Vec::new() };
     let prefix = format!("ring-{process}-");
-    let entries = std::fs::read_dir(&desk.engine.directory).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(&dispatcher.client.directory).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let mut rings: Vec<_> =
         names.filter_map(|name| Some((name.strip_prefix(&prefix)?.parse().ok()?, name))).collect();

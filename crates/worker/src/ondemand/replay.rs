@@ -10,8 +10,8 @@ use rekindle_device::{Device, Event};
 use rekindle_protocol::operation::{Asynchronous, Origin, ReplyHead, Upload, dispatch, name};
 
 use super::journal::{Entry, Journal};
-use crate::dispatch::Desk;
-use crate::engine::Engine;
+use crate::client::Client;
+use crate::dispatch::Dispatcher;
 
 /// How often it is looked whether the GPU has taken all that was uploaded.
 const LOOK: Duration = Duration::from_millis(2);
@@ -25,29 +25,29 @@ struct Source {
 }
 
 /// Does all requests once more. From then on the journal serves nobody.
-pub(super) fn replay(desk: &mut Desk, journal: Journal) -> Result<(), String> {
+pub(super) fn replay(dispatcher: &mut Dispatcher, journal: Journal) -> Result<(), String> {
     let (base, bytes) = journal.memory();
     let staged = journal.staged();
     let mut source = Source { journal, base, devices: HashMap::new() };
     for entry in source.journal.requests().filter(|entry| !entry.flags.has_failed()) {
         let done = match entry.opcode == Upload::OPCODE {
-            true => upload(&mut source.devices, (base, bytes), &mut desk.engine, &entry),
-            false => perform(&mut desk.engine, &entry),
+            true => upload(&mut source.devices, (base, bytes), &mut dispatcher.client, &entry),
+            false => perform(&mut dispatcher.client, &entry),
         };
         let operation = name(entry.opcode).unwrap_or("a request");
         match done {
             Ok(()) => {}
             // With all memory there this is the program's own fault, which it is to see.
             Err(code) if code.is_sticky() => {
-                desk.engine.asynchronous_failure(operation, code);
+                dispatcher.client.asynchronous_failure(operation, code);
                 break;
             }
             // It is done for the first time.
-            Err(code) if entry.flags.is_aside() => desk.engine.asynchronous_failure(operation, code),
+            Err(code) if entry.flags.is_aside() => dispatcher.client.asynchronous_failure(operation, code),
             Err(code) => return Err(format!("{operation}, which had worked before, gave {code}")),
         }
     }
-    for (thread, end) in desk.engine.threads.iter().zip(staged).filter(|(_, end)| *end != 0) {
+    for (thread, end) in dispatcher.client.threads.iter().zip(staged).filter(|(_, end)| *end != 0) {
         thread.ring.staged(end);
     }
     source.journal.settle();
@@ -56,12 +56,12 @@ pub(super) fn replay(desk: &mut Desk, journal: Journal) -> Result<(), String> {
 }
 
 /// Does a request of the journal, as it is.
-pub(crate) fn perform(engine: &mut Engine, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+pub(crate) fn perform(client: &mut Client, entry: &Entry<'_>) -> rekindle_device::Result<()> {
     let mut failure = Ok(());
-    let failed = |_: &mut Engine, _, code| failure = Err(code);
+    let failed = |_: &mut Client, _, code| failure = Err(code);
     let origin = Origin { ring: entry.ring };
-    let answer = dispatch(engine, origin, entry.opcode, entry.body, entry.trailer, failed);
-    engine.operations += 1;
+    let answer = dispatch(client, origin, entry.opcode, entry.body, entry.trailer, failed);
+    client.operations += 1;
     let reply = answer.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let head = reply.as_deref().and_then(|reply| reply.get(..ReplyHead::BYTES)?.try_into().ok());
     let status = head.map_or(0, |head| ReplyHead::decode(head).status);
@@ -72,12 +72,12 @@ pub(crate) fn perform(engine: &mut Engine, entry: &Entry<'_>) -> rekindle_device
 fn upload(
     devices: &mut HashMap<usize, (Arc<dyn Device>, Vec<Event>)>,
     (base, bytes): (u64, usize),
-    engine: &mut Engine,
+    client: &mut Client,
     entry: &Entry<'_>,
 ) -> rekindle_device::Result<()> {
     let upload: Upload = postcard::from_bytes(entry.body).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (index, stream) = engine.enter(Origin { ring: entry.ring }, upload.device, upload.stream)?;
-    let device = engine.context(index)?.device.clone();
+    let (index, stream) = client.enter(Origin { ring: entry.ring }, upload.device, upload.stream)?;
+    let device = client.context(index)?.device.clone();
     let (_, events) = match devices.entry(index) {
         Vacant(vacant) => {
             device.host_register(base, bytes as u64)?;
@@ -89,7 +89,7 @@ fn upload(
     let event = device.event_create(DISABLE_TIMING)?;
     device.event_record(event, stream, 0)?;
     events.push(event);
-    engine.operations += 1;
+    client.operations += 1;
     Ok(())
 }
 

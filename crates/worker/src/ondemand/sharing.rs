@@ -13,7 +13,7 @@
 //! - The program is given contents of memory only when all that it has asked for before has ended without a fault; then
 //!   the journal begins anew, on a new base. So nothing that was given is computed a second time.
 //! - That it has waited for something may be told again and again: it cannot tell the difference.
-//! - A kernel that overflows a stack for which [less is held](crate::engine) meanwhile faults too, and is mended so.
+//! - A kernel that overflows a stack for which [less is held](crate::client) meanwhile faults too, and is mended so.
 //! - What could not be done once more, or would change what a base is made of (allocations, modules, pinned memory,
 //!   captures), ends the sharing before: all buffers get memory of their own, by a copy on the GPU.
 
@@ -30,7 +30,7 @@ use super::base::Base;
 use super::journal::{Entry, Flags, Journal};
 use super::needs::{Needs, needs};
 use super::{reaches_host, staged};
-use crate::engine::Engine;
+use crate::client::Client;
 
 /// A base's memory is given back when it was not needed for so long.
 const LINGER: Duration = Duration::from_millis(100);
@@ -68,11 +68,10 @@ pub(crate) enum Turn {
 
 impl Sharing {
     /// Of a program on whose GPU nothing is under way; none if it shares nothing.
-    pub(crate) fn begin(engine: &Engine, image: &Path, lease: Lease) -> Option<Sharing> {
-        let shares = |(index, slot): (usize, &crate::engine::Slot)| {
-            slot.context.as_ref().filter(|context| context.heap.shared_bytes() > 0).map(|_| index)
-        };
-        let device = engine.slots.iter().enumerate().find_map(shares)?;
+    pub(crate) fn begin(client: &Client, image: &Path, lease: Lease) -> Option<Sharing> {
+        let shares =
+            |index: &usize| client.context(*index).is_ok_and(|context| context.heap.shared_bytes() > 0);
+        let device = client.open_devices().find(shares)?;
         Some(Sharing {
             image: image.to_path_buf(),
             _lease: lease,
@@ -90,7 +89,7 @@ impl Sharing {
     /// Whether the next request can be done; if it could be done once more, it is in the journal then.
     pub(crate) fn admit(
         &mut self,
-        engine: &mut Engine,
+        client: &mut Client,
         journal: &mut Journal,
         ring: usize,
         record: &Record<'_>,
@@ -98,8 +97,8 @@ impl Sharing {
         journal.next_admission();
         self.used = Instant::now();
         let turn = match self.leaving.is_empty() {
-            true => self.judge(engine, journal, ring, record),
-            false => self.at_rest(engine, Turn::Alone),
+            true => self.judge(client, journal, ring, record),
+            false => self.at_rest(client, Turn::Alone),
         };
         self.waits = turn == Turn::Later;
         turn
@@ -107,122 +106,122 @@ impl Sharing {
 
     fn judge(
         &mut self,
-        engine: &mut Engine,
+        client: &mut Client,
         journal: &mut Journal,
         ring: usize,
         record: &Record<'_>,
     ) -> Turn {
-        let touched = match needs(engine, record.opcode, record.body, record.trailer) {
+        let touched = match needs(client, record.opcode, record.body, record.trailer) {
             Needs::Look(_) => return Turn::Now,
-            Needs::Memory(touched) if !reaches_host(engine, &touched) => touched,
+            Needs::Memory(touched) if !reaches_host(client, &touched) => touched,
             _ if only_waits(record.opcode) => {
-                return match self.at_rest(engine, Turn::Now) {
+                return match self.at_rest(client, Turn::Now) {
                     // Text that kernels have printed is to be seen then.
-                    Turn::Now if engine.output.has_text() => self.begin_anew(engine, journal),
+                    Turn::Now if client.output.has_text() => self.begin_anew(client, journal),
                     turn => turn,
                 };
             }
             _ if record.opcode == Download::OPCODE => {
-                return match self.at_rest(engine, Turn::Now) {
-                    Turn::Now => self.begin_anew(engine, journal),
+                return match self.at_rest(client, Turn::Now) {
+                    Turn::Now => self.begin_anew(client, journal),
                     turn => turn,
                 };
             }
-            _ => return self.at_rest(engine, Turn::Alone),
+            _ => return self.at_rest(client, Turn::Alone),
         };
-        let Some(brought) = staged(engine, ring, record).map(<[u8]>::len) else {
-            return self.at_rest(engine, Turn::Alone);
+        let Some(brought) = staged(client, ring, record).map(<[u8]>::len) else {
+            return self.at_rest(client, Turn::Alone);
         };
-        let written = match engine.context(self.device) {
+        let written = match client.context(self.device) {
             Ok(context) => context.heap.shared_in(&touched.written),
             Err(_) => Vec::new(),
         };
         let bytes = record.body.len() + record.trailer.len() + brought;
         let full = !journal.has_room(bytes);
         if full || !written.is_empty() {
-            if self.at_rest(engine, Turn::Now) == Turn::Later {
+            if self.at_rest(client, Turn::Now) == Turn::Later {
                 return Turn::Later;
             }
-            self.begin_anew(engine, journal);
+            self.begin_anew(client, journal);
             if !journal.has_room(bytes) {
                 return Turn::Alone;
             }
             if !written.is_empty() {
-                self.forget_base(engine);
-                let made = engine.bind(self.device).and_then(|()| {
-                    let heap = engine.heap(self.device)?;
+                self.forget_base(client);
+                let made = client.bind(self.device).and_then(|()| {
+                    let heap = client.heap(self.device)?;
                     written.iter().try_for_each(|at| heap.make_private(*at))
                 });
                 if let Err(code) = made {
                     log::warn!("a buffer that is to be written is shared and could not be copied: {code}");
                     return Turn::Alone;
                 }
-                if engine.context(self.device).is_ok_and(|context| context.heap.shared_bytes() == 0) {
+                if client.context(self.device).is_ok_and(|context| context.heap.shared_bytes() == 0) {
                     return Turn::Alone;
                 }
             }
         }
-        if let Err(code) = self.find_base(engine) {
+        if let Err(code) = self.find_base(client) {
             log::warn!("nothing is shared any more, for faults could not be mended: {code}");
             return Turn::Alone;
         }
-        let staged = staged(engine, ring, record).unwrap_or_default();
+        let staged = staged(client, ring, record).unwrap_or_default();
         let Record { opcode, ticket, body, trailer, .. } = *record;
         let flags = Flags::default();
         journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
         Turn::Now
     }
 
-    fn at_rest(&mut self, engine: &mut Engine, then: Turn) -> Turn {
-        if engine.is_at_rest() && engine.broken.is_none() { then } else { Turn::Later }
+    fn at_rest(&mut self, client: &mut Client, then: Turn) -> Turn {
+        if client.is_at_rest() && client.broken.is_none() { then } else { Turn::Later }
     }
 
     /// What has ended is never done once more.
-    fn begin_anew(&mut self, engine: &mut Engine, journal: &mut Journal) -> Turn {
+    fn begin_anew(&mut self, client: &mut Client, journal: &mut Journal) -> Turn {
         // Text of kernels comes with a synchronisation.
-        let device = engine.bind(self.device).and_then(|()| engine.context(self.device));
+        let device = client.bind(self.device).and_then(|()| client.context(self.device));
         if let Err(code) = device.and_then(|context| context.device.synchronize()) {
-            engine.note_fault(self.device, code);
+            client.note_fault(self.device, code);
             return Turn::Later;
         }
         journal.begin_anew();
         self.is_based = false;
-        engine.output.pass_on();
+        client.output.pass_on();
         Turn::Now
     }
 
     /// Sees to a base that the journal can begin with.
-    fn find_base(&mut self, engine: &mut Engine) -> Result<(), CuResult> {
+    fn find_base(&mut self, client: &mut Client) -> Result<(), CuResult> {
         if self.is_based {
             return Ok(());
         }
         let base = match self.base.take() {
             Some(base) => base,
-            None => Base::new(engine, self.device)?,
+            None => Base::new(client, self.device)?,
         };
         let taken = base.take();
-        engine.bind_anew();
+        client.bind_anew();
         self.base = Some(base);
         self.is_based = taken.is_ok();
         taken
     }
 
-    fn forget_base(&mut self, engine: &mut Engine) {
+    fn forget_base(&mut self, client: &mut Client) {
         if let Some(base) = self.base.take() {
-            base.let_go(engine);
+            base.let_go(client);
         }
     }
 
     /// Gives all buffers memory of their own. Nothing is under way on the device.
-    pub(crate) fn end(&mut self, engine: &mut Engine, journal: &mut Journal) -> Result<(), CuResult> {
-        if self.begin_anew(engine, journal) == Turn::Later {
-            return Err(engine.broken.unwrap_or(CUDA_ERROR_UNKNOWN));
+    pub(crate) fn end(&mut self, client: &mut Client, journal: &mut Journal) -> Result<(), CuResult> {
+        if self.begin_anew(client, journal) == Turn::Later {
+            return Err(client.broken.unwrap_or(CUDA_ERROR_UNKNOWN));
         }
-        self.forget_base(engine);
-        engine.grow_stacks(self.device)?;
-        engine.bind(self.device)?;
+        self.forget_base(client);
+        client.grow_stacks(self.device)?;
+        client.bind(self.device)?;
         let all = 0..u64::MAX;
-        let heap = engine.heap(self.device)?;
+        let heap = client.heap(self.device)?;
         let shared = heap.shared_in(std::slice::from_ref(&all));
         shared.into_iter().try_for_each(|at| heap.make_private(at))
     }
@@ -254,18 +253,18 @@ impl Sharing {
 
     /// Gives back what nobody has needed for a while: a base's memory, and most of that for stacks. When to look again, if
     /// there is any.
-    pub(crate) fn rest(&mut self, engine: &mut Engine, journal: &mut Journal) -> Option<Duration> {
+    pub(crate) fn rest(&mut self, client: &mut Client, journal: &mut Journal) -> Option<Duration> {
         if self.base.is_none() && self.is_lean {
             return None;
         }
-        if self.used.elapsed() < LINGER || self.at_rest(engine, Turn::Now) == Turn::Later {
+        if self.used.elapsed() < LINGER || self.at_rest(client, Turn::Now) == Turn::Later {
             return Some(LINGER);
         }
-        if self.begin_anew(engine, journal) == Turn::Now {
-            self.forget_base(engine);
+        if self.begin_anew(client, journal) == Turn::Now {
+            self.forget_base(client);
             // Once: who needs more after all is not to wait for it after each pause.
             if !std::mem::replace(&mut self.is_lean, true)
-                && let Err(code) = engine.shrink_stacks(self.device)
+                && let Err(code) = client.shrink_stacks(self.device)
             {
                 log::warn!("device {} holds as much as before for stacks: {code}", self.device);
             }

@@ -13,7 +13,7 @@ use rekindle_protocol::worker::Recording;
 use rekindle_store::Image;
 
 use super::needs::{Needs, Touched, needs};
-use crate::engine::Engine;
+use crate::client::Client;
 use crate::touched::touched;
 
 /// Addresses of the program, and which part has their contents.
@@ -108,8 +108,8 @@ impl Uses {
         if self.learned.is_some() { Recording::Learned } else { Recording::Asked }
     }
 
-    pub(crate) fn note(&mut self, engine: &Engine, opcode: u32, body: &[u8], trailer: &[u8]) {
-        if let Needs::Memory(touched) = needs(engine, opcode, body, trailer) {
+    pub(crate) fn note(&mut self, client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) {
+        if let Needs::Memory(touched) = needs(client, opcode, body, trailer) {
             let parts = self.spans.parts(&touched);
             self.note_parts(&parts);
         }

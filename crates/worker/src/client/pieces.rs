@@ -13,7 +13,7 @@ use rekindle_device::{Function, LoadError, Loaded, Module, ModuleKind, PreparedC
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
-use super::Engine;
+use super::Client;
 use crate::code::LoadedCode;
 use crate::image;
 
@@ -70,7 +70,7 @@ impl Body {
     }
 }
 
-impl Engine {
+impl Client {
     /// Takes code apart and makes its globals, if that is asked for and can be.
     pub(super) fn take_apart(
         &mut self,
@@ -78,7 +78,7 @@ impl Engine {
         code: &LoadedCode,
         options: &[(i32, u64)],
     ) -> Result<Option<Pieces>> {
-        if !self.in_pieces {
+        if !self.gpus.in_pieces {
             return Ok(None);
         }
         let Some(prepared) = self.context(device)?.device.prepare(&code.code(), options) else {

@@ -1,19 +1,21 @@
-//! One device's context, and what belongs to it as a whole.
+//! What a program has in the context of one device as a whole.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rekindle_device::{Device, Event, Result, Stream};
+use rekindle_device::{Device, Event, Result};
 use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
 
-use super::{Body, Engine, Mark, StreamObject};
-use crate::hashing::Hasher;
+use super::{Body, Client, Mark, StreamObject};
+use crate::gpus::GpuContext;
 use crate::memory::{Heap, Regions};
 
 pub(crate) struct Context {
+    pub gpu: Arc<GpuContext>,
+    /// That of `gpu`, one step nearer.
     pub device: Arc<dyn Device>,
     pub heap: Heap,
-    /// Events of the engine's own that are not in use.
+    /// Events of the client's own that are not in use.
     pub scratch: Vec<Event>,
     /// The legacy stream may have unfinished work.
     pub legacy_busy: bool,
@@ -29,17 +31,7 @@ pub(crate) struct Context {
     pub anchor: Option<Mark>,
     /// Units of staging areas that this context knows, by their addresses.
     pub registered: HashSet<u64>,
-    /// Streams for what a checkpoint and a restore copy. Made with the context: streams take room in the driver's heaps,
-    /// where one that came and went would move the globals of later modules.
-    pub copies: Vec<Stream>,
-    /// Hashes what is copied, where the device does that.
-    pub hasher: Option<Arc<Hasher>>,
 }
-
-/// As many as keep both directions of the link busy.
-const COPY_STREAMS: usize = 4;
-/// `CU_STREAM_NON_BLOCKING`: work of the legacy stream is not waited for.
-const NON_BLOCKING: u32 = 1;
 
 /// An allocation that was freed in stream order.
 #[derive(Clone, Copy, Debug)]
@@ -51,17 +43,11 @@ pub(crate) struct Freed {
 }
 
 impl Context {
-    /// The device's context is current on this thread.
-    pub(crate) fn new(device: Arc<dyn Device>, regions: Arc<Regions>) -> Result<Context> {
-        // What is hashed behind copies is not to wait for the program's kernels.
-        let (_, greatest) = device.info().stream_priorities;
-        let copies =
-            (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, greatest)).collect::<Result<_>>()?;
-        let hasher = Hasher::open(device.clone());
-        Ok(Context {
-            hasher,
-            heap: Heap::new(device.clone(), regions),
-            device,
+    pub(crate) fn new(gpu: Arc<GpuContext>, regions: Arc<Regions>) -> Context {
+        Context {
+            heap: Heap::new(gpu.device.clone(), regions),
+            device: gpu.device.clone(),
+            gpu,
             scratch: Vec::new(),
             legacy_busy: false,
             orphans: Vec::new(),
@@ -70,12 +56,11 @@ impl Context {
             freed: Vec::new(),
             anchor: None,
             registered: HashSet::new(),
-            copies,
-        })
+        }
     }
 }
 
-impl Engine {
+impl Client {
     pub(super) fn set_limit(&mut self, request: LimitSet) -> Result<()> {
         let device = usize::from(request.device);
         self.on(device)?.set_limit(request.limit, request.value)?;
@@ -91,9 +76,9 @@ impl Engine {
         request: ContextSynchronize,
     ) -> rekindle_protocol::operation::Answer<()> {
         let device = usize::from(request.device);
-        self.when_idle(origin, device, move |engine| {
+        self.when_idle(origin, device, move |client| {
             // Nothing is left to wait for; this lets the driver hand out what kernels printed.
-            if engine.is_idle(device)? { engine.on(device)?.synchronize() } else { Ok(()) }
+            if client.is_idle(device)? { client.on(device)?.synchronize() } else { Ok(()) }
         })
     }
 

@@ -4,9 +4,9 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_
 use rekindle_device::{LinkInput, LoadError, Result};
 use rekindle_protocol::operation::{Link, Linked};
 
-use super::Engine;
+use super::Client;
 
-impl Engine {
+impl Client {
     pub(super) fn link_code(&mut self, request: Link<'_>, trailer: &[u8]) -> Result<Linked> {
         let Link { device, parts, shared, options } = request;
         let device = usize::from(device);

@@ -8,7 +8,7 @@ use rekindle_device::{Device, Event, Graph, GraphExec, GraphNode, Result, Stream
 use super::events::DISABLE_TIMING;
 use super::graphs::add_node;
 use super::recipe::Recording;
-use super::{Engine, GraphStep, Recipe, Step};
+use super::{Client, GraphStep, Recipe, Step};
 
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
@@ -50,7 +50,7 @@ impl Drop for Stage<'_> {
     }
 }
 
-impl Engine {
+impl Client {
     /// The graph that a recipe describes, and its nodes in their order.
     pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<(Graph, Vec<GraphNode>)> {
         self.bind(index)?;

@@ -6,9 +6,9 @@ use rekindle_protocol::operation::{
     Copy, CopyStrided, HostCall, LaunchKernel, LaunchKernelWith, Origin, SetMemory, WaitValue, WriteValue,
 };
 
-use super::{Engine, Step};
+use super::{Client, Step};
 
-impl Engine {
+impl Client {
     pub(super) fn launch(&mut self, origin: Origin, request: LaunchKernel, parameters: &[u8]) -> Result<()> {
         let LaunchKernel { device, stream, function, grid, block, shared } = request;
         let attributes = LaunchAttributes::default();

@@ -9,9 +9,9 @@ use rekindle_protocol::operation::{
     GraphLaunch, Id, Origin,
 };
 
-use super::{Engine, ExecObject, GraphObject, GraphStep, Recipe, Step};
+use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step};
 
-impl Engine {
+impl Client {
     pub(super) fn create_graph(&mut self, request: GraphCreate) -> Result<()> {
         let device = usize::from(request.device);
         if !self.graphs.is_free(request.graph) {
@@ -62,7 +62,7 @@ impl Engine {
             GraphStep::Kernel { function, .. } => Some(self.kernel(*function)?.1),
             _ => None,
         };
-        let gpu = &*self.slots[device].context.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;
+        let gpu = &*self.contexts[device].as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;
         let graph = self.graphs.get_mut(id)?;
         let node = add_node(gpu, graph.handle, &graph.nodes, &step, function, child)?;
         graph.nodes.push(node);

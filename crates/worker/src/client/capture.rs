@@ -6,14 +6,14 @@ use rekindle_device::{Capture, GpuKind, Result, Stream};
 use rekindle_protocol::operation::{CaptureBegin, CaptureEnd, CaptureStatus, Origin};
 
 use super::recipe::{RecordedStream, Recording};
-use super::{Engine, GraphObject, GraphStep, Recipe, Step};
+use super::{Client, GraphObject, GraphStep, Recipe, Step};
 
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const ACTIVE: u32 = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
 
-impl Engine {
+impl Client {
     pub(super) fn begin_capture(&mut self, origin: Origin, request: CaptureBegin) -> Result<()> {
         let CaptureBegin { device, stream, mode } = request;
         let (device, stream) = self.stream(origin, device, stream)?;

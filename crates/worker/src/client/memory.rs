@@ -8,11 +8,11 @@ use rekindle_protocol::operation::{
     Answer, MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, Origin, PinnedRegister, PinnedUnregister,
 };
 
-use super::Engine;
+use super::Client;
 use super::context::Freed;
 use crate::memory::map_pinned;
 
-impl Engine {
+impl Client {
     /// Free and total bytes; what waits to be used again counts as free.
     pub(crate) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
         let (free, total) = self.on(device)?.memory_info()?;
@@ -34,9 +34,9 @@ impl Engine {
         if let Err(code) = self.bind(device).and_then(|()| self.heap(device)?.retire(address)) {
             return Answer::Now(Err(code));
         }
-        self.when_idle(origin, device, move |engine| {
-            engine.bind(device)?;
-            engine.heap(device)?.release(address)
+        self.when_idle(origin, device, move |client| {
+            client.bind(device)?;
+            client.heap(device)?.release(address)
         })
     }
 
@@ -87,11 +87,11 @@ impl Engine {
     /// Looks which frees are complete.
     pub(super) fn poll_frees(&mut self) -> bool {
         let mut complete = 0;
-        for index in 0..self.slots.len() {
-            if self.slots[index].context.is_none() || self.bind(index).is_err() {
+        for index in self.open_devices() {
+            if self.bind(index).is_err() {
                 continue;
             }
-            let Some(context) = self.slots[index].context.as_mut() else { continue };
+            let Some(context) = self.contexts[index].as_mut() else { continue };
             // What a stream freed later is complete later: one look a stream is enough.
             let mut behind: Vec<u64> = Vec::new();
             for freed in &mut context.freed {
@@ -135,17 +135,12 @@ impl Engine {
 
     /// Gives every device back what the program has freed.
     pub(crate) fn trim_all(&mut self) -> Result<()> {
-        for device in 0..self.slots.len() {
-            if self.slots[device].context.is_some() {
-                self.trim(device, 0)?;
-            }
-        }
-        Ok(())
+        self.open_devices().try_for_each(|device| self.trim(device, 0).map(|_| ()))
     }
 
     pub(super) fn range_of(&self, address: u64) -> Result<(u64, u64, u8)> {
         for (index, context) in
-            self.slots.iter().enumerate().filter_map(|(n, slot)| Some((n, slot.context.as_ref()?)))
+            self.contexts.iter().enumerate().filter_map(|(n, context)| Some((n, context.as_ref()?)))
         {
             if let Some((base, bytes)) = context.heap.range(address) {
                 return Ok((base, bytes, index as u8));
@@ -182,11 +177,11 @@ impl Engine {
         if !self.pinned.iter().any(|pinned| pinned.address == address) {
             return Answer::Now(Err(CUDA_ERROR_INVALID_VALUE));
         }
-        self.when_idle(origin, device, move |engine| {
-            let at = engine.pinned.iter().position(|pinned| pinned.address == address);
-            let pinned = engine.pinned.swap_remove(at.ok_or(CUDA_ERROR_INVALID_VALUE)?);
-            let unregistered = engine.on(pinned.device)?.host_unregister(address);
-            if let Some(path) = engine.run_file(&pinned.name) {
+        self.when_idle(origin, device, move |client| {
+            let at = client.pinned.iter().position(|pinned| pinned.address == address);
+            let pinned = client.pinned.swap_remove(at.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+            let unregistered = client.on(pinned.device)?.host_unregister(address);
+            if let Some(path) = client.run_file(&pinned.name) {
                 let _ = std::fs::remove_file(path);
             }
             unregistered

@@ -1,41 +1,41 @@
-//! What the engine says of itself.
+//! What the client says of itself.
 
 use rekindle_protocol::client::Welcome;
 use rekindle_protocol::worker::Status;
 
-use super::Engine;
+use super::Client;
 
-impl Engine {
+impl Client {
     pub(crate) fn welcome(&self) -> Welcome {
-        let open = self.slots.iter().filter_map(|slot| slot.context.as_ref());
+        let open = self.contexts.iter().flatten();
         Welcome {
-            driver_version: self.platform.driver_version(),
-            devices: self.slots.iter().map(|slot| slot.info.clone()).collect(),
-            real_driver: self.real_driver.clone(),
+            driver_version: self.gpus.platform.driver_version(),
+            devices: self.gpus.infos(),
+            real_driver: self.gpus.real_driver.clone(),
             granularity: open.map(|context| context.heap.granularity()).max().unwrap_or(2 << 20),
         }
     }
 
     /// Until the daemon has told the client's pid (`Detach`, `Adopt`) it is the pid that the program itself sees.
     pub(crate) fn status(&mut self) -> Status {
-        let free_bytes = (0..self.slots.len()).map(|device| self.free_bytes(device)).collect();
+        let free_bytes = (0..self.contexts.len()).map(|device| self.free_bytes(device)).collect();
         let seen = self.board_name.split('-').nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_default();
-        let contexts = || self.slots.iter().filter_map(|slot| slot.context.as_ref());
+        let contexts = || self.contexts.iter().flatten();
         let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
         let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
         let shared: u64 = contexts().map(|context| context.heap.shared_bytes()).sum();
         let physical: u64 = self.virtual_memory.physical.values().map(|physical| physical.bytes).sum();
-        let first = self.slots.first().map(|slot| &slot.info);
+        let first = self.gpus.info(0);
         Status {
             asleep: false,
             mended: self.mended,
             held_back: false,
             pid: std::process::id() as i32,
-            client: if self.client != 0 { self.client } else { seen },
+            client: if self.pid != 0 { self.pid } else { seen },
             gpu: first.map(|info| info.name.clone()).unwrap_or_default(),
             gpu_uuid: first.map(|info| uuid_text(&info.uuid)).unwrap_or_default(),
-            driver: self.platform.driver_name(),
-            devices: self.slots.iter().map(|slot| slot.info.clone()).collect(),
+            driver: self.gpus.platform.driver_name(),
+            devices: self.gpus.infos(),
             free_bytes,
             device_bytes: held + physical,
             shared_bytes: shared,
@@ -52,7 +52,7 @@ impl Engine {
     /// Of a device without a context, all that it has: asking would take making one.
     fn free_bytes(&mut self, device: usize) -> u64 {
         let known = self.memory_space(device).map(|(free, _)| free);
-        known.unwrap_or(self.slots[device].info.total_memory)
+        known.unwrap_or_else(|_| self.gpus.info(device).map_or(0, |info| info.total_memory))
     }
 
     /// Removes the client's files from the run directory: it has ended.

@@ -6,13 +6,13 @@ use rekindle_protocol::operation::{
     AddressFree, AddressReserve, PhysicalCreate, PhysicalMap, PhysicalProtect, PhysicalUnmap,
 };
 
-use super::Engine;
+use super::Client;
 use crate::memory::{Mapping, Physical, Reservation};
 
 /// Addresses belong to no device in CUDA; they are all taken from the first one's heap.
 const ADDRESS_OWNER: usize = 0;
 
-impl Engine {
+impl Client {
     pub(super) fn reserve_addresses(&mut self, request: AddressReserve) -> Result<u64> {
         let AddressReserve { bytes, alignment, address } = request;
         self.open(ADDRESS_OWNER)?;

@@ -9,12 +9,12 @@ use rekindle_protocol::operation::{
     Answer, EventCreate, EventElapsed, EventRecord, EventSynchronize, Origin, StreamWaitEvent,
 };
 
-use super::{Engine, EventObject, Step};
+use super::{Client, EventObject, Step};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
 
-impl Engine {
+impl Client {
     pub(super) fn create_event(&mut self, request: EventCreate) -> Result<()> {
         let EventCreate { device, id, flags } = request;
         let device = usize::from(device);

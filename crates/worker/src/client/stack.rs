@@ -9,14 +9,14 @@
 use rekindle_device::Result;
 use rekindle_protocol::operation::LimitGet;
 
-use super::Engine;
+use super::Client;
 
 /// `CU_LIMIT_STACK_SIZE`.
 const STACK: u32 = 0;
 /// Bytes a thread while faults are mended.
 const LITTLE: u64 = 512;
 
-impl Engine {
+impl Client {
     /// Holds less, if the program has asked for nothing else. Nothing is under way on the device.
     pub(crate) fn shrink_stacks(&mut self, device: usize) -> Result<()> {
         let known = self.on(device)?.limit(STACK)?;

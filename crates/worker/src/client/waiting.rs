@@ -9,12 +9,12 @@ use rekindle_device::{Event, Result, Stream};
 use rekindle_protocol::operation::{Answer, Origin, encode_reply};
 use serde::Serialize;
 
-use super::Engine;
+use super::Client;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(super) const SCRATCH_EVENT: u32 = 2;
 
-type Then = Box<dyn FnOnce(&mut Engine, Result<()>) -> Vec<u8>>;
+type Then = Box<dyn FnOnce(&mut Client, Result<()>) -> Vec<u8>>;
 
 struct Pending {
     ring: usize,
@@ -26,7 +26,7 @@ struct Pending {
 
 struct Awaited {
     event: Event,
-    /// The engine's own, to be used again.
+    /// The client's own, to be used again.
     scratch: bool,
 }
 
@@ -57,13 +57,13 @@ impl Waiting {
     }
 }
 
-impl Engine {
+impl Client {
     /// Answers when all work that was issued to the device is done, after `then`.
     pub(super) fn when_idle<T: Serialize + 'static>(
         &mut self,
         origin: Origin,
         device: usize,
-        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+        then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
         match self.marks(device) {
             Err(code) => Answer::Now(Err(code)),
@@ -78,7 +78,7 @@ impl Engine {
         origin: Origin,
         device: usize,
         stream: Stream,
-        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+        then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
         let done = self.on(device).and_then(|device| device.stream_query(stream));
         match done {
@@ -105,10 +105,10 @@ impl Engine {
         origin: Origin,
         device: usize,
         events: Vec<Awaited>,
-        then: impl FnOnce(&mut Engine) -> Result<T> + 'static,
+        then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
-        let then = Box::new(move |engine: &mut Engine, result: Result<()>| {
-            encode_reply(&result.and_then(|()| then(engine)))
+        let then = Box::new(move |client: &mut Client, result: Result<()>| {
+            encode_reply(&result.and_then(|()| then(client)))
         });
         let pending = Pending { ring: origin.ring, device, events, since: Instant::now(), then };
         self.waiting.pending.push(pending);
@@ -149,8 +149,8 @@ impl Engine {
     fn busy_streams(&mut self, index: usize) -> Result<Vec<Stream>> {
         self.bind(index)?;
         let capturing = !self.recordings.is_empty();
-        let Engine { slots, streams, threads, .. } = self;
-        let context = slots[index].context.as_mut().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+        let Client { contexts, streams, threads, .. } = self;
+        let context = contexts[index].as_mut().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
         let device = &*context.device;
         let mut busy = Vec::new();
         let own = threads.iter_mut().filter_map(|thread| thread.streams.get_mut(index)?.as_mut());
@@ -241,7 +241,7 @@ impl Engine {
         self.reply_when(ring, bytes, |_| ());
     }
 
-    /// As [`Engine::reply`]. `written` is told how many answers the ring has had, when this one is written and not yet
+    /// As [`Client::reply`]. `written` is told how many answers the ring has had, when this one is written and not yet
     /// given.
     pub(crate) fn reply_when(&self, ring: usize, bytes: &[u8], written: impl FnOnce(u32)) {
         let Some(thread) = self.threads.get(ring) else { return };

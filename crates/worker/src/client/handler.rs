@@ -3,11 +3,11 @@
 use rekindle_device::{Capture, FunctionInfo, Result};
 use rekindle_protocol::operation::*;
 
-use super::Engine;
+use super::Client;
 
 type No<'t> = &'t [u8];
 
-impl Handler for Engine {
+impl Handler for Client {
     fn context_open(&mut self, _: Origin, request: ContextOpen, _: No) -> Answer<()> {
         self.open(request.device.into()).into()
     }

@@ -1,7 +1,7 @@
-//! All that a program has on its GPUs, and what is done with it for each request.
+//! A client: all that one program has on GPUs, and what is done with it for each request.
 //!
-//! The engine belongs to the dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of
-//! [`waiting`] and answered when the work is done.
+//! It belongs to its dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of [`waiting`]
+//! and answered when the work is done.
 
 mod capture;
 mod context;
@@ -30,14 +30,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CuResult};
-use rekindle_device::{Device, DeviceInfo, Event, Platform, Result, Stream};
+use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::ReplyHead;
 use rekindle_ring::{Board, Ring};
 
-use crate::code::CodeCache;
-use crate::gpu::Opened;
+use crate::gpus::Gpus;
 use crate::link::Link;
-use crate::memory::{Heap, Pinned, Regions, VirtualMemory};
+use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
 pub(crate) use context::Context;
@@ -50,14 +49,6 @@ pub(crate) use staging::Lane;
 pub(crate) use table::Table;
 pub(crate) use waiting::Waiting;
 
-/// One GPU as the program numbers them.
-pub(crate) struct Slot {
-    /// The platform's number.
-    pub index: usize,
-    pub info: DeviceInfo,
-    pub context: Option<Context>,
-}
-
 /// One thread of the program.
 pub(crate) struct Thread {
     /// The client's number for the ring.
@@ -69,18 +60,17 @@ pub(crate) struct Thread {
     pub streams: Vec<Option<StreamObject>>,
 }
 
-pub(crate) struct Engine {
-    pub platform: Arc<dyn Platform>,
-    pub slots: Vec<Slot>,
-    pub regions: Arc<Regions>,
-    /// The slot whose context is current on the dispatch thread.
+pub(crate) struct Client {
+    pub gpus: Arc<Gpus>,
+    /// What it has on each GPU, as its program numbers them; none where it has no context.
+    pub contexts: Vec<Option<Context>>,
+    /// The GPU whose context is current on the dispatch thread.
     bound: usize,
     pub directory: PathBuf,
     pub board_name: String,
     pub board: Option<&'static Board>,
-    /// The client's pid as this worker sees it, 0 until it was told.
-    pub client: i32,
-    pub real_driver: Option<String>,
+    /// The program's pid as this worker sees it, 0 until it was told.
+    pub pid: i32,
     /// The program's standard output, once it is known which process it is.
     pub output: ProgramOutput,
     pub link: Arc<Link>,
@@ -106,9 +96,6 @@ pub(crate) struct Engine {
     /// The fault that it met.
     pub broken: Option<CuResult>,
     pub recordings: HashMap<u64, Recording>,
-    pub code: CodeCache,
-    /// Modules are taken apart where that can be.
-    in_pieces: bool,
     pub waiting: Waiting,
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
@@ -117,28 +104,17 @@ pub(crate) struct Engine {
     fault_noted: bool,
 }
 
-impl Engine {
-    /// The first GPU's context is made now, for it takes long.
-    pub(crate) fn new(opened: Opened, link: Arc<Link>) -> Result<Engine> {
-        let Opened { platform, gpus, real_driver, output, in_pieces } = opened;
-        let slot = |(position, index): (usize, &usize)| {
-            let info = platform.devices().get(*index).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-            Ok(Slot {
-                index: *index,
-                info: DeviceInfo { index: position as u32, ..info.clone() },
-                context: None,
-            })
-        };
-        let mut engine = Engine {
-            slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
-            platform,
-            regions: Arc::new(Regions::new()),
+impl Client {
+    /// It has a context on the first GPU from the start.
+    pub(crate) fn new(gpus: Arc<Gpus>, output: ProgramOutput, link: Arc<Link>) -> Result<Client> {
+        let mut client = Client {
+            contexts: (0..gpus.count()).map(|_| None).collect(),
+            gpus,
             bound: usize::MAX,
             directory: PathBuf::new(),
             board_name: String::new(),
             board: None,
-            client: 0,
-            real_driver,
+            pid: 0,
             output,
             link,
             threads: Vec::new(),
@@ -157,27 +133,24 @@ impl Engine {
             mended: false,
             broken: None,
             recordings: HashMap::new(),
-            code: CodeCache::default(),
-            in_pieces,
             waiting: Waiting::default(),
             history: 0,
             operations: 0,
             outputs: 0,
             fault_noted: false,
         };
-        engine.open(0)?;
-        Ok(engine)
+        client.open(0)?;
+        Ok(client)
     }
 
-    /// Makes a device's context, if it is not there yet, and makes it current.
+    /// Gives the program a context on a device, if it has none yet, and makes it current.
     pub(crate) fn open(&mut self, device: usize) -> Result<()> {
-        let slot = self.slots.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-        if slot.context.is_none() {
-            let opened = self.platform.open(slot.index)?;
-            slot.info = DeviceInfo { index: device as u32, ..opened.info().clone() };
-            opened.bind()?;
+        let context = self.contexts.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        if context.is_none() {
+            // Making a context has made it current.
             self.bound = usize::MAX;
-            slot.context = Some(Context::new(opened, self.regions.clone())?);
+            let gpu = self.gpus.open(device)?;
+            *context = Some(Context::new(gpu, self.gpus.regions.clone()));
         }
         self.bind(device)
     }
@@ -200,25 +173,25 @@ impl Engine {
 
     /// A device with a context. The first has one from the start.
     pub(crate) fn any_device(&self) -> Result<Arc<dyn Device>> {
-        let context = self.slots.iter().find_map(|slot| slot.context.as_ref());
+        let context = self.contexts.iter().flatten().next();
         Ok(context.ok_or(CUDA_ERROR_INVALID_CONTEXT)?.device.clone())
     }
 
-    /// The slot that the last operation was for.
+    /// The device that the last operation was for.
     pub(crate) fn bound(&self) -> usize {
         if self.bound == usize::MAX { 0 } else { self.bound }
     }
 
     #[inline]
     pub(crate) fn context(&self, device: usize) -> Result<&Context> {
-        let slot = self.slots.get(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-        slot.context.as_ref().ok_or(CUDA_ERROR_INVALID_CONTEXT)
+        let context = self.contexts.get(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        context.as_ref().ok_or(CUDA_ERROR_INVALID_CONTEXT)
     }
 
     #[inline]
     pub(crate) fn context_mut(&mut self, device: usize) -> Result<&mut Context> {
-        let slot = self.slots.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
-        slot.context.as_mut().ok_or(CUDA_ERROR_INVALID_CONTEXT)
+        let context = self.contexts.get_mut(device).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
+        context.as_mut().ok_or(CUDA_ERROR_INVALID_CONTEXT)
     }
 
     /// The device, with its context made current.
@@ -261,7 +234,7 @@ impl Engine {
         }
     }
 
-    /// An event of the engine's own, recorded on a stream now.
+    /// An event of the client's own, recorded on a stream now.
     pub(crate) fn record(&mut self, device: usize, stream: Stream) -> Result<Event> {
         self.bind(device)?;
         let event = self.event_of(device)?;
@@ -322,18 +295,23 @@ impl Engine {
     /// True when no work is under way on any device; looks for faults on the way.
     pub(crate) fn is_at_rest(&mut self) -> bool {
         let mut rest = true;
-        for device in 0..self.slots.len() {
-            if self.slots[device].context.is_some() {
-                match self.is_idle(device) {
-                    Ok(idle) => rest &= idle,
-                    Err(code) => {
-                        self.note_fault(device, code);
-                        rest = false;
-                    }
+        for device in self.open_devices() {
+            match self.is_idle(device) {
+                Ok(idle) => rest &= idle,
+                Err(code) => {
+                    self.note_fault(device, code);
+                    rest = false;
                 }
             }
         }
         rest
+    }
+
+    /// The devices on which it has a context.
+    pub(crate) fn open_devices(&self) -> impl Iterator<Item = usize> + use<> {
+        let open: Vec<usize> =
+            (0..self.contexts.len()).filter(|device| self.contexts[*device].is_some()).collect();
+        open.into_iter()
     }
 
     pub(crate) fn next_history(&mut self) -> u64 {

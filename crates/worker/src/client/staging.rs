@@ -18,7 +18,7 @@ use rekindle_device::{Event, Result, Stream};
 use rekindle_protocol::operation::{Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
-use super::Engine;
+use super::Client;
 
 /// A batch is closed when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -50,7 +50,7 @@ struct Closed {
     end: u64,
 }
 
-impl Engine {
+impl Client {
     pub(super) fn stage_up(&mut self, origin: Origin, request: Upload) -> Result<()> {
         let Upload { device, stream, to, offset, bytes, end } = request;
         let issued =

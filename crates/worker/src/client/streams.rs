@@ -7,9 +7,9 @@ use rekindle_protocol::operation::{
     StreamQuery, StreamSynchronize,
 };
 
-use super::{Engine, StreamObject};
+use super::{Client, StreamObject};
 
-impl Engine {
+impl Client {
     /// The stream that a request names, its device's context made current.
     #[inline]
     pub(crate) fn stream(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
@@ -23,7 +23,7 @@ impl Engine {
         Ok((device, handle))
     }
 
-    /// As [`Engine::stream`], for work: the stream counts as busy from now on.
+    /// As [`Client::stream`], for work: the stream counts as busy from now on.
     #[inline]
     pub(crate) fn enter(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
         let device = usize::from(device);
@@ -49,7 +49,7 @@ impl Engine {
 
     /// The per-thread default stream of a ring, made when it is first used.
     fn own_stream(&mut self, origin: Origin, device: usize) -> Result<&mut StreamObject> {
-        let Engine { slots, threads, history, .. } = self;
+        let Client { contexts, threads, history, .. } = self;
         let thread = threads.get_mut(origin.ring).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if thread.streams.len() <= device {
             thread.streams.resize(device + 1, None);
@@ -58,8 +58,7 @@ impl Engine {
         match slot {
             Some(stream) => Ok(stream),
             None => {
-                let context =
-                    slots[device].context.as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
+                let context = contexts[device].as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
                 let handle = context.device.stream_create(0, 0)?;
                 *history += 1;
                 Ok(slot.insert(StreamObject {
@@ -137,8 +136,8 @@ impl Engine {
             Ok(found) => found,
             Err(code) => return Answer::Now(Err(code)),
         };
-        self.when_done(origin, device, stream, move |engine| {
-            let device = engine.on(device)?;
+        self.when_done(origin, device, stream, move |client| {
+            let device = client.on(device)?;
             // As for the context: the driver hands out what kernels printed.
             if device.stream_query(stream)? { device.stream_synchronize(stream) } else { Ok(()) }
         })

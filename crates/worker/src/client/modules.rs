@@ -9,10 +9,10 @@ use rekindle_protocol::operation::{
     Origin,
 };
 
-use super::{Body, Engine, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject};
+use super::{Body, Client, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject};
 use crate::code::LoadedCode;
 
-impl Engine {
+impl Client {
     pub(super) fn load_module(&mut self, request: ModuleLoad<'_>, trailer: &[u8]) -> Result<ModuleLoaded> {
         let ModuleLoad { device, id, kind, source, options } = request;
         let device = usize::from(device);
@@ -44,7 +44,7 @@ impl Engine {
                 Ok(LoadedCode::Owned(Code::new(self.take_shared(name, bytes)?)))
             }
             CodeSource::File { path, offset, bytes } => {
-                let mapped = self.code.map(path.as_ref(), offset, bytes).map_err(|error| {
+                let mapped = self.gpus.code().map(path.as_ref(), offset, bytes).map_err(|error| {
                     log::warn!("cannot map code from {path}: {error}");
                     CUDA_ERROR_FILE_NOT_FOUND
                 })?;
@@ -80,7 +80,7 @@ impl Engine {
             Ok((_, globals)) if globals.allocation == 0 => Answer::Now(Ok(())),
             // Kernels that write to them may be under way.
             Ok((device, globals)) => {
-                self.when_idle(origin, device, move |engine| engine.give_globals(device, globals))
+                self.when_idle(origin, device, move |client| client.give_globals(device, globals))
             }
         }
     }
