@@ -3,23 +3,26 @@
 //! While there are requests it makes no system call; while there is nothing it sleeps on the board. Other threads of the
 //! worker have it do things through a [`Remote`].
 
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispatch};
-use rekindle_ring::{Board, Merge, Spin};
+use rekindle_ring::{Board, Merge, Record, Spin};
 
 use crate::client::{Client, Lane, Thread};
-use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
-use crate::ondemand::{Admission, Journal, Sharing, Turn, Uses};
+use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared};
+use crate::ondemand::Uses;
 
+mod activity;
 mod later;
 mod remote;
 mod sharing;
 mod slow;
+mod standstill;
 
-use later::Later;
+pub(crate) use activity::{Activity, Admission, Shared};
+pub(crate) use later::Later;
 pub(crate) use remote::{Inbox, Remote, remote};
+use standstill::Stopping;
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
@@ -40,33 +43,23 @@ pub enum Ended {
 /// What the dispatch thread works on.
 pub(crate) struct Dispatcher {
     pub client: Client,
+    pub activity: Activity,
     /// What was done of a restore before it was asked for.
     pub prepared: Option<Prepared>,
     /// Modules that whatever comes may need.
     pub ahead: Ahead,
-    /// What a save will copy through, made while the program comes to a stop.
-    pub blocks: Option<Preparing>,
     pub cache: CacheMemories,
-    /// Contents of buffers that are on their way; requests wait for them.
-    pub loading: Option<Loading>,
-    /// How that ended.
+    /// How loading has ended.
     pub loaded: Option<Outcome>,
-    /// What is done of requests while contents are on their way, for whoever has to do it once more.
-    pub journal: Option<Journal>,
-    /// Buffers are shared with other programs.
-    pub sharing: Option<Sharing>,
     /// What buffers were marked with, to see whether they are written to.
     pub marks: Option<Marks>,
-    /// Requests of the program are not done any more.
-    pub is_closed: bool,
-    /// They are not done until what another worker did of them is done once more.
-    pub is_behind: bool,
     /// Which parts of the image's memory requests have named.
     pub uses: Option<Uses>,
     /// What the program is not to be held up by.
     pub later: Later,
     merge: Merge<'static>,
-    draining: Option<Drain>,
+    /// The program is coming to a stop.
+    stopping: Option<Stopping>,
     ended: Option<Ended>,
     spin: Spin,
     /// How long outstanding work is polled without rest.
@@ -74,33 +67,21 @@ pub(crate) struct Dispatcher {
     quiet_since: Instant,
 }
 
-/// Somebody waits until nothing is under way.
-struct Drain {
-    limit: Duration,
-    since: Instant,
-    answer: Sender<Result<(), String>>,
-}
-
 impl Dispatcher {
     pub(crate) fn new(client: Client) -> Dispatcher {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         Dispatcher {
             client,
+            activity: Activity::Running,
             prepared: None,
             ahead: Ahead::default(),
-            blocks: None,
             cache: CacheMemories::default(),
-            loading: None,
             loaded: None,
-            journal: None,
-            sharing: None,
             marks: None,
-            is_closed: false,
-            is_behind: false,
             uses: None,
             later: Later::default(),
             merge: Merge::new(),
-            draining: None,
+            stopping: None,
             ended: None,
             spin: Spin::for_cores(cores),
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
@@ -118,13 +99,6 @@ impl Dispatcher {
         self.merge.set_next(next).map_err(|error| error.to_string())
     }
 
-    /// Whoever waits for the end of all work is told why that is not waited for.
-    pub(crate) fn refuse_drain(&mut self, problem: &str) {
-        if let Some(drain) = self.draining.take() {
-            let _ = drain.answer.send(Err(problem.to_string()));
-        }
-    }
-
     /// How the thread is to end, if it is.
     pub(crate) fn ended(&mut self) -> Option<Ended> {
         self.ended.take()
@@ -135,7 +109,7 @@ impl Dispatcher {
         if self.client.threads.iter().any(|thread| thread.name == name) {
             return;
         }
-        if let Some(journal) = &mut self.journal {
+        if let Some(journal) = self.activity.journal() {
             journal.push_ring(index, &name);
         }
         // SAFETY: each ring file is taken in once, as the line above says, so this is its one consumer.
@@ -159,25 +133,18 @@ impl Dispatcher {
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
-            if self.client.broken.is_some() {
+            if self.client.is_broken() {
                 return again(&mut self, inbox);
             }
-            let ready =
-                !self.is_closed && !self.is_behind && self.loading.as_ref().is_none_or(Loading::is_on_demand);
-            let Some(board) = self.client.board.filter(|_| ready) else {
+            let Some(board) = self.client.board.filter(|_| self.activity.takes_requests()) else {
                 if !inbox.obey_next(&mut self) {
                     return Ended::Done;
                 }
                 continue;
             };
-            if let Some(on_demand) = self.loading.as_mut().and_then(Loading::on_demand)
-                && let Some(journal) = &mut self.journal
-                && on_demand.has_aside()
-            {
-                on_demand.catch_up(&mut self.client, journal);
-                if self.client.broken.is_some() {
-                    continue;
-                }
+            self.activity.catch_up(&mut self.client);
+            if self.client.is_broken() {
+                continue;
             }
             let worked = match self.round() {
                 Ok(worked) => worked,
@@ -187,9 +154,9 @@ impl Dispatcher {
                 self.client.close_batches();
             }
             let progress = !self.client.waiting.is_empty() && self.client.poll();
-            if self.loading.is_some() && worked < ROUND {
+            if self.activity.is_loading() && worked < ROUND {
                 Loading::settle(&mut self);
-                if self.loading.is_some() {
+                if self.activity.is_loading() {
                     self.rest_while_loading(board, inbox);
                 }
                 self.quiet_since = Instant::now();
@@ -219,31 +186,17 @@ impl Dispatcher {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
             };
-            if let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) {
-                match sharing.admit(&mut self.client, journal, ring, &record) {
-                    Turn::Now => {}
-                    Turn::Later => return Ok(done),
-                    Turn::Alone => self.end_sharing_for_good(),
-                }
+            let admission = self.activity.admit(&mut self.client, ring, &record);
+            match admission {
+                Admission::Wait => return Ok(done),
+                Admission::Alone => self.end_sharing_for_good(),
+                Admission::Now | Admission::Aside => {}
             }
-            let mut ahead = self.loading.as_mut().and_then(Loading::on_demand).zip(self.journal.as_mut());
-            let admission = ahead.as_mut().map_or(Admission::Now, |(on_demand, journal)| {
-                on_demand.admit(&self.client, journal, ring, &record)
-            });
-            if admission == Admission::Wait {
-                return Ok(done);
-            }
-            if let Some(uses) = &mut self.uses {
-                if record.opcode == Download::OPCODE {
-                    uses.note_answer();
+            self.note_uses(&record);
+            if admission == Admission::Aside {
+                if let Some(journal) = self.activity.journal() {
+                    journal.done(record.ticket, None);
                 }
-                match &ahead {
-                    Some((on_demand, journal)) => uses.note_parts(on_demand.admitted(journal)),
-                    None => uses.note(&self.client, record.opcode, record.body, record.trailer),
-                }
-            }
-            if let (Some((_, journal)), Admission::Aside) = (&mut ahead, admission) {
-                journal.done(record.ticket, None);
                 self.merge.release(ring, record);
                 continue;
             }
@@ -267,8 +220,8 @@ impl Dispatcher {
             if let Some(reply) = &answer {
                 has_failed |= self.client.note_failure(self.client.bound(), reply);
             }
-            if let Some(journal) = &mut self.journal {
-                if self.client.broken.is_some() {
+            if let Some(journal) = self.activity.journal() {
+                if self.client.is_broken() {
                     journal.put_back_admitted();
                     return Ok(done);
                 }
@@ -278,7 +231,7 @@ impl Dispatcher {
             }
             self.client.operations += 1;
             // Whoever goes on after this worker finds a request either still to be done, or done and answered.
-            match (answer, &mut self.journal) {
+            match (answer, self.activity.journal()) {
                 (Some(reply), Some(journal)) => self.client.reply_when(ring, &reply, |count| {
                     journal.done(record.ticket, Some((ring, count)));
                 }),
@@ -289,6 +242,18 @@ impl Dispatcher {
             self.merge.release(ring, record);
         }
         Ok(ROUND)
+    }
+
+    /// Notes which parts of the image's memory a request names that is done.
+    fn note_uses(&mut self, record: &Record<'_>) {
+        let Some(uses) = &mut self.uses else { return };
+        if record.opcode == Download::OPCODE {
+            uses.note_answer();
+        }
+        match self.activity.admitted_parts() {
+            Some(parts) => uses.note_parts(parts),
+            None => uses.note(&self.client, record.opcode, record.body, record.trailer),
+        }
     }
 
     /// Requests wait for memory, or for the end of what ran ahead, or there are none.
@@ -302,17 +267,18 @@ impl Dispatcher {
 
     /// Nothing to do right now: polls on, or sleeps.
     fn rest(&mut self, board: &Board, inbox: &Inbox) {
-        let again = match (&mut self.sharing, &mut self.journal) {
-            (Some(sharing), Some(journal)) => sharing.rest(&mut self.client, journal),
+        let again = match &mut self.activity {
+            Activity::Sharing(Shared { sharing, journal }) => sharing.rest(&mut self.client, journal),
             _ => None,
         };
         let nap = again.unwrap_or(Duration::from_secs(1));
         let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
         let attention = || inbox.is_wanted();
+        let idle = self.client.waiting.is_empty() && !self.is_draining();
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));
-        if self.client.waiting.is_empty() && self.draining.is_none() {
+        if idle {
             board.wait(self.spin, nap, ready);
             return;
         }
@@ -330,38 +296,16 @@ impl Dispatcher {
 
     /// Once the program's first work is done, what it used first is known.
     fn look_at_uses(&mut self) {
-        let busy = self.loading.is_some() || !self.client.waiting.is_empty();
+        let loading = self.activity.is_loading();
+        let busy = loading || !self.client.waiting.is_empty();
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
         let pid = self.client.pid;
-        let Some(uses) = self.uses.as_mut().filter(|_| self.loading.is_none()) else { return };
+        let Some(uses) = self.uses.as_mut().filter(|_| !loading) else { return };
         if uses.is_learned(quiet) {
             uses.keep(pid);
             self.uses = None;
         } else if uses.has_answered(quiet) {
             uses.keep(pid);
         }
-    }
-
-    fn look_at_drain(&mut self, worked: usize) {
-        let Some(drain) = &self.draining else { return };
-        let (since, limit) = (drain.since, drain.limit);
-        let settled = worked == 0 && self.client.waiting.is_empty() && self.rings_are_empty();
-        let result = match settled.then(|| self.client.settle()) {
-            Some(Ok(true)) => Ok(()),
-            Some(Err(problem)) => Err(problem),
-            _ if since.elapsed() < limit => return,
-            _ => Err(format!(
-                "the GPU was still running the program's work after {:.1} s; wait for it, or give more time",
-                limit.as_secs_f64()
-            )),
-        };
-        if let Some(drain) = self.draining.take() {
-            let _ = drain.answer.send(result);
-        }
-    }
-
-    fn rings_are_empty(&mut self) -> bool {
-        matches!(self.merge.peek(), Ok(None))
-            && self.client.threads.iter().all(|thread| thread.ring.header().is_drained())
     }
 }

@@ -6,6 +6,7 @@
 mod capture;
 mod context;
 mod events;
+mod faults;
 mod graphs;
 mod handler;
 mod links;
@@ -29,9 +30,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE, CuResult};
+use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
 use rekindle_device::{Device, Event, Result, Stream};
-use rekindle_protocol::operation::ReplyHead;
 use rekindle_ring::{Board, Ring};
 
 use crate::gpus::Gpus;
@@ -40,6 +40,7 @@ use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
 pub(crate) use context::Context;
+pub(crate) use faults::Mending;
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
@@ -87,14 +88,10 @@ pub(crate) struct Client {
     pub execs: Table<ExecObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
-    /// Pinned memory that is to be mapped when all buffers are loaded.
-    pub pinned_later: Vec<std::ops::Range<u64>>,
-    /// Work runs ahead of loading: a fault is to be mended, and the program is not to see it.
-    pub ahead: bool,
+    /// Faults are to be mended, and the program is not to see them.
+    pub mending: Option<Mending>,
     /// This worker has started again to mend one.
     pub mended: bool,
-    /// The fault that it met.
-    pub broken: Option<CuResult>,
     pub recordings: HashMap<u64, Recording>,
     pub waiting: Waiting,
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
@@ -128,10 +125,8 @@ impl Client {
             execs: Table::default(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
-            pinned_later: Vec::new(),
-            ahead: false,
+            mending: None,
             mended: false,
-            broken: None,
             recordings: HashMap::new(),
             waiting: Waiting::default(),
             history: 0,
@@ -245,51 +240,6 @@ impl Client {
                 Err(code)
             }
         }
-    }
-
-    /// An operation failed and nobody waits for its answer: the device's next synchronising call reports it.
-    pub(crate) fn asynchronous_failure(&mut self, operation: &str, code: CuResult) {
-        if self.is_to_be_mended(code) {
-            return;
-        }
-        let device = self.bound();
-        log::warn!("{operation} on device {device} failed: {code}");
-        if let Some(board) = self.board {
-            board.set_error(device, code.0);
-        }
-        self.note_fault(device, code);
-    }
-
-    /// Writes down, once, what the device knows about a fault that ended its context.
-    pub(crate) fn note_fault(&mut self, device: usize, code: CuResult) {
-        if !code.is_sticky() || self.fault_noted || self.is_to_be_mended(code) {
-            return;
-        }
-        self.fault_noted = true;
-        let words = self.context(device).ok().and_then(|context| context.device.fault());
-        let words = words.unwrap_or_else(|| code.to_string());
-        log::error!("the context of device {device} has failed: {words}");
-        if let Some(board) = self.board {
-            board.set_error(device, code.0);
-        }
-    }
-
-    /// Whether a reply is of a failure, which is then written down before anybody is told.
-    pub(crate) fn note_failure(&mut self, device: usize, reply: &[u8]) -> bool {
-        let head = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from);
-        let status = head.and_then(|head| head.ok()).map_or(0, |head| ReplyHead::decode(head).status);
-        if status != 0 {
-            self.note_fault(device, CuResult(status));
-        }
-        status != 0
-    }
-
-    /// Whether this is a fault of work that ran ahead of loading.
-    pub(crate) fn is_to_be_mended(&mut self, code: CuResult) -> bool {
-        if self.ahead && code.is_sticky() {
-            self.broken.get_or_insert(code);
-        }
-        self.ahead && code.is_sticky()
     }
 
     /// True when no work is under way on any device; looks for faults on the way.

@@ -9,6 +9,7 @@ use rekindle_protocol::worker::Response;
 
 use super::Control;
 use crate::client_thread::ClientThread;
+use crate::dispatch::Activity;
 use crate::ondemand;
 
 impl Control {
@@ -47,7 +48,7 @@ impl Control {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
         self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
         let adopted = self.adopt(pid, descriptors)?;
-        self.remote.run(|dispatcher| dispatcher.is_behind = false);
+        self.remote.run(|dispatcher| dispatcher.activity = Activity::Running);
         Ok(adopted)
     }
 

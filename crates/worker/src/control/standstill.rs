@@ -6,6 +6,7 @@ use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::worker::Response;
 
 use super::Control;
+use crate::dispatch::Dispatcher;
 use crate::image;
 use crate::link::Answer;
 
@@ -18,9 +19,10 @@ impl Control {
     pub(super) fn quiesce(&mut self, limit: Duration, leave_memory: bool) -> Result<Quiesced, String> {
         let began = Instant::now();
         self.quiesced = true;
-        if !leave_memory {
-            self.remote.run(image::expect_save);
-        }
+        self.remote.run(move |dispatcher| {
+            let blocks = if leave_memory { None } else { image::blocks_for_save(&dispatcher.client) };
+            dispatcher.expect_stop(blocks);
+        });
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
@@ -61,10 +63,10 @@ impl Control {
     }
 
     pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<Response, String> {
+        self.remote.run(Dispatcher::go_on);
         let message = ToClient::Resume { restored, driver_attached };
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
-        self.remote.run(image::forget_save);
         self.quiesced = false;
         self.held_back = false;
         self.detached = None;
@@ -80,7 +82,7 @@ impl Control {
             log::error!("{problem}");
         }
         if std::mem::take(&mut self.quiesced) {
-            self.remote.run(image::forget_save);
+            self.remote.run(Dispatcher::go_on);
             self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
         }
         self.detached = None;

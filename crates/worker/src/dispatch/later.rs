@@ -40,9 +40,9 @@ impl Dispatcher {
     pub(super) fn look_at_later(&mut self) {
         // A program that has asked for nothing yet is about to.
         let idle = self.client.waiting.is_empty() && self.client.operations != 0;
-        let busy = self.loading.is_some() || !idle;
+        let busy = self.activity.is_loading() || !idle;
         let quiet = if busy { Duration::ZERO } else { self.quiet_since.elapsed() };
-        let work = self.later.take(quiet, self.draining.is_some());
+        let work = self.later.take(quiet, self.is_draining());
         if !work.is_empty() {
             std::thread::spawn(move || work.into_iter().for_each(|work| work()));
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{Dispatcher, Drain, Ended};
+use super::{Dispatcher, Ended};
 
 type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
@@ -83,9 +83,7 @@ impl Remote {
     /// Waits until nothing is under way on any ring or device.
     pub(crate) fn drain(&self, limit: Duration) -> Result<(), String> {
         let (answer, result) = channel();
-        self.run(move |dispatcher| {
-            dispatcher.draining = Some(Drain { limit, since: Instant::now(), answer })
-        });
+        self.run(move |dispatcher| dispatcher.drain(limit, answer));
         result.recv().unwrap_or_else(|_| Err(self.problem()))
     }
 

@@ -2,29 +2,29 @@
 
 use std::sync::mpsc::Sender;
 
-use super::Dispatcher;
+use super::{Activity, Dispatcher};
 
 impl Dispatcher {
     /// Ends sharing if that is wished and nothing is under way. Whether requests wait for the GPU.
     pub(super) fn look_at_sharing(&mut self) -> bool {
-        let Some(sharing) = &self.sharing else { return false };
-        if sharing.is_to_end() && self.client.is_at_rest() && self.client.broken.is_none() {
-            let ended = self.end_sharing();
-            if let Some(sharing) = &mut self.sharing {
-                sharing.tell(&ended);
+        let Activity::Sharing(shared) = &self.activity else { return false };
+        let (ends, waits) = (shared.sharing.is_to_end(), shared.sharing.waits());
+        if ends && self.client.is_at_rest() && !self.client.is_broken() {
+            if let Err(problem) = self.end_sharing() {
+                self.refuse_unsharing(&problem);
             }
             return false;
         }
-        sharing.is_to_end() || sharing.waits()
+        ends || waits
     }
 
     /// Gives a program that shares buffers memory of its own. Where the GPU has not enough left it goes on sharing.
     fn end_sharing(&mut self) -> Result<(), String> {
-        let (Some(sharing), Some(journal)) = (&mut self.sharing, &mut self.journal) else { return Ok(()) };
-        let ended = sharing.end(&mut self.client, journal);
+        let Some(shared) = self.activity.shared_mut() else { return Ok(()) };
+        let ended = shared.sharing.end(&mut self.client, &mut shared.journal);
         self.client.bind_anew();
         ended.map_err(|code| format!("shared buffers could not be copied: {code}"))?;
-        sharing.tell(&Ok(()));
+        shared.sharing.tell(&Ok(()));
         self.forget_sharing();
         Ok(())
     }
@@ -39,23 +39,25 @@ impl Dispatcher {
     }
 
     fn forget_sharing(&mut self) {
-        (self.sharing, self.journal) = (None, None);
-        self.client.ahead = false;
-        self.client.output.let_go();
+        match &mut self.activity {
+            Activity::Quiesced(quiesced) => quiesced.shared = None,
+            state => *state = Activity::Running,
+        }
+        self.client.mend_no_more();
     }
 
     /// Has buffers that are shared become the program's own when nothing is under way.
     pub(crate) fn unshare(&mut self, answer: Sender<Result<(), String>>) {
-        match &mut self.sharing {
-            Some(sharing) => sharing.leave(answer),
-            None => drop(answer.send(Ok(()))),
+        match &mut self.activity {
+            Activity::Sharing(shared) => shared.sharing.leave(answer),
+            _ => drop(answer.send(self.end_sharing())),
         }
     }
 
     /// Whoever waits for buffers of its own is told why that is not waited for.
     pub(crate) fn refuse_unsharing(&mut self, problem: &str) {
-        if let Some(sharing) = &mut self.sharing {
-            sharing.tell(&Err(problem.to_string()));
+        if let Some(shared) = self.activity.shared_mut() {
+            shared.sharing.tell(&Err(problem.to_string()));
         }
     }
 }

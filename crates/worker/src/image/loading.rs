@@ -4,6 +4,7 @@
 //! could not be done once more.
 
 use std::collections::HashSet;
+use std::mem::replace;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -25,8 +26,9 @@ use super::save_memory::{Window, unmap_windows};
 use super::source::Sources;
 use super::state::State;
 use super::{contents, restore_memory};
-use crate::dispatch::{Dispatcher, Ended, Remote};
-use crate::ondemand::{OnDemand, Sharing, Spans};
+use crate::client::Client;
+use crate::dispatch::{Activity, Dispatcher, Ended, Later, Remote, Shared};
+use crate::ondemand::{Journal, OnDemand, Sharing, Spans};
 
 /// What is answered to whoever waits for the end.
 pub(crate) type Outcome = std::result::Result<Vec<Phase>, String>;
@@ -202,85 +204,101 @@ impl Loading {
 
     /// The contents are there, or cannot be.
     fn end(dispatcher: &mut Dispatcher) {
-        let Some(mut loading) = dispatcher.loading.take() else { return };
-        let finished = loading.finish(dispatcher);
+        let Some(loading) = dispatcher.activity.loading() else { return };
+        let finished = loading.finish(&mut dispatcher.client, &mut dispatcher.later);
         if !loading.is_on_demand() {
-            return loading.tell(dispatcher, finished);
+            return Loading::tell(dispatcher, finished, None);
         }
         match finished {
             Ok(phase) => loading.loaded = Some(phase),
             // A fault of a kernel ends the loading too; the worker that goes on loads again.
             Err(error) => {
                 dispatcher.client.is_at_rest();
-                if dispatcher.client.broken.is_none() {
-                    return loading.tell(dispatcher, Err(error));
+                if !dispatcher.client.is_broken() {
+                    Loading::tell(dispatcher, Err(error), None);
                 }
             }
         }
-        dispatcher.loading = Some(loading);
     }
 
     /// Once all contents are there and all that ran ahead has ended without a fault: nothing can go wrong any more that
     /// the program has no part in.
     pub(crate) fn settle(dispatcher: &mut Dispatcher) {
-        let ready = dispatcher.loading.as_ref().is_some_and(|loading| {
-            loading.loaded.is_some() && !loading.on_demand.as_ref().is_some_and(OnDemand::has_aside)
-        });
-        if !ready || !dispatcher.client.is_at_rest() || dispatcher.client.broken.is_some() {
+        let Some(loading) = dispatcher.activity.loading() else { return };
+        let client = &mut dispatcher.client;
+        let ready = loading.loaded.is_some() && !loading.on_demand.as_ref().is_some_and(OnDemand::has_aside);
+        if !ready || !client.is_at_rest() || client.is_broken() {
             return;
         }
-        let Some(mut loading) = dispatcher.loading.take() else { return };
         let phase = loading.loaded.take().unwrap_or_default();
-        dispatcher.client.pinned_later.clear();
-        let pinned = restore_memory::pin(&mut dispatcher.client, &loading.work.state);
-        dispatcher.sharing = Sharing::begin(&dispatcher.client, &loading.image(), loading.work.clone());
-        settle_journal(dispatcher);
-        if dispatcher.sharing.is_none() {
-            dispatcher.client.ahead = false;
-            dispatcher.client.output.let_go();
+        if let Some(mending) = &mut client.mending {
+            mending.pinned_later.clear();
         }
+        let pinned = restore_memory::pin(client, &loading.work.state);
+        let sharing = Sharing::begin(client, &loading.image(), loading.work.clone());
         for windows in loading.windows.drain(..) {
             let remote = loading.remote.clone();
             dispatcher.later.push(move || windows.close(&remote));
         }
-        loading.tell(dispatcher, pinned.map(|()| phase));
+        Loading::tell(dispatcher, pinned.map(|()| phase), sharing);
     }
 
-    fn tell(mut self, dispatcher: &mut Dispatcher, result: Result<Phase>) {
-        let name = image_name(&self.work.image);
+    /// Tells how it ended. From now on the program is told what no other worker could know; a fault of its own kernels
+    /// can still be mended, by this worker, while it shares buffers.
+    fn tell(dispatcher: &mut Dispatcher, result: Result<Phase>, sharing: Option<Sharing>) {
+        let (mut loading, mut journal, next) = match replace(&mut dispatcher.activity, Activity::Closed) {
+            Activity::Loading { loading, journal } => (loading, journal, Activity::Running),
+            Activity::Replaying(Some(loading)) => (loading, None, Activity::Replaying(None)),
+            other => {
+                dispatcher.activity = other;
+                return;
+            }
+        };
+        let name = image_name(&loading.work.image);
         let outcome = result.map(|phase| vec![phase]).map_err(|error| {
             let problem = format!("image {name:?} could not be loaded: {error}");
             log::error!("{problem}");
             problem
         });
-        settle_journal(dispatcher);
+        journal.iter_mut().for_each(Journal::settle);
+        // What the program asks for after a failure would meet contents that are not its own.
+        if outcome.is_ok() {
+            dispatcher.activity = match sharing.zip(journal) {
+                Some((sharing, mut journal)) => {
+                    journal.begin_anew();
+                    Activity::Sharing(Shared { sharing, journal })
+                }
+                None => {
+                    dispatcher.client.mend_no_more();
+                    next
+                }
+            };
+        }
         dispatcher.loaded = Some(outcome.clone());
-        // What the program asks for then would meet contents that are not its own.
-        dispatcher.is_closed = outcome.is_err();
-        if let (Err(problem), true) = (&outcome, self.waiting.is_empty()) {
+        if let (Err(problem), true) = (&outcome, loading.waiting.is_empty()) {
             dispatcher.end(Ended::Failed(problem.clone()));
         }
-        for waiting in self.waiting.drain(..) {
+        for waiting in loading.waiting.drain(..) {
             let _ = waiting.send(outcome.clone());
         }
     }
 
-    fn finish(&mut self, dispatcher: &mut Dispatcher) -> Result<Phase> {
+    fn finish(&mut self, client: &mut Client, later: &mut Later) -> Result<Phase> {
         let panicked = || Err(Error::Refused("a thread that loaded buffers panicked".to_string()));
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
         let (phase, left) = loaded?;
-        dispatcher.later.push(move || drop(left));
+        later.push(move || drop(left));
         if self.work.hidden.is_none() {
-            unmap_windows(&mut dispatcher.client, &self.work.windows)?;
-            restore_memory::protect(&mut dispatcher.client, &self.work.state)?;
+            unmap_windows(client, &self.work.windows)?;
+            restore_memory::protect(client, &self.work.state)?;
         }
         Ok(phase)
     }
 
     /// Has the outcome sent, now or when it is known.
     pub(crate) fn await_outcome(dispatcher: &mut Dispatcher, answer: Sender<Outcome>) {
-        match (&mut dispatcher.loading, &dispatcher.loaded) {
+        match (dispatcher.activity.loading(), &dispatcher.loaded) {
             (Some(loading), _) => loading.waiting.push(answer),
             (None, Some(outcome)) => {
                 let _ = answer.send(outcome.clone());
@@ -298,22 +316,6 @@ impl Drop for Loading {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// From now on the program is told what no other worker could know.
-fn settle_journal(dispatcher: &mut Dispatcher) {
-    match &mut dispatcher.journal {
-        // A fault of its own kernels can still be mended, by this worker.
-        Some(journal) if dispatcher.sharing.is_some() => {
-            journal.settle();
-            journal.begin_anew();
-        }
-        Some(journal) => {
-            journal.settle();
-            dispatcher.journal = None;
-        }
-        None => {}
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
 pub(crate) use restore::{Wish, restore};
-pub(crate) use save::{expect_save, forget_save, save};
+pub(crate) use save::{blocks_for_save, save};
 pub(crate) use unwritten::{Marks, mark, unwritten};
 pub(crate) use upload::upload;
 

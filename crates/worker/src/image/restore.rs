@@ -20,8 +20,8 @@ use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::{LeftMemory, STATE_PART, contents, replay, restore_code, restore_memory, save_memory};
-use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Recipe};
-use crate::dispatch::{Dispatcher, Remote};
+use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Mending, Recipe};
+use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
 /// What a restore is to be like.
@@ -64,7 +64,7 @@ pub(crate) fn restore(
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
-    dispatcher.journal =
+    let mut journal =
         noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
     dispatcher.uses = match record {
         Recording::None => None,
@@ -75,8 +75,7 @@ pub(crate) fn restore(
     dispatcher.client.board_name = state.board.clone();
     let can_wait = left.is_empty() && !graphs_copy(&state);
     // What kernels print must be kept back as long as they might have to run once more.
-    let on_demand =
-        on_demand && can_wait && dispatcher.journal.is_some() && dispatcher.client.output.keep_back();
+    let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
     let shared = match on_demand && can_share(&dispatcher.client, &state) {
         true => dispatcher.cache.take_shared(&mut cached),
@@ -88,8 +87,8 @@ pub(crate) fn restore(
         Some(hidden) => {
             load_windows = open_windows(&mut dispatcher.client, hidden)?;
             let pinned = |row: &PinnedState| row.address..row.address.saturating_add(row.bytes);
-            dispatcher.client.pinned_later = state.pinned.iter().map(pinned).collect();
-            dispatcher.client.ahead = true;
+            let pinned_later = state.pinned.iter().map(pinned).collect();
+            dispatcher.client.mending = Some(Mending::new(pinned_later));
         }
         None => {
             restore_memory::pin(&mut dispatcher.client, &state)?;
@@ -141,7 +140,12 @@ pub(crate) fn restore(
     events(&mut dispatcher.client, &state)?;
     graphs(&mut dispatcher.client, &state)?;
     join_files(dispatcher, &state, own_streams, again)?;
-    dispatcher.loading = Some(loading);
+    if let Some(journal) = &mut journal {
+        for thread in &dispatcher.client.threads {
+            journal.push_ring(thread.index, &thread.name);
+        }
+    }
+    dispatcher.activity = Activity::Loading { loading, journal };
     timer.lap("GPU objects", 0);
     Ok(timer.phases())
 }

@@ -9,6 +9,7 @@ use rekindle_store::{Part, PartKind, Staging};
 use serde_json::{Value, json};
 
 use super::STATE_PART;
+use super::block::Preparing;
 use super::error::{Error, Result, device};
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
@@ -16,16 +17,11 @@ use super::state::{
 use super::timer::Timer;
 use super::{LeftMemory, contents, save_code, save_memory};
 use crate::client::{Client, Context, StreamObject};
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] will copy through.
-pub(crate) fn expect_save(dispatcher: &mut Dispatcher) {
-    dispatcher.blocks = dispatcher.client.any_device().ok().map(contents::prepare);
-}
-
-/// No save follows.
-pub(crate) fn forget_save(dispatcher: &mut Dispatcher) {
-    dispatcher.blocks = None;
+pub(crate) fn blocks_for_save(client: &Client) -> Option<Preparing> {
+    client.any_device().ok().map(contents::prepare)
 }
 
 /// With `left`, contents of buffers stay where they are, and descriptors of that memory go there.
@@ -36,7 +32,10 @@ pub(crate) fn save(
     stop: &AtomicBool,
 ) -> Result<(Vec<Value>, Vec<Phase>)> {
     let mut timer = Timer::start();
-    let blocks = dispatcher.blocks.take();
+    let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
+        return Err(Error::Refused("only a program that stands still can be saved".to_string()));
+    };
+    let blocks = quiesced.blocks.take();
     let client = &mut dispatcher.client;
     let gpus = save_memory::gpus(client);
     let staging = Staging::open(staging)?;

@@ -29,7 +29,7 @@ use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
 use crate::control::Control;
-use crate::dispatch::{Dispatcher, Ended, Inbox, Remote, remote};
+use crate::dispatch::{Activity, Dispatcher, Ended, Inbox, Remote, Shared, remote};
 use crate::gpu::Gpu;
 use crate::image::{self, Wish};
 use crate::link::Link;
@@ -68,7 +68,7 @@ pub(crate) fn do_again(
     listener: RawFd,
     conversations: &Conversations,
 ) -> Ended {
-    let fault = dispatcher.client.broken.map_or_else(String::new, |code| code.to_string());
+    let fault = dispatcher.client.broken().map_or_else(String::new, |code| code.to_string());
     log::info!(
         "a kernel came to memory that it could not have yet ({fault}): it gets it, and runs once more"
     );
@@ -117,12 +117,11 @@ pub(crate) fn do_again(
 
 /// What is to be done once more, on which image and base, and for how long the restore has been over.
 fn mending(dispatcher: &Dispatcher) -> Option<(PathBuf, &Journal, Option<&Base>, Duration)> {
-    let journal = dispatcher.journal.as_ref()?;
-    if let Some(sharing) = &dispatcher.sharing {
+    if let Some(Shared { sharing, journal }) = dispatcher.activity.shared() {
         let (image, base, age) = sharing.mending()?;
         return Some((image, journal, Some(base), age));
     }
-    let loading = dispatcher.loading.as_ref()?;
+    let Activity::Loading { loading, journal: Some(journal) } = &dispatcher.activity else { return None };
     (!journal.is_empty()).then_some((loading.image(), journal, None, loading.age()))
 }
 
@@ -225,7 +224,7 @@ fn restore(
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
-    while dispatcher.loading.is_some() {
+    while dispatcher.activity.is_loading() {
         if !inbox.obey_next(&mut dispatcher) {
             return Err("nothing tells whether buffers are loaded".to_string());
         }

@@ -39,27 +39,17 @@ pub(crate) use again::{ARGUMENT, do_again, main};
 pub(crate) use conversations::{Conversations, Daemon, wait_for_parting, wait_readable};
 pub(crate) use journal::Journal;
 pub(crate) use replace::{go_on, restore};
-pub(crate) use sharing::{Sharing, Turn};
+pub(crate) use sharing::Sharing;
 pub(crate) use uses::{Spans, Uses};
 
 use crate::client::Client;
+use crate::dispatch::Admission;
 use crate::image::Progress;
 use aside::{Aside, Waiting};
 use journal::{Entry, Flags};
 use needs::{Needs, Touched, needs};
 use order::order;
 use replay::perform;
-
-/// What becomes of the next request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    /// It is done.
-    Now,
-    /// It is taken from its ring and done later: others need not wait for it.
-    Aside,
-    /// It waits, and all after it.
-    Wait,
-}
 
 /// What is known of requests that run ahead.
 pub(crate) struct OnDemand {
@@ -129,7 +119,7 @@ impl OnDemand {
     /// Does what was put aside and need not wait any more.
     pub(crate) fn catch_up(&mut self, client: &mut Client, journal: &mut Journal) {
         let OnDemand { aside, progress, .. } = self;
-        while client.broken.is_none()
+        while !client.is_broken()
             && let Some(at) = aside.next(|part| progress.is_whole(part), |missing| progress.hurry(missing))
             && let Some(entry) = journal.at(at)
         {
@@ -141,7 +131,7 @@ impl OnDemand {
                 Err(code) => {
                     client.asynchronous_failure(name(entry.opcode).unwrap_or("a request"), code);
                     // What met a fault that is to be mended is done once more.
-                    if client.broken.is_none() {
+                    if !client.is_broken() {
                         journal.fail(at);
                     }
                 }
@@ -171,7 +161,8 @@ impl OnDemand {
 
 /// Whether memory is named that is not the device's own.
 fn reaches_host(client: &Client, touched: &Touched) -> bool {
-    let pinned = |word: &u64| client.pinned_later.iter().any(|range| range.contains(word));
+    let later = client.mending.as_ref().map_or(&[][..], |mending| &mending.pinned_later);
+    let pinned = |word: &u64| later.iter().any(|range| range.contains(word));
     touched.ranges.iter().any(|range| !DEVICE_RANGE.contains(&range.start))
         || touched.words.iter().any(pinned)
 }

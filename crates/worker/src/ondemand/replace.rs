@@ -11,7 +11,7 @@ use rekindle_ring::Ring;
 
 use super::journal::Journal;
 use super::replay::replay;
-use crate::dispatch::{Dispatcher, Remote};
+use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::image::{self, Wish};
 
 /// Begins to build the state of the image in the midst of its program's life. Requests wait for [`go_on`].
@@ -21,12 +21,15 @@ pub(crate) fn restore(
     directory: PathBuf,
     remote: &Remote,
 ) -> Result<Vec<Phase>, image::Error> {
-    dispatcher.is_behind = true;
     let wish = Wish { directory, again: true, ..Wish::default() };
     let phases = image::restore(dispatcher, image, wish, remote.clone())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
+    dispatcher.activity = match std::mem::replace(&mut dispatcher.activity, Activity::Closed) {
+        Activity::Loading { loading, .. } => Activity::Replaying(Some(loading)),
+        other => other,
+    };
     Ok(phases)
 }
 

@@ -31,6 +31,7 @@ use super::journal::{Entry, Flags, Journal};
 use super::needs::{Needs, needs};
 use super::{reaches_host, staged};
 use crate::client::Client;
+use crate::dispatch::Admission;
 
 /// A base's memory is given back when it was not needed for so long.
 const LINGER: Duration = Duration::from_millis(100);
@@ -55,15 +56,6 @@ pub(crate) struct Sharing {
     is_lean: bool,
     /// Who waits for the end of sharing.
     leaving: Vec<Sender<Result<(), String>>>,
-}
-
-/// What becomes of the next request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    Now,
-    Later,
-    /// Now, once nothing is shared any more.
-    Alone,
 }
 
 impl Sharing {
@@ -93,15 +85,15 @@ impl Sharing {
         journal: &mut Journal,
         ring: usize,
         record: &Record<'_>,
-    ) -> Turn {
+    ) -> Admission {
         journal.next_admission();
         self.used = Instant::now();
-        let turn = match self.leaving.is_empty() {
+        let admission = match self.leaving.is_empty() {
             true => self.judge(client, journal, ring, record),
-            false => self.at_rest(client, Turn::Alone),
+            false => self.at_rest(client, Admission::Alone),
         };
-        self.waits = turn == Turn::Later;
-        turn
+        self.waits = admission == Admission::Wait;
+        admission
     }
 
     fn judge(
@@ -110,27 +102,27 @@ impl Sharing {
         journal: &mut Journal,
         ring: usize,
         record: &Record<'_>,
-    ) -> Turn {
+    ) -> Admission {
         let touched = match needs(client, record.opcode, record.body, record.trailer) {
-            Needs::Look(_) => return Turn::Now,
+            Needs::Look(_) => return Admission::Now,
             Needs::Memory(touched) if !reaches_host(client, &touched) => touched,
             _ if only_waits(record.opcode) => {
-                return match self.at_rest(client, Turn::Now) {
+                return match self.at_rest(client, Admission::Now) {
                     // Text that kernels have printed is to be seen then.
-                    Turn::Now if client.output.has_text() => self.begin_anew(client, journal),
-                    turn => turn,
+                    Admission::Now if client.output.has_text() => self.begin_anew(client, journal),
+                    other => other,
                 };
             }
             _ if record.opcode == Download::OPCODE => {
-                return match self.at_rest(client, Turn::Now) {
-                    Turn::Now => self.begin_anew(client, journal),
-                    turn => turn,
+                return match self.at_rest(client, Admission::Now) {
+                    Admission::Now => self.begin_anew(client, journal),
+                    other => other,
                 };
             }
-            _ => return self.at_rest(client, Turn::Alone),
+            _ => return self.at_rest(client, Admission::Alone),
         };
         let Some(brought) = staged(client, ring, record).map(<[u8]>::len) else {
-            return self.at_rest(client, Turn::Alone);
+            return self.at_rest(client, Admission::Alone);
         };
         let written = match client.context(self.device) {
             Ok(context) => context.heap.shared_in(&touched.written),
@@ -139,12 +131,12 @@ impl Sharing {
         let bytes = record.body.len() + record.trailer.len() + brought;
         let full = !journal.has_room(bytes);
         if full || !written.is_empty() {
-            if self.at_rest(client, Turn::Now) == Turn::Later {
-                return Turn::Later;
+            if self.at_rest(client, Admission::Now) == Admission::Wait {
+                return Admission::Wait;
             }
             self.begin_anew(client, journal);
             if !journal.has_room(bytes) {
-                return Turn::Alone;
+                return Admission::Alone;
             }
             if !written.is_empty() {
                 self.forget_base(client);
@@ -154,40 +146,40 @@ impl Sharing {
                 });
                 if let Err(code) = made {
                     log::warn!("a buffer that is to be written is shared and could not be copied: {code}");
-                    return Turn::Alone;
+                    return Admission::Alone;
                 }
                 if client.context(self.device).is_ok_and(|context| context.heap.shared_bytes() == 0) {
-                    return Turn::Alone;
+                    return Admission::Alone;
                 }
             }
         }
         if let Err(code) = self.find_base(client) {
             log::warn!("nothing is shared any more, for faults could not be mended: {code}");
-            return Turn::Alone;
+            return Admission::Alone;
         }
         let staged = staged(client, ring, record).unwrap_or_default();
         let Record { opcode, ticket, body, trailer, .. } = *record;
         let flags = Flags::default();
         journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
-        Turn::Now
+        Admission::Now
     }
 
-    fn at_rest(&mut self, client: &mut Client, then: Turn) -> Turn {
-        if client.is_at_rest() && client.broken.is_none() { then } else { Turn::Later }
+    fn at_rest(&mut self, client: &mut Client, then: Admission) -> Admission {
+        if client.is_at_rest() && !client.is_broken() { then } else { Admission::Wait }
     }
 
     /// What has ended is never done once more.
-    fn begin_anew(&mut self, client: &mut Client, journal: &mut Journal) -> Turn {
+    fn begin_anew(&mut self, client: &mut Client, journal: &mut Journal) -> Admission {
         // Text of kernels comes with a synchronisation.
         let device = client.bind(self.device).and_then(|()| client.context(self.device));
         if let Err(code) = device.and_then(|context| context.device.synchronize()) {
             client.note_fault(self.device, code);
-            return Turn::Later;
+            return Admission::Wait;
         }
         journal.begin_anew();
         self.is_based = false;
         client.output.pass_on();
-        Turn::Now
+        Admission::Now
     }
 
     /// Sees to a base that the journal can begin with.
@@ -214,8 +206,8 @@ impl Sharing {
 
     /// Gives all buffers memory of their own. Nothing is under way on the device.
     pub(crate) fn end(&mut self, client: &mut Client, journal: &mut Journal) -> Result<(), CuResult> {
-        if self.begin_anew(client, journal) == Turn::Later {
-            return Err(client.broken.unwrap_or(CUDA_ERROR_UNKNOWN));
+        if self.begin_anew(client, journal) == Admission::Wait {
+            return Err(client.broken().unwrap_or(CUDA_ERROR_UNKNOWN));
         }
         self.forget_base(client);
         client.grow_stacks(self.device)?;
@@ -257,10 +249,10 @@ impl Sharing {
         if self.base.is_none() && self.is_lean {
             return None;
         }
-        if self.used.elapsed() < LINGER || self.at_rest(client, Turn::Now) == Turn::Later {
+        if self.used.elapsed() < LINGER || self.at_rest(client, Admission::Now) == Admission::Wait {
             return Some(LINGER);
         }
-        if self.begin_anew(client, journal) == Turn::Now {
+        if self.begin_anew(client, journal) == Admission::Now {
             self.forget_base(client);
             // Once: who needs more after all is not to wait for it after each pause.
             if !std::mem::replace(&mut self.is_lean, true)

@@ -1,0 +1,87 @@
+//! Faults: those that the program is told of, and those that are mended before it sees them.
+
+use std::ops::Range;
+
+use rekindle_cuda::CuResult;
+use rekindle_protocol::operation::ReplyHead;
+
+use super::Client;
+
+/// Work runs ahead of loading, or on buffers that are shared: a fault of it is [mended](crate::ondemand).
+pub(crate) struct Mending {
+    /// Pinned memory that is to be mapped when all buffers are loaded.
+    pub pinned_later: Vec<Range<u64>>,
+    /// The fault that was met.
+    met: Option<CuResult>,
+}
+
+impl Mending {
+    pub(crate) fn new(pinned_later: Vec<Range<u64>>) -> Mending {
+        Mending { pinned_later, met: None }
+    }
+}
+
+impl Client {
+    /// An operation failed and nobody waits for its answer: the device's next synchronising call reports it.
+    pub(crate) fn asynchronous_failure(&mut self, operation: &str, code: CuResult) {
+        if self.is_to_be_mended(code) {
+            return;
+        }
+        let device = self.bound();
+        log::warn!("{operation} on device {device} failed: {code}");
+        if let Some(board) = self.board {
+            board.set_error(device, code.0);
+        }
+        self.note_fault(device, code);
+    }
+
+    /// Writes down, once, what the device knows about a fault that ended its context.
+    pub(crate) fn note_fault(&mut self, device: usize, code: CuResult) {
+        if !code.is_sticky() || self.fault_noted || self.is_to_be_mended(code) {
+            return;
+        }
+        self.fault_noted = true;
+        let words = self.context(device).ok().and_then(|context| context.device.fault());
+        let words = words.unwrap_or_else(|| code.to_string());
+        log::error!("the context of device {device} has failed: {words}");
+        if let Some(board) = self.board {
+            board.set_error(device, code.0);
+        }
+    }
+
+    /// Whether a reply is of a failure, which is then written down before anybody is told.
+    pub(crate) fn note_failure(&mut self, device: usize, reply: &[u8]) -> bool {
+        let head = reply.get(..ReplyHead::BYTES).map(<[u8; 8]>::try_from);
+        let status = head.and_then(|head| head.ok()).map_or(0, |head| ReplyHead::decode(head).status);
+        if status != 0 {
+            self.note_fault(device, CuResult(status));
+        }
+        status != 0
+    }
+
+    /// Whether this is a fault that is to be mended.
+    fn is_to_be_mended(&mut self, code: CuResult) -> bool {
+        match self.mending.as_mut().filter(|_| code.is_sticky()) {
+            Some(mending) => {
+                mending.met.get_or_insert(code);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The fault that was met and is to be mended.
+    pub(crate) fn broken(&self) -> Option<CuResult> {
+        self.mending.as_ref()?.met
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken().is_some()
+    }
+
+    /// From now on the program is told of faults, and sees what kernels print.
+    pub(crate) fn mend_no_more(&mut self) {
+        self.mending = None;
+        self.output.let_go();
+    }
+}

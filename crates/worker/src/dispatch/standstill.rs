@@ -1,0 +1,88 @@
+//! How a program comes to a stop for a checkpoint, and goes on.
+
+use std::mem::replace;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use super::activity::Quiesced;
+use super::{Activity, Dispatcher};
+use crate::image::Preparing;
+
+/// The program is coming to a stop.
+#[derive(Default)]
+pub(super) struct Stopping {
+    /// What a save will copy through, made meanwhile.
+    blocks: Option<Preparing>,
+    drain: Option<Drain>,
+}
+
+/// Somebody waits until nothing is under way.
+struct Drain {
+    limit: Duration,
+    since: Instant,
+    answer: Sender<Result<(), String>>,
+}
+
+impl Dispatcher {
+    /// The program is told to stop.
+    pub(crate) fn expect_stop(&mut self, blocks: Option<Preparing>) {
+        self.stopping = Some(Stopping { blocks, drain: None });
+    }
+
+    /// The program makes no more calls: it stands still when nothing is under way, if that is so before the limit.
+    pub(super) fn drain(&mut self, limit: Duration, answer: Sender<Result<(), String>>) {
+        let drain = Drain { limit, since: Instant::now(), answer };
+        self.stopping.get_or_insert_default().drain = Some(drain);
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.stopping.as_ref().is_some_and(|stopping| stopping.drain.is_some())
+    }
+
+    /// Whoever waits for the end of all work is told why that is not waited for.
+    pub(crate) fn refuse_drain(&mut self, problem: &str) {
+        if let Some(drain) = self.stopping.as_mut().and_then(|stopping| stopping.drain.take()) {
+            let _ = drain.answer.send(Err(problem.to_string()));
+        }
+    }
+
+    pub(super) fn look_at_drain(&mut self, worked: usize) {
+        let Some(drain) = self.stopping.as_ref().and_then(|stopping| stopping.drain.as_ref()) else { return };
+        let (since, limit) = (drain.since, drain.limit);
+        let settled = worked == 0 && self.client.waiting.is_empty() && self.rings_are_empty();
+        let result = match settled.then(|| self.client.settle()) {
+            Some(Ok(true)) => Ok(()),
+            Some(Err(problem)) => Err(problem),
+            _ if since.elapsed() < limit => return,
+            _ => Err(format!(
+                "the GPU was still running the program's work after {:.1} s; wait for it, or give more time",
+                limit.as_secs_f64()
+            )),
+        };
+        let Some(Stopping { blocks, drain: Some(drain) }) = self.stopping.take() else { return };
+        if result.is_ok() {
+            let shared = match replace(&mut self.activity, Activity::Running) {
+                Activity::Sharing(shared) => Some(shared),
+                _ => None,
+            };
+            self.activity = Activity::Quiesced(Quiesced { blocks, shared });
+        }
+        let _ = drain.answer.send(result);
+    }
+
+    /// The program goes on, or is not to stop after all.
+    pub(crate) fn go_on(&mut self) {
+        self.stopping = None;
+        self.activity = match replace(&mut self.activity, Activity::Running) {
+            Activity::Quiesced(Quiesced { shared, .. }) => {
+                shared.map_or(Activity::Running, Activity::Sharing)
+            }
+            other => other,
+        };
+    }
+
+    fn rings_are_empty(&mut self) -> bool {
+        matches!(self.merge.peek(), Ok(None))
+            && self.client.threads.iter().all(|thread| thread.ring.header().is_drained())
+    }
+}
