@@ -39,7 +39,7 @@ def goes_on(rekindle, name):
 
 
 def test_garbage_at_a_programs_own_doors_changes_nothing(rekindle):
-    """A process of the sandbox sends it to the gate, and to where the daemon talks to the worker and to init."""
+    """A process of the sandbox sends it to the admission socket, and to where the daemon talks to the worker and to init."""
     go = rekindle.root / "go"
     doors = " ".join(f"/run/rekindle/{name}.sock" for name in ("gate", "worker-1", "init"))
     fuzz = f"while [ ! -e {go} ]; do sleep 0.01; done; {sys.executable} {FUZZ} 7 {ROUNDS} {doors}; exec sleep infinity"
@@ -67,7 +67,7 @@ def test_garbage_at_the_daemons_socket_changes_nothing(rekindle):
     goes_on(rekindle, "program")
     daemon = daemon_of(rekindle)
     open_before = descriptors(daemon)
-    # A process outside of the sandbox is no client of its gate either.
+    # A process outside of the sandbox is no client of its admission socket either.
     (gate,) = (rekindle.run_root / "run").glob("*/gate.sock")
     command = [sys.executable, FUZZ, "8", str(ROUNDS), rekindle.environment["REKINDLE_SOCKET"], gate]
     subprocess.run(command, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)

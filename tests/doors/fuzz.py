@@ -1,7 +1,7 @@
 """Sends garbage to Unix sockets: `fuzz.py SEED ROUNDS SOCKET...`, then says `fuzzed`.
 
 Random bytes, frames of any length, parts of frames, descriptors along with all of that, connections that say nothing,
-and what is right in the gate's protocol from somebody who then does not go on.
+and what is right in the admission protocol from somebody who then does not go on.
 """
 
 import array

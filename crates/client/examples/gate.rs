@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Admission, GATE, RUN_DIRECTORY, ToGate};
+use rekindle_protocol::client::{ADMISSION_SOCKET, Admission, AdmissionRequest, RUN_DIRECTORY};
 use rekindle_protocol::frame;
 use rekindle_protocol::worker::{Request, Response, socket_name};
 
@@ -41,7 +41,7 @@ fn run(gpu: &OsString, command: Vec<OsString>) -> io::Result<u8> {
 }
 
 fn serve(gpu: &OsString, command: &[OsString], directory: &Path) -> io::Result<u8> {
-    let listener = UnixListener::bind(directory.join(GATE))?;
+    let listener = UnixListener::bind(directory.join(ADMISSION_SOCKET))?;
     let library = library()?;
     std::os::unix::fs::symlink(&library, directory.join("libcuda.so.1"))?;
     std::os::unix::fs::symlink(&library, directory.join("libcuda.so"))?;
@@ -71,7 +71,7 @@ fn library() -> io::Result<PathBuf> {
 }
 
 fn admit(stream: &UnixStream, gpu: &OsString, directory: &Path, number: u32) -> io::Result<()> {
-    let (ToGate::Knock { .. }, _) = frame::receive(stream).map_err(io::Error::other)? else {
+    let (AdmissionRequest::Knock { .. }, _) = frame::receive(stream).map_err(io::Error::other)? else {
         return Err(io::Error::other("a process came that did not knock"));
     };
     let socket = directory.join(socket_name(number + 1));

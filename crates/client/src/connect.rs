@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CuResult};
 use rekindle_protocol::client::{
-    Admission, GATE, GATE_VERSION, RUN_DIRECTORY, ToGate, ToWorker, Welcome, file_name,
+    ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, RUN_DIRECTORY, ToWorker, Welcome,
+    file_name,
 };
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, SharedError};
@@ -71,7 +72,7 @@ impl From<ConnectError> for CuResult {
 
 fn connect() -> std::result::Result<(), ConnectError> {
     let directory = PathBuf::from(std::env::var_os(RUN_DIRECTORY).ok_or(ConnectError::Outside)?);
-    let (gate, control, welcome) = ask(&directory.join(GATE))?;
+    let (gate, control, welcome) = ask(&directory.join(ADMISSION_SOCKET))?;
 
     let name = file_name("board", std::process::id(), 0);
     let path = directory.join(&name);
@@ -85,7 +86,7 @@ fn connect() -> std::result::Result<(), ConnectError> {
     frame::send(&control, &ToWorker::Board { name: name.clone() }, &descriptors)
         .map_err(ConnectError::Welcome)?;
     // A daemon that is gone has written down whom the worker serves.
-    let _ = frame::send(&gate, &ToGate::Settled, &[]);
+    let _ = frame::send(&gate, &AdmissionRequest::Settled, &[]);
     drop(gate);
 
     genuine::open_in_background(welcome.real_driver.as_deref());
@@ -123,7 +124,7 @@ fn at_gate(gate: &Path) -> std::io::Result<UnixStream> {
 
 fn ask(gate: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), ConnectError> {
     let stream = at_gate(gate).map_err(|source| ConnectError::Gate { path: gate.to_owned(), source })?;
-    let knock = ToGate::Knock { version: GATE_VERSION };
+    let knock = AdmissionRequest::Knock { version: ADMISSION_VERSION };
     frame::send(&stream, &knock, &[]).map_err(ConnectError::Admission)?;
     let (admission, descriptors) = frame::receive(&stream).map_err(ConnectError::Admission)?;
     match admission {

@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rekindle_protocol::client::{Admission, GATE, GATE_VERSION, ToGate};
+use rekindle_protocol::client::{ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest};
 use rekindle_protocol::frame;
 
 use crate::report::report;
@@ -53,12 +53,12 @@ impl Knocker {
 
 fn ask() -> Result<Admission, String> {
     let session = session::get().map_err(|code| code.to_string())?;
-    let path = session.directory.join(GATE);
+    let path = session.directory.join(ADMISSION_SOCKET);
     let stream = UnixStream::connect(&path).map_err(|error| {
         format!("cannot reach the daemon at {}: {error}; is rekindled running?", path.display())
     })?;
     let _ = stream.set_read_timeout(Some(ANSWER_LIMIT));
-    let (admission, _) = frame::send(&stream, &ToGate::Knock { version: GATE_VERSION }, &[])
+    let (admission, _) = frame::send(&stream, &AdmissionRequest::Knock { version: ADMISSION_VERSION }, &[])
         .and_then(|()| frame::receive(&stream))
         .map_err(|error| format!("the daemon gave no answer: {error}"))?;
     Ok(admission)

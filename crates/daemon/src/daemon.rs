@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use rekindle_driver::Helper;
 use rekindle_protocol::daemon::State;
-use rekindle_sandbox::{Adopted, Criu, Sandbox};
+use rekindle_sandbox::{Adopted, Criu, Sandbox as CpuHalf};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
 use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
 use crate::containers::device;
 use crate::error::{Error, Result};
-use crate::host::breakpoints::AtHand;
+use crate::host::breakpoints::BreakpointEvent;
 use crate::host::doctor;
 use crate::host::gpu;
 use crate::host::lock::{self, Lock};
@@ -22,10 +22,10 @@ use crate::host::resources::give_memory_back;
 use crate::images::page_check;
 use crate::images::page_check::First;
 use crate::pool::{PoolSize, WorkerPool};
-use crate::sandboxes::gate::Gate;
+use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::registry::Registry;
-use crate::sandboxes::{Held, remove_directory};
+use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sleep;
 use crate::sleep::wake;
 
@@ -43,7 +43,7 @@ pub struct Daemon {
     pub making: Claims<String>,
     pub pool: Arc<WorkerPool>,
     criu: OnceLock<Criu>,
-    _breakpoints: Option<AtHand>,
+    _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
 }
 
@@ -81,7 +81,7 @@ impl Daemon {
             making: Claims::default(),
             pool,
             criu: OnceLock::new(),
-            _breakpoints: AtHand::keep(),
+            _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
         });
         daemon.clear_dumps();
@@ -104,79 +104,79 @@ impl Daemon {
         let mut adopted = Vec::new();
         for record in Record::load_all(&self.places.sandboxes())? {
             known.insert(record.id.clone());
-            let held = Held::new(&self.places, &self.pool, record);
-            if held.is_live()
-                && let Err(error) = held.claim()
+            let sandbox = Sandbox::new(&self.places, &self.pool, record);
+            if sandbox.is_live()
+                && let Err(error) = sandbox.claim()
             {
-                log::error!("sandbox {:?}: {error}", held.name());
+                log::error!("sandbox {:?}: {error}", sandbox.name());
                 continue;
             }
-            match held.is_live() {
-                true if held.record().device => {
-                    if let Err(error) = device::adopt(self, &held) {
+            match sandbox.is_live() {
+                true if sandbox.record().device => {
+                    if let Err(error) = device::adopt(self, &sandbox) {
                         log::error!("{error}");
                     }
                 }
-                true => self.take_over(&held),
+                true => self.take_over(&sandbox),
                 false => {}
             }
-            adopted.push(held);
+            adopted.push(sandbox);
         }
         self.sandboxes.adopt(adopted);
         self.clear_strays(&known);
         let sleeps = |id: &str| {
-            self.sandboxes.all().iter().any(|held| held.id == id && held.record().asleep.is_some())
+            self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
         sleep::clear_strays(&self.places, sleeps);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
-            if !self.sandboxes.all().iter().any(|held| held.id == id && held.is_live()) {
+            if !self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.is_live()) {
                 remove_directory(&entry.path())?;
             }
         }
         Ok(())
     }
 
-    fn take_over(&self, held: &Arc<Held>) {
-        let record = held.record();
+    fn take_over(&self, sandbox: &Arc<Sandbox>) {
+        let record = sandbox.record();
         log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
-        match (record.state, Sandbox::adopt(&held.run_directory)) {
+        match (record.state, CpuHalf::adopt(&sandbox.run_directory)) {
             (State::Restoring, adopted) => {
                 if let Ok(Adopted::Running(cpu)) = adopted {
                     let _ = cpu.kill();
                 }
-                held.reconnect_workers();
-                held.ended(None);
-                held.tell(
+                sandbox.reconnect_workers();
+                sandbox.ended(None);
+                sandbox.report_problem(
                     "the daemon died while this was being restored; all it had taken was given back".into(),
                 );
             }
             (state, Ok(Adopted::Running(cpu))) => {
-                if let Err(error) = Gate::open(held) {
-                    held.tell(format!("no further process can use the GPU: {error}"));
+                if let Err(error) = AdmissionSocket::open(sandbox) {
+                    sandbox.report_problem(format!("no further process can use the GPU: {error}"));
                 }
-                held.reconnect_workers();
-                wake::settle(held);
-                if let Err(error) = held.runs(cpu).and_then(|()| held.is_up()) {
+                sandbox.reconnect_workers();
+                wake::settle(sandbox);
+                if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");
                 }
                 // Whether the daemon before came to that is not known.
-                let image = held.record().image.and_then(|image| self.store.image(&image).ok());
+                let image = sandbox.record().image.and_then(|image| self.store.image(&image).ok());
                 let image = image.map(|image| image.path().to_path_buf());
-                let mapped = page_check::open_again(&held.pages, image.as_deref());
-                page_check::follow(held, mapped, First::default(), None);
+                let mapped = page_check::open_again(&sandbox.pages, image.as_deref());
+                page_check::follow(sandbox, mapped, First::default(), None);
                 if state == State::Checkpointing {
-                    held.tell("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
+                    sandbox.report_problem("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
                 }
             }
             (_, Ok(Adopted::Ended(exit))) => {
-                held.reconnect_workers();
-                held.ended(exit);
+                sandbox.reconnect_workers();
+                sandbox.ended(exit);
             }
             (_, Err(error)) => {
-                held.reconnect_workers();
-                held.ended(None);
-                held.tell(format!("it ended while no daemon ran ({error})"));
+                sandbox.reconnect_workers();
+                sandbox.ended(None);
+                sandbox.report_problem(format!("it ended while no daemon ran ({error})"));
             }
         }
     }
@@ -206,7 +206,7 @@ impl Daemon {
                 }
             };
             log::warn!("{} belongs to no sandbox and is removed", entry.path().display());
-            if let Ok(Adopted::Running(cpu)) = Sandbox::adopt(&entry.path()) {
+            if let Ok(Adopted::Running(cpu)) = CpuHalf::adopt(&entry.path()) {
                 let _ = cpu.kill();
             }
             if let Err(error) = remove_directory(&entry.path()) {

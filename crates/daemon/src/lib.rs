@@ -1,6 +1,6 @@
 //! `rekindled`: the daemon that holds sandboxes, workers and images.
 //!
-//! Threads and blocking I/O throughout: one thread a connection, one for each sandbox's end, one at each gate, one for
+//! Threads and blocking I/O throughout: one thread a connection, one for each sandbox's end, one at each admission socket, one for
 //! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
 //! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
 //!
@@ -10,7 +10,7 @@
 //! | GPU workers, and those that wait for sandboxes | `workers`, `pool` |
 //! | contents of images in memory | `caches` |
 //! | what the daemon puts into images, and whether it is sound | `images` |
-//! | sandboxes, their records, gates and logs | `sandboxes` |
+//! | sandboxes, their records, admission sockets and logs | `sandboxes` |
 //! | what is done with them | `lifecycle`, `sleep`, `checkpoint`, `restore` |
 //! | images that apps start from | `frameworks` |
 //! | containers, by Podman and containerd | `containers` |
@@ -19,6 +19,7 @@
 mod caches;
 mod checkpoint;
 mod claims;
+mod connection_limit;
 mod containers;
 mod daemon;
 mod error;
@@ -30,7 +31,6 @@ mod lifecycle;
 mod pool;
 mod reply;
 mod restore;
-mod room;
 mod sandboxes;
 mod server;
 mod sleep;

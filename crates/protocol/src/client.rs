@@ -1,7 +1,7 @@
 //! Client ↔ worker, beside the rings.
 //!
-//! The client finds the run directory in [`RUN_DIRECTORY`], connects to [`GATE`] there, which the daemon listens on,
-//! says [`ToGate::Knock`] and receives one [`Admission`]; with [`Admission::Admitted`] comes one descriptor, a socket to the worker that
+//! The client finds the run directory in [`RUN_DIRECTORY`], connects to [`ADMISSION_SOCKET`] there, which the daemon listens on,
+//! says [`AdmissionRequest::Knock`] and receives one [`Admission`]; with [`Admission::Admitted`] comes one descriptor, a socket to the worker that
 //! serves this process. On it the worker sends a [`Welcome`] first; from then on [`ToClient`] and [`ToWorker`] flow. A
 //! closed socket means that the other side is dead.
 
@@ -9,31 +9,31 @@ use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
 /// Environment variable with the path, as the program sees it, of the sandbox's run directory. It holds ring files,
-/// pinned-memory files and the gate.
+/// pinned-memory files and the admission socket.
 pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
-pub const GATE: &str = "gate.sock";
+pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,
 /// `pinned-1000-3`, `code-1000-7`. Names stay the same over a restore.
 pub fn file_name(kind: &str, process: u32, number: u32) -> String {
     format!("{kind}-{process}-{number}")
 }
 
-/// Of what is said at the gate. A daemon admits no process that speaks another one.
-pub const GATE_VERSION: u32 = 1;
+/// Of what is said at the admission socket. A daemon admits no process that speaks another one.
+pub const ADMISSION_VERSION: u32 = 1;
 /// The longest message that a process says there, bytes.
-pub const LONGEST_AT_GATE: usize = 4096;
+pub const LONGEST_ADMISSION: usize = 4096;
 
-/// What a process says at the gate.
+/// What a process says at the admission socket.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToGate {
+pub enum AdmissionRequest {
     /// It wants a GPU, or the one that it has woken. Nothing is done for it before that.
     Knock { version: u32 },
     /// It has taken up with the worker that it was admitted to, which serves it from now on.
     Settled,
 }
 
-/// The daemon's answer at the gate.
+/// The daemon's answer there.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Admission {
     Admitted,
@@ -81,23 +81,23 @@ pub enum ToWorker {
     Attach,
 }
 
-/// A file of the run directory: which pages a restored program will touch first, one [`PageRun`] after the other.
+/// A file of the run directory: which pages a restored program will touch first, one [`TouchedRange`] after the other.
 pub const FIRST_PAGES: &str = "first-pages";
 
 /// Pages of a program's memory that follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRun {
+pub struct TouchedRange {
     pub start: u64,
     pub bytes: u64,
     /// They are written to, not only read.
     pub written: bool,
 }
 
-impl PageRun {
+impl TouchedRange {
     const BYTES: usize = 24;
 
-    pub fn encode(&self) -> [u8; PageRun::BYTES] {
-        let mut bytes = [0; PageRun::BYTES];
+    pub fn encode(&self) -> [u8; TouchedRange::BYTES] {
+        let mut bytes = [0; TouchedRange::BYTES];
         let words = [self.start, self.bytes, u64::from(self.written)];
         for (word, into) in words.into_iter().zip(bytes.chunks_exact_mut(8)) {
             into.copy_from_slice(&word.to_le_bytes());
@@ -106,14 +106,14 @@ impl PageRun {
     }
 
     /// All that a file has, as far as it is whole.
-    pub fn decode(bytes: &[u8]) -> impl Iterator<Item = PageRun> {
-        bytes.chunks_exact(PageRun::BYTES).map(|bytes| {
+    pub fn decode(bytes: &[u8]) -> impl Iterator<Item = TouchedRange> {
+        bytes.chunks_exact(TouchedRange::BYTES).map(|bytes| {
             let word = |n: usize| {
                 let mut word = [0; 8];
                 word.copy_from_slice(&bytes[n * 8..n * 8 + 8]);
                 u64::from_le_bytes(word)
             };
-            PageRun { start: word(0), bytes: word(1), written: word(2) != 0 }
+            TouchedRange { start: word(0), bytes: word(1), written: word(2) != 0 }
         })
     }
 }
@@ -140,7 +140,7 @@ pub enum ToClient {
     /// Let no thread enter a CUDA call; answer when none is inside one, at the latest after the limit.
     Quiesce { limit_ms: u64 },
     /// After `Quiesce`: the GPU half goes to sleep. The gate stays closed, and a thread that comes to it knocks at
-    /// [`GATE`] until `Resume`.
+    /// [`ADMISSION_SOCKET`] until `Resume`.
     Sleep,
     /// Calls may run again. `restored`: in a new process with new (zeroed) board and ring files, already mapped;
     /// `driver_attached`: whether the driver half of the process is attached now.

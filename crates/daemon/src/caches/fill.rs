@@ -113,8 +113,8 @@ impl Caches {
         }
         let _filling = lock(&self.filling);
         let Ok(image) = Image::open(path) else { return Ok(()) };
-        let loan = self.lend_from(&image, None, Priority::Made);
-        let cached = loan.hand_to(worker, true)?;
+        let lease = self.lend_from(&image, None, Priority::Made);
+        let cached = lease.hand_to(worker, true)?;
         if self.limits.gpu < CACHE_SLOT {
             return Ok(());
         }

@@ -93,14 +93,14 @@ impl Caches {
     }
 
     /// Lends what there is of an image, for a restore on this GPU.
-    pub fn lend(self: &Arc<Caches>, image: &Image, gpu: &str) -> Loan {
+    pub fn lend(self: &Arc<Caches>, image: &Image, gpu: &str) -> CacheLease {
         self.lend_from(image, Some(gpu), Priority::Restored)
     }
 
-    fn lend_from(self: &Arc<Caches>, image: &Image, gpu: Option<&str>, priority: Priority) -> Loan {
-        let mut loan = Loan::nothing(self);
+    fn lend_from(self: &Arc<Caches>, image: &Image, gpu: Option<&str>, priority: Priority) -> CacheLease {
+        let mut lease = CacheLease::nothing(self);
         if self.is_off() || !image.path().starts_with(&self.store) {
-            return loan;
+            return lease;
         }
         let mut chunks = chunks::of(image);
         self.know(image, &chunks, priority);
@@ -111,19 +111,19 @@ impl Caches {
         {
             for (part, contents) in shared::parts(image) {
                 let Some(memory) = cache.shared.find(&contents, priority) else { continue };
-                loan.rows.push(shared::row(part, memory.described.number));
-                loan.shared.push(memory);
+                lease.rows.push(shared::row(part, memory.described.number));
+                lease.shared.push(memory);
                 chunks.retain(|chunk| chunk.part != part.name);
             }
             let hashes = chunks.iter().map(|chunk| chunk.hash);
-            loan.gpu = Some((gpu.to_string(), cache.borrow(hashes, priority, &mut found, &mut memories)));
+            lease.gpu = Some((gpu.to_string(), cache.borrow(hashes, priority, &mut found, &mut memories)));
         }
         let rest: Vec<_> =
             chunks.iter().map(|chunk| chunk.hash).filter(|hash| !found.contains_key(hash)).collect();
-        loan.host = lock(&self.host).borrow(rest.into_iter(), priority, &mut found, &mut memories);
-        loan.rows.extend(chunks::rows(chunks.iter(), &found));
-        loan.memories = memories.into_values().chain(loan.shared.iter().cloned()).collect();
-        loan
+        lease.host = lock(&self.host).borrow(rest.into_iter(), priority, &mut found, &mut memories);
+        lease.rows.extend(chunks::rows(chunks.iter(), &found));
+        lease.memories = memories.into_values().chain(lease.shared.iter().cloned()).collect();
+        lease
     }
 
     /// Has caches on the GPU give memory back until a restore that needs so much has it, or they have no more.
@@ -215,7 +215,7 @@ impl Caches {
 }
 
 /// What a restore may read from caches until this is dropped.
-pub struct Loan {
+pub struct CacheLease {
     caches: Arc<Caches>,
     host: Vec<ContentHash>,
     gpu: Option<(String, Vec<ContentHash>)>,
@@ -225,9 +225,9 @@ pub struct Loan {
     rows: Vec<Cached>,
 }
 
-impl Loan {
-    fn nothing(caches: &Arc<Caches>) -> Loan {
-        Loan {
+impl CacheLease {
+    fn nothing(caches: &Arc<Caches>) -> CacheLease {
+        CacheLease {
             caches: caches.clone(),
             host: Vec::new(),
             gpu: None,
@@ -261,7 +261,7 @@ impl Loan {
     }
 }
 
-impl Drop for Loan {
+impl Drop for CacheLease {
     fn drop(&mut self) {
         lock(&self.caches.host).index.give_back(self.host.iter());
         if let Some((gpu, chunks)) = &self.gpu

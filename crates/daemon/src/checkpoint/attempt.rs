@@ -18,12 +18,12 @@ use crate::fault;
 use crate::images::cpu_pages::Pages;
 use crate::images::driver_half;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
-use crate::sandboxes::quiesce::Quiet;
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::{CPU, PAGES, Timeline};
 use crate::workers::Worker;
 
-use super::Wish;
+use super::CheckpointRequest;
 use super::gather::Done;
 use super::scratch::Scratch;
 
@@ -53,13 +53,13 @@ pub(super) struct Subject<'a> {
 /// The GPU half and what holds it still.
 pub(super) enum Gpu<'a> {
     None,
-    Worker { held: &'a Held, worker: Arc<Worker> },
+    Worker { sandbox: &'a Sandbox, worker: Arc<Worker> },
     Driver,
 }
 
 /// What is known of the GPU half, and keeps it where it is.
-pub(super) struct Still<'a> {
-    pub(super) quiet: Option<&'a Quiet<'a>>,
+pub(super) struct QuiescedGpu<'a> {
+    pub(super) barrier: Option<&'a QuiesceBarrier<'a>>,
     pub(super) status: Option<&'a Status>,
     pub(super) hold: Option<&'a Hold<'a>>,
 }
@@ -74,7 +74,7 @@ pub(super) struct Attempt<'a> {
     pub(super) amd: Vec<i32>,
     /// Whether a program that uses no GPU is refused.
     pub(super) needs_gpu: bool,
-    pub(super) wish: &'a Wish<'a>,
+    pub(super) request: &'a CheckpointRequest<'a>,
     pub(super) timeline: &'a Timeline,
     pub(super) warnings: Mutex<Vec<String>>,
     /// The pages, once CRIU has written the rest.
@@ -92,10 +92,10 @@ impl<'a> Attempt<'a> {
 
     pub(super) fn report(&self, taken: &Taken) -> Report {
         let Subject { name, mode, .. } = &self.subject;
-        log::info!("{name:?} is in image {:?}", self.wish.to);
+        log::info!("{name:?} is in image {:?}", self.request.to);
         Report {
             name: name.clone(),
-            image: self.wish.to.to_string(),
+            image: self.request.to.to_string(),
             mode: *mode,
             container: None,
             gpu_processes: taken.gpu_processes,
@@ -116,22 +116,22 @@ impl<'a> Attempt<'a> {
     fn take(&self, draft: Draft) -> Result<Taken> {
         let status = self.worker().map(Worker::status).transpose()?;
         let stopped = Instant::now();
-        let mut quiet = match &self.gpu {
+        let mut barrier = match &self.gpu {
             Gpu::None | Gpu::Driver => None,
-            Gpu::Worker { held, worker } => {
+            Gpu::Worker { sandbox, worker } => {
                 self.reply.progress("quiesce", 0, 0);
-                Some(self.timeline.time("quiesce", || Quiet::begin(held, worker, false))?)
+                Some(self.timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, false))?)
             }
         };
         self.step("quiesced")?;
-        if let Some(quiet) = &mut quiet {
-            let pid = self.client_pid(quiet)?;
-            self.timeline.time("detach", || quiet.detach(pid))?;
+        if let Some(barrier) = &mut barrier {
+            let pid = self.client_pid(barrier)?;
+            self.timeline.time("detach", || barrier.detach(pid))?;
         }
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
-        let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.wish.leave_running);
-        spec.external_sockets = quiet.iter().map(|quiet| quiet.client.socket_inode as u32).collect();
+        let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
+        spec.external_sockets = barrier.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
         spec.page_server = Some(criu_end.as_fd());
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let program = self.daemon.pool.program.clone().into_os_string();
@@ -150,22 +150,25 @@ impl<'a> Attempt<'a> {
         self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        let still = Still { quiet: quiet.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
-        self.dump(&draft, &spec, prepared, pages, &still)?;
+        let quiesced =
+            QuiescedGpu { barrier: barrier.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
+        self.dump(&draft, &spec, prepared, pages, &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
-        let gpu_processes = usize::from(quiet.is_some()) + driven + self.amd.len();
+        let gpu_processes = usize::from(barrier.is_some()) + driven + self.amd.len();
         match hold {
-            Some(hold) if self.wish.leave_running => driver_half::release(hold, self.timeline)?,
+            Some(hold) if self.request.leave_running => driver_half::release(hold, self.timeline)?,
             Some(hold) => hold.forget(),
             None => {}
         }
-        match quiet {
-            Some(quiet) if self.wish.leave_running => self.timeline.time("resume", || quiet.resume())?,
-            Some(quiet) => quiet.end(),
+        match barrier {
+            Some(barrier) if self.request.leave_running => {
+                self.timeline.time("resume", || barrier.resume())?
+            }
+            Some(barrier) => barrier.end(),
             None => {}
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
-        if self.wish.leave_running {
+        if self.request.leave_running {
             self.seal(&draft, &scratch.path)?;
         }
         fault::point("committed")?;
@@ -181,15 +184,15 @@ impl<'a> Attempt<'a> {
     fn hold(&self) -> Result<Option<Hold<'a>>> {
         self.reply.progress("gpu", 0, 0);
         let Subject { id, name, cpu, .. } = &self.subject;
-        let hold = driver_half::hold(self.daemon, id, cpu, self.wish.gpu_wait, self.timeline)?;
+        let hold = driver_half::hold(self.daemon, id, cpu, self.request.gpu_wait, self.timeline)?;
         if hold.is_none() && self.amd.is_empty() && self.needs_gpu {
             return Err(Error::NoGpuProcess { name: name.clone() });
         }
         Ok(hold)
     }
 
-    pub(super) fn client_pid(&self, quiet: &Quiet<'_>) -> Result<i32> {
-        let inside = quiet.client.process as i32;
+    pub(super) fn client_pid(&self, barrier: &QuiesceBarrier<'_>) -> Result<i32> {
+        let inside = barrier.client.process as i32;
         self.subject.cpu.host_pid(inside).ok_or_else(|| Error::Worker {
             action: "find the program's process",
             reason: format!("the client says that it is process {inside}, and there is none in the sandbox"),
@@ -203,7 +206,7 @@ impl<'a> Attempt<'a> {
         spec: &DumpSpec<'_>,
         prepared: Prepared,
         pages: Pages<'_>,
-        still: &Still<'_>,
+        quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
         let path = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +222,7 @@ impl<'a> Attempt<'a> {
         };
         let saved = OnceLock::new();
         let first = self.worker().map(|_| &saved);
-        let areas = driver_half::areas(still.hold);
+        let areas = driver_half::areas(quiesced.hold);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
             let populate = self.subject.mode == Mode::Driver;
@@ -231,9 +234,9 @@ impl<'a> Attempt<'a> {
                 let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
                 let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
                 *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                let gathered = self.gather(frozen, draft, save, still);
+                let gathered = self.gather(frozen, draft, save, quiesced);
                 // A program that is to end does not end before its image is safe.
-                let sealed = gathered.and_then(|()| match self.wish.leave_running {
+                let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
                     false => self.seal(draft, spec.images_dir),
                 });
@@ -267,7 +270,7 @@ impl<'a> Attempt<'a> {
         cpu.note("freeze", start_us, freezing_us, 0);
         cpu.note("dump", start_us + freezing_us, frozen_us.saturating_sub(freezing_us), written);
         let end_us = frozen_us + micros(report.frozen_step);
-        let after = if self.wish.leave_running { "thaw" } else { "stop" };
+        let after = if self.request.leave_running { "thaw" } else { "stop" };
         cpu.note(after, start_us + end_us, micros(report.total).saturating_sub(end_us), 0);
     }
 
@@ -278,7 +281,7 @@ impl<'a> Attempt<'a> {
         // An image that was finished before the dump failed is all that is left of a program that ended.
         if let Some(id) = self.made.get()
             && goes_on
-            && let Err(error) = self.daemon.store.remove_made(self.wish.to, id)
+            && let Err(error) = self.daemon.store.remove_made(self.request.to, id)
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }

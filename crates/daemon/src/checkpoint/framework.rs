@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::frameworks::{DIRECTORY, Python, is_ready};
 use crate::lifecycle::run;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 
 /// What a program of a sandbox is told: the directory in which it says that it is ready and waits.
 const VARIABLE: &str = "REKINDLE_FRAMEWORK";
@@ -20,7 +20,7 @@ const EVERY: Duration = Duration::from_millis(5);
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the user asks for.
-pub struct Wish {
+pub struct FrameworkRequest {
     pub image: String,
     pub gpu: Option<String>,
     /// The program; Python's if it is empty.
@@ -33,55 +33,55 @@ pub struct Wish {
 }
 
 /// Runs the program until it is ready, and takes it.
-pub fn make(daemon: &Daemon, wish: Wish, reply: &Reply<'_>) -> Result<Report> {
+pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Result<Report> {
     // What is wrong with the name is told before the program runs.
-    drop(daemon.store.begin(&wish.image)?);
-    let command = if wish.command.is_empty() { wish.python.command() } else { wish.command };
-    let mut environment = wish.environment;
+    drop(daemon.store.begin(&request.image)?);
+    let command = if request.command.is_empty() { request.python.command() } else { request.command };
+    let mut environment = request.environment;
     environment.retain(|(name, _)| name != VARIABLE);
     environment.push((VARIABLE.to_string(), format!("{RUN_PATH}/{DIRECTORY}")));
     reply.progress("get ready", 0, 0);
-    let held = run::run(
+    let sandbox = run::run(
         daemon,
-        run::Wish {
+        run::RunRequest {
             name: None,
-            gpu: wish.gpu,
+            gpu: request.gpu,
             mode: Mode::Sandbox,
             command,
-            directory: wish.directory,
+            directory: request.directory,
             environment,
             allowed: Vec::new(),
             framework: true,
             input: None,
         },
     )?;
-    let taking = checkpoint::Wish {
-        to: &wish.image,
+    let taking = checkpoint::CheckpointRequest {
+        to: &request.image,
         leave_running: false,
         gpu_wait: Duration::ZERO,
         framework: true,
         prove: false,
     };
-    let taken = wait_ready(&held, wish.limit, reply)
-        .and_then(|()| checkpoint::checkpoint(daemon, &held, &taking, reply));
+    let taken = wait_ready(&sandbox, request.limit, reply)
+        .and_then(|()| checkpoint::checkpoint(daemon, &sandbox, &taking, reply));
     match taken {
         // Of one that worked nothing is left but the image.
         Ok(report) => {
-            daemon.sandboxes.remove(&held);
+            daemon.sandboxes.remove(&sandbox);
             Ok(report)
         }
         Err(error) => {
-            end(&held);
+            end(&sandbox);
             Err(error)
         }
     }
 }
 
-fn wait_ready(held: &Held, limit: Duration, reply: &Reply<'_>) -> Result<()> {
+fn wait_ready(sandbox: &Sandbox, limit: Duration, reply: &Reply<'_>) -> Result<()> {
     let began = Instant::now();
-    let refused = |reason: String| Error::NotReady { name: held.name(), reason };
-    while !is_ready(&held.run_directory) {
-        if let Some(record) = held.wait_end(Some(EVERY)) {
+    let refused = |reason: String| Error::NotReady { name: sandbox.name(), reason };
+    while !is_ready(&sandbox.run_directory) {
+        if let Some(record) = sandbox.wait_end(Some(EVERY)) {
             let code = record.exit_code.map(|code| format!(" with code {code}")).unwrap_or_default();
             return Err(refused(format!("it ended{code} before it was ready")));
         }
@@ -95,11 +95,11 @@ fn wait_ready(held: &Held, limit: Duration, reply: &Reply<'_>) -> Result<()> {
     Ok(())
 }
 
-fn end(held: &Held) {
-    if let Ok(cpu) = held.cpu("ended") {
+fn end(sandbox: &Sandbox) {
+    if let Ok(cpu) = sandbox.cpu("ended") {
         if let Err(error) = cpu.kill() {
             log::error!("a framework's program was not ended: {error}");
         }
-        held.wait_end(Some(END_LIMIT));
+        sandbox.wait_end(Some(END_LIMIT));
     }
 }

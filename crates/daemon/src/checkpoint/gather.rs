@@ -14,15 +14,15 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::cpu_images;
 use crate::images::cpu_pages;
-use crate::images::description::Kept;
 use crate::images::driver_half::DriverHalf;
+use crate::images::metadata::ImageMetadata;
 use crate::images::{machine, soundness};
 use crate::restore::proof;
 use crate::sandboxes::members;
 use crate::timeline::{CPU, GPU, PINNED};
 use crate::workers::Worker;
 
-use super::attempt::{Attempt, Still, Subject};
+use super::attempt::{Attempt, QuiescedGpu, Subject};
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
@@ -54,7 +54,7 @@ impl Attempt<'_> {
         frozen: &Frozen<'_>,
         draft: &Mutex<Option<Draft>>,
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
-        still: &Still<'_>,
+        quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
         self.step("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ impl Attempt<'_> {
             draft.adopt(pinned)?;
         }
         self.step("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, still))
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced))
     }
 
     /// Makes an image of what was gathered.
@@ -100,7 +100,7 @@ impl Attempt<'_> {
         if let Some(draft) = slot.take() {
             let image = self.timeline.time("commit", || draft.commit())?;
             let id = image.manifest().id.clone();
-            if self.wish.prove || proof::is_wanted_always() {
+            if self.request.prove || proof::is_wanted_always() {
                 self.prove(image)?;
             }
             let _ = self.made.set(id);
@@ -120,7 +120,7 @@ impl Attempt<'_> {
                 Ok(())
             }
             Err(error) => {
-                if let Err(error) = self.daemon.store.remove_made(self.wish.to, &id) {
+                if let Err(error) = self.daemon.store.remove_made(self.request.to, &id) {
                     log::error!("the image of a checkpoint that was not proven stays: {error}");
                 }
                 Err(Error::Unproven { reason: error.to_string() })
@@ -132,14 +132,14 @@ impl Attempt<'_> {
     fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
         let earlier = self.daemon.places.pages().join(&self.subject.id);
         let all = self.warn(cpu_pages::convert(draft, images, &earlier)?);
-        Kept::warn(&mut draft.manifest(), &all);
+        ImageMetadata::warn(&mut draft.manifest(), &all);
         Ok(())
     }
 
     /// Adds to what the user should know of the image; all of it.
     fn warn(&self, warnings: Vec<String>) -> Vec<String> {
         for warning in &warnings {
-            log::warn!("image {:?}: {warning}", self.wish.to);
+            log::warn!("image {:?}: {warning}", self.request.to);
         }
         let mut all = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend(warnings);
@@ -147,40 +147,40 @@ impl Attempt<'_> {
     }
 
     /// The processes that have a GPU half, as we see them.
-    fn gpu_users(&self, still: &Still<'_>) -> Result<Vec<i32>> {
-        let mut users = still.hold.map(|hold| hold.held.pids.clone()).unwrap_or_default();
-        users.extend(still.quiet.map(|quiet| self.client_pid(quiet)).transpose()?);
+    fn gpu_users(&self, quiesced: &QuiescedGpu<'_>) -> Result<Vec<i32>> {
+        let mut users = quiesced.hold.map(|hold| hold.held.pids.clone()).unwrap_or_default();
+        users.extend(quiesced.barrier.map(|barrier| self.client_pid(barrier)).transpose()?);
         users.extend(self.amd.iter().filter_map(|pid| self.subject.cpu.host_pid(*pid)));
         Ok(users)
     }
 
-    fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, still: &Still<'_>) -> Result<()> {
+    fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, quiesced: &QuiescedGpu<'_>) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
         let inventory = frozen.inventory()?;
-        members::all_live(&self.gpu_users(still)?)?;
+        members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);
         manifest.program = machine::program(command, cpu);
         manifest.machine = machine::this();
-        let driver = still.hold.map(|hold| DriverHalf::of(hold, cpu));
+        let driver = quiesced.hold.map(|hold| DriverHalf::of(hold, cpu));
         manifest.gpus = match &driver {
             Some(half) => half.shown_gpus(),
-            None => still.status.map(machine::gpus).unwrap_or_default(),
+            None => quiesced.status.map(machine::gpus).unwrap_or_default(),
         };
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
         let warnings = self.warn(inventory.attributes.lost());
-        let kept = Kept {
+        let metadata = ImageMetadata {
             name: name.clone(),
             gpu: gpu.clone(),
             inventory,
-            client: still.quiet.map(|quiet| quiet.client.clone()),
+            client: quiesced.barrier.map(|barrier| barrier.client.clone()),
             driver,
             amd: self.amd.clone(),
-            framework: self.wish.framework,
+            framework: self.request.framework,
             container: None,
             warnings,
         };
-        kept.write(&mut manifest)
+        metadata.write(&mut manifest)
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rekindle_protocol::daemon::{Mode, Operation, Report, State};
 use rekindle_sandbox::process::tree as process_tree;
-use rekindle_sandbox::{Cpu, Sandbox, Tree};
+use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
 
 use crate::caches::Priority;
 use crate::daemon::Daemon;
@@ -29,9 +29,9 @@ use crate::host::process::{self, is_alive};
 use crate::images::driver_half;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
-use crate::sandboxes::gate::Gate;
-use crate::sandboxes::members::Roll;
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
 use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
@@ -49,7 +49,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 const MOST_TRIES: u32 = 3;
 
 /// What the user asks for.
-pub struct Wish<'a> {
+pub struct CheckpointRequest<'a> {
     pub to: &'a str,
     pub leave_running: bool,
     /// How long the driver may wait for the GPU's work to end.
@@ -60,24 +60,32 @@ pub struct Wish<'a> {
     pub prove: bool,
 }
 
-pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Reply<'_>) -> Result<Report> {
-    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, wish.to));
-    let operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
-    let cpu = held.cpu("checkpointed")?;
+pub fn checkpoint(
+    daemon: &Daemon,
+    sandbox: &Arc<Sandbox>,
+    request: &CheckpointRequest<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, request.to));
+    let operation = wake::begin_awake(sandbox, State::Checkpointing, "checkpointed")?;
+    let cpu = sandbox.cpu("checkpointed")?;
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
-    let roll = Roll::call("checkpointed", cpu.pids().into_values());
-    let explain = |error| roll.explain(operation.explain(error));
+    let members = Members::living("checkpointed", cpu.pids().into_values());
+    let explain = |error| members.explain(operation.explain(error));
     let mut tries = 0;
     let (attempt, taken) = loop {
-        let visitors = held.gate().map_or(0, Gate::settle);
-        let attempt = attempt(daemon, held, cpu, wish, &timeline, reply).map_err(explain)?;
+        let visitors = sandbox.admission().map_or(0, AdmissionSocket::settle);
+        let attempt = attempt(daemon, sandbox, cpu, request, &timeline, reply).map_err(explain)?;
         // One that does not begin leaves no trace.
-        let draft = daemon.store.begin(wish.to)?;
+        let draft = daemon.store.begin(request.to)?;
         let taken = attempt.make(draft);
         tries += 1;
         match &taken {
-            // CRIU cannot take a connection to the gate.
-            Err(error) if tries < MOST_TRIES && held.gate().map_or(0, Gate::visitors) != visitors => {
+            // CRIU cannot take a connection to the admission socket.
+            Err(error)
+                if tries < MOST_TRIES
+                    && sandbox.admission().map_or(0, AdmissionSocket::visitors) != visitors =>
+            {
                 log::info!("a process asked for a GPU meanwhile, so the checkpoint begins again: {error}");
             }
             _ => break (attempt, taken),
@@ -89,39 +97,39 @@ pub fn checkpoint(daemon: &Daemon, held: &Arc<Held>, wish: &Wish<'_>, reply: &Re
         None => explain(error),
     });
     drop(operation);
-    if !wish.leave_running && taken.is_ok() {
-        timeline.lane(CPU).time("end", || held.wait_end(Some(STOP_LIMIT)));
+    if !request.leave_running && taken.is_ok() {
+        timeline.lane(CPU).time("end", || sandbox.wait_end(Some(STOP_LIMIT)));
         // What was stopped is likely to be restored.
         if attempt.worker().is_some()
-            && let Ok(image) = daemon.store.image(wish.to)
+            && let Ok(image) = daemon.store.image(request.to)
         {
-            daemon.pool.prepare(&held.record().gpu, Some(&ImageKey::of(&image)));
+            daemon.pool.prepare(&sandbox.record().gpu, Some(&ImageKey::of(&image)));
             let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
             std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
         }
     }
     let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
-    let taken = tracing.end(held, &timeline, stopped_us, taken)?;
+    let taken = tracing.end(sandbox, &timeline, stopped_us, taken)?;
     Ok(attempt.report(&taken))
 }
 
 /// What is to be taken of a sandbox, as it is now.
 fn attempt<'a>(
     daemon: &'a Daemon,
-    held: &'a Held,
-    cpu: &'a Sandbox,
-    wish: &'a Wish<'a>,
+    sandbox: &'a Sandbox,
+    cpu: &'a CpuHalf,
+    request: &'a CheckpointRequest<'a>,
     timeline: &'a Timeline,
     reply: &'a Reply<'a>,
 ) -> Result<Attempt<'a>> {
-    let record = held.record();
-    let gpu = match (serving_worker(held)?, record.mode) {
-        (Some(worker), _) => Gpu::Worker { held, worker },
+    let record = sandbox.record();
+    let gpu = match (serving_worker(sandbox)?, record.mode) {
+        (Some(worker), _) => Gpu::Worker { sandbox, worker },
         (None, Mode::Sandbox) => Gpu::None,
         (None, Mode::Driver) => Gpu::Driver,
     };
     let subject = Subject {
-        id: held.id.clone(),
+        id: sandbox.id.clone(),
         name: record.name,
         command: record.command,
         gpu: record.gpu,
@@ -139,7 +147,7 @@ fn attempt<'a>(
         gpu,
         amd,
         needs_gpu: false,
-        wish,
+        request,
         timeline,
         warnings: Mutex::default(),
         served: Mutex::default(),
@@ -153,15 +161,15 @@ pub fn checkpoint_pid(
     daemon: &Daemon,
     pid: i32,
     mode: Option<Mode>,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
     if mode == Some(Mode::Sandbox) {
         return Err(Error::NotSandboxed { pid });
     }
-    if let Some(held) = daemon.sandboxes.all().into_iter().find(|held| held.has(pid)) {
-        return Err(Error::InSandbox { pid, name: held.name() });
+    if let Some(sandbox) = daemon.sandboxes.all().into_iter().find(|sandbox| sandbox.has(pid)) {
+        return Err(Error::InSandbox { pid, name: sandbox.name() });
     }
     // Before it is looked at: one that is being checkpointed has a tracer.
     let pids = process_tree(pid);
@@ -169,7 +177,7 @@ pub fn checkpoint_pid(
         return Err(Error::OfTheAsker { pid });
     }
     let _claim = daemon.claims.take(pids.iter().copied())?;
-    let roll = Roll::call("checkpointed", pids);
+    let members = Members::living("checkpointed", pids);
     let tree = Tree::find(pid)?;
     let command = process::command(pid);
     let subject = Subject {
@@ -189,14 +197,14 @@ pub fn checkpoint_pid(
         gpu: Gpu::Driver,
         amd,
         needs_gpu,
-        wish,
+        request,
         timeline: &timeline,
         warnings: Mutex::default(),
         served: Mutex::default(),
         made: OnceLock::new(),
         reply,
     };
-    let taken = attempt.make(daemon.store.begin(wish.to)?).map_err(|error| {
+    let taken = attempt.make(daemon.store.begin(request.to)?).map_err(|error| {
         // As of a sandbox's program.
         if attempt.made.get().is_some() {
             return error;
@@ -205,22 +213,22 @@ pub fn checkpoint_pid(
             log::info!("{error}");
             return Error::ProcessEnded { pid };
         }
-        roll.explain(error)
+        members.explain(error)
     })?;
     Ok(attempt.report(&taken))
 }
 
 /// The worker of the one process that uses the GPU, if one does.
-pub fn serving_worker(held: &Held) -> Result<Option<Arc<Worker>>> {
-    if let Some(lost) = held.lost_worker() {
-        return Err(Error::WorkerDead { name: held.name(), how: lost.ended().unwrap_or_default() });
+pub fn serving_worker(sandbox: &Sandbox) -> Result<Option<Arc<Worker>>> {
+    if let Some(lost) = sandbox.lost_worker() {
+        return Err(Error::WorkerDead { name: sandbox.name(), how: lost.ended().unwrap_or_default() });
     }
     let mut serving: Vec<_> =
-        held.live_workers().into_iter().filter(|worker| is_alive(worker.client())).collect();
+        sandbox.live_workers().into_iter().filter(|worker| is_alive(worker.client())).collect();
     if serving.len() > 1 {
         let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
         return Err(Error::ManyGpuProcesses {
-            name: held.name(),
+            name: sandbox.name(),
             count: serving.len(),
             pids: pids.join(", "),
         });

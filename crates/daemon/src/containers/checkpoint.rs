@@ -13,13 +13,13 @@ use super::containerd::Containerd;
 use super::dump::{Dump, Dumped};
 use super::engine::Container;
 use super::podman::Podman;
-use super::{ARCHIVE, KeptContainer, bring_back, kind, report};
-use crate::checkpoint::{Scratch, Wish};
+use super::{ARCHIVE, ContainerMetadata, bring_back, kind, report};
+use crate::checkpoint::{CheckpointRequest, Scratch};
 use crate::daemon::Daemon;
 use crate::error::Result;
 use crate::fault;
-use crate::images::description::Kept;
 use crate::images::driver_half::{self, DriverHalf};
+use crate::images::metadata::ImageMetadata;
 use crate::images::{machine, soundness};
 use crate::reply::Reply;
 use crate::sandboxes::members;
@@ -29,12 +29,12 @@ use crate::timeline::{CPU, GPU, Timeline};
 pub fn by_podman(
     daemon: &Daemon,
     container: &Container,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let draft = daemon.store.begin(wish.to)?;
+    let draft = daemon.store.begin(request.to)?;
     fault::point("checkpoint-begun")?;
     reply.progress("gpu", 0, 0);
     let id = format!("container-{}", container.id);
@@ -44,7 +44,7 @@ pub fn by_podman(
     let held = Mutex::new(None);
     let dumped = std::thread::scope(|scope| {
         let holding = scope.spawn(|| {
-            let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
+            let hold = hold(daemon, &id, container.pid, request, &timeline)?;
             fault::point("detached")?;
             reply.check_wanted()?;
             Ok(hold)
@@ -69,14 +69,17 @@ pub fn by_podman(
     });
     let (hold, half) = held.into_inner().unwrap_or_else(PoisonError::into_inner).unzip();
     let Dumped { exported, stopped, memory } = dumped?;
-    let kept = KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
+    let metadata = ContainerMetadata {
+        memory_beside: true,
+        ..ContainerMetadata::new(Podman::NAME, container, exported)
+    };
     let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
     let seal = || {
         timeline.time("cpu files", || memory.take(&draft))?;
         timeline.time("check", || soundness::check_draft(&draft))?;
-        seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline)
+        seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)
     };
-    let stopped_us = if wish.leave_running {
+    let stopped_us = if request.leave_running {
         drop(stopped);
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
@@ -94,43 +97,43 @@ pub fn by_podman(
         }
         timeline.elapsed_us()
     };
-    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
+    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us))
 }
 
 /// Of a container of containerd's, which cannot be given a relay.
 pub fn by_containerd(
     daemon: &Daemon,
     container: &Container,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
     let engine = Containerd::with(daemon.criu()?);
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let draft = daemon.store.begin(wish.to)?;
+    let draft = daemon.store.begin(request.to)?;
     fault::point("checkpoint-begun")?;
     reply.progress("gpu", 0, 0);
     let id = format!("container-{}", container.id);
-    let hold = hold(daemon, &id, container.pid, wish, &timeline)?;
+    let hold = hold(daemon, &id, container.pid, request, &timeline)?;
     fault::point("detached")?;
     reply.check_wanted()?;
     let half = hold.as_ref().map(half_of);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
-    let export = || engine.export(container, &archive, wish.leave_running);
+    let export = || engine.export(container, &archive, request.leave_running);
     let exported = timeline.lane(CPU).time("dump", export)?;
-    let kept = KeptContainer::new(Containerd::NAME, container, exported);
+    let metadata = ContainerMetadata::new(Containerd::NAME, container, exported);
     let processes = half.as_ref().map_or(0, |half| half.pids.len());
-    let seal = || seal(draft, &archive, container, kept.clone(), half.as_ref(), reply, &timeline);
-    if wish.leave_running {
+    let seal = || seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline);
+    if request.leave_running {
         // Those that were not there any more when CRIU came are not now.
         hold.as_ref().map_or(Ok(()), |hold| members::all_live(&hold.held.pids))?;
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
         seal()?;
-        return Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us));
+        return Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us));
     }
     let sealed = seal();
     if let Some(hold) = hold {
@@ -138,12 +141,12 @@ pub fn by_containerd(
     }
     if let Err(error) = sealed {
         engine.go_on(container)?;
-        bring_back(daemon, &engine, &kept, &id, half.as_ref(), &[], &timeline)?;
+        bring_back(daemon, &engine, &metadata, &id, half.as_ref(), &[], &timeline)?;
         return Err(error);
     }
     timeline.lane(CPU).time("end", || engine.end(container))?;
     let stopped_us = timeline.elapsed_us();
-    Ok(report(&kept, wish.to, Mode::Driver, processes, &timeline, stopped_us))
+    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us))
 }
 
 /// What an image keeps of processes that are there.
@@ -157,14 +160,14 @@ fn hold<'a>(
     daemon: &'a Daemon,
     id: &str,
     root: i32,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     timeline: &Timeline,
 ) -> Result<Option<Hold<'a>>> {
     if !driver_half::is_used(tree(root)) {
         return Ok(None);
     }
     let start_us = timeline.elapsed_us();
-    let hold = daemon.driver.hold(id, root, wish.gpu_wait)?;
+    let hold = daemon.driver.hold(id, root, request.gpu_wait)?;
     timeline.lane(GPU).merge(start_us, hold.held.phases.clone());
     if hold.held.pids.is_empty() {
         hold.forget();
@@ -178,7 +181,7 @@ fn seal(
     draft: Draft,
     archive: &Path,
     container: &Container,
-    of: KeptContainer,
+    of: ContainerMetadata,
     half: Option<&DriverHalf>,
     reply: &Reply<'_>,
     timeline: &Timeline,
@@ -193,7 +196,7 @@ fn seal(
         manifest.program = machine::program_of(&container.command);
         manifest.machine = machine::this();
         manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
-        let kept = Kept {
+        let metadata = ImageMetadata {
             name: container.name.clone(),
             gpu: "driver".to_string(),
             // All that it has mapped is in its own root file system.
@@ -205,7 +208,7 @@ fn seal(
             container: Some(of),
             warnings: Vec::new(),
         };
-        kept.write(&mut manifest)?;
+        metadata.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
     reply.check_wanted()?;

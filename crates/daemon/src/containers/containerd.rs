@@ -13,7 +13,7 @@ use rekindle_sandbox::Criu;
 use serde_json::Value;
 
 use super::engine::{Container, Engine, Exported, one_line, run};
-use super::{KeptContainer, archive};
+use super::{ContainerMetadata, archive};
 use crate::error::{Error, Result};
 
 /// What a runtime says that finds no CRIU.
@@ -165,7 +165,7 @@ impl Containerd {
     }
 
     /// Makes a container of an archive and continues its processes.
-    pub fn import(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
+    pub fn import(&self, archive: &Path, of: &ContainerMetadata, name: &str) -> Result<()> {
         // Two restores of one image share its name in containerd while they go on.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -226,7 +226,7 @@ impl Engine for Containerd {
         Ok(found)
     }
 
-    fn remove(&self, of: &KeptContainer, name: &str) {
+    fn remove(&self, of: &ContainerMetadata, name: &str) {
         let namespace = of.namespace.as_deref();
         // There may be no more than a part of it.
         let _ = self.run("remove the container", namespace, &["tasks", "rm", "--force", name]);

@@ -1,4 +1,4 @@
-//! GPUs for containers: a run directory with its gate, which an engine puts into one container by a name of the
+//! GPUs for containers: a run directory with its admission socket, which an engine puts into one container by a name of the
 //! container device interface. The container's program finds the client there, and is served as one in a sandbox.
 
 use std::fs;
@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 use crate::host::process::is_alive;
 use crate::host::{client_library, gpu};
 use crate::lifecycle::run::create;
-use crate::sandboxes::Held;
-use crate::sandboxes::gate::Gate;
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sleep::wake;
 
@@ -28,7 +28,7 @@ const KIND: &str = "rekindle.dev/gpu";
 
 /// What an image keeps of the device that its container had.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KeptDevice {
+pub struct DeviceMetadata {
     pub name: String,
     pub id: String,
     /// Where its run directory was, which the container's description names.
@@ -48,11 +48,11 @@ pub fn is_one(name: &str) -> bool {
 /// Makes a device, which is there until it is removed.
 pub fn make(daemon: &Daemon, name: &str, gpu: Option<&str>) -> Result<Value> {
     let gpu = gpu::choose(Some(gpu.unwrap_or("emulated")))?;
-    let held = add(daemon, name, daemon.places.new_id()?, &gpu)?;
-    Ok(json!({ "name": held.name(), "device": full_name(name), "description": description(&held.id) }))
+    let sandbox = add(daemon, name, daemon.places.new_id()?, &gpu)?;
+    Ok(json!({ "name": sandbox.name(), "device": full_name(name), "description": description(&sandbox.id) }))
 }
 
-fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Held>> {
+fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Sandbox>> {
     if !gpu.starts_with("emulated") {
         return Err(Error::RealContainerGpu { gpu: gpu.to_string() });
     }
@@ -60,78 +60,95 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Held>> 
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
         return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
     }
-    let held = daemon.sandboxes.add(Some(name), "", |name, _| {
+    let sandbox = daemon.sandboxes.add(Some(name), "", |name, _| {
         let record =
             Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
         create(daemon, record, None)
     })?;
-    if let Err(error) = Gate::open(&held).and_then(|()| describe(&held)).and_then(|()| held.is_up()) {
-        remove(daemon, &held);
+    if let Err(error) =
+        AdmissionSocket::open(&sandbox).and_then(|()| describe(&sandbox)).and_then(|()| sandbox.is_up())
+    {
+        remove(daemon, &sandbox);
         return Err(error);
     }
-    Ok(held)
+    Ok(sandbox)
 }
 
 /// Takes the device back. A program that uses it gets errors from its calls from then on.
-pub fn remove(daemon: &Daemon, held: &Arc<Held>) {
-    let _ = fs::remove_file(description(&held.id));
-    held.ended(Some(Exit::Stopped));
-    daemon.sandboxes.remove(held);
+pub fn remove(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
+    let _ = fs::remove_file(description(&sandbox.id));
+    sandbox.ended(Some(Exit::Stopped));
+    daemon.sandboxes.remove(sandbox);
 }
 
 /// Takes over a device of an earlier daemon.
-pub fn adopt(daemon: &Daemon, held: &Arc<Held>) -> Result<()> {
-    if !held.run_directory.is_dir() {
+pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
+    if !sandbox.run_directory.is_dir() {
         // The machine was started anew.
         let library = client_library::find(&daemon.program)?;
-        crate::host::places::private_directory(&held.run_directory, true)?;
-        client_library::copy_into(&held.run_directory, &library)?;
-        held.claim()?;
+        crate::host::places::private_directory(&sandbox.run_directory, true)?;
+        client_library::copy_into(&sandbox.run_directory, &library)?;
+        sandbox.claim()?;
     }
-    Gate::open(held)?;
-    held.reconnect_workers();
-    if held.record().state == State::Restoring {
-        held.live_workers().iter().for_each(|worker| held.end_worker(worker));
-        held.tell("the daemon died while a container was being restored onto this".to_string());
+    AdmissionSocket::open(sandbox)?;
+    sandbox.reconnect_workers();
+    if sandbox.record().state == State::Restoring {
+        sandbox.live_workers().iter().for_each(|worker| sandbox.end_worker(worker));
+        sandbox.report_problem("the daemon died while a container was being restored onto this".to_string());
     }
-    wake::settle(held);
-    describe(held)?;
-    held.is_up()
+    wake::settle(sandbox);
+    describe(sandbox)?;
+    sandbox.is_up()
 }
 
 /// The device whose run directory a process sees, if it sees one.
-pub fn of(daemon: &Daemon, pid: i32) -> Option<Arc<Held>> {
+pub fn of(daemon: &Daemon, pid: i32) -> Option<Arc<Sandbox>> {
     let inside = Path::new("/proc").join(pid.to_string()).join("root").join(RUN_PATH.trim_start_matches('/'));
     let seen = fs::metadata(inside).ok()?;
-    let is_seen = |held: &Arc<Held>| {
-        fs::metadata(&held.run_directory).is_ok_and(|own| (own.dev(), own.ino()) == (seen.dev(), seen.ino()))
+    let is_seen = |sandbox: &Arc<Sandbox>| {
+        fs::metadata(&sandbox.run_directory)
+            .is_ok_and(|own| (own.dev(), own.ino()) == (seen.dev(), seen.ino()))
     };
-    daemon.sandboxes.all().into_iter().filter(|held| held.is_live() && held.record().device).find(is_seen)
+    daemon
+        .sandboxes
+        .all()
+        .into_iter()
+        .filter(|sandbox| sandbox.is_live() && sandbox.record().device)
+        .find(is_seen)
 }
 
-pub fn keep(held: &Held) -> KeptDevice {
-    KeptDevice { name: held.name(), id: held.id.clone(), run_directory: held.run_directory.clone() }
+pub fn keep(sandbox: &Sandbox) -> DeviceMetadata {
+    DeviceMetadata {
+        name: sandbox.name(),
+        id: sandbox.id.clone(),
+        run_directory: sandbox.run_directory.clone(),
+    }
 }
 
 /// The device that a restore needs: the one that is there, which nobody may use, or a new one in its place.
-pub fn bring_back(daemon: &Daemon, kept: &KeptDevice, gpu: &str) -> std::result::Result<Arc<Held>, String> {
-    if daemon.places.run_directories().join(&kept.id) != kept.run_directory {
-        let place = kept.run_directory.display();
+pub fn bring_back(
+    daemon: &Daemon,
+    metadata: &DeviceMetadata,
+    gpu: &str,
+) -> std::result::Result<Arc<Sandbox>, String> {
+    if daemon.places.run_directories().join(&metadata.id) != metadata.run_directory {
+        let place = metadata.run_directory.display();
         return Err(format!(
             "its container finds its GPU at {place}; give the daemon the --run-dir that this is in"
         ));
     }
-    let known = daemon.sandboxes.all().into_iter().find(|held| held.is_live() && held.id == kept.id);
-    let Some(held) = known else {
-        return add(daemon, &kept.name, kept.id.clone(), gpu).map_err(|error| error.to_string());
+    let known =
+        daemon.sandboxes.all().into_iter().find(|sandbox| sandbox.is_live() && sandbox.id == metadata.id);
+    let Some(sandbox) = known else {
+        return add(daemon, &metadata.name, metadata.id.clone(), gpu).map_err(|error| error.to_string());
     };
-    match held.live_workers().iter().find(|worker| is_alive(worker.client())) {
+    match sandbox.live_workers().iter().find(|worker| is_alive(worker.client())) {
         Some(worker) => Err(format!(
             "its device {:?} is used by process {}, and one container has it at a time; end that one first",
-            kept.name,
+            metadata.name,
             worker.client()
         )),
-        None => Ok(held),
+        None => Ok(sandbox),
     }
 }
 
@@ -140,19 +157,19 @@ fn description(id: &str) -> PathBuf {
 }
 
 /// Tells engines what a container gets with the device.
-fn describe(held: &Held) -> Result<()> {
+fn describe(sandbox: &Sandbox) -> Result<()> {
     let directory = Path::new(cdi::DIRECTORIES[1]);
     fs::create_dir_all(directory).map_err(|source| Error::io("make directory", directory, source))?;
     let libraries = format!("{RUN_PATH}/{}", client_library::LINKS);
     let variables = [format!("{RUN_DIRECTORY}={RUN_PATH}"), format!("LD_LIBRARY_PATH={libraries}")];
     let mount = json!({
-        "hostPath": held.run_directory,
+        "hostPath": sandbox.run_directory,
         "containerPath": RUN_PATH,
         "options": ["bind", "rw", "nosuid", "nodev"],
     });
     let edits = json!({ "env": variables, "mounts": [mount] });
-    let devices = json!([{ "name": held.name(), "containerEdits": edits }]);
+    let devices = json!([{ "name": sandbox.name(), "containerEdits": edits }]);
     let text = json!({ "cdiVersion": "0.3.0", "kind": KIND, "devices": devices }).to_string();
-    let place = description(&held.id);
+    let place = description(&sandbox.id);
     fs::write(&place, text).map_err(|source| Error::io("write", &place, source))
 }

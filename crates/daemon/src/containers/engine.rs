@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use rekindle_sandbox::Criu;
 
-use super::KeptContainer;
+use super::ContainerMetadata;
 use super::containerd::Containerd;
 use super::podman::Podman;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub trait Engine {
     fn find(&self, name: &str) -> Result<Vec<Container>>;
 
     /// Removes what a restore has made.
-    fn remove(&self, of: &KeptContainer, name: &str);
+    fn remove(&self, of: &ContainerMetadata, name: &str);
 }
 
 /// The engine of that name.

@@ -18,7 +18,7 @@ use rekindle_store::{Image, PartKind};
 use super::dump::relay;
 use super::engine::Engine;
 use super::podman::Podman;
-use super::{KeptContainer, archive_of};
+use super::{ContainerMetadata, archive_of};
 use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ use crate::images::{cpu_images, page_check, soundness};
 use crate::timeline::{CPU, PAGES, Timeline};
 
 /// Images that lie beside an archive; what CRIU acts on is checked.
-pub struct Beside<'a> {
+pub struct DetachedImages<'a> {
     image: &'a Image,
     directory: PathBuf,
     /// The page files that they speak of, and where those are.
@@ -34,9 +34,9 @@ pub struct Beside<'a> {
     page_files: Option<PathBuf>,
 }
 
-impl<'a> Beside<'a> {
+impl<'a> DetachedImages<'a> {
     /// None of an image whose archive has all.
-    pub fn check(image: &'a Image, of: &KeptContainer) -> Result<Option<Beside<'a>>> {
+    pub fn check(image: &'a Image, of: &ContainerMetadata) -> Result<Option<DetachedImages<'a>>> {
         if !of.memory_beside {
             return Ok(None);
         }
@@ -51,7 +51,7 @@ impl<'a> Beside<'a> {
                 .ok_or_else(|| refused(format!("its page file {name}, memory of its program, is missing")))?;
             page_files = path.parent().map(Path::to_path_buf);
         }
-        Ok(Some(Beside { image, directory, names, page_files }))
+        Ok(Some(DetachedImages { image, directory, names, page_files }))
     }
 
     fn check_contents(&self) -> Result<()> {
@@ -83,8 +83,8 @@ pub struct Import<'a> {
     /// Names the relay; short.
     pub id: &'a str,
     pub image: &'a Image,
-    pub beside: Option<&'a Beside<'a>>,
-    pub of: &'a KeptContainer,
+    pub beside: Option<&'a DetachedImages<'a>>,
+    pub of: &'a ContainerMetadata,
     /// What the container is to be called.
     pub name: &'a str,
     pub timeline: &'a Timeline,
@@ -121,7 +121,7 @@ impl Import<'_> {
         };
         let imported = std::thread::scope(|scope| {
             let lane = timeline.lane(PAGES);
-            let check = |beside: &&'_ Beside<'_>| beside.check_contents();
+            let check = |beside: &&'_ DetachedImages<'_>| beside.check_contents();
             let mut checking =
                 beside.as_ref().map(|beside| scope.spawn(move || lane.time("check pages", || check(beside))));
             let mut both = Some((at_step, then));

@@ -29,21 +29,21 @@ use rekindle_sandbox::{ending, refuse_headless};
 use rekindle_store::{Image, PartKind};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Wish;
+use crate::checkpoint::CheckpointRequest;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::images::description::Kept;
 use crate::images::driver_half::{self, DriverHalf};
+use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_pages, preflight};
 use crate::reply::Reply;
-use crate::sandboxes::members::Roll;
+use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
 use crate::timeline::{CPU, GPU, Timeline};
 use crate::{fault, restore};
 
 use containerd::Containerd;
 use engine::{Container, Engine, Exported};
-use images::{Beside, Import};
+use images::{DetachedImages, Import};
 use podman::Podman;
 
 /// The part's name.
@@ -51,7 +51,7 @@ const ARCHIVE: &str = "archive.tar";
 
 /// What an image keeps of a container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KeptContainer {
+pub struct ContainerMetadata {
     /// Who runs it.
     pub engine: String,
     /// The OCI runtime that has written the archive, and alone understands it.
@@ -75,12 +75,12 @@ pub struct KeptContainer {
     pub memory_beside: bool,
     /// The GPU of Rekindle's that it had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<device::KeptDevice>,
+    pub device: Option<device::DeviceMetadata>,
 }
 
-impl KeptContainer {
-    fn new(engine: &str, container: &Container, exported: Exported) -> KeptContainer {
-        KeptContainer {
+impl ContainerMetadata {
+    fn new(engine: &str, container: &Container, exported: Exported) -> ContainerMetadata {
+        ContainerMetadata {
             engine: engine.to_string(),
             runtime: container.runtime.clone(),
             name: container.name.clone(),
@@ -102,45 +102,45 @@ pub fn checkpoint(
     daemon: &Daemon,
     name: &str,
     wanted: Option<&str>,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let (engine, container) = engine::find(daemon.criu()?, name, wanted)?;
     let container = container.running()?;
     let pids = tree(container.pid);
     refuse_headless(pids.iter().copied())?;
-    let roll = Roll::call("checkpointed", pids);
-    let taken = take(daemon, engine.as_ref(), &container, wish, reply);
-    taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &roll) {
+    let members = Members::living("checkpointed", pids);
+    let taken = take(daemon, engine.as_ref(), &container, request, reply);
+    taken.map_err(|error| match error.may_come_of_an_end() && is_ending(container.pid, &members) {
         true => {
             log::info!("{error}");
             Error::EndedMeanwhile { name: container.name, wanted: "checkpointed" }
         }
-        false => roll.explain(error),
+        false => members.explain(error),
     })
 }
 
 /// Whether a container's first process has ended, or does so within a moment.
-fn is_ending(root: i32, roll: &Roll) -> bool {
-    ending::ends_soon(root, || !roll.has(root))
+fn is_ending(root: i32, members: &Members) -> bool {
+    ending::ends_soon(root, || !members.has(root))
 }
 
 fn take(
     daemon: &Daemon,
     engine: &dyn Engine,
     container: &Container,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    if let Some(held) = device::of(daemon, container.pid) {
+    if let Some(sandbox) = device::of(daemon, container.pid) {
         if engine.name() != Podman::NAME {
-            return Err(Error::ForeignDevice { name: container.name.clone(), device: held.name() });
+            return Err(Error::ForeignDevice { name: container.name.clone(), device: sandbox.name() });
         }
-        return worker_half::checkpoint(daemon, &held, container, wish, reply);
+        return worker_half::checkpoint(daemon, &sandbox, container, request, reply);
     }
     match engine.name() {
-        Podman::NAME => checkpoint::by_podman(daemon, container, wish, reply),
-        _ => checkpoint::by_containerd(daemon, container, wish, reply),
+        Podman::NAME => checkpoint::by_podman(daemon, container, request, reply),
+        _ => checkpoint::by_containerd(daemon, container, request, reply),
     }
 }
 
@@ -148,7 +148,7 @@ fn take(
 fn bring_back(
     daemon: &Daemon,
     engine: &Containerd,
-    of: &KeptContainer,
+    of: &ContainerMetadata,
     id: &str,
     half: Option<&DriverHalf>,
     pairs: &[UuidPair],
@@ -181,7 +181,7 @@ fn restore_gpu(
 }
 
 fn report(
-    of: &KeptContainer,
+    of: &ContainerMetadata,
     image: &str,
     mode: Mode,
     gpu_processes: usize,
@@ -206,9 +206,9 @@ fn report(
 pub fn restore(
     daemon: &Daemon,
     image: &Image,
-    kept: &Kept,
-    of: &KeptContainer,
-    wish: &restore::Wish<'_>,
+    metadata: &ImageMetadata,
+    of: &ContainerMetadata,
+    request: &restore::RestoreRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
@@ -221,14 +221,14 @@ pub fn restore(
         ))
     })?;
     let engine = engine.as_ref();
-    let name = wish.name.unwrap_or(&of.name);
+    let name = request.name.unwrap_or(&of.name);
     names::check(name)?;
     if [&of.namespace, &of.reference].into_iter().flatten().any(|word| word.starts_with('-')) {
         return Err(refused("what it says of its container is no name".to_string()));
     }
-    preflight::check_machine(&daemon.places, image, kept)?;
+    preflight::check_machine(&daemon.places, image, metadata)?;
     check_surroundings(of).map_err(refused)?;
-    let pairs = driver_half::check(daemon, image, kept, wish.gpu_map)?;
+    let pairs = driver_half::check(daemon, image, metadata, request.gpu_map)?;
     archive_of(image)?;
     if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
         return Err(Error::ContainerExists { name: name.to_string() });
@@ -241,16 +241,16 @@ pub fn restore(
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     let beside = timeline.time("check", || {
         image.check_parts(&archive, threads)?;
-        Beside::check(image, of)
+        DetachedImages::check(image, of)
     })?;
-    let renamed = KeptContainer { name: name.to_string(), ..of.clone() };
+    let renamed = ContainerMetadata { name: name.to_string(), ..of.clone() };
     let beside = beside.as_ref();
     if of.device.is_some() {
-        worker_half::restore(daemon, image, kept, of, beside, name, wish, &timeline)?;
-        let (image, processes) = (&image.manifest().name, usize::from(kept.client.is_some()));
+        worker_half::restore(daemon, image, metadata, of, beside, name, request, &timeline)?;
+        let (image, processes) = (&image.manifest().name, usize::from(metadata.client.is_some()));
         return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
     }
-    let half = kept.driver.as_ref();
+    let half = metadata.driver.as_ref();
     let mut warnings = Vec::new();
     let back = match engine.name() {
         Podman::NAME => {
@@ -303,7 +303,7 @@ fn archive_of(image: &Image) -> Result<PathBuf> {
 
 /// What a restore needs of the machine, beside GPUs: the devices that the container was given by name, and what is
 /// mounted in it.
-fn check_surroundings(of: &KeptContainer) -> std::result::Result<(), String> {
+fn check_surroundings(of: &ContainerMetadata) -> std::result::Result<(), String> {
     let directories = cdi::DIRECTORIES.map(Path::new);
     if let Some(name) = cdi::missing(&of.devices, &directories).first() {
         let places = cdi::DIRECTORIES.join(" or ");

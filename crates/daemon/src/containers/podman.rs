@@ -8,7 +8,7 @@ use rekindle_sandbox::Criu;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::KeptContainer;
+use super::ContainerMetadata;
 use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run, search_path};
 use crate::error::{Error, Result};
@@ -113,7 +113,7 @@ impl Podman {
     }
 
     /// Makes a container of an archive and continues its processes.
-    pub fn make(&self, archive: &Path, of: &KeptContainer, name: &str) -> Result<()> {
+    pub fn make(&self, archive: &Path, of: &ContainerMetadata, name: &str) -> Result<()> {
         let archive = archive.to_string_lossy();
         let words = ["--runtime", &of.runtime, "container", "restore", "--import", &archive, "--name", name];
         self.run("restore the container", &words).map(drop)
@@ -157,7 +157,7 @@ impl Engine for Podman {
         Ok(found.into_iter().map(Container::from).collect())
     }
 
-    fn remove(&self, _of: &KeptContainer, name: &str) {
+    fn remove(&self, _of: &ContainerMetadata, name: &str) {
         if let Err(error) = self.run("remove the container", &["rm", "--force", "--time", "0", "--", name]) {
             log::warn!("{error}");
         }

@@ -25,24 +25,24 @@ use rekindle_store::{Draft, Image, Part};
 
 use super::dump::{Dump, Dumped};
 use super::engine::{Container, Engine};
-use super::images::{Beside, Import, find};
+use super::images::{DetachedImages, Import, find};
 use super::podman::Podman;
-use super::{ARCHIVE, KeptContainer, device, kind};
-use crate::checkpoint::{Done, Scratch, Wish, parse_part, serving_worker};
+use super::{ARCHIVE, ContainerMetadata, device, kind};
+use crate::checkpoint::{CheckpointRequest, Done, Scratch, parse_part, serving_worker};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::client_library;
 use crate::host::gpu;
-use crate::images::description::Kept;
 use crate::images::machine;
+use crate::images::metadata::ImageMetadata;
 use crate::images::soundness;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
-use crate::restore::loading::{self, Clock, Rest};
-use crate::restore::replacement::Left;
-use crate::sandboxes::Held;
+use crate::restore::loading::{self, Clock, PendingLoad};
+use crate::restore::replacement::RecoveryState;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::members;
-use crate::sandboxes::quiesce::Quiet;
+use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sleep::wake;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::workers::Worker;
@@ -53,30 +53,32 @@ const LIBRARY: &str = "libcuda.so.1";
 
 pub fn checkpoint(
     daemon: &Daemon,
-    held: &Arc<Held>,
+    sandbox: &Arc<Sandbox>,
     container: &Container,
-    wish: &Wish<'_>,
+    request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let timeline = Timeline::begin();
-    let _operation = wake::begin_awake(held, State::Checkpointing, "checkpointed")?;
-    if held.record().image.is_some() && !shares_network(container.pid) {
+    let _operation = wake::begin_awake(sandbox, State::Checkpointing, "checkpointed")?;
+    if sandbox.record().image.is_some() && !shares_network(container.pid) {
         return Err(Error::RestoredContainer { name: container.name.clone() });
     }
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let worker = serving_worker(held)?;
-    let draft = Mutex::new(daemon.store.begin(wish.to)?);
+    let worker = serving_worker(sandbox)?;
+    let draft = Mutex::new(daemon.store.begin(request.to)?);
     fault::point("checkpoint-begun")?;
     let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
     reply.progress("quiesce", 0, 0);
-    let quiet = worker.as_ref().map(|worker| timeline.time("quiesce", || Quiet::begin(held, worker, false)));
-    let mut quiet = quiet.transpose()?;
+    let barrier = worker
+        .as_ref()
+        .map(|worker| timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, false)));
+    let mut barrier = barrier.transpose()?;
     fault::point("quiesced")?;
     let id = format!("container-{}", container.id);
     let scratch = Scratch::make(daemon.places.dumps().join(&id))?;
     let archive = scratch.path.join(ARCHIVE);
     reply.progress("dump", 0, 0);
-    let client = quiet.as_ref().map(|quiet| quiet.client.clone());
+    let client = barrier.as_ref().map(|barrier| barrier.client.clone());
     let sockets: Vec<_> = client.iter().map(|client| client.socket_inode as u32).collect();
     let saved = OnceLock::new();
     let dump = Dump {
@@ -90,19 +92,21 @@ pub fn checkpoint(
     let dumped = both(&dump, worker.as_deref(), &saved, &draft, &archive)?;
     let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Dumped { exported, stopped, memory } = dumped;
-    let mut of =
-        KeptContainer { memory_beside: true, ..KeptContainer::new(Podman::NAME, container, exported) };
-    let device = device::keep(held);
+    let mut of = ContainerMetadata {
+        memory_beside: true,
+        ..ContainerMetadata::new(Podman::NAME, container, exported)
+    };
+    let device = device::keep(sandbox);
     // They come with the device.
     of.devices.retain(|name| !device::is_one(name));
     of.mounts.retain(|path| *path != device.run_directory);
     of.device = Some(device);
     let mut stopped_us = timeline.elapsed_us();
     let mut stopped = Some(stopped);
-    if wish.leave_running {
+    if request.leave_running {
         stopped = None;
-        if let Some(quiet) = quiet.take() {
-            timeline.time("resume", || quiet.resume())?;
+        if let Some(barrier) = barrier.take() {
+            timeline.time("resume", || barrier.resume())?;
         }
         stopped_us = timeline.elapsed_us();
     }
@@ -111,7 +115,7 @@ pub fn checkpoint(
     timeline.time("cpu files", || memory.take(&draft))?;
     timeline.time("check", || soundness::check_draft(&draft))?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
-    let library = held.run_directory.join(client_library::LINKS).join(LIBRARY);
+    let library = sandbox.run_directory.join(client_library::LINKS).join(LIBRARY);
     draft.put_file(kind(), LIBRARY, &library)?;
     {
         let mut manifest = draft.manifest();
@@ -119,9 +123,9 @@ pub fn checkpoint(
         manifest.program = machine::program_of(&container.command);
         manifest.machine = machine::this();
         manifest.gpus = status.as_ref().map(machine::gpus).unwrap_or_default();
-        let kept = Kept {
+        let metadata = ImageMetadata {
             name: container.name.clone(),
-            gpu: held.record().gpu,
+            gpu: sandbox.record().gpu,
             // All that it has mapped is in its own root file system, or the device's.
             inventory: Inventory::default(),
             client,
@@ -131,20 +135,20 @@ pub fn checkpoint(
             container: Some(of.clone()),
             warnings: Vec::new(),
         };
-        kept.write(&mut manifest)?;
+        metadata.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
     timeline.time("commit", || draft.commit())?;
-    if !wish.leave_running {
+    if !request.leave_running {
         timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
         drop(stopped);
-        if let Some(quiet) = quiet {
-            quiet.end();
+        if let Some(barrier) = barrier {
+            barrier.end();
         }
         stopped_us = timeline.elapsed_us();
     }
     let gpu_processes = usize::from(worker.is_some());
-    Ok(super::report(&of, wish.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us))
+    Ok(super::report(&of, request.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us))
 }
 
 /// Has Podman dump the container while the worker saves the GPU half.
@@ -213,59 +217,59 @@ fn shares_network(pid: i32) -> bool {
 pub fn restore(
     daemon: &Daemon,
     image: &Image,
-    kept: &Kept,
-    of: &KeptContainer,
-    beside: Option<&Beside<'_>>,
+    metadata: &ImageMetadata,
+    of: &ContainerMetadata,
+    beside: Option<&DetachedImages<'_>>,
     name: &str,
-    wish: &restore::Wish<'_>,
+    request: &restore::RestoreRequest<'_>,
     timeline: &Timeline,
 ) -> Result<()> {
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
     let device =
         of.device.as_ref().ok_or_else(|| refused("its container had no GPU of Rekindle's".to_string()))?;
     check_library(daemon, image).map_err(refused)?;
-    let gpu = gpu::choose(Some(wish.gpu.unwrap_or(&kept.gpu)))?;
-    let held = device::bring_back(daemon, device, &gpu).map_err(refused)?;
-    let operation = held.begin_settled(State::Restoring, "restored")?;
-    held.note(|record| {
+    let gpu = gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?;
+    let sandbox = device::bring_back(daemon, device, &gpu).map_err(refused)?;
+    let operation = sandbox.begin_settled(State::Restoring, "restored")?;
+    sandbox.note(|record| {
         record.gpu = gpu;
         record.image = Some(image.manifest().name.clone());
     });
     let warnings = Mutex::default();
     let attempt = restore::Attempt {
         daemon,
-        held: &held,
+        sandbox: &sandbox,
         image,
-        kept,
+        metadata,
         pairs: &[],
         timeline,
-        wish,
+        request,
         warnings,
         is_proof: false,
         mapped: Mutex::default(),
     };
-    let import = Import { daemon, id: &held.id, image, beside, of, name, timeline };
-    let Some(client) = &kept.client else {
+    let import = Import { daemon, id: &sandbox.id, image, beside, of, name, timeline };
+    let Some(client) = &metadata.client else {
         return import.make(&[], |_| Ok(()), Ok);
     };
     for (file, _) in &client.files {
-        let _ = std::fs::remove_file(held.run_directory.join(file));
+        let _ = std::fs::remove_file(sandbox.run_directory.join(file));
     }
     attempt.make_files(client)?;
     timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
-    let worker = timeline.time("take a worker", || held.start_worker(Some(&ImageKey::of(image))))?;
+    let worker = timeline.time("take a worker", || sandbox.start_worker(Some(&ImageKey::of(image))))?;
     let back = both_halves(&import, &attempt, client, &worker);
-    let rest = match back {
-        Ok(rest) => rest,
+    let pending = match back {
+        Ok(pending) => pending,
         Err(error) => {
             Podman::with(daemon.criu()?).remove(of, name);
-            held.end_worker(&worker);
-            held.note_workers();
+            sandbox.end_worker(&worker);
+            sandbox.note_workers();
             return Err(error);
         }
     };
     drop(operation);
-    loading::follow(&held, image, Some(rest), Clock::at(timeline.elapsed_us()));
+    loading::follow(&sandbox, image, Some(pending), Clock::at(timeline.elapsed_us()));
     Ok(())
 }
 
@@ -274,8 +278,8 @@ fn both_halves(
     attempt: &restore::Attempt<'_>,
     client: &Quiesced,
     worker: &Arc<Worker>,
-) -> Result<Rest> {
-    let (held, timeline) = (attempt.held, attempt.timeline);
+) -> Result<PendingLoad> {
+    let (sandbox, timeline) = (attempt.sandbox, attempt.timeline);
     let (client_end, worker_end) =
         UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
     let sockets = [(client.socket_inode as u32, client_end.as_fd())];
@@ -300,13 +304,13 @@ fn both_halves(
     })?;
     worker.set_followed(true);
     worker.set_client(pid);
-    held.note_workers();
+    sandbox.note_workers();
     let resume = Request::Resume { restored: true, driver_attached: false };
     timeline.time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))?;
     fault::point("restore-running")?;
-    let restore::GpuHalf { began_us, loan, journal } = half;
-    let left = Left { client: worker_end, journal, pid };
-    Ok(Rest { worker: worker.clone(), began_us, loan, left })
+    let restore::GpuHalf { began_us, lease, journal } = half;
+    let recovery = RecoveryState { client: worker_end, journal, pid };
+    Ok(PendingLoad { worker: worker.clone(), began_us, lease, recovery })
 }
 
 /// The program has the client of its image mapped.

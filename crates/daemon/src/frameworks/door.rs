@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::error::{Error, Result};
 use crate::host::client_library;
 use crate::host::places::private_directory;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 
 /// In the run directory, and where the program finds it.
 pub const DIRECTORY: &str = "framework";
@@ -60,10 +60,10 @@ pub fn is_ready(run_directory: &Path) -> bool {
 }
 
 /// Has the program become the app; returns when it has read what that is.
-pub fn hand_over(held: &Held, app: &App) -> Result<()> {
+pub fn hand_over(sandbox: &Sandbox, app: &App) -> Result<()> {
     let began = Instant::now();
     let refused = |reason: &str| Error::NoApp { reason: reason.to_string() };
-    let path = held.run_directory.join(DIRECTORY).join(PIPE);
+    let path = sandbox.run_directory.join(DIRECTORY).join(PIPE);
     let failed = |source| Error::io("write to", &path, source);
     let environment: serde_json::Map<_, _> =
         app.environment.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
@@ -75,7 +75,7 @@ pub fn hand_over(held: &Held, app: &App) -> Result<()> {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {}
             Err(error) => return Err(failed(error)),
         }
-        if !held.is_live() {
+        if !sandbox.is_live() {
             return Err(refused("it ended first"));
         }
         if began.elapsed() > LIMIT {

@@ -37,13 +37,13 @@ const NO_GROUP: libc::c_int = -1;
 
 /// An event of this process, for as long as it is kept.
 #[derive(Debug)]
-pub struct AtHand(#[expect(dead_code, reason = "what matters is that it is open")] OwnedFd);
+pub struct BreakpointEvent(#[expect(dead_code, reason = "what matters is that it is open")] OwnedFd);
 
-impl AtHand {
+impl BreakpointEvent {
     /// None where the kernel or a filter refuses it; restores are slower then, and no worse.
-    pub fn keep() -> Option<AtHand> {
+    pub fn keep() -> Option<BreakpointEvent> {
         match open() {
-            Ok(event) => Some(AtHand(event)),
+            Ok(event) => Some(BreakpointEvent(event)),
             Err(error) => {
                 log::debug!("no performance event is held, so breakpoints may be slow to set: {error}");
                 None

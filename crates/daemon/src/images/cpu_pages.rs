@@ -52,8 +52,8 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     let known = shared_pages::read(earlier);
     let holds: Option<HashMap<_, _>> =
         known.as_ref().map(|known| known.iter().map(|part| (part.name.clone(), part.stored())).collect());
-    let wish = pages::Wish { earlier, map, share: holds.as_ref() };
-    let rewritten = match pages::rewrite(images, &out, &wish) {
+    let request = pages::Wish { earlier, map, share: holds.as_ref() };
+    let rewritten = match pages::rewrite(images, &out, &request) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
             return Ok(vec![format!("the program's memory is read whole on a restore: {refusal}")]);

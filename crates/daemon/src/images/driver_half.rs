@@ -5,13 +5,13 @@ use std::time::Duration;
 use rekindle_driver::{Gpu, Hold, UuidPair, candidates, is_here, plan};
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::pages::Wanted;
-use rekindle_sandbox::{Cpu, Criu, Sandbox, amd};
+use rekindle_sandbox::{Cpu, Criu, Sandbox as CpuHalf, amd};
 use rekindle_store::{GpuKind, Image, Mode, PartKind};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::images::description::Kept;
+use crate::images::metadata::ImageMetadata;
 use crate::timeline::{GPU, Timeline};
 
 /// What an image keeps of it; the contents are in the processes' memory.
@@ -109,7 +109,7 @@ impl DriverHalf {
         &self,
         daemon: &Daemon,
         id: &str,
-        cpu: &Sandbox,
+        cpu: &CpuHalf,
         pairs: &[UuidPair],
         timeline: &Timeline,
     ) -> Result<()> {
@@ -127,10 +127,15 @@ impl DriverHalf {
 }
 
 /// Checks that an image's GPU half is all there and can come back here, before anything is touched.
-pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> Result<Vec<UuidPair>> {
+pub fn check(
+    daemon: &Daemon,
+    image: &Image,
+    metadata: &ImageMetadata,
+    given: &[String],
+) -> Result<Vec<UuidPair>> {
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
     let driver_mode = image.manifest().mode == Mode::Driver;
-    if !kept.amd.is_empty() {
+    if !metadata.amd.is_empty() {
         if !amd::is_here() {
             return Err(refused(
                 "it was taken on an AMD GPU and there is none; use such a machine".to_string(),
@@ -138,7 +143,7 @@ pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> R
         }
         amd_criu(daemon.criu()?, || format!("the image {:?} has an AMD GPU half", image.manifest().name))?;
     }
-    let Some(half) = &kept.driver else {
+    let Some(half) = &metadata.driver else {
         if driver_mode && !image.manifest().gpus.is_empty() {
             return Err(refused("it says that it was taken on GPUs, and has nothing of them".to_string()));
         }
@@ -153,7 +158,7 @@ pub fn check(daemon: &Daemon, image: &Image, kept: &Kept, given: &[String]) -> R
         return Err(refused("what it says of its GPUs contradicts itself".to_string()));
     }
     // A container's may be in its archive.
-    let is_beside = kept.container.as_ref().is_none_or(|container| container.memory_beside);
+    let is_beside = metadata.container.as_ref().is_none_or(|container| container.memory_beside);
     for pid in half.pids.iter().filter(|_| is_beside) {
         for name in [format!("core-{pid}.img"), format!("mm-{pid}.img"), format!("pagemap-{pid}.img")] {
             if image.part(PartKind::CpuFile, &name).is_none() {

@@ -3,9 +3,9 @@
 pub mod checked_files;
 pub mod cpu_images;
 pub mod cpu_pages;
-pub mod description;
 pub mod driver_half;
 pub mod machine;
+pub mod metadata;
 pub mod page_cache;
 pub mod page_check;
 pub mod preflight;

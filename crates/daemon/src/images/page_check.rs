@@ -26,7 +26,7 @@ use crate::images::checked_files::{CHECKED, place};
 use crate::images::shared_pages;
 use crate::reply::Reply;
 use crate::restore::loading::Clock;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
 use crate::timeline::PAGES;
 
@@ -81,14 +81,14 @@ pub fn open_again(directory: &Path, image: Option<&Path>) -> Vec<Mapped> {
 }
 
 /// Checks what a program that runs maps, on threads of its own.
-pub fn follow(held: &Arc<Held>, files: Vec<Mapped>, first: First, clock: Option<Clock>) {
+pub fn follow(sandbox: &Arc<Sandbox>, files: Vec<Mapped>, first: First, clock: Option<Clock>) {
     if files.is_empty() {
         return;
     }
-    let held = held.clone();
+    let sandbox = sandbox.clone();
     std::thread::spawn(move || {
         let began_us = clock.map(|clock| clock.elapsed_us());
-        let (bytes, checked) = match check(files, &first, held.record().image.as_deref()) {
+        let (bytes, checked) = match check(files, &first, sandbox.record().image.as_deref()) {
             Ok(None) => return,
             Ok(Some(bytes)) => (bytes, Ok(())),
             Err(error) => (0, Err(error)),
@@ -97,20 +97,23 @@ pub fn follow(held: &Arc<Held>, files: Vec<Mapped>, first: First, clock: Option<
             let duration_us = clock.elapsed_us() - start_us;
             let (lane, name) = (PAGES.to_string(), PHASE.to_string());
             let phase = Phase { lane, name, start_us, duration_us, bytes, ..Phase::default() };
-            traces::extend(&held.traces, [phase]);
+            traces::extend(&sandbox.traces, [phase]);
         }
         if let Err(error) = checked {
-            end(&held, &error);
+            end(&sandbox, &error);
         }
     });
 }
 
-fn end(held: &Held, error: &Error) {
-    let image = held.record().image.unwrap_or_default();
-    let what =
-        if held.is_live() { "the program was ended" } else { "the program had ended before that was seen" };
-    held.tell_if_known(format!("memory of image {image:?} is damaged, and {what}: {error}"));
-    if let Ok(cpu) = held.cpu("ended")
+fn end(sandbox: &Sandbox, error: &Error) {
+    let image = sandbox.record().image.unwrap_or_default();
+    let what = if sandbox.is_live() {
+        "the program was ended"
+    } else {
+        "the program had ended before that was seen"
+    };
+    sandbox.report_problem_if_known(format!("memory of image {image:?} is damaged, and {what}: {error}"));
+    if let Ok(cpu) = sandbox.cpu("ended")
         && let Err(error) = cpu.kill()
     {
         log::error!("a program whose memory is damaged was not ended: {error}");

@@ -6,16 +6,16 @@ use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 use crate::error::{Error, Result};
 use crate::host::places::Places;
 use crate::host::resources::{available_memory, free_space};
-use crate::images::description::Kept;
 use crate::images::machine;
+use crate::images::metadata::ImageMetadata;
 
 /// Memory that a restore needs beside what the program had.
 const SPARE_MEMORY: u64 = 64 << 20;
 
 /// Checks all that needs no GPU.
-pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> {
+pub fn check_machine(places: &Places, image: &Image, metadata: &ImageMetadata) -> Result<()> {
     let mut reasons = Vec::new();
-    if kept.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
+    if metadata.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
     }
     let pages: u64 = image
@@ -23,7 +23,7 @@ pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> 
         .filter(|part| part.name.starts_with("pages-"))
         .map(|part| part.bytes)
         .sum();
-    let shared: u64 = kept.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
+    let shared: u64 = metadata.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
     let memory = available_memory();
     if memory < pages + shared + SPARE_MEMORY {
         reasons.push(format!(
@@ -41,7 +41,7 @@ pub fn check_machine(places: &Places, image: &Image, kept: &Kept) -> Result<()> 
             room >> 20
         ));
     }
-    reasons.extend(kept.inventory.check().iter().map(ToString::to_string));
+    reasons.extend(metadata.inventory.check().iter().map(ToString::to_string));
     refuse(image, reasons)
 }
 

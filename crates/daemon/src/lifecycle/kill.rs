@@ -38,20 +38,20 @@ pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Va
 }
 
 fn one(daemon: &Daemon, name: &str, signal: Option<Signal>) -> Result<()> {
-    let held = daemon.sandboxes.get(name)?;
-    if held.is_live() && held.record().device && signal.is_none() {
-        device::remove(daemon, &held);
+    let sandbox = daemon.sandboxes.get(name)?;
+    if sandbox.is_live() && sandbox.record().device && signal.is_none() {
+        device::remove(daemon, &sandbox);
         return Ok(());
     }
-    let cpu = held.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
+    let cpu = sandbox.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);
     }
     // A program that is just ending needs no signal any more.
     let _ = cpu.signal(Signal::SIGTERM as i32);
-    if held.wait_end(Some(GRACE)).is_none() {
+    if sandbox.wait_end(Some(GRACE)).is_none() {
         cpu.kill()?;
-        held.wait_end(Some(END_LIMIT));
+        sandbox.wait_end(Some(END_LIMIT));
     }
     Ok(())
 }

@@ -7,19 +7,19 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
 use rekindle_protocol::daemon::{Mode, State};
-use rekindle_sandbox::{Program, RUN_PATH, Sandbox};
+use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::{client_library, gpu};
-use crate::sandboxes::gate::Gate;
+use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
-use crate::sandboxes::{Held, remove_directory};
+use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sandboxes::{logs, names};
 use crate::{fault, frameworks};
 
 /// What the user asks for.
-pub struct Wish {
+pub struct RunRequest {
     pub name: Option<String>,
     pub gpu: Option<String>,
     pub mode: Mode,
@@ -35,33 +35,34 @@ pub struct Wish {
 }
 
 /// Starts the program; it runs when this returns.
-pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
-    if wish.command.first().is_none_or(String::is_empty) {
+pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
+    if request.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
-    let mut environment = wish.environment.clone();
-    let gpu = match wish.mode {
-        Mode::Sandbox => gpu::choose(wish.gpu.as_deref())?,
-        Mode::Driver => gpu::expose(wish.gpu.as_deref(), &mut environment)?,
+    let mut environment = request.environment.clone();
+    let gpu = match request.mode {
+        Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
+        Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
     };
-    let held = daemon.sandboxes.add(wish.name.as_deref(), &names::stem(&wish.command), |name, _| {
-        let record = Record {
-            command: wish.command.clone(),
-            directory: wish.directory.clone(),
-            ..Record::new(daemon.places.new_id()?, name, wish.mode, State::Starting, gpu)
-        };
-        create(daemon, record, None)
-    })?;
-    if wish.mode == Mode::Sandbox {
+    let sandbox =
+        daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, _| {
+            let record = Record {
+                command: request.command.clone(),
+                directory: request.directory.clone(),
+                ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
+            };
+            create(daemon, record, None)
+        })?;
+    if request.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
     }
-    let door = if wish.framework { frameworks::furnish(&held.run_directory) } else { Ok(()) };
-    let started = door.and_then(|()| start(&held, &wish, environment));
-    held.fill_pool();
+    let door = if request.framework { frameworks::furnish(&sandbox.run_directory) } else { Ok(()) };
+    let started = door.and_then(|()| start(&sandbox, &request, environment));
+    sandbox.fill_pool();
     match started {
-        Ok(()) => Ok(held),
+        Ok(()) => Ok(sandbox),
         Err(error) => {
-            give_back(daemon, &held);
+            give_back(daemon, &sandbox);
             Err(error)
         }
     }
@@ -69,62 +70,64 @@ pub fn run(daemon: &Daemon, wish: Wish) -> Result<Arc<Held>> {
 
 /// Makes the record, the run directory and the log of a new sandbox: an empty one, or with `former` the one of that goes
 /// on.
-pub fn create(daemon: &Daemon, record: Record, former: Option<&Held>) -> Result<Arc<Held>> {
+pub fn create(daemon: &Daemon, record: Record, former: Option<&Sandbox>) -> Result<Arc<Sandbox>> {
     let library = match record.mode {
         Mode::Sandbox => Some(client_library::find(&daemon.program)?),
         Mode::Driver => None,
     };
-    let held = Held::new(&daemon.places, &daemon.pool, record);
-    held.update(|_| {})?;
+    let sandbox = Sandbox::new(&daemon.places, &daemon.pool, record);
+    sandbox.update(|_| {})?;
     let made = DirBuilder::new()
         .mode(0o700)
-        .create(&held.run_directory)
+        .create(&sandbox.run_directory)
         // Users that the program becomes come to it too. Nobody else does: what it lies in is private.
-        .and_then(|()| fs::set_permissions(&held.run_directory, Permissions::from_mode(0o777)))
-        .map_err(|source| Error::io("make directory", &held.run_directory, source))
-        .and_then(|()| held.claim())
+        .and_then(|()| fs::set_permissions(&sandbox.run_directory, Permissions::from_mode(0o777)))
+        .map_err(|source| Error::io("make directory", &sandbox.run_directory, source))
+        .and_then(|()| sandbox.claim())
         .and_then(|()| match &library {
-            Some(library) if held.record().device => client_library::copy_into(&held.run_directory, library),
-            Some(library) => client_library::link_into(&held.run_directory, library),
+            Some(library) if sandbox.record().device => {
+                client_library::copy_into(&sandbox.run_directory, library)
+            }
+            Some(library) => client_library::link_into(&sandbox.run_directory, library),
             None => Ok(()),
         })
-        .and_then(|()| logs::begin(&held, former));
+        .and_then(|()| logs::begin(&sandbox, former));
     if let Err(error) = made {
-        let _ = remove_directory(&held.run_directory);
-        held.forget();
+        let _ = remove_directory(&sandbox.run_directory);
+        sandbox.forget();
         return Err(error);
     }
-    Ok(held)
+    Ok(sandbox)
 }
 
 /// Takes everything back from a sandbox that could not be brought to run.
-pub fn give_back(daemon: &Daemon, held: &Arc<Held>) {
-    held.ended(None);
-    daemon.sandboxes.remove(held);
+pub fn give_back(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
+    sandbox.ended(None);
+    daemon.sandboxes.remove(sandbox);
 }
 
-fn start(held: &Arc<Held>, wish: &Wish, environment: Vec<(String, String)>) -> Result<()> {
+fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String, String)>) -> Result<()> {
     fault::point("run-created")?;
-    if held.record().mode == Mode::Sandbox {
-        start_gpu_half(held)?;
+    if sandbox.record().mode == Mode::Sandbox {
+        start_gpu_half(sandbox)?;
     }
     let program = Program {
-        args: wish.command.iter().map(OsString::from).collect(),
+        args: request.command.iter().map(OsString::from).collect(),
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-        cwd: (&wish.directory).into(),
-        allowed: wish.allowed.clone(),
+        cwd: (&request.directory).into(),
+        allowed: request.allowed.clone(),
     };
-    let cpu = Sandbox::start_with(&held.place(), &program, wish.input.as_ref().map(AsFd::as_fd))?;
+    let cpu = CpuHalf::start_with(&sandbox.spec(), &program, request.input.as_ref().map(AsFd::as_fd))?;
     fault::point("run-started")?;
-    held.runs(cpu)?;
-    held.is_up()
+    sandbox.runs(cpu)?;
+    sandbox.is_up()
 }
 
-fn start_gpu_half(held: &Arc<Held>) -> Result<()> {
-    Gate::open(held)?;
-    let worker = held.start_worker(None)?;
+fn start_gpu_half(sandbox: &Arc<Sandbox>) -> Result<()> {
+    AdmissionSocket::open(sandbox)?;
+    let worker = sandbox.start_worker(None)?;
     // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
-    if held.record().gpu.starts_with("emulated:") {
+    if sandbox.record().gpu.starts_with("emulated:") {
         worker.status()?;
         return Ok(());
     }

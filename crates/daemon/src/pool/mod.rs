@@ -23,9 +23,9 @@ use rekindle_protocol::daemon::Spare as Shown;
 use crate::caches::Caches;
 use crate::error::Result;
 use crate::host::places::Places;
-use crate::workers::{OnEnd, Place, Start, Worker};
+use crate::workers::{Address, OnEnd, Start, Worker};
 use modules::Modules;
-use preload::Tended;
+use preload::Preloads;
 use wants::Want;
 pub use wants::{ImageKey, PoolSize};
 
@@ -57,7 +57,7 @@ struct Spare {
     want: Want,
     worker: Arc<Worker>,
     ready: bool,
-    tended: Tended,
+    preloads: Preloads,
 }
 
 impl WorkerPool {
@@ -84,7 +84,7 @@ impl WorkerPool {
         gpu: &str,
         image: Option<&ImageKey>,
         or_alike: bool,
-        place: Place,
+        address: Address,
         output: &Path,
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
@@ -93,7 +93,7 @@ impl WorkerPool {
             self.lock().modules.note_restore(&image.path);
         }
         while let Some(spare) = self.pick(gpu, image, or_alike) {
-            match spare.take(place.clone(), output, on_end()) {
+            match spare.take(address.clone(), output, on_end()) {
                 Ok(()) => return Ok(spare),
                 Err(error) => {
                     log::warn!("a waiting worker could not be taken: {error}");
@@ -101,7 +101,7 @@ impl WorkerPool {
                 }
             }
         }
-        Worker::start(&Start { program: &self.program, place, gpu, output, spare: false }, on_end())
+        Worker::start(&Start { program: &self.program, address, gpu, output, spare: false }, on_end())
     }
 
     /// Has workers wait for this GPU from now on, and for this image.
@@ -134,7 +134,12 @@ impl WorkerPool {
                 match self.start(&want.gpu) {
                     Ok(worker) => {
                         new.push((worker.clone(), want.clone()));
-                        state.spares.push(Spare { want, worker, ready: false, tended: Tended::default() });
+                        state.spares.push(Spare {
+                            want,
+                            worker,
+                            ready: false,
+                            preloads: Preloads::default(),
+                        });
                     }
                     Err(error) => log::warn!("no worker waits for {}: {error}", want.gpu),
                 }
@@ -185,8 +190,8 @@ impl WorkerPool {
             image: spare.want.image.as_ref().map(name),
             pid: spare.worker.pid(),
             ready: spare.ready,
-            modules: spare.tended.loaded.len() as u64,
-            module_bytes: spare.tended.loaded.iter().map(|module| module.bytes).sum(),
+            modules: spare.preloads.loaded.len() as u64,
+            module_bytes: spare.preloads.loaded.iter().map(|module| module.bytes).sum(),
         };
         self.lock().spares.iter().map(shown).collect()
     }
@@ -209,7 +214,7 @@ impl WorkerPool {
         let mut state = self.lock();
         let find = |state: &State, image: Option<&ImageKey>, busy: bool| {
             state.spares.iter().position(|spare| {
-                let alive = spare.ready && spare.worker.ended().is_none() && spare.tended.busy == busy;
+                let alive = spare.ready && spare.worker.ended().is_none() && spare.preloads.busy == busy;
                 alive && spare.want.gpu == gpu && spare.want.image.as_ref() == image
             })
         };
@@ -238,8 +243,9 @@ impl WorkerPool {
         crate::host::places::private_directory(&self.directory, true)?;
         let id = self.places.new_id()?;
         let log = self.logs.join(format!("{LOG_STEM}{id}.log"));
-        let place = Place { number: 0, socket: self.directory.join(format!("{id}.sock")), log };
-        let start = Start { program: &self.program, place, gpu, output: Path::new("/dev/null"), spare: true };
+        let address = Address { number: 0, socket: self.directory.join(format!("{id}.sock")), log };
+        let start =
+            Start { program: &self.program, address, gpu, output: Path::new("/dev/null"), spare: true };
         let pool: Weak<WorkerPool> = Arc::downgrade(self);
         let on_end: OnEnd = Box::new(move |worker| {
             if let Some(pool) = pool.upgrade() {
@@ -268,8 +274,8 @@ impl WorkerPool {
     }
 
     fn forget(&self, worker: &Worker) {
-        let place = worker.place();
-        for path in [&place.socket, &place.log] {
+        let address = worker.address();
+        for path in [&address.socket, &address.log] {
             let _ = std::fs::remove_file(path);
         }
     }

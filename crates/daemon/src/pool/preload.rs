@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// What a waiting worker has loaded ahead, and who sees to it.
 #[derive(Default)]
-pub(super) struct Tended {
+pub(super) struct Preloads {
     pub loaded: Vec<CommonModule>,
     /// A thread does.
     pub busy: bool,
@@ -41,11 +41,11 @@ impl WorkerPool {
         }
         let mut chosen = Vec::new();
         for spare in &mut self.lock().spares {
-            match &mut spare.tended {
+            match &mut spare.preloads {
                 _ if !spare.ready || spare.want.image.is_some() => {}
-                tended if tended.busy => tended.again = true,
-                tended => {
-                    tended.busy = true;
+                preloads if preloads.busy => preloads.again = true,
+                preloads => {
+                    preloads.busy = true;
                     chosen.push((spare.worker.clone(), spare.want.gpu.clone()));
                 }
             }
@@ -60,9 +60,9 @@ impl WorkerPool {
         loop {
             let done = self.load_ahead(worker, gpu);
             let mut state = self.lock();
-            let Some(tended) = tended(&mut state, worker) else { return };
-            let again = std::mem::take(&mut tended.again) && done.is_ok();
-            tended.busy = again;
+            let Some(preloads) = preloads(&mut state, worker) else { return };
+            let again = std::mem::take(&mut preloads.again) && done.is_ok();
+            preloads.busy = again;
             if let Err(error) = done {
                 log::warn!("a worker that waits does not load modules ahead: {error}");
             }
@@ -88,7 +88,7 @@ impl WorkerPool {
 
     /// Has the worker tell which modules an image has. False if it is of no use to go on.
     fn survey(&self, worker: &Arc<Worker>, gpu: &str, image: (PathBuf, Identity)) -> Result<bool> {
-        if tended(&mut self.lock(), worker).is_none() {
+        if preloads(&mut self.lock(), worker).is_none() {
             return Ok(false);
         }
         let Ok(opened) = Image::open_unheld(&image.0) else { return Ok(true) };
@@ -103,7 +103,7 @@ impl WorkerPool {
         let surveyed = match asked {
             Ok(Response::Surveyed { modules, course }) => Surveyed { modules, course },
             Ok(other) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-            Err(_) if tended(&mut self.lock(), worker).is_none() => return Ok(false),
+            Err(_) if preloads(&mut self.lock(), worker).is_none() => return Ok(false),
             // Whoever restores it is told.
             Err(Error::Worker { .. }) => Surveyed::default(),
             Err(error) => return Err(error),
@@ -115,7 +115,7 @@ impl WorkerPool {
     fn next_step(&self, worker: &Arc<Worker>, gpu: &str) -> Option<Step> {
         let mut state = self.lock();
         let plan = state.modules.plan(gpu, self.size.modules);
-        let loaded = &tended(&mut state, worker)?.loaded;
+        let loaded = &preloads(&mut state, worker)?.loaded;
         let is_planned = |key: &str| plan.iter().any(|planned| planned.module.key == key);
         let surplus: Vec<String> =
             loaded.iter().map(|module| module.key.clone()).filter(|key| !is_planned(key)).collect();
@@ -139,18 +139,18 @@ impl WorkerPool {
         let mut state = self.lock();
         match (done, step) {
             (Ok(Response::Done), Step::Unload(keys)) => {
-                if let Some(tended) = tended(&mut state, worker) {
-                    tended.loaded.retain(|module| !keys.contains(&module.key));
+                if let Some(preloads) = preloads(&mut state, worker) {
+                    preloads.loaded.retain(|module| !keys.contains(&module.key));
                 }
             }
             (Ok(Response::Done), Step::Load(Planned { module, .. })) => {
-                if let Some(tended) = tended(&mut state, worker) {
-                    tended.loaded.push(module);
+                if let Some(preloads) = preloads(&mut state, worker) {
+                    preloads.loaded.push(module);
                 }
             }
             (Ok(other), _) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
             // One that was taken meanwhile refuses.
-            (Err(_), _) if tended(&mut state, worker).is_none() => {}
+            (Err(_), _) if preloads(&mut state, worker).is_none() => {}
             (Err(Error::Worker { reason, .. }), Step::Load(planned)) => {
                 log::info!("a module of {} is not loaded ahead: {reason}", planned.image.display());
                 state.modules.fails(gpu, &planned);
@@ -162,7 +162,7 @@ impl WorkerPool {
 }
 
 /// While it waits.
-fn tended<'s>(state: &'s mut State, worker: &Arc<Worker>) -> Option<&'s mut Tended> {
+fn preloads<'s>(state: &'s mut State, worker: &Arc<Worker>) -> Option<&'s mut Preloads> {
     let found = state.spares.iter_mut().find(|spare| Arc::ptr_eq(&spare.worker, worker));
-    found.map(|spare| &mut spare.tended)
+    found.map(|spare| &mut spare.preloads)
 }

@@ -16,13 +16,15 @@ use std::time::Duration;
 
 use rekindle_sandbox::autobound::{self, Names};
 use rekindle_sandbox::pages;
-use rekindle_sandbox::{Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox, Spec, Vacant};
+use rekindle_sandbox::{
+    Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox as CpuHalf, Spec, Vacant,
+};
 
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::{cpu_images, cpu_pages, driver_half, page_check};
-use crate::sandboxes::members::Roll;
+use crate::sandboxes::members::Members;
 use crate::timeline::{CPU, PAGES, SANDBOX};
 
 /// How long CRIU may take.
@@ -39,15 +41,15 @@ impl Attempt<'_> {
         &self,
         sockets: &[ExternalSocket<'_>],
         before_resume: impl FnOnce(&Restored) -> Result<()>,
-    ) -> Result<Sandbox> {
-        cpu_pages::furnish(self.image, &self.held.pages)?;
+    ) -> Result<CpuHalf> {
+        cpu_pages::furnish(self.image, &self.sandbox.pages)?;
         let criu = self.criu()?;
         let spec = RestoreSpec {
-            sandbox: Spec { own_network: self.is_proof, ..self.held.place() },
+            sandbox: Spec { own_network: self.is_proof, ..self.sandbox.spec() },
             criu: &criu,
-            inventory: Some(&self.kept.inventory),
+            inventory: Some(&self.metadata.inventory),
             sockets: sockets.to_vec(),
-            input: self.wish.input.as_ref().map(AsFd::as_fd),
+            input: self.request.input.as_ref().map(AsFd::as_fd),
             timeout: CRIU_LIMIT,
             steps_told: log::log_enabled!(log::Level::Debug),
         };
@@ -89,7 +91,7 @@ impl Attempt<'_> {
     }
 
     fn criu(&self) -> Result<Criu> {
-        match self.kept.amd.is_empty() {
+        match self.metadata.amd.is_empty() {
             true => Ok(self.daemon.criu()?.clone()),
             false => {
                 driver_half::amd_criu(self.daemon.criu()?, || "the image has an AMD GPU half".to_string())
@@ -102,7 +104,7 @@ impl Attempt<'_> {
         vacant: Vacant,
         images: &mut Images,
         before_resume: impl FnOnce(&Restored) -> Result<()>,
-    ) -> Result<Sandbox> {
+    ) -> Result<CpuHalf> {
         let Images { checked, names } = images;
         let directory = names.as_ref().map_or(&**checked, |names| names.images(checked)).to_path_buf();
         let failure = Mutex::new(None);
@@ -111,9 +113,9 @@ impl Attempt<'_> {
             if let Some(names) = names {
                 names.bound();
             }
-            let roll = Roll::call("restored", restored.pids().into_values());
+            let members = Members::living("restored", restored.pids().into_values());
             before_resume(restored).map_err(|error| {
-                let error = roll.explain(error);
+                let error = members.explain(error);
                 let sentence = error.to_string();
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 sentence
@@ -175,7 +177,7 @@ impl Attempt<'_> {
         if self.is_proof {
             return Ok(Images { checked: self.images_aside(checked)?, names: None });
         }
-        let own = self.held.pages.with_extension("images");
+        let own = self.sandbox.pages.with_extension("images");
         let names = autobound::settle(&checked, &own)
             .map_err(|source| Error::io("give other names to sockets in", &own, source))?;
         Ok(Images { checked, names })
@@ -183,8 +185,8 @@ impl Attempt<'_> {
 
     fn link_pages(&self) -> Result<()> {
         self.timeline.lane(CPU).time("link pages", || {
-            cpu_pages::link(self.image, &self.held.pages)?;
-            let mapped = page_check::open(self.image, &self.held.pages)?;
+            cpu_pages::link(self.image, &self.sandbox.pages)?;
+            let mapped = page_check::open(self.image, &self.sandbox.pages)?;
             *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = mapped;
             Ok(())
         })
@@ -194,6 +196,6 @@ impl Attempt<'_> {
         // The other half of the processors makes the sandbox and does the GPU half.
         let threads = available_threads().div_ceil(2);
         cpu_images::check_contents(self.image, threads)?;
-        cpu_pages::check_linked(self.image, &self.held.pages, threads)
+        cpu_pages::check_linked(self.image, &self.sandbox.pages, threads)
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
 /// Says how restores load that are not told.
@@ -67,12 +67,12 @@ fn unused_first(image: &Image, used: Vec<String>) -> Vec<String> {
 }
 
 /// Keeps with its image in which order a restored program's requests have named buffers.
-pub fn keep(daemon: &Daemon, held: &Held) -> Result<Value> {
-    let name = held.name();
-    held.cpu("profiled")?;
+pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
+    let name = sandbox.name();
+    sandbox.cpu("profiled")?;
     let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
-    let image = held.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
-    let worker = checkpoint::serving_worker(held)?.ok_or_else(|| unknown("it does not use a GPU"))?;
+    let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
+    let worker = checkpoint::serving_worker(sandbox)?.ok_or_else(|| unknown("it does not use a GPU"))?;
     let action = "tell which buffers were used first";
     let parts = match worker.ask(action, &Request::Uses, &[], None)? {
         Response::Uses { names } => names,

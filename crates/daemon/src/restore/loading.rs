@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::worker::{Phase, Request, Response};
 use rekindle_store::Image;
 
-use crate::caches::{Loan, Priority};
+use crate::caches::{CacheLease, Priority};
 use crate::error::{Error, Result};
 use crate::images::page_cache;
-use crate::restore::replacement::{self, Left};
+use crate::restore::replacement::{self, RecoveryState};
 use crate::restore::unwritten;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
 use crate::timeline::GPU;
 use crate::workers::Worker;
@@ -33,14 +33,14 @@ const LOAD: &str = "load GPU memory";
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A worker that loads.
-pub struct Rest {
+pub struct PendingLoad {
     pub worker: Arc<Worker>,
     /// When its restore began, on the restore's clock.
     pub began_us: u64,
     /// What it may read from caches until it has loaded all.
-    pub loan: Loan,
+    pub lease: CacheLease,
     /// What another worker needs to go on in its place.
-    pub left: Left,
+    pub recovery: RecoveryState,
 }
 
 /// The restore's clock.
@@ -63,60 +63,60 @@ impl Clock {
 
 /// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
 /// worker of the pool.
-pub fn follow(held: &Arc<Held>, image: &Image, rest: Option<Rest>, clock: Clock) {
-    let Some(Rest { worker, began_us, loan, left }) = rest else { return held.fill_pool() };
-    let (held, path, image) = (held.clone(), image.path().to_path_buf(), image.manifest().name.clone());
+pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad>, clock: Clock) {
+    let Some(PendingLoad { worker, began_us, lease, recovery }) = pending else { return sandbox.fill_pool() };
+    let (sandbox, path, image) = (sandbox.clone(), image.path().to_path_buf(), image.manifest().name.clone());
     std::thread::spawn(move || {
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
             let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
-            if !held.is_live() {
+            if !sandbox.is_live() {
                 break;
             }
-            log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", held.name());
-            (worker, waited) = replacement::replace(&held, &path, &worker, &left, &clock);
+            log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", sandbox.name());
+            (worker, waited) = replacement::replace(&sandbox, &path, &worker, &recovery, &clock);
         }
-        held.set_mapped(loan.mapped());
-        let shares = loan.shares();
-        drop(loan);
+        sandbox.set_mapped(lease.mapped());
+        let shares = lease.shares();
+        drop(lease);
         let failed = waited.is_err();
         let passed_by = waited.as_ref().is_ok_and(|phases| page_cache::was_passed_by(phases));
         match waited {
             Ok(phases) => {
-                traces::extend(&held.traces, phases);
-                held.leave_alone(&worker);
+                traces::extend(&sandbox.traces, phases);
+                sandbox.leave_alone(&worker);
             }
             // A program that ended takes its worker with it.
-            Err(_) if !held.is_live() => {}
-            Err(error) => end(&held, &image, &error),
+            Err(_) if !sandbox.is_live() => {}
+            Err(error) => end(&sandbox, &image, &error),
         }
         if failed {
             // One that came in another's place may have no client yet, whose end would be its own.
-            held.end_worker(&worker);
+            sandbox.end_worker(&worker);
         }
         // From now on the client sees it when its worker ends.
-        drop(left);
+        drop(recovery);
         std::thread::sleep(FIRST_WORK);
-        held.fill_pool();
+        sandbox.fill_pool();
         if passed_by {
             page_cache::fill(&path);
         }
-        held.caches().fill_host(&path, Priority::Restored);
+        sandbox.caches().fill_host(&path, Priority::Restored);
         // One that waited already, and was not the one taken, filled a cache when the image mattered less.
-        held.look_again(&path);
-        if held.caches().shares() && unwritten::follow(&held, &worker, &path, shares) {
-            held.look_again(&path);
+        sandbox.look_again(&path);
+        if sandbox.caches().shares() && unwritten::follow(&sandbox, &worker, &path, shares) {
+            sandbox.look_again(&path);
         }
     });
 }
 
 /// Has the next worker of the pool made ready once a program that just got its memory has had time for an answer.
-pub fn fill_pool_later(held: &Arc<Held>) {
-    let held = held.clone();
+pub fn fill_pool_later(sandbox: &Arc<Sandbox>) {
+    let sandbox = sandbox.clone();
     std::thread::spawn(move || {
         std::thread::sleep(FIRST_WORK);
-        held.fill_pool();
+        sandbox.fill_pool();
     });
 }
 
@@ -142,13 +142,14 @@ pub fn on_clock(phases: Vec<Phase>, began_us: u64) -> Vec<Phase> {
     phases.into_iter().map(shift).collect()
 }
 
-fn end(held: &Held, image: &str, error: &Error) {
-    if held.record().device {
+fn end(sandbox: &Sandbox, image: &str, error: &Error) {
+    if sandbox.record().device {
         // Its program is the engine's, and sees its calls fail.
-        return held.tell(format!("image {image:?} could not be restored: {error}"));
+        return sandbox.report_problem(format!("image {image:?} could not be restored: {error}"));
     }
-    let Ok(cpu) = held.cpu("ended") else { return };
-    held.tell(format!("image {image:?} could not be restored, and the program was ended: {error}"));
+    let Ok(cpu) = sandbox.cpu("ended") else { return };
+    sandbox
+        .report_problem(format!("image {image:?} could not be restored, and the program was ended: {error}"));
     if let Err(error) = cpu.kill() {
         log::error!("a program whose GPU memory could not be loaded was not ended: {error}");
     }

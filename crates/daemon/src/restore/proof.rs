@@ -15,13 +15,13 @@ use rekindle_protocol::daemon::{LoadOrder, State};
 use rekindle_sandbox::{ExternalSocket, aside};
 use rekindle_store::Image;
 
-use super::{Attempt, Wish, available_threads, join};
+use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::images::description::Kept;
+use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_images, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
-use crate::sandboxes::gate::Gate;
+use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::timeline::Timeline;
 use crate::{fault, frameworks};
@@ -35,9 +35,9 @@ pub fn is_wanted_always() -> bool {
 
 /// Proves an image. Returns what could not be proven, a sentence each.
 pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
-    let kept = Kept::read(image)?;
+    let metadata = ImageMetadata::read(image)?;
     let images = cpu_images::check(image, available_threads())?;
-    let obstacle = match kept.amd.is_empty() {
+    let obstacle = match metadata.amd.is_empty() {
         true => {
             let found = aside::obstacle(&images);
             found.map_err(|source| Error::io("read", &images, source))?
@@ -47,19 +47,19 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
     if let Some(why) = obstacle {
         return Ok(vec![format!("the image was not proven by a restore: {why}")]);
     }
-    preflight::check_machine(&daemon.places, image, &kept)?;
+    preflight::check_machine(&daemon.places, image, &metadata)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
-    let held = daemon.sandboxes.add(None, "proof", |name, _| {
+    let sandbox = daemon.sandboxes.add(None, "proof", |name, _| {
         let record = Record {
             command: image.manifest().program.argv.clone(),
             directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
             image: Some(image.manifest().name.clone()),
-            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, kept.gpu.clone())
+            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, metadata.gpu.clone())
         };
         create(daemon, record, None)
     })?;
-    let wish = Wish {
+    let request = RestoreRequest {
         image: &image.manifest().name,
         name: None,
         gpu: None,
@@ -72,30 +72,30 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
     };
     let attempt = Attempt {
         daemon,
-        held: &held,
+        sandbox: &sandbox,
         image,
-        kept: &kept,
+        metadata: &metadata,
         pairs: &[],
         // Its steps would be taken for the checkpoint's own.
         timeline: &Timeline::begin(),
-        wish: &wish,
+        request: &request,
         warnings: Mutex::default(),
         is_proof: true,
         mapped: Mutex::default(),
     };
     let proven = attempt.prove();
-    held.fill_pool();
-    give_back(daemon, &held);
+    sandbox.fill_pool();
+    give_back(daemon, &sandbox);
     proven.map(|warning| warning.into_iter().collect())
 }
 
 impl Attempt<'_> {
     fn prove(&self) -> Result<Option<String>> {
-        if self.kept.framework {
-            frameworks::open(&self.held.run_directory)?;
+        if self.metadata.framework {
+            frameworks::open(&self.sandbox.run_directory)?;
         }
-        let Some(client) = &self.kept.client else { return self.prove_cpu(&[]).map(|()| None) };
-        Gate::open(self.held)?;
+        let Some(client) = &self.metadata.client else { return self.prove_cpu(&[]).map(|()| None) };
+        AdmissionSocket::open(self.sandbox)?;
         self.make_files(client)?;
         let (client_end, _worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
@@ -128,8 +128,8 @@ impl Attempt<'_> {
 
     /// Brings the GPU half to where it could be used, if there is room beside the program's.
     fn prove_gpu(&self) -> Result<Option<String>> {
-        let worker = self.held.take_worker(None, false)?;
-        self.held.note_workers();
+        let worker = self.sandbox.take_worker(None, false)?;
+        self.sandbox.note_workers();
         let status = worker.status()?;
         let (needed, free) = (self.image.manifest().sizes.gpu, status.free_bytes.first().copied());
         if let Some(free) = free.filter(|free| *free < needed) {
@@ -144,7 +144,7 @@ impl Attempt<'_> {
 
     /// Images as they can be restored beside the program.
     pub(super) fn images_aside(&self, checked: PathBuf) -> Result<PathBuf> {
-        let own = self.held.pages.with_extension("images");
+        let own = self.sandbox.pages.with_extension("images");
         let settled = aside::settle(&checked, &own);
         settled.map_err(|source| Error::io("give other names to sockets in", &own, source))?;
         Ok(own)

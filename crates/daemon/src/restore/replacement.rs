@@ -20,12 +20,12 @@ use crate::error::{Error, Result};
 use crate::images::preflight;
 use crate::pool::ImageKey;
 use crate::restore::loading::{Clock, on_clock, wait};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::timeline::GPU;
 use crate::workers::Worker;
 
 /// What a worker leaves behind that dies.
-pub struct Left {
+pub struct RecoveryState {
     /// Its end of the client's socket.
     pub client: UnixStream,
     pub journal: OwnedFd,
@@ -35,15 +35,15 @@ pub struct Left {
 
 /// Puts a worker in the place of a dead one. Returns it, and the phases since that one's death when all is loaded.
 pub fn replace(
-    held: &Arc<Held>,
+    sandbox: &Arc<Sandbox>,
     image: &Path,
     dead: &Arc<Worker>,
-    left: &Left,
+    recovery: &RecoveryState,
     clock: &Clock,
 ) -> (Arc<Worker>, Result<Vec<Phase>>) {
     let began_us = clock.elapsed_us();
     let opened = Image::open(image).map_err(Error::from);
-    let started = opened.and_then(|image| Ok((held.start_worker(Some(&ImageKey::of(&image)))?, image)));
+    let started = opened.and_then(|image| Ok((sandbox.start_worker(Some(&ImageKey::of(&image)))?, image)));
     let (worker, image) = match started {
         Ok(started) => started,
         Err(error) => return (dead.clone(), Err(error)),
@@ -51,9 +51,9 @@ pub fn replace(
     worker.set_followed(true);
     // From here on a checkpoint finds this one, and is refused by it.
     worker.set_client(dead.client());
-    held.end_worker(dead);
-    held.note_workers();
-    let phases = bring_up(held, &image, &worker, left, clock).map(|phases| {
+    sandbox.end_worker(dead);
+    sandbox.note_workers();
+    let phases = bring_up(sandbox, &image, &worker, recovery, clock).map(|phases| {
         let duration_us = clock.elapsed_us() - began_us;
         let (lane, name) = (GPU.to_string(), "a worker replaced".to_string());
         let replaced = Phase { lane, name, start_us: began_us, duration_us, ..Phase::default() };
@@ -62,20 +62,26 @@ pub fn replace(
     (worker, phases)
 }
 
-fn bring_up(held: &Held, image: &Image, worker: &Worker, left: &Left, clock: &Clock) -> Result<Vec<Phase>> {
+fn bring_up(
+    sandbox: &Sandbox,
+    image: &Image,
+    worker: &Worker,
+    recovery: &RecoveryState,
+    clock: &Clock,
+) -> Result<Vec<Phase>> {
     preflight::check_gpus(image, &worker.status()?)?;
     let start_us = clock.elapsed_us();
     let action = "restore the GPU half once more";
     let request = Request::Replace {
         image: image.path().to_string_lossy().into_owned(),
-        run_directory: held.run_directory.to_string_lossy().into_owned(),
+        run_directory: sandbox.run_directory.to_string_lossy().into_owned(),
     };
     let restored = match worker.ask(action, &request, &[], None)? {
         Response::Restored { phases } => phases,
         other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
     };
     let loaded = wait(worker)?;
-    let go_on = Request::GoOn { pid: left.pid };
-    worker.command("go on", &go_on, &[left.client.as_fd(), left.journal.as_fd()])?;
+    let go_on = Request::GoOn { pid: recovery.pid };
+    worker.command("go on", &go_on, &[recovery.client.as_fd(), recovery.journal.as_fd()])?;
     Ok(on_clock([restored, loaded].concat(), start_us))
 }

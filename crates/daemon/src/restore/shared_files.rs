@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use rekindle_protocol::client::{FIRST_PAGES, PageRun, Quiesced};
+use rekindle_protocol::client::{FIRST_PAGES, Quiesced, TouchedRange};
 use rekindle_store::{FirstPages, PartKind};
 
 use super::Attempt;
@@ -17,7 +17,7 @@ impl Attempt<'_> {
     /// Makes the board, ring and pinned files that the program had mapped, all zero.
     pub fn make_files(&self, client: &Quiesced) -> Result<()> {
         for (name, bytes) in &client.files {
-            let path = self.held.run_directory.join(name);
+            let path = self.sandbox.run_directory.join(name);
             OpenOptions::new()
                 .write(true)
                 .create_new(true)
@@ -40,10 +40,10 @@ impl Attempt<'_> {
         }
         let run = |run: &rekindle_store::PageRun| {
             let bytes = run.pages.saturating_mul(PAGE);
-            PageRun { start: run.start, bytes, written: run.written }.encode()
+            TouchedRange { start: run.start, bytes, written: run.written }.encode()
         };
         let bytes: Vec<u8> = known.runs.iter().flat_map(run).collect();
-        if let Err(error) = std::fs::write(self.held.run_directory.join(FIRST_PAGES), bytes) {
+        if let Err(error) = std::fs::write(self.sandbox.run_directory.join(FIRST_PAGES), bytes) {
             log::warn!("memory comes as it is touched, for {FIRST_PAGES} could not be written: {error}");
         }
     }
@@ -55,7 +55,7 @@ impl Attempt<'_> {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));
             }
-            let path = self.held.run_directory.join(&part.name);
+            let path = self.sandbox.run_directory.join(&part.name);
             let failed = |source| Error::io("write", &path, source);
             let file: File = OpenOptions::new().write(true).open(&path).map_err(failed)?;
             let mut piece = Vec::new();

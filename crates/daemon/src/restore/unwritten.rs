@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
 /// How often it is looked whether a restored program has done something and rests.
@@ -31,8 +31,8 @@ const SOME: u64 = 3;
 const MOST_LOOKS: u32 = 10;
 
 /// Waits until the program shares no buffers any more.
-fn follow_sharing(held: &Held, worker: &Worker, path: &Path) -> bool {
-    while held.is_live() && worker.ended().is_none() {
+fn follow_sharing(sandbox: &Sandbox, worker: &Worker, path: &Path) -> bool {
+    while sandbox.is_live() && worker.ended().is_none() {
         std::thread::sleep(LOOK_AT_SHARING);
         let Some(status) = worker.glance() else { continue };
         if status.asleep {
@@ -63,30 +63,31 @@ const MARKED: &str =
     "`rekindle profile` changed its GPU memory to see what it writes to; its results mean nothing";
 
 /// Changes the buffers of a program that is there to learn from: what is written to them then is seen.
-pub fn mark(held: &Held) -> Result<Value> {
-    serving(held)?.command("mark buffers", &Request::Mark, &[])?;
-    held.tell(MARKED.to_string());
-    Ok(json!({ "name": held.name() }))
+pub fn mark(sandbox: &Sandbox) -> Result<Value> {
+    serving(sandbox)?.command("mark buffers", &Request::Mark, &[])?;
+    sandbox.report_problem(MARKED.to_string());
+    Ok(json!({ "name": sandbox.name() }))
 }
 
 /// Keeps with its image which marked buffers a program has not written to.
-pub fn keep(daemon: &Daemon, held: &Held) -> Result<Value> {
-    let worker = serving(held)?;
-    let image = held.record().image.ok_or_else(|| unknown(held, "it was not restored from an image"))?;
+pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
+    let worker = serving(sandbox)?;
+    let image =
+        sandbox.record().image.ok_or_else(|| unknown(sandbox, "it was not restored from an image"))?;
     let image = daemon.store.image(&image)?;
-    let names = ask(&worker, &image, false)?.ok_or_else(|| unknown(held, "it did nothing on its GPU"))?;
+    let names = ask(&worker, &image, false)?.ok_or_else(|| unknown(sandbox, "it did nothing on its GPU"))?;
     image.set_unwritten(&names)?;
     daemon.pool.look_again(image.path());
-    Ok(json!({ "name": held.name(), "unwritten": names }))
+    Ok(json!({ "name": sandbox.name(), "unwritten": names }))
 }
 
-fn serving(held: &Held) -> Result<Arc<Worker>> {
-    held.cpu("profiled")?;
-    checkpoint::serving_worker(held)?.ok_or_else(|| unknown(held, "it does not use a GPU"))
+fn serving(sandbox: &Sandbox) -> Result<Arc<Worker>> {
+    sandbox.cpu("profiled")?;
+    checkpoint::serving_worker(sandbox)?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
 }
 
-fn unknown(held: &Held, reason: &str) -> Error {
-    Error::NotLearned { name: held.name(), reason: reason.to_string() }
+fn unknown(sandbox: &Sandbox, reason: &str) -> Error {
+    Error::NotLearned { name: sandbox.name(), reason: reason.to_string() }
 }
 
 fn ask(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<String>>> {
@@ -101,16 +102,16 @@ fn ask(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<Strin
 /// Learns from a restored program once it rests after its first work, unless that was learned before. True if it was now.
 /// From one that shares buffers it learns once that has ended, perhaps because it wrote to one. The image may be removed
 /// meanwhile.
-pub fn follow(held: &Held, worker: &Worker, path: &Path, shares: bool) -> bool {
+pub fn follow(sandbox: &Sandbox, worker: &Worker, path: &Path, shares: bool) -> bool {
     if shares {
-        return follow_sharing(held, worker, path);
+        return follow_sharing(sandbox, worker, path);
     }
     let is_known = |image: Image| !matches!(image.unwritten(), Ok(None));
     if Image::open(path).map_or(true, is_known) {
         return false;
     }
     let (began, mut last, mut looks) = (Instant::now(), 0, 0);
-    while began.elapsed() < PATIENCE && held.is_live() && worker.ended().is_none() {
+    while began.elapsed() < PATIENCE && sandbox.is_live() && worker.ended().is_none() {
         std::thread::sleep(LOOK);
         let Some(status) = worker.glance().filter(|status| !status.asleep) else { continue };
         looks += u32::from(status.operations >= SOME);

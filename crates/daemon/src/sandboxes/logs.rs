@@ -9,7 +9,7 @@ use rekindle_sandbox::log::{self, Log};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 
 /// How often a log that is followed is looked at.
 const EVERY: Duration = Duration::from_millis(20);
@@ -17,31 +17,31 @@ const PIECE: usize = 64 << 10;
 
 /// Makes a sandbox's log. One that is brought back under its old name goes on with the log of the ended one that had it,
 /// which keeps it too until nothing can go wrong any more.
-pub fn begin(held: &Held, former: Option<&Held>) -> Result<()> {
-    let failed = |source| Error::io("make the log", &held.log, source);
-    let goes_on = former.is_some_and(|former| fs::hard_link(&former.log, &held.log).is_ok());
-    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&held.log);
+pub fn begin(sandbox: &Sandbox, former: Option<&Sandbox>) -> Result<()> {
+    let failed = |source| Error::io("make the log", &sandbox.log, source);
+    let goes_on = former.is_some_and(|former| fs::hard_link(&former.log, &sandbox.log).is_ok());
+    let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&sandbox.log);
     let file = file.map_err(failed)?;
     if goes_on {
-        let image = held.record().image.unwrap_or_default();
+        let image = sandbox.record().image.unwrap_or_default();
         let marker = format!("\n--- rekindle: restored from the image {image:?} at {} ---\n", clock::now());
-        Log::new(held.log_max()).append(&file, marker.as_bytes());
+        Log::new(sandbox.log_max()).append(&file, marker.as_bytes());
         let start = file.metadata().map_err(failed)?.len();
-        held.update(|record| record.log_start = start)?;
+        sandbox.update(|record| record.log_start = start)?;
     }
     Ok(())
 }
 
 /// Sends the log, from where this run of the program began if `own`; with `follow` until the sandbox has ended or the user
 /// is gone.
-pub fn show(held: &Held, follow: bool, own: bool, reply: &Reply<'_>) -> Result<()> {
-    let failed = |source| Error::io("read the log", &held.log, source);
-    held.flush_log();
-    let file = File::open(&held.log).map_err(failed)?;
-    let mut from = if own { held.record().log_start } else { 0 };
+pub fn show(sandbox: &Sandbox, follow: bool, own: bool, reply: &Reply<'_>) -> Result<()> {
+    let failed = |source| Error::io("read the log", &sandbox.log, source);
+    sandbox.flush_log();
+    let file = File::open(&sandbox.log).map_err(failed)?;
+    let mut from = if own { sandbox.record().log_start } else { 0 };
     loop {
         // Asked before reading: what was printed before the end is then read before it is acted on.
-        let goes_on = follow && held.is_live();
+        let goes_on = follow && sandbox.is_live();
         let mut piece = vec![0; PIECE];
         loop {
             let bytes = log::read(&file, &mut from, &mut piece).map_err(failed)?;
@@ -53,6 +53,6 @@ pub fn show(held: &Held, follow: bool, own: bool, reply: &Reply<'_>) -> Result<(
         if !goes_on || reply.is_gone() {
             return Ok(());
         }
-        held.wait_end(Some(EVERY));
+        sandbox.wait_end(Some(EVERY));
     }
 }

@@ -8,17 +8,17 @@ use rekindle_sandbox::process::Handle;
 use crate::error::{Error, Result};
 
 /// Processes of a program.
-pub struct Roll {
+pub struct Members {
     /// What is done to the program.
     wanted: &'static str,
     members: Vec<(i32, Handle)>,
 }
 
-impl Roll {
+impl Members {
     /// Those of these that live.
-    pub fn call(wanted: &'static str, pids: impl IntoIterator<Item = i32>) -> Roll {
+    pub fn living(wanted: &'static str, pids: impl IntoIterator<Item = i32>) -> Members {
         let lives = |pid: i32| Some((pid, Handle::open(pid).ok()?)).filter(|_| !is_dying(pid));
-        Roll { wanted, members: pids.into_iter().filter_map(lives).collect() }
+        Members { wanted, members: pids.into_iter().filter_map(lives).collect() }
     }
 
     /// One that has ended since, or cannot but end.
@@ -64,25 +64,25 @@ mod tests {
     fn what_fails_after_an_end_names_who_ended() {
         let mut children = [(); 2].map(|()| Command::new("sleep").arg("1000").spawn().unwrap());
         let pids = children.each_ref().map(|child| child.id() as i32);
-        let roll = Roll::call("checkpointed", pids);
+        let members = Members::living("checkpointed", pids);
         let lost = || Error::Pages { what: "they did not come".into() };
-        assert!(matches!(roll.explain(lost()), Error::Pages { .. }));
+        assert!(matches!(members.explain(lost()), Error::Pages { .. }));
         assert!(all_live(&pids).is_ok());
         children[1].kill().unwrap();
-        let told = roll.explain(lost()).to_string();
+        let told = members.explain(lost()).to_string();
         assert!(told.contains(&format!("process {} of the program ended", pids[1])), "{told}");
         assert!(told.contains("did not come"), "{told}");
         // A refusal, and what says it itself.
-        assert!(matches!(roll.explain(Error::NoDraft), Error::NoDraft));
+        assert!(matches!(members.explain(Error::NoDraft), Error::NoDraft));
         let full = Error::Sandbox(rekindle_sandbox::Error::DiskFull { place: "/".into() });
-        assert!(matches!(roll.explain(full), Error::Sandbox(_)));
+        assert!(matches!(members.explain(full), Error::Sandbox(_)));
         let named = Error::Sandbox(rekindle_sandbox::Error::Died { pid: pids[1] });
-        assert!(matches!(roll.explain(named), Error::Sandbox(_)));
+        assert!(matches!(members.explain(named), Error::Sandbox(_)));
         children[1].wait().unwrap();
-        assert_eq!(roll.missing(), Some(pids[1]));
+        assert_eq!(members.missing(), Some(pids[1]));
         assert!(all_live(&pids).is_err());
         // Who had ended before is not missed.
-        assert_eq!(Roll::call("checkpointed", [pids[1]]).missing(), None);
+        assert_eq!(Members::living("checkpointed", [pids[1]]).missing(), None);
         children[0].kill().unwrap();
         children[0].wait().unwrap();
     }

@@ -1,6 +1,6 @@
 //! One sandbox as the daemon holds it: its record, its CPU half, its workers.
 //!
-//! Lock order: `turn`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
+//! Lock order: `operation_lock`, then `workers`, then `record`. Nothing that waits for a program or a worker is done with
 //! `record` locked, so that `ps` always answers.
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Sandbox as Shown, State};
-use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox, Spec};
+use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox as CpuHalf, Spec};
 
 use crate::caches::{Caches, Mapped};
 use crate::error::{Error, Result};
@@ -18,13 +18,13 @@ use crate::host::lock;
 use crate::host::places::Places;
 use crate::images::{cpu_pages, page_check};
 use crate::pool::WorkerPool;
-use crate::sandboxes::gate::Gate;
-use crate::sandboxes::operation_lock::Turn;
+use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
 use crate::sleep;
 use crate::workers::Worker;
 
-pub mod gate;
+pub mod admission;
 pub mod logs;
 pub mod members;
 pub mod names;
@@ -41,7 +41,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 
 pub use operation::Operation;
 
-pub struct Held {
+pub struct Sandbox {
     pub id: String,
     pub run_directory: PathBuf,
     /// What the program prints.
@@ -61,12 +61,12 @@ pub struct Held {
     /// No other daemon may touch the run directory while this is open.
     claim: Mutex<Option<File>>,
     /// The ended one whose name it has, until it is up: it has that back if nothing comes of this one.
-    former: Mutex<Option<Arc<Held>>>,
-    cpu: OnceLock<Sandbox>,
-    gate: OnceLock<Gate>,
+    former: Mutex<Option<Arc<Sandbox>>>,
+    cpu: OnceLock<CpuHalf>,
+    admission: OnceLock<AdmissionSocket>,
     workers: Mutex<Vec<Arc<Worker>>>,
     /// Of checkpoints, falling asleep and waking.
-    turn: Turn,
+    operation_lock: OperationLock,
     wake_problem: Mutex<Option<String>>,
     /// What it may have mapped of caches.
     mapped: Mutex<Option<Mapped>>,
@@ -74,10 +74,10 @@ pub struct Held {
     last_number: AtomicU32,
 }
 
-impl Held {
-    pub fn new(places: &Places, pool: &Arc<WorkerPool>, record: Record) -> Arc<Held> {
+impl Sandbox {
+    pub fn new(places: &Places, pool: &Arc<WorkerPool>, record: Record) -> Arc<Sandbox> {
         let id = record.id.clone();
-        Arc::new(Held {
+        Arc::new(Sandbox {
             run_directory: places.run_directories().join(&id),
             log: places.logs().join(format!("{id}.log")),
             pages: places.pages().join(&id),
@@ -93,9 +93,9 @@ impl Held {
             claim: Mutex::default(),
             former: Mutex::default(),
             cpu: OnceLock::new(),
-            gate: OnceLock::new(),
+            admission: OnceLock::new(),
             workers: Mutex::default(),
-            turn: Turn::default(),
+            operation_lock: OperationLock::default(),
             wake_problem: Mutex::default(),
             mapped: Mutex::default(),
             last_number: AtomicU32::new(0),
@@ -132,7 +132,7 @@ impl Held {
         record.save(&self.records)
     }
 
-    /// As [`Held::update`] where a failure to write must not stop the work: the next daemon knows less, that is all.
+    /// As [`Sandbox::update`] where a failure to write must not stop the work: the next daemon knows less, that is all.
     pub fn note(&self, change: impl FnOnce(&mut Record)) {
         if let Err(error) = self.update(change) {
             log::error!("{error}");
@@ -140,13 +140,13 @@ impl Held {
     }
 
     /// Notes something that the user should see.
-    pub fn tell(&self, problem: String) {
+    pub fn report_problem(&self, problem: String) {
         log::warn!("sandbox {:?}: {problem}", self.name());
         self.note(|record| record.problem = Some(problem));
     }
 
-    /// As [`Held::tell`], unless the sandbox was forgotten meanwhile: its record stays removed.
-    pub fn tell_if_known(&self, problem: String) {
+    /// As [`Sandbox::report_problem`], unless the sandbox was forgotten meanwhile: its record stays removed.
+    pub fn report_problem_if_known(&self, problem: String) {
         let mut record = self.lock();
         log::warn!("sandbox {:?}: {problem}", record.name);
         if !record.is_kept(&self.records) {
@@ -186,7 +186,7 @@ impl Held {
     }
 
     /// Where its CPU half lives, and how its init is run.
-    pub fn place(&self) -> Spec {
+    pub fn spec(&self) -> Spec {
         Spec {
             init: vec![self.pool.program.clone().into_os_string(), INIT_ARGUMENT.into()],
             run_dir: self.run_directory.clone(),
@@ -199,7 +199,7 @@ impl Held {
     }
 
     /// The CPU half; an error once the program has ended.
-    pub fn cpu(&self, wanted: &'static str) -> Result<&Sandbox> {
+    pub fn cpu(&self, wanted: &'static str) -> Result<&CpuHalf> {
         let record = self.record();
         match self.cpu.get() {
             _ if record.device => Err(Error::ContainerDevice { name: record.name, wanted }),
@@ -215,27 +215,27 @@ impl Held {
 
     /// Whether the process `pid` runs in it.
     pub fn has(&self, pid: i32) -> bool {
-        let init = self.cpu.get().filter(|_| self.is_live()).map(Sandbox::init_pid);
+        let init = self.cpu.get().filter(|_| self.is_live()).map(CpuHalf::init_pid);
         init.is_some_and(|init| pid == init || rekindle_sandbox::process::tree(init).contains(&pid))
     }
 
-    pub fn set_gate(&self, gate: Gate) {
-        let _ = self.gate.set(gate);
+    pub fn set_admission(&self, admission: AdmissionSocket) {
+        let _ = self.admission.set(admission);
     }
 
-    pub fn gate(&self) -> Option<&Gate> {
-        self.gate.get()
+    pub fn admission(&self) -> Option<&AdmissionSocket> {
+        self.admission.get()
     }
 
     /// There is a program: keeps its CPU half and sees to what is to be done when it ends.
-    pub fn runs(self: &Arc<Held>, cpu: Sandbox) -> Result<()> {
+    pub fn runs(self: &Arc<Sandbox>, cpu: CpuHalf) -> Result<()> {
         let pid = cpu.root_pid().unwrap_or(0);
         let _ = self.cpu.set(cpu);
-        let held = self.clone();
+        let sandbox = self.clone();
         std::thread::spawn(move || {
-            if let Some(cpu) = held.cpu.get() {
+            if let Some(cpu) = sandbox.cpu.get() {
                 let exit = cpu.wait_exit(None);
-                held.ended(exit.ok().flatten());
+                sandbox.ended(exit.ok().flatten());
             }
         });
         self.update(|record| record.pid = pid)
@@ -250,11 +250,11 @@ impl Held {
         Ok(())
     }
 
-    pub fn set_former(&self, former: Arc<Held>) {
+    pub fn set_former(&self, former: Arc<Sandbox>) {
         *self.former.lock().unwrap_or_else(PoisonError::into_inner) = Some(former);
     }
 
-    pub fn take_former(&self) -> Option<Arc<Held>> {
+    pub fn take_former(&self) -> Option<Arc<Sandbox>> {
         self.former.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -270,10 +270,10 @@ impl Held {
 
     /// Takes back all that the sandbox had and notes how it ended.
     pub fn ended(&self, exit: Option<Exit>) {
-        if let Some(gate) = self.gate.get() {
-            gate.close();
+        if let Some(admission) = self.admission.get() {
+            admission.close();
         }
-        self.turn.end(|| self.take_back(exit));
+        self.operation_lock.close(|| self.take_back(exit));
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }
 
@@ -286,7 +286,7 @@ impl Held {
         self.tell_of_sigbus(exit);
         page_check::let_go(&self.pages);
         if exit == Some(Exit::WithInit) {
-            self.tell(
+            self.report_problem(
                 "the first process of the sandbox was killed, by somebody outside of it, and the kernel ended the program with it"
                     .to_string(),
             );
@@ -319,7 +319,7 @@ impl Held {
             && self.pages.is_dir()
             && let Some(error) = cpu_pages::unreadable(&self.store, &image, &self.pages)
         {
-            self.tell(format!(
+            self.report_problem(format!(
                 "the program was ended by SIGBUS, for its memory in image {image:?} cannot be read: {error}"
             ));
         }

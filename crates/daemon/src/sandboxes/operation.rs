@@ -3,30 +3,30 @@
 use rekindle_protocol::daemon::State;
 use rekindle_sandbox::ending;
 
-use super::Held;
+use super::Sandbox;
 use crate::error::{Error, Result};
 use crate::sandboxes::operation_lock::Busy;
 use crate::sandboxes::record::{Record, state_word};
 
 /// An operation under way, such as a checkpoint.
 pub struct Operation<'a> {
-    held: &'a Held,
+    sandbox: &'a Sandbox,
     /// What is done to it.
     wanted: &'static str,
 }
 
-impl Held {
-    /// As [`Held::begin`], once the GPU half is done with falling asleep or waking.
+impl Sandbox {
+    /// As [`Sandbox::begin`], once the GPU half is done with falling asleep or waking.
     pub fn begin_settled(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        self.take_turn(state, wanted, Busy::passes)
+        self.take_lock(state, wanted, Busy::passes)
     }
 
     /// Begins an operation that no other may run beside; the state goes back when it is dropped.
     pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
-        self.take_turn(state, wanted, |_| false)
+        self.take_lock(state, wanted, |_| false)
     }
 
-    fn take_turn(
+    fn take_lock(
         &self,
         state: State,
         wanted: &'static str,
@@ -44,8 +44,8 @@ impl Held {
             }
             Busy::End => self.not_running(wanted),
         };
-        self.turn.take(state, waits_for, begin, refuse)?;
-        Ok(Operation { held: self, wanted })
+        self.operation_lock.acquire(state, waits_for, begin, refuse)?;
+        Ok(Operation { sandbox: self, wanted })
     }
 
     /// Whether the program has ended, or does so within a moment.
@@ -73,14 +73,14 @@ impl Held {
 }
 
 impl Operation<'_> {
-    /// As [`Held::explain`].
+    /// As [`Sandbox::explain`].
     pub fn explain(&self, error: Error) -> Error {
-        self.held.explain(error, self.wanted)
+        self.sandbox.explain(error, self.wanted)
     }
 }
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        self.held.turn.give_back(|| self.held.rest());
+        self.sandbox.operation_lock.release(|| self.sandbox.rest());
     }
 }

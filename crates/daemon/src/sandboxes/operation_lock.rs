@@ -1,7 +1,7 @@
-//! Whose turn it is with a sandbox: one operation at a time, and after its end none.
+//! One operation on a sandbox at a time, and none after its end.
 //!
-//! What a turn begins and ends with is done with it locked, so that whoever reads in the record that a sandbox is at
-//! rest gets its turn, if no other comes first.
+//! What an operation begins and ends with is done under the mutex, so that whoever reads in the record that a sandbox is
+//! at rest gets the lock, if no other comes first.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use rekindle_protocol::daemon::State;
 
 use crate::error::{Error, Result};
 
-/// How long a turn that passes by itself is waited for.
+/// How long an operation that passes by itself is waited for.
 const PASSING_LIMIT: Duration = Duration::from_secs(30);
 
-/// What has the turn.
+/// What has the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Busy {
     /// An operation, by the state that the sandbox is in while it goes on.
@@ -30,15 +30,15 @@ impl Busy {
 }
 
 #[derive(Default)]
-pub struct Turn {
+pub struct OperationLock {
     busy: Mutex<Option<Busy>>,
     free: Condvar,
 }
 
-impl Turn {
-    /// Takes the turn for an operation and does what that begins with; unless something else has it for longer than
+impl OperationLock {
+    /// Takes the lock for an operation and does what that begins with; unless something else has it for longer than
     /// `waits_for` allows to wait for.
-    pub fn take(
+    pub fn acquire(
         &self,
         state: State,
         waits_for: impl Fn(Busy) -> bool,
@@ -54,16 +54,16 @@ impl Turn {
         }
     }
 
-    /// Does what the operation ends with and lets others have the turn.
-    pub fn give_back(&self, end: impl FnOnce()) {
+    /// Does what the operation ends with and lets others have the lock.
+    pub fn release(&self, end: impl FnOnce()) {
         let mut busy = self.lock();
         end();
         *busy = None;
         self.free.notify_all();
     }
 
-    /// Waits for the operation under way, does what is to be done after it, and lets nobody have the turn any more.
-    pub fn end(&self, last: impl FnOnce()) {
+    /// Waits for the operation under way, does what is to be done after it, and lets nobody have the lock any more.
+    pub fn close(&self, last: impl FnOnce()) {
         let operation = |busy: &mut Option<Busy>| matches!(busy, Some(Busy::Operation(_)));
         let mut busy = self.free.wait_while(self.lock(), operation).unwrap_or_else(PoisonError::into_inner);
         last();
@@ -85,21 +85,21 @@ mod tests {
         Error::Occupied { name: "one".to_string(), state: format!("{busy:?}") }
     }
 
-    fn take(turn: &Turn, state: State) -> Result<()> {
-        turn.take(state, Busy::passes, || Ok(()), refused)
+    fn acquire(lock: &OperationLock, state: State) -> Result<()> {
+        lock.acquire(state, Busy::passes, || Ok(()), refused)
     }
 
     #[test]
-    fn who_sees_it_at_rest_gets_the_turn() {
-        let turn = Turn::default();
-        take(&turn, State::Checkpointing).unwrap();
+    fn who_sees_it_at_rest_gets_the_lock() {
+        let lock = OperationLock::default();
+        acquire(&lock, State::Checkpointing).unwrap();
         let at_rest = Barrier::new(2);
         std::thread::scope(|scope| {
             let next = scope.spawn(|| {
                 at_rest.wait();
-                take(&turn, State::FallingAsleep)
+                acquire(&lock, State::FallingAsleep)
             });
-            turn.give_back(|| {
+            lock.release(|| {
                 at_rest.wait();
                 // Long enough for the other to come.
                 std::thread::sleep(Duration::from_millis(20));
@@ -110,40 +110,40 @@ mod tests {
 
     #[test]
     fn what_passes_is_waited_for_and_nothing_else() {
-        let turn = Turn::default();
-        take(&turn, State::Waking).unwrap();
+        let lock = OperationLock::default();
+        acquire(&lock, State::Waking).unwrap();
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| take(&turn, State::Checkpointing));
+            let next = scope.spawn(|| acquire(&lock, State::Checkpointing));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!next.is_finished());
-            turn.give_back(|| {});
+            lock.release(|| {});
             next.join().unwrap().unwrap();
         });
-        assert!(matches!(take(&turn, State::FallingAsleep), Err(Error::Occupied { .. })));
-        turn.give_back(|| {});
-        take(&turn, State::FallingAsleep).unwrap();
+        assert!(matches!(acquire(&lock, State::FallingAsleep), Err(Error::Occupied { .. })));
+        lock.release(|| {});
+        acquire(&lock, State::FallingAsleep).unwrap();
     }
 
     #[test]
-    fn what_cannot_begin_leaves_the_turn_to_others() {
-        let turn = Turn::default();
-        let begun = turn.take(State::Waking, Busy::passes, || Err(refused(Busy::End)), refused);
+    fn what_cannot_begin_leaves_the_lock_to_others() {
+        let lock = OperationLock::default();
+        let begun = lock.acquire(State::Waking, Busy::passes, || Err(refused(Busy::End)), refused);
         assert!(begun.is_err());
-        take(&turn, State::Waking).unwrap();
+        acquire(&lock, State::Waking).unwrap();
     }
 
     #[test]
     fn the_end_waits_for_the_operation_and_nothing_follows_but_another_end() {
-        let turn = Turn::default();
-        take(&turn, State::Checkpointing).unwrap();
+        let lock = OperationLock::default();
+        acquire(&lock, State::Checkpointing).unwrap();
         std::thread::scope(|scope| {
-            let end = scope.spawn(|| turn.end(|| {}));
+            let end = scope.spawn(|| lock.close(|| {}));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!end.is_finished());
-            turn.give_back(|| {});
+            lock.release(|| {});
             end.join().unwrap();
         });
-        assert!(take(&turn, State::Checkpointing).is_err());
-        turn.end(|| {});
+        assert!(acquire(&lock, State::Checkpointing).is_err());
+        lock.close(|| {});
     }
 }

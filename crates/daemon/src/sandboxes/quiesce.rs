@@ -6,7 +6,7 @@ use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::worker::{Request, Response};
 
 use crate::error::{Error, Result};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
 /// How long calls and kernels under way may take to finish.
@@ -15,8 +15,8 @@ const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 const DETACH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Dropped, it lets the client go on as before.
-pub struct Quiet<'a> {
-    held: &'a Held,
+pub struct QuiesceBarrier<'a> {
+    sandbox: &'a Sandbox,
     worker: &'a Worker,
     pub client: Quiesced,
     /// The pid of the client, as the daemon sees it, while its driver half is detached.
@@ -24,13 +24,15 @@ pub struct Quiet<'a> {
     over: bool,
 }
 
-impl<'a> Quiet<'a> {
+impl<'a> QuiesceBarrier<'a> {
     /// `leave_memory`: contents of GPU memory will stay where they are.
-    pub fn begin(held: &'a Held, worker: &'a Worker, leave_memory: bool) -> Result<Quiet<'a>> {
+    pub fn begin(sandbox: &'a Sandbox, worker: &'a Worker, leave_memory: bool) -> Result<QuiesceBarrier<'a>> {
         let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
         let action = "bring the program's GPU work to a stand";
         match worker.ask(action, &Request::Quiesce { limit_ms, leave_memory }, &[], None)? {
-            Response::Quiesced(client) => Ok(Quiet { held, worker, client, detached: None, over: false }),
+            Response::Quiesced(client) => {
+                Ok(QuiesceBarrier { sandbox, worker, client, detached: None, over: false })
+            }
             other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
         }
     }
@@ -74,13 +76,13 @@ impl<'a> Quiet<'a> {
     }
 }
 
-impl Drop for Quiet<'_> {
+impl Drop for QuiesceBarrier<'_> {
     fn drop(&mut self) {
         if !self.over
             && let Err(error) = self.go_on()
-            && !self.held.is_ending()
+            && !self.sandbox.is_ending()
         {
-            self.held.tell(format!("after a checkpoint that failed: {error}"));
+            self.sandbox.report_problem(format!("after a checkpoint that failed: {error}"));
         }
     }
 }

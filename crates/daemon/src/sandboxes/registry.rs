@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
 
 /// How many ended sandboxes are remembered, with their logs.
@@ -12,21 +12,22 @@ pub const ENDED_KEPT: usize = 100;
 
 #[derive(Default)]
 pub struct Registry {
-    sandboxes: Mutex<HashMap<String, Arc<Held>>>,
+    sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
 }
 
 impl Registry {
-    pub fn get(&self, name: &str) -> Result<Arc<Held>> {
+    pub fn get(&self, name: &str) -> Result<Arc<Sandbox>> {
         self.lock().get(name).cloned().ok_or_else(|| Error::UnknownSandbox { name: name.to_string() })
     }
 
     /// All, the newest first.
-    pub fn all(&self) -> Vec<Arc<Held>> {
-        let mut all: Vec<_> = self.lock().values().map(|held| (held.record(), held.clone())).collect();
+    pub fn all(&self) -> Vec<Arc<Sandbox>> {
+        let mut all: Vec<_> =
+            self.lock().values().map(|sandbox| (sandbox.record(), sandbox.clone())).collect();
         all.sort_by(|(a, _), (b, _)| {
             (b.is_live(), &b.started, &a.name).cmp(&(a.is_live(), &a.started, &b.name))
         });
-        all.into_iter().map(|(_, held)| held).collect()
+        all.into_iter().map(|(_, sandbox)| sandbox).collect()
     }
 
     /// Adds a sandbox under the name given, or under one made from `stem`. `make` is called with the name while it is
@@ -35,34 +36,34 @@ impl Registry {
         &self,
         name: Option<&str>,
         stem: &str,
-        make: impl FnOnce(String, Option<&Held>) -> Result<Arc<Held>>,
-    ) -> Result<Arc<Held>> {
+        make: impl FnOnce(String, Option<&Sandbox>) -> Result<Arc<Sandbox>>,
+    ) -> Result<Arc<Sandbox>> {
         let mut sandboxes = self.lock();
         let name = match name {
             Some(name) => {
                 names::check(name)?;
-                if sandboxes.get(name).is_some_and(|held| held.is_live()) {
+                if sandboxes.get(name).is_some_and(|sandbox| sandbox.is_live()) {
                     return Err(Error::NameInUse { name: name.to_string() });
                 }
                 name.to_string()
             }
             None => names::unused(stem, |name| sandboxes.contains_key(name)),
         };
-        let held = make(name.clone(), sandboxes.get(&name).map(|former| &**former))?;
-        if let Some(former) = sandboxes.insert(name, held.clone()) {
-            held.set_former(former);
+        let sandbox = make(name.clone(), sandboxes.get(&name).map(|former| &**former))?;
+        if let Some(former) = sandboxes.insert(name, sandbox.clone()) {
+            sandbox.set_former(former);
         }
         trim(&mut sandboxes);
-        Ok(held)
+        Ok(sandbox)
     }
 
     /// Takes an earlier daemon's sandboxes over. It may have died between a sandbox's record and forgetting the former
     /// one of that name.
-    pub fn adopt(&self, mut all: Vec<Arc<Held>>) {
-        all.sort_by_cached_key(|held| (held.is_live(), held.record().started));
+    pub fn adopt(&self, mut all: Vec<Arc<Sandbox>>) {
+        all.sort_by_cached_key(|sandbox| (sandbox.is_live(), sandbox.record().started));
         let mut sandboxes = self.lock();
-        for held in all {
-            if let Some(former) = sandboxes.insert(held.name(), held) {
+        for sandbox in all {
+            if let Some(former) = sandboxes.insert(sandbox.name(), sandbox) {
                 former.forget();
             }
         }
@@ -70,33 +71,33 @@ impl Registry {
     }
 
     /// Forgets a sandbox. The one whose place it was to take, if it never came to run, is there again.
-    pub fn remove(&self, held: &Arc<Held>) {
+    pub fn remove(&self, sandbox: &Arc<Sandbox>) {
         let mut sandboxes = self.lock();
-        let name = held.name();
-        if sandboxes.get(&name).is_some_and(|found| Arc::ptr_eq(found, held)) {
+        let name = sandbox.name();
+        if sandboxes.get(&name).is_some_and(|found| Arc::ptr_eq(found, sandbox)) {
             sandboxes.remove(&name);
-            if let Some(former) = held.take_former() {
+            if let Some(former) = sandbox.take_former() {
                 sandboxes.insert(name, former);
             }
         }
-        held.forget();
+        sandbox.forget();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn trim(sandboxes: &mut HashMap<String, Arc<Held>>) {
-    if sandboxes.values().filter(|held| !held.is_live()).count() <= ENDED_KEPT {
+fn trim(sandboxes: &mut HashMap<String, Arc<Sandbox>>) {
+    if sandboxes.values().filter(|sandbox| !sandbox.is_live()).count() <= ENDED_KEPT {
         return;
     }
     let mut ended: Vec<_> =
-        sandboxes.values().map(|held| held.record()).filter(|record| !record.is_live()).collect();
+        sandboxes.values().map(|sandbox| sandbox.record()).filter(|record| !record.is_live()).collect();
     ended.sort_by(|a, b| b.ended.cmp(&a.ended));
     for record in &ended[ENDED_KEPT..] {
-        if let Some(held) = sandboxes.remove(&record.name) {
-            held.forget();
+        if let Some(sandbox) = sandboxes.remove(&record.name) {
+            sandbox.forget();
         }
     }
 }
@@ -113,7 +114,7 @@ mod tests {
     use crate::pool::{PoolSize, WorkerPool};
     use crate::sandboxes::record::Record;
 
-    fn held(places: &Places, name: &str, state: State) -> Arc<Held> {
+    fn sandbox(places: &Places, name: &str, state: State) -> Arc<Sandbox> {
         let record = Record {
             pid: 1,
             started: name.to_string(),
@@ -128,7 +129,7 @@ mod tests {
         };
         let caches = Caches::new(CacheLimits::default(), places.store());
         let none = PoolSize { per_gpu: 0, most: 0, images: 0, modules: 0 };
-        Held::new(places, &WorkerPool::open(places, "/rekindled".into(), none, caches), record)
+        Sandbox::new(places, &WorkerPool::open(places, "/rekindled".into(), none, caches), record)
     }
 
     fn places(root: &Path) -> Places {
@@ -144,7 +145,7 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         let name = |n: usize| format!("../job {n} $(x)");
         for n in 0..10_000 {
-            registry.add(Some(&name(n)), "", |name, _| Ok(held(&places, &name, State::Running))).unwrap();
+            registry.add(Some(&name(n)), "", |name, _| Ok(sandbox(&places, &name, State::Running))).unwrap();
         }
         for n in 0..10_000 {
             assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
@@ -160,7 +161,7 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         for n in 0..ENDED_KEPT + 50 {
             let name = format!("{n:04}");
-            let add = || registry.add(Some(&name), "", |name, _| Ok(held(&places, &name, State::Exited)));
+            let add = || registry.add(Some(&name), "", |name, _| Ok(sandbox(&places, &name, State::Exited)));
             let first = add().unwrap();
             let second = add().unwrap();
             registry.remove(&second);

@@ -12,7 +12,7 @@ use rekindle_store::bounded;
 
 use crate::error::Result;
 use crate::host::clock;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::timeline::Timeline;
 
 /// How many are kept of one sandbox, the newest.
@@ -33,7 +33,13 @@ impl Tracing {
     }
 
     /// Keeps the trace with the sandbox, and passes on how the work ended.
-    pub fn end<T>(self, held: &Held, timeline: &Timeline, stopped_us: u64, result: Result<T>) -> Result<T> {
+    pub fn end<T>(
+        self,
+        sandbox: &Sandbox,
+        timeline: &Timeline,
+        stopped_us: u64,
+        result: Result<T>,
+    ) -> Result<T> {
         let trace = Trace {
             operation: self.operation,
             image: self.image,
@@ -43,8 +49,8 @@ impl Tracing {
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
         };
-        if let Err(error) = add(&held.traces, trace) {
-            log::warn!("the trace of {:?} is not kept: {error}", held.name());
+        if let Err(error) = add(&sandbox.traces, trace) {
+            log::warn!("the trace of {:?} is not kept: {error}", sandbox.name());
         }
         result
     }
@@ -73,7 +79,7 @@ pub fn read(path: &Path) -> Vec<Trace> {
 
 /// Adds phases to the newest. Several threads may do so at once.
 pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let mut traces = read(path);
     let Some(newest) = traces.last_mut() else { return };
     newest.phases.extend(phases);
@@ -84,13 +90,13 @@ pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
 }
 
 /// Who changes a file has read it before.
-fn turn() -> MutexGuard<'static, ()> {
+fn exclusive() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn add(path: &Path, trace: Trace) -> std::io::Result<()> {
-    let _turn = turn();
+    let _exclusive = exclusive();
     let mut traces = read(path);
     traces.push(trace);
     traces.drain(..traces.len().saturating_sub(KEPT));

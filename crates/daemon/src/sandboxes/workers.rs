@@ -6,14 +6,14 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 use rekindle_sandbox::ending;
 
-use super::Held;
+use super::Sandbox;
 use crate::error::Result;
 use crate::host::process::is_alive;
 use crate::pool::ImageKey;
 use crate::sandboxes::record::WorkerRecord;
-use crate::workers::{OnEnd, Place, Worker};
+use crate::workers::{Address, OnEnd, Worker};
 
-impl Held {
+impl Sandbox {
     /// The workers that have not ended.
     pub fn live_workers(&self) -> Vec<Arc<Worker>> {
         self.workers().iter().filter(|worker| worker.ended().is_none()).cloned().collect()
@@ -36,37 +36,37 @@ impl Held {
     }
 
     /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet.
-    /// [`Held::fill_pool`] is to follow.
-    pub fn start_worker(self: &Arc<Held>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
+    /// [`Sandbox::fill_pool`] is to follow.
+    pub fn start_worker(self: &Arc<Sandbox>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
         self.take_worker(image, false).inspect(|_| self.note_workers())
     }
 
-    /// As [`Held::start_worker`], for a caller that is to [note](Held::note_workers) it beside other work: a file system
+    /// As [`Sandbox::start_worker`], for a caller that is to [note](Sandbox::note_workers) it beside other work: a file system
     /// may take longer to replace a record than all else. With `or_alike` it may have been made ready for another image, and
     /// [refuse](Worker::refusal) this one.
-    pub fn take_worker(self: &Arc<Held>, image: Option<&ImageKey>, or_alike: bool) -> Result<Arc<Worker>> {
+    pub fn take_worker(self: &Arc<Sandbox>, image: Option<&ImageKey>, or_alike: bool) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
         let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
         // One that is ending, of an earlier daemon too, still has its place.
-        while self.worker_place(number).socket.exists() {
+        while self.worker_address(number).socket.exists() {
             number += 1;
         }
         self.last_number.store(number, Ordering::Relaxed);
         let gpu = self.record().gpu;
-        let place = self.worker_place(number);
-        let worker = self.pool.worker(&gpu, image, or_alike, place, &self.log, || self.on_worker_end())?;
+        let address = self.worker_address(number);
+        let worker = self.pool.worker(&gpu, image, or_alike, address, &self.log, || self.on_worker_end())?;
         workers.push(worker.clone());
         Ok(worker)
     }
 
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
-    pub fn reconnect_workers(self: &Arc<Held>) {
+    pub fn reconnect_workers(self: &Arc<Sandbox>) {
         for WorkerRecord { number, client } in self.record().workers {
-            match Worker::reconnect(self.worker_place(number), client, self.on_worker_end()) {
+            match Worker::reconnect(self.worker_address(number), client, self.on_worker_end()) {
                 Ok(worker) => self.workers().push(worker),
                 Err(error) if is_alive(client) => {
-                    self.tell(format!(
+                    self.report_problem(format!(
                         "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
                     ));
                 }
@@ -86,9 +86,9 @@ impl Held {
         self.note(|record| record.workers = workers);
     }
 
-    fn worker_place(&self, number: u32) -> Place {
+    fn worker_address(&self, number: u32) -> Address {
         let log = self.logs.join(format!("{}.worker-{number}.log", self.id));
-        Place::in_sandbox(&self.run_directory, number, log)
+        Address::in_sandbox(&self.run_directory, number, log)
     }
 
     /// More is known of an image than when workers were made ready for it.
@@ -96,7 +96,7 @@ impl Held {
         self.pool.look_again(image);
     }
 
-    /// Ends the workers that wait for images. [`Held::fill_pool`] is to follow.
+    /// Ends the workers that wait for images. [`Sandbox::fill_pool`] is to follow.
     pub fn end_prepared(&self) {
         self.pool.end_prepared();
     }
@@ -117,15 +117,15 @@ impl Held {
     }
 
     /// Nobody follows a worker any more: from now on its end is told of, if that is still to come or not.
-    pub fn leave_alone(self: &Arc<Held>, worker: &Worker) {
+    pub fn leave_alone(self: &Arc<Sandbox>, worker: &Worker) {
         worker.set_followed(false);
         if worker.ended().is_some() {
             self.on_worker_end()(worker);
         }
     }
 
-    fn on_worker_end(self: &Arc<Held>) -> OnEnd {
-        let held: Weak<Held> = Arc::downgrade(self);
+    fn on_worker_end(self: &Arc<Sandbox>) -> OnEnd {
+        let sandbox: Weak<Sandbox> = Arc::downgrade(self);
         Box::new(move |worker| {
             if worker.is_followed() || !worker.is_settled() {
                 return;
@@ -133,10 +133,10 @@ impl Held {
             let client = worker.client();
             // It may be on its way out too.
             let is_left = !ending::ends_soon(client, || !is_alive(client));
-            let Some(held) = held.upgrade() else { return };
-            if is_left && held.is_live() {
+            let Some(sandbox) = sandbox.upgrade() else { return };
+            if is_left && sandbox.is_live() {
                 let how = worker.ended().unwrap_or_default();
-                held.tell(format!("its GPU worker died ({how}); its GPU memory is lost"));
+                sandbox.report_problem(format!("its GPU worker died ({how}); its GPU memory is lost"));
             }
         })
     }

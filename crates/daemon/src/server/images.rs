@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use crate::caches::Caches;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::images::description::Kept;
 use crate::images::driver_half::DriverHalf;
+use crate::images::metadata::ImageMetadata;
 use crate::images::soundness;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 
 /// How long an image that is to be removed may still be in use.
 const IN_USE_LIMIT: Duration = Duration::from_millis(250);
@@ -57,8 +57,8 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
 pub fn inspect(store: &Store, name: &str) -> Result<Value> {
     let image = store.image(name)?;
     let manifest = image.manifest();
-    let kept = Kept::read(&image);
-    let driver = kept.as_ref().ok().and_then(|kept| kept.driver.as_ref());
+    let metadata = ImageMetadata::read(&image);
+    let driver = metadata.as_ref().ok().and_then(|metadata| metadata.driver.as_ref());
     let parts: Vec<Value> = manifest
         .parts
         .iter()
@@ -78,7 +78,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         "id": manifest.id,
         "created": manifest.created,
         "mode": manifest.mode,
-        "framework": kept.as_ref().is_ok_and(|kept| kept.framework),
+        "framework": metadata.as_ref().is_ok_and(|metadata| metadata.framework),
         "gpu_in_cpu_bytes": driver.map(DriverHalf::bytes),
         "path": image.path(),
         "program": manifest.program,
@@ -150,8 +150,10 @@ pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_
 
 /// Has programs that share buffers of an image, by which their faults would be mended, have all for themselves.
 fn unshare(daemon: &Daemon, image: &str) {
-    let of_image = |held: &Arc<Held>| held.is_live() && held.record().image.as_deref() == Some(image);
-    let workers = daemon.sandboxes.all().into_iter().filter(of_image).flat_map(|held| held.live_workers());
+    let of_image =
+        |sandbox: &Arc<Sandbox>| sandbox.is_live() && sandbox.record().image.as_deref() == Some(image);
+    let workers =
+        daemon.sandboxes.all().into_iter().filter(of_image).flat_map(|sandbox| sandbox.live_workers());
     for worker in workers {
         if worker.glance().is_none_or(|status| status.asleep) {
             continue;

@@ -14,17 +14,17 @@ use rekindle_protocol::daemon::{Call, Event, Request};
 use rekindle_protocol::frame::{self, Limits};
 use serde_json::{Value, json};
 
+use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::frameworks::App;
 use crate::host::doctor;
 use crate::host::places::Places;
 use crate::lifecycle::kill;
-use crate::lifecycle::run::{self, Wish};
+use crate::lifecycle::run::{self, RunRequest};
 use crate::reply::Reply;
 use crate::restore::{load_order, unwritten};
-use crate::room::{Guest, Room};
-use crate::sandboxes::Held;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::{logs, traces};
 use crate::sleep::wake;
 use crate::{checkpoint, containers, frameworks, restore, sleep};
@@ -54,7 +54,7 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
 
 /// Answers until the process ends.
 pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
-    let asking = Arc::new(Room::new(MOST_ASKING));
+    let asking = Arc::new(ConnectionLimit::new(MOST_ASKING));
     loop {
         asking.wait();
         match listener.accept() {
@@ -83,7 +83,7 @@ pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
     }
 }
 
-fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: Guest) -> Result<()> {
+fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -> Result<()> {
     // One for a program's standard input.
     let limits = Limits { descriptors: 1, time: Some(REQUEST_LIMIT), ..Limits::default() };
     let received = frame::receive_within(stream, &limits);
@@ -167,7 +167,7 @@ fn answer(
         Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
             let app = App::new(command, directory, environment)?;
             let (name, gpu) = (name.as_deref(), gpu.as_deref());
-            let wish = restore::Wish {
+            let request = restore::RestoreRequest {
                 image: &image,
                 name,
                 gpu,
@@ -178,14 +178,23 @@ fn answer(
                 verify: false,
                 input: None,
             };
-            json!(sandbox(&restore::restore(daemon, &wish, reply)?.name)?.shown())
+            json!(sandbox(&restore::restore(daemon, &request, reply)?.name)?.shown())
         }
         Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
-            let wish =
-                Wish { name, gpu, mode, command, directory, environment, allowed: allow, framework, input };
-            json!(run::run(daemon, wish)?.shown())
+            let request = RunRequest {
+                name,
+                gpu,
+                mode,
+                command,
+                directory,
+                environment,
+                allowed: allow,
+                framework,
+                input,
+            };
+            json!(run::run(daemon, request)?.shown())
         }
         Request::Framework {
             image,
@@ -201,14 +210,21 @@ fn answer(
             let _making = daemon.making.take(&image)?;
             let limit = Duration::from_millis(limit_ms);
             let python = frameworks::Python { interpreter, imports, warm };
-            let wish =
-                checkpoint::framework::Wish { image, gpu, command, python, directory, environment, limit };
-            json!(checkpoint::framework::make(daemon, wish, reply)?)
+            let request = checkpoint::framework::FrameworkRequest {
+                image,
+                gpu,
+                command,
+                python,
+                directory,
+                environment,
+                limit,
+            };
+            json!(checkpoint::framework::make(daemon, request, reply)?)
         }
         Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
         Request::List => {
             let all = daemon.sandboxes.all();
-            let sandboxes: Vec<_> = all.iter().map(|held| held.shown()).collect();
+            let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
         Request::Logs { name, follow, own } => {
@@ -219,23 +235,26 @@ fn answer(
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &wish, reply)?)
+            let request =
+                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &request, reply)?)
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(checkpoint::checkpoint_pid(daemon, pid, mode, &wish, reply)?)
+            let request =
+                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(checkpoint::checkpoint_pid(daemon, pid, mode, &request, reply)?)
         }
         Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let wish = checkpoint::Wish { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(containers::checkpoint(daemon, &container, engine.as_deref(), &wish, reply)?)
+            let request =
+                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?)
         }
         Request::Restore { image, name, gpu, gpu_map, order, record, verify } => {
-            let wish = restore::Wish {
+            let request = restore::RestoreRequest {
                 image: &image,
                 name: name.as_deref(),
                 gpu: gpu.as_deref(),
@@ -246,7 +265,7 @@ fn answer(
                 verify,
                 input,
             };
-            json!(restore::restore(daemon, &wish, reply)?)
+            json!(restore::restore(daemon, &request, reply)?)
         }
         Request::Device { name, gpu } => containers::device::make(daemon, &name, gpu.as_deref())?,
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
@@ -255,8 +274,8 @@ fn answer(
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Trace { name } => {
-            let held = sandbox(&name)?;
-            json!({ "name": name, "traces": traces::read(&held.traces) })
+            let sandbox = sandbox(&name)?;
+            json!({ "name": name, "traces": traces::read(&sandbox.traces) })
         }
         Request::Images => images::list(&daemon.store, &daemon.pool.caches)?,
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
@@ -269,7 +288,7 @@ fn answer(
 }
 
 /// Waits for the sandbox's end; gives up when the user is gone.
-fn wait(held: &Held, reply: &Reply<'_>) -> Value {
-    while held.wait_end(Some(Duration::from_millis(500))).is_none() && !reply.is_gone() {}
-    json!(held.shown())
+fn wait(sandbox: &Sandbox, reply: &Reply<'_>) -> Value {
+    while sandbox.wait_end(Some(Duration::from_millis(500))).is_none() && !reply.is_gone() {}
+    json!(sandbox.shown())
 }

@@ -31,8 +31,8 @@ use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
-use crate::sandboxes::Held;
-use crate::sandboxes::quiesce::Quiet;
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sandboxes::traces::Tracing;
 use crate::server::images::remove_when_free;
 use crate::timeline::{GPU, Timeline};
@@ -59,37 +59,37 @@ pub struct Asleep {
 }
 
 /// Puts a program's GPU half to sleep.
-pub fn sleep(daemon: &Daemon, held: &Held, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
+pub fn sleep(daemon: &Daemon, sandbox: &Sandbox, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
-    let operation = held.begin_settled(State::FallingAsleep, "put to sleep")?;
-    let (worker, status) = whose_half(held).map_err(|error| operation.explain(error))?;
-    check_room(&daemon.places, held, level, status.device_bytes)?;
+    let operation = sandbox.begin_settled(State::FallingAsleep, "put to sleep")?;
+    let (worker, status) = whose_half(sandbox).map_err(|error| operation.explain(error))?;
+    check_room(&daemon.places, sandbox, level, status.device_bytes)?;
     let root = daemon.places.asleep(level);
-    let slept = fall_asleep(held, &worker, &status, (level, &root), &timeline, reply)
+    let slept = fall_asleep(sandbox, &worker, &status, (level, &root), &timeline, reply)
         .map_err(|error| operation.explain(error));
     drop(operation);
     let stopped_us = timeline.elapsed_us();
-    let slept = tracing.end(held, &timeline, stopped_us, slept);
+    let slept = tracing.end(sandbox, &timeline, stopped_us, slept);
     match slept {
         // What of waking can be done beforehand is.
-        Ok(image) => daemon.pool.prepare(&held.record().gpu, Some(&image)),
+        Ok(image) => daemon.pool.prepare(&sandbox.record().gpu, Some(&image)),
         Err(error) => {
-            forget(&root, &held.id);
+            forget(&root, &sandbox.id);
             return Err(error);
         }
     }
-    log::info!("the GPU half of {:?} sleeps ({})", held.name(), word(level));
-    Ok(report(held, level, status.device_bytes, &timeline))
+    log::info!("the GPU half of {:?} sleeps ({})", sandbox.name(), word(level));
+    Ok(report(sandbox, level, status.device_bytes, &timeline))
 }
 
 /// The worker that has the GPU half which is to sleep, and what it has.
-fn whose_half(held: &Held) -> Result<(Arc<Worker>, Status)> {
-    let record = held.record();
+fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
+    let record = sandbox.record();
     if record.asleep.is_some() {
         return Err(Error::AlreadyAsleep { name: record.name });
     }
     let worker = match record.mode {
-        Mode::Sandbox => checkpoint::serving_worker(held)?,
+        Mode::Sandbox => checkpoint::serving_worker(sandbox)?,
         Mode::Driver => None,
     };
     let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;
@@ -98,7 +98,7 @@ fn whose_half(held: &Held) -> Result<(Arc<Worker>, Status)> {
 }
 
 fn fall_asleep(
-    held: &Held,
+    sandbox: &Sandbox,
     worker: &Worker,
     status: &Status,
     (level, root): (Level, &Path),
@@ -106,11 +106,11 @@ fn fall_asleep(
     reply: &Reply<'_>,
 ) -> Result<ImageKey> {
     let store = Store::open(root)?;
-    forget(root, &held.id);
-    let draft = store.begin(&held.id)?;
+    forget(root, &sandbox.id);
+    let draft = store.begin(&sandbox.id)?;
     reply.progress("quiesce", 0, 0);
     let leave_memory = level == Level::Gpu;
-    let quiet = timeline.time("quiesce", || Quiet::begin(held, worker, leave_memory))?;
+    let barrier = timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, leave_memory))?;
     reply.progress("save", 0, 0);
     let staging = draft.path().to_string_lossy().into_owned();
     let start_us = timeline.elapsed_us();
@@ -129,16 +129,16 @@ fn fall_asleep(
     let image = timeline.time("commit", || draft.commit())?;
     let key = ImageKey::of_asleep(&image, level);
     fault::point("sleep-saved")?;
-    let (client, pid) = (quiet.client.clone(), worker.client());
+    let (client, pid) = (barrier.client.clone(), worker.client());
     let store = store.root().to_path_buf();
     let image = image.path().to_path_buf();
     let asleep = Asleep { level, store, image, client, pid, bytes: status.device_bytes };
-    held.update(|record| record.asleep = Some(asleep))?;
+    sandbox.update(|record| record.asleep = Some(asleep))?;
     let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(worker)));
     match gone {
-        Ok(()) => quiet.end(),
+        Ok(()) => barrier.end(),
         Err(error) => {
-            held.note(|record| record.asleep = None);
+            sandbox.note(|record| record.asleep = None);
             return Err(error);
         }
     }
@@ -162,11 +162,11 @@ fn let_go(worker: &Worker) -> Result<()> {
 }
 
 /// Removes what a sandbox that is no more has left asleep.
-pub fn end(held: &Held) {
-    if let Some(asleep) = held.record().asleep {
+pub fn end(sandbox: &Sandbox) {
+    if let Some(asleep) = sandbox.record().asleep {
         // Who waits for it has its memory pinned.
-        held.let_go_of(&asleep.image);
-        forget(&asleep.store, &held.id);
+        sandbox.let_go_of(&asleep.image);
+        forget(&asleep.store, &sandbox.id);
     }
 }
 
@@ -193,14 +193,14 @@ pub fn forget(root: &Path, id: &str) {
     }
 }
 
-fn check_room(places: &Places, held: &Held, level: Level, bytes: u64) -> Result<()> {
+fn check_room(places: &Places, sandbox: &Sandbox, level: Level, bytes: u64) -> Result<()> {
     let free = match level {
         Level::Gpu => return Ok(()),
         Level::Host => available_memory().min(free_space(&places.runs)),
         Level::Disk => free_space(&places.state),
     };
     if free < bytes + SPARE {
-        let name = held.name();
+        let name = sandbox.name();
         return Err(Error::NoRoomToSleep {
             name,
             level: word(level),
@@ -211,9 +211,9 @@ fn check_room(places: &Places, held: &Held, level: Level, bytes: u64) -> Result<
     Ok(())
 }
 
-pub fn report(held: &Held, level: Level, bytes: u64, timeline: &Timeline) -> SleepReport {
+pub fn report(sandbox: &Sandbox, level: Level, bytes: u64, timeline: &Timeline) -> SleepReport {
     let (total_us, phases) = (timeline.elapsed_us(), timeline.phases());
-    SleepReport { name: held.name(), level, bytes, total_us, phases }
+    SleepReport { name: sandbox.name(), level, bytes, total_us, phases }
 }
 
 /// The word for a level, as everywhere.

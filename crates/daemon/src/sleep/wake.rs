@@ -1,5 +1,5 @@
 //! Getting a GPU again for a program whose GPU half [sleeps](crate::sleep): because somebody asks, or because the program
-//! itself knocks at the gate.
+//! itself knocks at the admission socket.
 //!
 //! A fresh worker takes over what the keeper has. Until it lets the client go on, it can be ended without loss.
 
@@ -21,7 +21,7 @@ use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::restore::loading;
 use crate::sandboxes::traces::Tracing;
-use crate::sandboxes::{Held, Operation};
+use crate::sandboxes::{Operation, Sandbox};
 use crate::sleep::{Asleep, forget, report, word};
 use crate::timeline::{GPU, Timeline};
 use crate::workers::Worker;
@@ -30,91 +30,95 @@ use crate::workers::Worker;
 const HEADER: [u8; 4096] = [0; 4096];
 
 /// Wakes a sleeping GPU half.
-pub fn wake(held: &Arc<Held>, reply: &Reply<'_>) -> Result<SleepReport> {
+pub fn wake(sandbox: &Arc<Sandbox>, reply: &Reply<'_>) -> Result<SleepReport> {
     reply.progress("wake", 0, 0);
-    let operation = held.begin_settled(State::Waking, "woken")?;
-    wake_up(held, operation)
+    let operation = sandbox.begin_settled(State::Waking, "woken")?;
+    wake_up(sandbox, operation)
 }
 
 /// Wakes the GPU half, if it sleeps.
-fn wake_if_asleep(held: &Arc<Held>) -> Result<()> {
-    if held.record().asleep.is_none() {
+fn wake_if_asleep(sandbox: &Arc<Sandbox>) -> Result<()> {
+    if sandbox.record().asleep.is_none() {
         return Ok(());
     }
-    let operation = held.begin_settled(State::Waking, "woken")?;
-    match wake_up(held, operation) {
+    let operation = sandbox.begin_settled(State::Waking, "woken")?;
+    match wake_up(sandbox, operation) {
         Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
 /// Begins an operation on a program that has its GPU half, and wakes that if it sleeps.
-pub fn begin_awake<'a>(held: &'a Arc<Held>, state: State, wanted: &'static str) -> Result<Operation<'a>> {
+pub fn begin_awake<'a>(
+    sandbox: &'a Arc<Sandbox>,
+    state: State,
+    wanted: &'static str,
+) -> Result<Operation<'a>> {
     loop {
-        wake_if_asleep(held)?;
-        let operation = held.begin_settled(state, wanted)?;
-        if held.record().asleep.is_none() {
+        wake_if_asleep(sandbox)?;
+        let operation = sandbox.begin_settled(state, wanted)?;
+        if sandbox.record().asleep.is_none() {
             return Ok(operation);
         }
     }
 }
 
-/// A process that has a worker knocks at the gate: its GPU half is woken beside the caller's work. Returns why that
+/// A process that has a worker knocks at the admission socket: its GPU half is woken beside the caller's work. Returns why that
 /// failed the last time, if it did.
-pub fn knocked(held: &Arc<Held>) -> Option<String> {
-    if held.record().asleep.is_some() {
-        let held = held.clone();
+pub fn knocked(sandbox: &Arc<Sandbox>) -> Option<String> {
+    if sandbox.record().asleep.is_some() {
+        let sandbox = sandbox.clone();
         std::thread::spawn(move || {
-            let began = held.begin(State::Waking, "woken");
-            match began.and_then(|operation| wake_up(&held, operation)) {
+            let began = sandbox.begin(State::Waking, "woken");
+            match began.and_then(|operation| wake_up(&sandbox, operation)) {
                 Ok(_) | Err(Error::Occupied { .. } | Error::NotAsleep { .. }) => {}
-                Err(error) => held.tell(error.to_string()),
+                Err(error) => sandbox.report_problem(error.to_string()),
             }
         });
     }
-    held.wake_problem()
+    sandbox.wake_problem()
 }
 
-fn wake_up(held: &Arc<Held>, operation: Operation<'_>) -> Result<SleepReport> {
+fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepReport> {
     let timeline = Timeline::begin();
-    let name = held.name();
-    let asleep = held.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
+    let name = sandbox.name();
+    let asleep = sandbox.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
     let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
-    let keeper = held.live_workers().into_iter().find(|worker| worker.client() == asleep.pid);
+    let keeper = sandbox.live_workers().into_iter().find(|worker| worker.client() == asleep.pid);
     let keeper = keeper.ok_or_else(|| Error::WorkerDead {
         name: name.clone(),
         how: "what kept it while it slept has ended".to_string(),
     })?;
     let image = Image::open(&asleep.image)?;
     let key = ImageKey::of_asleep(&image, asleep.level);
-    let worker = timeline.time("take a worker", || held.start_worker(Some(&key)))?;
-    let woken = bring_up(held, &asleep, &image, &keeper, &worker, &timeline);
+    let worker = timeline.time("take a worker", || sandbox.start_worker(Some(&key)))?;
+    let woken = bring_up(sandbox, &asleep, &image, &keeper, &worker, &timeline);
     drop(image);
-    match tracing.end(held, &timeline, timeline.elapsed_us(), woken) {
+    match tracing.end(sandbox, &timeline, timeline.elapsed_us(), woken) {
         Ok(()) => {
-            held.set_wake_problem(None);
-            is_awake(held, &asleep, &keeper, &worker);
-            loading::fill_pool_later(held);
+            sandbox.set_wake_problem(None);
+            is_awake(sandbox, &asleep, &keeper, &worker);
+            loading::fill_pool_later(sandbox);
         }
         Err(error) => {
-            held.end_worker(&worker);
-            held.fill_pool();
+            sandbox.end_worker(&worker);
+            sandbox.fill_pool();
             let reason = match operation.explain(error) {
                 ended @ Error::EndedMeanwhile { .. } => return Err(ended),
                 Error::CannotRestore { reason, .. } => reason,
                 other => other.to_string(),
             };
-            held.set_wake_problem(Some(reason.clone()));
+            sandbox.set_wake_problem(Some(reason.clone()));
             return Err(Error::CannotWake { name, reason });
         }
     }
     drop(operation);
     log::info!("the GPU half of {name:?} is awake");
-    Ok(report(held, asleep.level, asleep.bytes, &timeline))
+    Ok(report(sandbox, asleep.level, asleep.bytes, &timeline))
 }
 
 fn bring_up(
-    held: &Held,
+    sandbox: &Sandbox,
     asleep: &Asleep,
     image: &Image,
     keeper: &Worker,
@@ -123,13 +127,13 @@ fn bring_up(
 ) -> Result<()> {
     let status = timeline.lane(GPU).time("worker start", || worker.first_status())?;
     preflight::check_gpus(image, &status)?;
-    clear_rings(&held.run_directory, &asleep.client)?;
+    clear_rings(&sandbox.run_directory, &asleep.client)?;
     let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;
     fault::point("wake-begun")?;
     let (start_us, action) = (timeline.elapsed_us(), "restore the GPU half");
     let request = Request::Restore {
         image: asleep.image.to_string_lossy().into_owned(),
-        run_directory: held.run_directory.to_string_lossy().into_owned(),
+        run_directory: sandbox.run_directory.to_string_lossy().into_owned(),
         cached: Vec::new(),
     };
     // Contents too: the keeper is there until nothing more can go wrong.
@@ -150,7 +154,7 @@ fn bring_up(
         .and_then(|()| fault::point("wake-resumed"));
     match resumed {
         // It has the word, and goes on when it comes to read it: it may be stopped by a signal.
-        Err(error) if worker.ended().is_none() => held.tell(error.to_string()),
+        Err(error) if worker.ended().is_none() => sandbox.report_problem(error.to_string()),
         other => other?,
     }
     Ok(())
@@ -190,38 +194,38 @@ fn clear_rings(run_directory: &Path, client: &Quiesced) -> Result<()> {
 }
 
 /// The new worker serves the client: the keeper and what it kept are not needed any more.
-fn is_awake(held: &Held, asleep: &Asleep, keeper: &Worker, worker: &Worker) {
+fn is_awake(sandbox: &Sandbox, asleep: &Asleep, keeper: &Worker, worker: &Worker) {
     worker.set_client(asleep.pid);
-    held.end_worker(keeper);
-    held.note(|record| {
+    sandbox.end_worker(keeper);
+    sandbox.note(|record| {
         record.asleep = None;
         record.problem = None;
     });
-    held.note_workers();
-    forget(&asleep.store, &held.id);
+    sandbox.note_workers();
+    forget(&asleep.store, &sandbox.id);
 }
 
 /// After a daemon died: finds out whether the GPU half of a program that was to sleep, or to wake, does.
-pub fn settle(held: &Arc<Held>) {
-    let Some(asleep) = held.record().asleep else { return };
-    let workers = held.live_workers();
+pub fn settle(sandbox: &Arc<Sandbox>) {
+    let Some(asleep) = sandbox.record().asleep else { return };
+    let workers = sandbox.live_workers();
     let state = |worker: &Arc<Worker>| worker.status().ok();
     let keeper = workers.iter().find(|worker| state(worker).is_some_and(|status| status.asleep));
     let Some(keeper) = keeper else {
         // The worker has undone what did not come to its end.
-        held.note(|record| record.asleep = None);
-        return forget(&asleep.store, &held.id);
+        sandbox.note(|record| record.asleep = None);
+        return forget(&asleep.store, &sandbox.id);
     };
     let others = || workers.iter().filter(|worker| !Arc::ptr_eq(worker, keeper));
     let serves = |status: Status| status.client != 0 && !status.held_back;
     match others().find(|worker| state(worker).is_some_and(serves)) {
-        Some(worker) => is_awake(held, &asleep, keeper, worker),
+        Some(worker) => is_awake(sandbox, &asleep, keeper, worker),
         None => {
-            others().for_each(|worker| held.end_worker(worker));
-            held.note_workers();
+            others().for_each(|worker| sandbox.end_worker(worker));
+            sandbox.note_workers();
             match Image::open(&asleep.image) {
-                Ok(image) => held.have_wait(&ImageKey::of_asleep(&image, asleep.level)),
-                Err(error) => held.tell(format!("what sleeps of it cannot be woken: {error}")),
+                Ok(image) => sandbox.have_wait(&ImageKey::of_asleep(&image, asleep.level)),
+                Err(error) => sandbox.report_problem(format!("what sleeps of it cannot be woken: {error}")),
             }
         }
     }

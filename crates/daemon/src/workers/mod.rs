@@ -36,7 +36,7 @@ const END_NOTICE: Duration = Duration::from_millis(500);
 pub struct Start<'a> {
     /// `rekindled`, which is the worker too.
     pub program: &'a Path,
-    pub place: Place,
+    pub address: Address,
     pub gpu: &'a str,
     /// The sandbox's log: what kernels print goes there.
     pub output: &'a Path,
@@ -46,7 +46,7 @@ pub struct Start<'a> {
 
 /// Where a worker is found.
 #[derive(Clone)]
-pub struct Place {
+pub struct Address {
     /// Its number in its sandbox.
     pub number: u32,
     pub socket: PathBuf,
@@ -54,9 +54,9 @@ pub struct Place {
     pub log: PathBuf,
 }
 
-impl Place {
-    pub fn in_sandbox(run_directory: &Path, number: u32, log: PathBuf) -> Place {
-        Place { number, socket: run_directory.join(socket_name(number)), log }
+impl Address {
+    pub fn in_sandbox(run_directory: &Path, number: u32, log: PathBuf) -> Address {
+        Address { number, socket: run_directory.join(socket_name(number)), log }
     }
 }
 
@@ -64,7 +64,7 @@ impl Place {
 pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
 
 pub struct Worker {
-    place: Mutex<Place>,
+    address: Mutex<Address>,
     connection: Mutex<Option<UnixStream>>,
     pid: AtomicI32,
     client: AtomicI32,
@@ -84,9 +84,9 @@ impl Worker {
     /// Starts a worker. It opens its GPU while the caller goes on; the first request waits for it.
     pub fn start(start: &Start<'_>, on_end: OnEnd) -> Result<Arc<Worker>> {
         // One that came from the pool knows its first place alone, and leaves the socket of its later one.
-        let _ = std::fs::remove_file(&start.place.socket);
+        let _ = std::fs::remove_file(&start.address.socket);
         let mut command = Command::new(start.program);
-        command.arg("worker").arg("--listen").arg(&start.place.socket).arg("--gpu").arg(start.gpu);
+        command.arg("worker").arg("--listen").arg(&start.address.socket).arg("--gpu").arg(start.gpu);
         if start.spare {
             command.arg("--spare");
         }
@@ -94,11 +94,11 @@ impl Worker {
             .current_dir("/")
             .stdin(if start.spare { Stdio::piped() } else { Stdio::null() })
             .stdout(append(start.output)?)
-            .stderr(append(&start.place.log)?)
+            .stderr(append(&start.address.log)?)
             .process_group(0)
             .spawn()
             .map_err(|source| Error::io("start", start.program, source))?;
-        let worker = Arc::new(Worker::new(start.place.clone(), child.id() as i32, None, on_end));
+        let worker = Arc::new(Worker::new(start.address.clone(), child.id() as i32, None, on_end));
         let watched = worker.clone();
         // Open for as long as this daemon lives, which tells a spare worker that it does.
         let sign_of_life = child.stdin.take();
@@ -114,31 +114,31 @@ impl Worker {
     }
 
     /// Makes a spare worker that of a sandbox: moves it to its place there, and has it print to `output`.
-    pub fn take(&self, place: Place, output: &Path, on_end: OnEnd) -> Result<()> {
+    pub fn take(&self, address: Address, output: &Path, on_end: OnEnd) -> Result<()> {
         let output = append(output)?;
         let action = "join a sandbox";
         match self.ask(action, &Request::Take, &[output.as_fd()], None)? {
             Response::Status(status) => *lock(&self.said) = Some(status),
             other => return Err(unexpected(action, &other)),
         }
-        let mut own = self.lock_place();
-        for (from, to) in [(&own.socket, &place.socket), (&own.log, &place.log)] {
+        let mut own = self.lock_address();
+        for (from, to) in [(&own.socket, &address.socket), (&own.log, &address.log)] {
             std::fs::rename(from, to).map_err(|source| Error::io("move", from, source))?;
         }
-        *own = place;
+        *own = address;
         drop(own);
         *lock(&self.on_end) = Some(on_end);
         match self.ended() {
-            Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.place().log }),
+            Some(how) => Err(Error::WorkerStart { reason: self.with_words(how), log: self.address().log }),
             None => Ok(()),
         }
     }
 
     /// Finds the worker that an earlier daemon has started.
-    pub fn reconnect(place: Place, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
-        let stream = UnixStream::connect(&place.socket)
-            .map_err(|source| Error::io("connect to", &place.socket, source))?;
-        let worker = Arc::new(Worker::new(place, 0, Some(stream), on_end));
+    pub fn reconnect(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let stream = UnixStream::connect(&address.socket)
+            .map_err(|source| Error::io("connect to", &address.socket, source))?;
+        let worker = Arc::new(Worker::new(address, 0, Some(stream), on_end));
         worker.client.store(client, Ordering::Relaxed);
         let pid = worker.status()?.pid;
         worker.pid.store(pid, Ordering::Relaxed);
@@ -150,9 +150,9 @@ impl Worker {
         Ok(worker)
     }
 
-    fn new(place: Place, pid: i32, stream: Option<UnixStream>, on_end: OnEnd) -> Worker {
+    fn new(address: Address, pid: i32, stream: Option<UnixStream>, on_end: OnEnd) -> Worker {
         Worker {
-            place: Mutex::new(place),
+            address: Mutex::new(address),
             connection: Mutex::new(stream),
             pid: AtomicI32::new(pid),
             client: AtomicI32::new(0),
@@ -182,11 +182,11 @@ impl Worker {
 
     /// Its number in its sandbox.
     pub fn number(&self) -> u32 {
-        self.lock_place().number
+        self.lock_address().number
     }
 
-    pub fn place(&self) -> Place {
-        self.lock_place().clone()
+    pub fn address(&self) -> Address {
+        self.lock_address().clone()
     }
 
     pub fn pid(&self) -> i32 {
@@ -320,7 +320,7 @@ impl Worker {
         let began = Instant::now();
         while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
             if let Some(how) = self.ended() {
-                return Error::WorkerEnded { action, how: self.with_words(how), log: self.place().log };
+                return Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log };
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -329,7 +329,7 @@ impl Worker {
 
     /// How it ended, with the last line of its log, without the line's time and level.
     fn with_words(&self, how: String) -> String {
-        let log = std::fs::read_to_string(self.place().log).unwrap_or_default();
+        let log = std::fs::read_to_string(self.address().log).unwrap_or_default();
         match log.lines().last() {
             Some(line) => {
                 format!("{how}, saying: {}", line.split_once("] ").map_or(line, |(_, words)| words))
@@ -367,7 +367,7 @@ impl Worker {
     fn connect(&self) -> Result<UnixStream> {
         let began = Instant::now();
         loop {
-            match UnixStream::connect(self.place().socket) {
+            match UnixStream::connect(self.address().socket) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
                     let reason = match self.ended() {
@@ -380,14 +380,14 @@ impl Worker {
                             continue;
                         }
                     };
-                    return Err(Error::WorkerStart { reason, log: self.place().log });
+                    return Err(Error::WorkerStart { reason, log: self.address().log });
                 }
             }
         }
     }
 
     fn note_end(&self, how: String) {
-        log::info!("worker at {} (pid {}): {how}", self.place().socket.display(), self.pid());
+        log::info!("worker at {} (pid {}): {how}", self.address().socket.display(), self.pid());
         *lock(&self.ended) = Some(how);
         let on_end = lock(&self.on_end).take();
         if let Some(on_end) = on_end {
@@ -395,8 +395,8 @@ impl Worker {
         }
     }
 
-    fn lock_place(&self) -> MutexGuard<'_, Place> {
-        lock(&self.place)
+    fn lock_address(&self) -> MutexGuard<'_, Address> {
+        lock(&self.address)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {

@@ -5,14 +5,14 @@ use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
 
-use crate::containers::KeptContainer;
+use crate::containers::ContainerMetadata;
 use crate::error::{Error, Result};
 use crate::images::driver_half::DriverHalf;
 
 const FIELD: &str = "sandbox";
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Kept {
+pub struct ImageMetadata {
     /// The name of the sandbox that the image was taken of.
     pub name: String,
     /// Its GPU, as the user said it.
@@ -31,13 +31,13 @@ pub struct Kept {
     pub framework: bool,
     /// The container that it was taken of; its archive is a part then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub container: Option<KeptContainer>,
+    pub container: Option<ContainerMetadata>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-impl Kept {
+impl ImageMetadata {
     pub fn write(&self, manifest: &mut Manifest) -> Result<()> {
         let value = serde_json::to_value(self)
             .map_err(|source| Error::system("describe the sandbox", std::io::Error::from(source)))?;
@@ -52,18 +52,18 @@ impl Kept {
         }
     }
 
-    pub fn read(image: &Image) -> Result<Kept> {
+    pub fn read(image: &Image) -> Result<ImageMetadata> {
         let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
         let field = image.manifest().extra.get(FIELD).cloned();
         let field = field.ok_or_else(|| refused("it does not say how its sandbox was made".to_string()))?;
-        let kept: Kept = serde_json::from_value(field)
+        let metadata: ImageMetadata = serde_json::from_value(field)
             .map_err(|error| refused(format!("what it says of its sandbox cannot be understood: {error}")))?;
-        let files = kept.client.iter().flat_map(|client| &client.files);
+        let files = metadata.client.iter().flat_map(|client| &client.files);
         for (name, _) in files {
             if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
                 return Err(refused(format!("it wants a file named {name:?}, which no client makes")));
             }
         }
-        Ok(kept)
+        Ok(metadata)
     }
 }

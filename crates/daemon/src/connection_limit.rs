@@ -1,9 +1,9 @@
-//! How many may be at a door at once. Those who come when it is full wait before it.
+//! How many may be connected to a socket at once. Those who come when that many are wait to be accepted.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub struct Room {
+pub struct ConnectionLimit {
     most: u32,
     count: Mutex<Count>,
     left: Condvar,
@@ -17,26 +17,26 @@ struct Count {
     closed: bool,
 }
 
-/// One's stay.
-pub struct Guest(Arc<Room>);
+/// One connection, for as long as it lasts.
+pub struct ConnectionSlot(Arc<ConnectionLimit>);
 
-impl Room {
-    pub fn new(most: u32) -> Room {
-        Room { most, count: Mutex::default(), left: Condvar::new() }
+impl ConnectionLimit {
+    pub fn new(most: u32) -> ConnectionLimit {
+        ConnectionLimit { most, count: Mutex::default(), left: Condvar::new() }
     }
 
-    /// Until there is room for one more, or the room is closed.
+    /// Until one more may be accepted, or the socket is closed.
     pub fn wait(&self) {
         let is_full = |count: &mut Count| count.here >= self.most && !count.closed;
         drop(self.left.wait_while(self.lock(), is_full));
     }
 
-    pub fn enter(self: &Arc<Room>) -> Guest {
+    pub fn enter(self: &Arc<ConnectionLimit>) -> ConnectionSlot {
         let mut count = self.lock();
         count.came += 1;
         count.here += 1;
         drop(count);
-        Guest(self.clone())
+        ConnectionSlot(self.clone())
     }
 
     /// Waits until nobody is here, for so long; says how many have come.
@@ -61,7 +61,7 @@ impl Room {
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.lock().here -= 1;
         self.0.left.notify_all();
@@ -73,24 +73,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_to_a_full_room_waits_until_one_leaves_or_it_is_closed() {
-        let room = Arc::new(Room::new(2));
-        let (first, _second) = (room.enter(), room.enter());
-        let waiting = |room: &Arc<Room>| {
-            let room = room.clone();
-            std::thread::spawn(move || room.wait())
+    fn who_comes_when_it_is_full_waits_until_one_leaves_or_it_is_closed() {
+        let limit = Arc::new(ConnectionLimit::new(2));
+        let (first, _second) = (limit.enter(), limit.enter());
+        let waiting = |limit: &Arc<ConnectionLimit>| {
+            let limit = limit.clone();
+            std::thread::spawn(move || limit.wait())
         };
-        let third = waiting(&room);
+        let third = waiting(&limit);
         std::thread::sleep(Duration::from_millis(20));
         assert!(!third.is_finished());
         drop(first);
         third.join().unwrap();
-        let third = room.enter();
-        let fourth = waiting(&room);
-        assert_eq!(room.settle(Duration::from_millis(1)), 3);
-        room.close();
+        let third = limit.enter();
+        let fourth = waiting(&limit);
+        assert_eq!(limit.settle(Duration::from_millis(1)), 3);
+        limit.close();
         fourth.join().unwrap();
         drop(third);
-        assert_eq!(room.came(), 3);
+        assert_eq!(limit.came(), 3);
     }
 }
