@@ -96,6 +96,19 @@ def at(pointer, count, kind=np.float32):
     return np.frombuffer((ctypes.c_uint8 * bytes_).from_address(int(pointer)), kind)
 
 
+ADD = """extern "C" __global__ void add(float *a, float x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] += x;
+}"""
+
+
+def adder():
+    """Opens the GPU: a module whose `add` adds a number to the first `n` elements of an array, `n`, and two arrays of zeros."""
+    open_device()
+    n = 1024
+    return Module(ADD), n, upload(np.zeros(n, np.float32)), upload(np.zeros(n, np.float32))
+
+
 def main(setup):
     verify = setup()
     print("ready", flush=True)

@@ -1,18 +1,11 @@
 """A captured graph, with a fork and a join over events, and an explicit one, with a programmatic edge, can still be launched."""
 
 import numpy as np
-from gpu import Module, call, download, driver, main, open_device, pack, upload
-
-SOURCE = """extern "C" __global__ void add(float *a, float x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) a[i] += x;
-}"""
+from gpu import adder, call, download, driver, main, pack
 
 
 def setup():
-    open_device()
-    module, n = Module(SOURCE), 1024
-    a, b = upload(np.zeros(n, np.float32)), upload(np.zeros(n, np.float32))
+    module, n, a, b = adder()
     one, two = call("cuStreamCreate", 1), call("cuStreamCreate", 1)
     fork, join = call("cuEventCreate", 2), call("cuEventCreate", 2)
     call("cuStreamBeginCapture", one, driver.CUstreamCaptureMode(0))

@@ -1,18 +1,11 @@
 """A capture into a graph that the program has made, more nodes behind it, and that graph as a node of another."""
 
 import numpy as np
-from gpu import Module, call, download, driver, main, open_device, upload
-
-SOURCE = """extern "C" __global__ void add(float *a, float x, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) a[i] += x;
-}"""
+from gpu import adder, call, download, driver, main
 
 
 def setup():
-    open_device()
-    module, n = Module(SOURCE), 1024
-    a, b = upload(np.zeros(n, np.float32)), upload(np.zeros(n, np.float32))
+    module, n, a, b = adder()
     stream, mode = call("cuStreamCreate", 1), driver.CUstreamCaptureMode(0)
 
     graph = call("cuGraphCreate", 0)

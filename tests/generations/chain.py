@@ -1,4 +1,9 @@
-"""A chain of generations: a program that knows every byte of its memory is changed, taken, and brought back, again and again."""
+"""A chain of generations: a program that knows every byte of its memory is changed, taken, and brought back, again and again.
+
+A chain's seed says what it is: every second one has memory on the GPU too, and is put to sleep and woken; every third one
+begins from a framework's image. In each, now and then, memory that was mapped from page files is read again, and a program
+forgets which page files it maps, as one that an earlier version has restored.
+"""
 
 import errno
 import os
@@ -9,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("wander.c")
+SOURCES = Path(__file__).with_name("wander")
 # What is waited for has so long, seconds.
 PATIENCE = 120
 PAGES = 8192
@@ -22,7 +27,7 @@ class WentWrong(Exception):
 def build(directory):
     """The program."""
     program = Path(directory) / "wander"
-    subprocess.run(["cc", "-O2", "-Wall", "-Werror", SOURCE, "-o", program], check=True)
+    subprocess.run(["cc", "-O2", "-Wall", "-Werror", *SOURCES.glob("*.c"), "-o", program, "-ldl"], check=True)
     return program
 
 
@@ -72,10 +77,21 @@ class Chain:
         self.generation = self.operations = 0
         # The images that there are, the last last.
         self.images = []
+        self.has_gpu, self.has_framework = seed % 2 == 0, seed % 3 == 0
+        self.framework = f"{name}-framework"
 
     def begin(self):
-        self.rekindle.run(self.name, self.program, self.directory, self.seed, self.pages)
+        command = [self.program, self.directory, self.seed, self.pages, *(["gpu"] if self.has_gpu else [])]
+        if self.has_framework:
+            self.rekindle("image", "framework", self.framework, "--gpu", self.rekindle.gpu, "--", *command)
+            self.begin_from_framework()
+        else:
+            self.rekindle.run(self.name, *command)
         self.change()
+
+    def begin_from_framework(self):
+        """An app that is the framework's program as it was."""
+        self.rekindle("run", "-d", "--name", self.name, "--from", self.framework, "--", "app")
 
     def go(self):
         self.orders.send(f"go {self.random.getrandbits(48)} {self.random.choice([1, 5, 20, 60])}")
@@ -120,6 +136,10 @@ class Chain:
         if is_busy:
             self.go()
             time.sleep(draw.random() * 0.01)
+        if self.has_gpu and draw.random() < 0.3:
+            self.sleep()
+        if draw.random() < 0.1:
+            self.forget()
         if draw.random() < 0.7:
             rekindle("checkpoint", self.name, "--to", image, "--stop")
         else:
@@ -129,23 +149,52 @@ class Chain:
         self.images.append((image, is_busy))
         if draw.random() < 0.1:
             rekindle("verify", image)
-        # An image stands for itself, whatever becomes of those before it.
-        back = 0 if draw.random() < 0.9 else draw.randrange(len(self.images))
-        image, is_busy = self.images[-1 - back]
-        rekindle("restore", image, "--name", self.name, "--gpu", rekindle.gpu, "-d")
+        is_busy = self.bring_back()
         if is_busy:
             self.heed()
+        if self.has_gpu and draw.random() < 0.2:
+            self.sleep()
         self.change()
         if len(self.images) > 3:
             # Any but the last two.
             old = self.images.pop(draw.randrange(len(self.images) - 2))
             rekindle("rm", old[0])
 
+    def bring_back(self):
+        """From the last image, or an earlier one; whether it was taken in the middle of its work."""
+        draw = self.random
+        if self.has_framework and draw.random() < 0.05:
+            self.begin_from_framework()
+            return False
+        # An image stands for itself, whatever becomes of those before it.
+        back = 0 if draw.random() < 0.9 else draw.randrange(len(self.images))
+        image, is_busy = self.images[-1 - back]
+        self.rekindle("restore", image, "--name", self.name, "--gpu", self.rekindle.gpu, "-d")
+        return is_busy
+
+    def sleep(self):
+        """Puts its GPU half to sleep. What it does next on the GPU wakes it, or its checkpoint, or this."""
+        self.rekindle("sleep", self.name, "--level", self.random.choice(["gpu", "host", "disk"]))
+        if self.random.random() < 0.3:
+            self.rekindle("wake", self.name)
+
+    def forget(self):
+        """Has its next image lose what is known of its page files, or have its memory read by a restore and not mapped."""
+        rekindle = self.rekindle
+        if self.random.random() < 0.5:
+            for known in rekindle.state.glob("pages/*/parts.json"):
+                known.unlink()
+            return
+        rekindle("shutdown")
+        if rekindle.environment.pop("REKINDLE_CPU_PAGES", None) is None:
+            rekindle.environment["REKINDLE_CPU_PAGES"] = "read"
+
     def end(self):
         self.orders.send("end")
         if (text := self.orders.answer()) != "ended":
             raise WentWrong(text)
         self.rekindle.wait_end(self.name)
-        if self.images:
-            self.rekindle("rm", *(image for image, _ in self.images))
+        images = [image for image, _ in self.images] + ([self.framework] if self.has_framework else [])
+        if images:
+            self.rekindle("rm", *images)
         shutil.rmtree(self.directory)
