@@ -236,3 +236,6 @@ fn bytes_of(runs: &[Run]) -> u64 {
 fn unwritten(error: io::Error) -> String {
     format!("its page files could not be written: {error}")
 }
+
+#[cfg(test)]
+mod tests;
