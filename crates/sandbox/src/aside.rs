@@ -1,8 +1,8 @@
 //! Images of a program that is restored beside itself: it takes nothing that the other one has.
 //!
 //! A Unix socket that has a path would take that of the running program's away, and a lock on a file would not be had. So
-//! sockets get names in the sandbox's own run directory, and locks are left out. Ports, addresses and abstract names are
-//! those of a network of the sandbox's own.
+//! sockets get names in a directory of its own, a sandbox's run directory or a container's `/dev`, and locks are left out.
+//! Ports, addresses and abstract names are those of a network of its own.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
@@ -10,15 +10,12 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use crate::driver_socket::{FILES, SOCKET_NAME, UNIX};
-use crate::init::RUN_PATH;
+use crate::descriptors::{Described, FILES, Unix};
 use crate::pages::image::Entries;
 use crate::proto::Message;
 
 const LOCKS: &str = "filelocks.img";
 const REMAPS: &str = "remap-fpath.img";
-/// Of a Unix socket: what a name that is no whole path begins at.
-const NAME_DIRECTORY: u64 = 14;
 
 /// Why a program cannot be restored beside itself, if it cannot.
 pub fn obstacle(images: &Path) -> io::Result<Option<String>> {
@@ -41,8 +38,9 @@ pub fn obstacle(images: &Path) -> io::Result<Option<String>> {
     }))
 }
 
-/// Makes `own`, on the same file system, with the images as they are to be restored beside the program.
-pub fn settle(images: &Path, own: &Path) -> io::Result<()> {
+/// Makes `own`, on the same file system, with the images as they are to be restored beside the program. Sockets get names
+/// in the directory `place`, as the restored program sees it.
+pub fn settle(images: &Path, own: &Path, place: &str) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(own)?;
     for entry in fs::read_dir(images)? {
         let name = entry?.file_name();
@@ -51,26 +49,25 @@ pub fn settle(images: &Path, own: &Path) -> io::Result<()> {
         }
     }
     let mut files = Entries::read(&images.join(FILES)).map_err(io::Error::other)?;
-    rename(&mut files.entries);
+    rename(&mut files.entries, place);
     files.write(&own.join(FILES))
 }
 
-fn rename(files: &mut [Message]) {
+fn rename(files: &mut [Message], place: &str) {
     let mut names: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
     for file in files {
-        let Some(mut socket) = file.all_bytes(UNIX).next().and_then(Message::read) else { continue };
-        let name = socket.all_bytes(SOCKET_NAME).next().unwrap_or_default().to_vec();
+        let Some(mut socket) = Unix::of(file) else { continue };
+        let name = socket.name().to_vec();
         // Those without a path have no name, or one of their network.
         if name.first().is_none_or(|first| *first == 0) {
             continue;
         }
-        let directory = socket.all_bytes(NAME_DIRECTORY).next().unwrap_or_default();
-        let key = [directory, b"\0", &name].concat();
+        let key = [socket.directory(), b"\0", &name].concat();
         let number = names.len();
         let end = if name.ends_with(b"\0") { "\0" } else { "" };
-        let new = names.entry(key).or_insert_with(|| format!("{RUN_PATH}/s{number}{end}").into_bytes());
-        socket.set_bytes(SOCKET_NAME, new.clone()).remove(NAME_DIRECTORY);
-        file.set_bytes(UNIX, socket.write());
+        let new = names.entry(key).or_insert_with(|| format!("{place}/s{number}{end}").into_bytes());
+        socket.rename(new.clone());
+        socket.put(file);
     }
 }
 
@@ -80,19 +77,19 @@ mod tests {
 
     fn socket(id: u64, name: &[u8], directory: Option<&str>) -> Message {
         let mut socket = Message::default();
-        socket.set(1, id).set_bytes(SOCKET_NAME, name.to_vec());
+        socket.set(1, id).set_bytes(11, name.to_vec());
         if let Some(directory) = directory {
-            socket.set_bytes(NAME_DIRECTORY, directory.as_bytes().to_vec());
+            socket.set_bytes(14, directory.as_bytes().to_vec());
         }
         let mut file = Message::default();
-        file.set(1, 5).set(2, id).set_bytes(UNIX, socket.write());
+        file.set(1, 5).set(2, id).set_bytes(16, socket.write());
         file
     }
 
     fn name(file: &Message) -> Vec<u8> {
-        let socket = Message::read(file.all_bytes(UNIX).next().unwrap()).unwrap();
-        assert_eq!(socket.all_bytes(NAME_DIRECTORY).count(), 0);
-        socket.all_bytes(SOCKET_NAME).next().unwrap().to_vec()
+        let socket = Unix::of(file).unwrap();
+        assert_eq!(socket.directory(), b"");
+        socket.name().to_vec()
     }
 
     #[test]
@@ -105,7 +102,7 @@ mod tests {
             socket(5, b"\0abstract", None),
             socket(6, b"", None),
         ];
-        rename(&mut files);
+        rename(&mut files, "/run/rekindle");
         let names: Vec<_> = files.iter().map(name).collect();
         assert_eq!(names[0], b"/run/rekindle/s0\0");
         assert_eq!(names[1], names[0]);

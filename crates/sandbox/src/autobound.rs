@@ -14,9 +14,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::driver_socket::{FILES, SOCKET_NAME, UNIX};
+use crate::descriptors::{Described, FILES, Unix};
 use crate::pages::image::Entries;
-use crate::proto::Message;
 
 /// Restores of images with such names find out in turn which are free, until CRIU has bound them.
 static TURN: Mutex<()> = Mutex::new(());
@@ -93,9 +92,7 @@ fn is_automatic(name: &[u8]) -> bool {
 }
 
 fn names_of(files: &Entries) -> HashSet<Vec<u8>> {
-    let sockets = files.entries.iter().filter_map(|file| Message::read(file.all_bytes(UNIX).next()?));
-    let names =
-        sockets.flat_map(|socket| socket.all_bytes(SOCKET_NAME).map(<[u8]>::to_vec).collect::<Vec<_>>());
+    let names = Unix::all(&files.entries).map(|socket| socket.name().to_vec());
     names.filter(|name| is_automatic(name)).collect()
 }
 
@@ -121,11 +118,10 @@ fn others(
 
 fn rename(files: &mut Entries, others: &HashMap<Vec<u8>, Vec<u8>>) {
     for file in &mut files.entries {
-        let Some(mut socket) = file.all_bytes(UNIX).next().and_then(Message::read) else { continue };
-        let other = socket.all_bytes(SOCKET_NAME).find_map(|name| others.get(name)).cloned();
-        if let Some(other) = other {
-            socket.set_bytes(SOCKET_NAME, other);
-            file.set_bytes(UNIX, socket.write());
+        let Some(mut socket) = Unix::of(file) else { continue };
+        if let Some(other) = others.get(socket.name()) {
+            socket.rename(other.clone());
+            socket.put(file);
         }
     }
 }
@@ -133,6 +129,7 @@ fn rename(files: &mut Entries, others: &HashMap<Vec<u8>, Vec<u8>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::Message;
 
     fn names(all: &[&str]) -> HashSet<Vec<u8>> {
         all.iter().map(|name| format!("\0{name}").into_bytes()).collect()
@@ -163,8 +160,8 @@ mod tests {
     fn every_socket_of_a_name_gets_the_other_one() {
         let socket = |name: &[u8]| {
             let (mut socket, mut file) = (Message::default(), Message::default());
-            socket.set(1, 5).set_bytes(SOCKET_NAME, name.to_vec());
-            file.set(1, 3).set_bytes(UNIX, socket.write());
+            socket.set(1, 5).set_bytes(11, name.to_vec());
+            file.set(1, 5).set_bytes(16, socket.write());
             file
         };
         let mut files = Entries::default();

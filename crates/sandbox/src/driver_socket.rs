@@ -8,20 +8,11 @@
 use std::io;
 use std::path::Path;
 
+use crate::descriptors::{Described, FILES, Unix};
 use crate::pages::image::Entries;
-use crate::proto::Message;
 
 /// How the name begins; an abstract one has a zero byte first.
 const NAME: &[u8] = b"\0cuda-uvmfd-";
-/// All open files, in CRIU's `fdinfo.proto`.
-pub(crate) const FILES: &str = "files.img";
-pub(crate) const UNIX: u64 = 16;
-/// The fields of a Unix socket there, in `sk-unix.proto`.
-const STATE: u64 = 4;
-pub(crate) const SOCKET_NAME: u64 = 11;
-/// Of a socket that listens, and of one that does nothing: numbers of TCP's states.
-const LISTEN: u64 = 10;
-const CLOSE: u64 = 7;
 
 /// Takes the name of that socket out of the dump in `images`.
 pub fn unname(images: &Path) -> io::Result<()> {
@@ -32,15 +23,12 @@ pub fn unname(images: &Path) -> io::Result<()> {
     let mut files = Entries::read(&path).map_err(io::Error::other)?;
     let mut changed = false;
     for file in &mut files.entries {
-        let Some(mut socket) = file.all_bytes(UNIX).next().and_then(Message::read) else { continue };
-        if !socket.all_bytes(SOCKET_NAME).any(|name| name.starts_with(NAME)) {
+        let Some(mut socket) = Unix::of(file).filter(|socket| socket.name().starts_with(NAME)) else {
             continue;
-        }
-        socket.set_bytes(SOCKET_NAME, Vec::new());
-        if socket.number(STATE) == Some(LISTEN) {
-            socket.set(STATE, CLOSE);
-        }
-        file.set_bytes(UNIX, socket.write());
+        };
+        socket.rename(Vec::new());
+        socket.close();
+        socket.put(file);
         changed = true;
     }
     if changed { files.write(&path) } else { Ok(()) }

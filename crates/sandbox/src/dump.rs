@@ -19,7 +19,7 @@ use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
-use crate::tree::{Tree, Waiting, refuse_headless, refuse_unkept, traced};
+use crate::tree::{Tree, Waiting};
 use crate::unfit;
 
 #[derive(Debug)]
@@ -202,9 +202,6 @@ impl Sandbox {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        refuse_traced(self)?;
-        refuse_headless(self.pids().into_values())?;
-        refuse_unkept(self.pids().into_values())?;
         unfit::refuse(&self.pids().into_values().collect::<Vec<_>>(), &spec.external_sockets)?;
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
@@ -270,13 +267,6 @@ impl Sandbox {
             None => self.kill(),
         }
     }
-}
-
-/// From inside the sandbox CRIU cannot tell who traces it.
-fn refuse_traced(sandbox: &Sandbox) -> Result<()> {
-    let mut traces =
-        sandbox.pids().into_iter().filter_map(|(inside, pid)| Some((inside, process::tracer(pid)?)));
-    traces.next().map_or(Ok(()), |(pid, tracer)| Err(traced(pid, tracer)))
 }
 
 /// Whether the file system has no room left. CRIU's log stands on it too, and may be cut before the reason.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
-use crate::driver_socket::FILES;
+use crate::descriptors::FILES;
 use crate::pages::image::Entries;
 use crate::proto::Message;
 

@@ -17,23 +17,18 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::descriptors::{self, Described, FILES, Regular};
 use crate::ghost_file::{self, GHOST_LIMIT};
 use crate::pages::image::Entries;
 use crate::proto::Message;
 
 const GONE: &[u8] = b" (deleted)";
-const FILES: &str = "files.img";
 const REMAPS: &str = "remap-fpath.img";
 const REMAPS_MAGIC: u32 = 0x5913_3954;
-/// Of an entry in [`FILES`], and of a regular file in it.
-const ID: u64 = 2;
-const REGULAR: u64 = 3;
-const NAME: u64 = 6;
-const EXTERNAL: u64 = 9;
 /// Of an entry in [`REMAPS`].
 const ORIGINAL: u64 = 1;
 const REPLACEMENT: u64 = 2;
@@ -269,7 +264,7 @@ pub fn settle(pids: &[i32], images: &Path) -> Result<(), String> {
             return Err(refusal);
         }
         dump.settle(id, &found, file, lost).map_err(named(&lost.name))?;
-        dump.files.entries.retain(|entry| entry.number(ID) != Some(replacement));
+        dump.files.entries.retain(|entry| descriptors::id(entry) != Some(replacement));
         links.push(link);
     }
     let written = dump.files.write(&images.join(FILES)).and_then(|()| dump.remaps.write(&remaps));
@@ -299,10 +294,9 @@ impl Dump<'_> {
     fn external(&self) -> Vec<(u64, String)> {
         let entries = self.files.entries.iter();
         let named = entries.filter_map(|entry| {
-            let regular = Message::read(entry.all_bytes(REGULAR).next()?)?;
-            let name = String::from_utf8(regular.all_bytes(NAME).next()?.to_vec()).ok()?;
-            (regular.number(EXTERNAL) == Some(1) && name.starts_with("file["))
-                .then_some((entry.number(ID)?, name))
+            let regular = Regular::of(entry)?;
+            let name = std::str::from_utf8(regular.name()).ok()?.to_string();
+            (regular.is_external() && name.starts_with("file[")).then_some((descriptors::id(entry)?, name))
         });
         named.collect()
     }
@@ -312,9 +306,9 @@ impl Dump<'_> {
             self.remaps.entries.iter().filter(|entry| entry.number(KIND).unwrap_or(LINKED) == LINKED);
         let read = linked.map(|entry| {
             let (id, replacement) = (entry.number(ORIGINAL)?, entry.number(REPLACEMENT)?);
-            let file = self.files.entries.iter().find(|file| file.number(ID) == Some(replacement))?;
-            let regular = Message::read(file.all_bytes(REGULAR).next()?)?;
-            let link = PathBuf::from(OsStr::from_bytes(regular.all_bytes(NAME).next()?));
+            let mut files = self.files.entries.iter();
+            let file = files.find(|file| descriptors::id(file) == Some(replacement))?;
+            let link = Regular::of(file)?.path().to_path_buf();
             Some(Linked { id, link, replacement })
         });
         read.collect::<Option<_>>().ok_or_else(|| format!("{REMAPS} and {FILES} do not agree"))
@@ -343,10 +337,10 @@ impl Dump<'_> {
     }
 
     fn rename(&mut self, id: u64, to: &Path) {
-        for entry in self.files.entries.iter_mut().filter(|entry| entry.number(ID) == Some(id)) {
-            let Some(mut regular) = entry.all_bytes(REGULAR).next().and_then(Message::read) else { continue };
-            regular.remove(EXTERNAL).set_bytes(NAME, to.as_os_str().to_owned().into_vec());
-            entry.set_bytes(REGULAR, regular.write());
+        for entry in self.files.entries.iter_mut().filter(|entry| descriptors::id(entry) == Some(id)) {
+            let Some(mut regular) = Regular::of(entry) else { continue };
+            regular.rename(to);
+            regular.put(entry);
         }
     }
 }

@@ -6,29 +6,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::driver_socket::FILES;
+use crate::descriptors::{Described, FILES, Internet, LISTENS, address};
 use crate::error::{Error, Result};
 use crate::pages::image::Entries;
 use crate::process;
-use crate::proto::Message;
 
-/// Internet sockets in `fdinfo.proto`; of one its family, protocol, state, port, address and options in `sk-inet.proto`;
-/// of the options in `sk-opts.proto` that it shares its port.
-const INET: u64 = 4;
-const FAMILY: u64 = 3;
-const PROTOCOL: u64 = 5;
-const STATE: u64 = 6;
-const PORT: u64 = 7;
-const ADDRESS: u64 = 11;
-const OPTIONS: u64 = 14;
-const SHARED: u64 = 17;
-/// TCP's number of a socket that listens, and how the kernel's table has it.
-const LISTEN: u64 = 10;
-const LISTENS: &str = "0A";
+/// A socket that listens, in the kernel's table.
+const LISTENING: &str = "0A";
 
 /// Those of restores under way.
 static RESERVED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
@@ -91,38 +79,24 @@ fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
 }
 
 fn listeners(files: &Entries) -> Vec<SocketAddr> {
-    let sockets = files.entries.iter().filter_map(|file| Message::read(file.all_bytes(INET).next()?));
-    let mut out: Vec<_> = sockets.filter_map(|socket| wanted(&socket)).collect();
+    let mut out: Vec<_> = Internet::all(&files.entries).filter_map(|socket| wanted(&socket)).collect();
     out.sort_unstable();
     out.dedup();
     out
 }
 
-fn wanted(socket: &Message) -> Option<SocketAddr> {
-    let is_tcp = socket.number(PROTOCOL)? == libc::IPPROTO_TCP as u64;
-    let options = socket.all_bytes(OPTIONS).next().and_then(Message::read)?;
-    if !is_tcp || socket.number(STATE)? != LISTEN || options.number(SHARED).unwrap_or(0) != 0 {
+fn wanted(socket: &Internet) -> Option<SocketAddr> {
+    if !socket.is_tcp() || socket.state()? != LISTENS || socket.shares_port()? {
         return None;
     }
-    let words: Vec<u32> = socket.all_numbers(ADDRESS).map(|word| word as u32).collect();
-    let count = if socket.number(FAMILY)? == libc::AF_INET6 as u64 { 4 } else { 1 };
-    Some(SocketAddr::new(address(words.get(..count)?)?, u16::try_from(socket.number(PORT)?).ok()?))
-}
-
-/// Of one or four words, each with its bytes in the order of the network.
-fn address(words: &[u32]) -> Option<IpAddr> {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    match words {
-        [_] => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
-        _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
-    }
+    Some(SocketAddr::new(socket.source_address()?, socket.source_port()?))
 }
 
 /// A line of the kernel's table, if its socket listens.
 fn listener(line: &str) -> Option<(SocketAddr, u64)> {
     let words: Vec<_> = line.split_ascii_whitespace().collect();
     let (hosted, port) = words.get(1)?.split_once(':')?;
-    if words.get(3) != Some(&LISTENS) || !hosted.is_ascii() {
+    if words.get(3) != Some(&LISTENING) || !hosted.is_ascii() {
         return None;
     }
     let word = |at: usize| u32::from_str_radix(hosted.get(at..at + 8)?, 16).ok();
@@ -133,7 +107,7 @@ fn listener(line: &str) -> Option<(SocketAddr, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{IpAddr, TcpListener};
 
     use super::*;
     use crate::proto::Encoder;
@@ -145,15 +119,15 @@ mod tests {
             IpAddr::V6(ip) => (libc::AF_INET6, ip.octets().to_vec()),
         };
         let mut options = Encoder::default();
-        options.number(7, 1).number(SHARED as u32, shared);
+        options.number(7, 1).number(17, shared);
         let mut socket = Encoder::default();
-        socket.number(3, family as u64).number(5, 6).number(6, LISTEN).number(7, address.port().into());
+        socket.number(3, family as u64).number(5, 6).number(6, LISTENS).number(7, address.port().into());
         for word in bytes.chunks(4) {
-            socket.number(ADDRESS as u32, u32::from_ne_bytes(word.try_into().unwrap()).into());
+            socket.number(11, u32::from_ne_bytes(word.try_into().unwrap()).into());
         }
-        socket.bytes(OPTIONS as u32, &options.0);
+        socket.bytes(14, &options.0);
         let mut file = Encoder::default();
-        file.number(1, 4).bytes(INET as u32, &socket.0);
+        file.number(1, 4).bytes(4, &socket.0);
         let dir = tempfile::tempdir().unwrap();
         let text = [&b"headhead"[..], &(file.0.len() as u32).to_le_bytes(), &file.0].concat();
         fs::write(dir.path().join(FILES), text).unwrap();

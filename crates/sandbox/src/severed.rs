@@ -20,7 +20,7 @@ use nix::sys::socket::{Shutdown, SockaddrIn, SockaddrIn6, connect, setsockopt, s
 use serde::{Deserialize, Serialize};
 
 use crate::connections;
-use crate::driver_socket::FILES;
+use crate::descriptors::{Described, FILES, Internet};
 use crate::pages::image::Entries;
 use crate::process::{self, Handle};
 use crate::proto::Message;
@@ -30,17 +30,6 @@ const NAME: &str = "severed.img";
 const INVENTORY: &str = "inventory.img";
 /// In `inventory.proto`: that connections were left alone.
 const CONNECTIONS_CLOSED: u64 = 10;
-/// Internet sockets in `fdinfo.proto`, and of one its inode, type, protocol, state, ports and shutdown in
-/// `sk-inet.proto`.
-const INET: u64 = 4;
-const INODE: u64 = 2;
-const PROTOCOL: u64 = 5;
-const STATE: u64 = 6;
-const SOURCE_PORT: u64 = 7;
-const DESTINATION_PORT: u64 = 8;
-const SHUTDOWN: u64 = 19;
-/// TCP's number of a socket that is not connected.
-const CLOSE: u64 = 7;
 /// The kernel does this at once, within one machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -116,13 +105,12 @@ fn cut(files: &mut Entries, inside: &BTreeSet<u64>) -> BTreeSet<u32> {
     let inside: BTreeSet<u32> = inside.iter().map(|inode| *inode as u32).collect();
     let mut severed = BTreeSet::new();
     for file in &mut files.entries {
-        let Some(mut socket) = file.all_bytes(INET).next().and_then(Message::read) else { continue };
-        let number = |field| socket.number(field).unwrap_or(0);
-        let inode = number(INODE) as u32;
-        let is_connected = number(PROTOCOL) == libc::IPPROTO_TCP as u64 && number(DESTINATION_PORT) != 0;
+        let Some(mut socket) = Internet::of(file) else { continue };
+        let inode = socket.inode();
+        let is_connected = socket.is_tcp() && socket.destination_port().unwrap_or(0) != 0;
         if is_connected && !inside.contains(&inode) {
-            socket.set(STATE, CLOSE).set(SOURCE_PORT, 0).set(DESTINATION_PORT, 0).remove(SHUTDOWN);
-            file.set_bytes(INET, socket.write());
+            socket.sever();
+            socket.put(file);
             severed.insert(inode);
         }
     }
@@ -272,7 +260,7 @@ mod tests {
             socket.number(1, 9).number(2, inode).number(5, protocol as u64).number(6, 1);
             socket.number(7, 80).number(8, port).number(19, 1).bytes(13, b"kept");
             let mut file = Encoder::default();
-            file.number(1, 4).bytes(INET as u32, &socket.0);
+            file.number(1, 4).bytes(4, &socket.0);
             file.0
         };
         let mut text = b"headhead".to_vec();
@@ -284,9 +272,10 @@ mod tests {
         let mut files = Entries::read(&path).unwrap();
         assert_eq!(cut(&mut files, &BTreeSet::from([6, 1 << 32])), BTreeSet::from([5]));
         let states = files.entries.iter().map(|file| {
-            let socket = Message::read(file.all_bytes(INET).next().unwrap()).unwrap();
-            assert_eq!(socket.all_bytes(13).next(), Some(b"kept".as_slice()));
-            [STATE, SOURCE_PORT, DESTINATION_PORT].map(|field| socket.number(field).unwrap())
+            let socket = Internet::of(file).unwrap();
+            assert_eq!(socket.message().all_bytes(13).next(), Some(b"kept".as_slice()));
+            let ports = [socket.source_port(), socket.destination_port()];
+            [socket.state(), ports[0].map(u64::from), ports[1].map(u64::from)].map(Option::unwrap)
         });
         assert_eq!(states.collect::<Vec<_>>(), [[7, 0, 0], [1, 80, 1234], [1, 80, 53], [1, 80, 0]]);
     }

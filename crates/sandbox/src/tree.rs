@@ -21,7 +21,7 @@ use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
 use crate::tracer::Place;
-use crate::{capability, devshm, ending, outputs, system_v, unfit};
+use crate::{capability, devshm, ending, outputs, unfit};
 
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
@@ -129,7 +129,7 @@ impl Tree {
     {
         let began = Instant::now();
         self.refuse_unfit()?;
-        unfit::refuse(&process::tree(self.root), &spec.external_sockets)?;
+        unfit::refuse_descriptors(&process::tree(self.root), &spec.external_sockets)?;
         let log = spec.images_dir.join(DUMP_LOG);
         let course = Course { whole: None, log: log.clone(), restores: None };
         let (mut until_frozen, mut frozen_step) = (Duration::ZERO, Duration::ZERO);
@@ -193,7 +193,7 @@ impl Tree {
     fn refuse_unfit(&self) -> Result<()> {
         let pids: Vec<_> = self.pids().into_values().collect();
         let own = std::process::id() as i32;
-        refuse_headless(pids.iter().copied())?;
+        unfit::refuse_headless(pids.iter().copied())?;
         if !self.is_alive() || ending::is_dying(self.root) {
             return Err(Error::NoProcess { pid: self.root });
         }
@@ -221,11 +221,9 @@ impl Tree {
                      start the program with `setsid`"
                 )));
             }
-            if let Some(tracer) = process::tracer(pid) {
-                return Err(traced(pid, tracer));
-            }
         }
-        refuse_unkept(pids)?;
+        unfit::refuse_traced(&pids)?;
+        unfit::refuse_unkept(&pids)?;
         self.refuse_uninterruptible()
     }
 
@@ -288,32 +286,6 @@ impl Drop for Waiting {
 
 fn refused(cause: String) -> Error {
     Error::Refused { cause }
-}
-
-/// CRIU would not know what such a process holds.
-pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
-    match pids.into_iter().find(|pid| ending::lacks_first_thread(*pid)) {
-        None => Ok(()),
-        Some(pid) => Err(refused(format!(
-            "the first thread of process {pid} has ended and others of it go on, which CRIU cannot take; \
-             have that thread wait for them"
-        ))),
-    }
-}
-
-/// What no image can keep of processes, as far as it is seen while they run.
-pub fn refuse_unkept(pids: impl IntoIterator<Item = i32>) -> Result<()> {
-    let pids: Vec<_> = pids.into_iter().collect();
-    let cause = LostNames::find(&pids).refusal().or_else(|| system_v::refusal(&pids));
-    cause.map_or(Ok(()), |cause| Err(refused(cause)))
-}
-
-/// CRIU traces what it dumps, and a process has one tracer.
-pub fn traced(pid: i32, tracer: i32) -> Error {
-    let name = process::name(tracer);
-    refused(format!(
-        "process {tracer} ({name}) traces its process {pid}; detach that debugger or tracer first"
-    ))
 }
 
 /// The files in `/dev/shm` that a process has open or mapped by name.

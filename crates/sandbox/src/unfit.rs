@@ -1,5 +1,5 @@
-//! What CRIU cannot take, found before anything stands still: it is refused with the process and the descriptor that
-//! have it, and with what to do.
+//! What CRIU cannot take and what no image keeps, found before anything stands still: it is refused with the process and
+//! the descriptor that have it, and with what to do.
 //!
 //! What can only be seen while the program stands still CRIU itself refuses.
 
@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::error::{Error, Result};
+use crate::lost_names::LostNames;
 use crate::peers::{self, Unix};
 use crate::process::{self, Handle};
+use crate::{ending, system_v};
 
 /// What a descriptor is called in `/proc`, what that is, and the way out.
 const DESCRIPTORS: [(&str, &str, &str); 9] = [
@@ -27,9 +29,50 @@ const DESCRIPTORS: [(&str, &str, &str); 9] = [
     ("anon_inode:kvm", "a virtual machine", "checkpoint it by its own monitor"),
 ];
 
-/// Refuses the processes if one holds what CRIU cannot take. `external` are the program's ends of Unix sockets that are
-/// known to lead outside.
+/// Refuses the processes of a program for any of this. `external` are its ends of Unix sockets that are known to lead
+/// outside.
 pub fn refuse(pids: &[i32], external: &[u32]) -> Result<()> {
+    // From inside a sandbox CRIU cannot tell who traces it.
+    refuse_traced(pids)?;
+    refuse_headless(pids.iter().copied())?;
+    refuse_unkept(pids)?;
+    refuse_descriptors(pids, external)
+}
+
+/// CRIU traces what it dumps, and a process has one tracer.
+pub fn refuse_traced(pids: &[i32]) -> Result<()> {
+    let Some((pid, tracer)) = pids.iter().find_map(|pid| Some((*pid, process::tracer(*pid)?))) else {
+        return Ok(());
+    };
+    let name = process::name(tracer);
+    Err(refused(format!(
+        "process {tracer} ({name}) traces its process {pid}; detach that debugger or tracer first"
+    )))
+}
+
+/// CRIU would not know what such a process holds.
+pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
+    match pids.into_iter().find(|pid| ending::lacks_first_thread(*pid)) {
+        None => Ok(()),
+        Some(pid) => Err(refused(format!(
+            "the first thread of process {pid} has ended and others of it go on, which CRIU cannot take; \
+             have that thread wait for them"
+        ))),
+    }
+}
+
+/// What no image can keep, as far as it is seen while the program runs.
+pub fn refuse_unkept(pids: &[i32]) -> Result<()> {
+    let cause = LostNames::find(pids).refusal().or_else(|| system_v::refusal(pids));
+    cause.map_or(Ok(()), |cause| Err(refused(cause)))
+}
+
+fn refused(cause: String) -> Error {
+    Error::Refused { cause }
+}
+
+/// What CRIU does not know of what they have open.
+pub fn refuse_descriptors(pids: &[i32], external: &[u32]) -> Result<()> {
     let unix = peers::unix().unwrap_or_else(|error| {
         // CRIU sees them too, and has fewer words for it.
         log::debug!("the kernel does not list Unix sockets: {error}");
@@ -47,11 +90,9 @@ pub fn refuse(pids: &[i32], external: &[u32]) -> Result<()> {
                 .or_else(|| outside(&unix, &own, external, &link));
             if let Some((what, way_out)) = found {
                 let name = process::name(pid);
-                return Err(Error::Refused {
-                    cause: format!(
-                        "process {pid} ({name}) has {what} as descriptor {number}, which CRIU cannot take; {way_out}"
-                    ),
-                });
+                return Err(refused(format!(
+                    "process {pid} ({name}) has {what} as descriptor {number}, which CRIU cannot take; {way_out}"
+                )));
             }
         }
     }
@@ -171,7 +212,7 @@ mod tests {
 
     fn said(holders: &[&Holder], external: &[u32]) -> String {
         let pids: Vec<_> = holders.iter().map(|holder| holder.pid()).collect();
-        refuse(&pids, external).map_or_else(|error| error.to_string(), |()| "nothing".into())
+        refuse_descriptors(&pids, external).map_or_else(|error| error.to_string(), |()| "nothing".into())
     }
 
     fn made(descriptor: i64) -> Option<OwnedFd> {

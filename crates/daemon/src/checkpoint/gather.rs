@@ -100,7 +100,7 @@ impl Attempt<'_> {
         if let Some(draft) = slot.take() {
             let image = self.timeline.time("commit", || draft.commit())?;
             let id = image.manifest().id.clone();
-            if self.request.prove || proof::is_wanted_always() {
+            if self.request.is_proof_wanted() {
                 self.prove(image)?;
             }
             let _ = self.made.set(id);
@@ -110,22 +110,10 @@ impl Attempt<'_> {
 
     /// Restores the image once beside its program. What does not come back is no image.
     fn prove(&self, image: Image) -> Result<()> {
-        self.reply.progress("prove", 0, 0);
-        let id = image.manifest().id.clone();
-        let proven = self.timeline.time("prove", || proof::prove(self.daemon, &image));
-        drop(image);
-        match proven {
-            Ok(warnings) => {
-                self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
-                Ok(())
-            }
-            Err(error) => {
-                if let Err(error) = self.daemon.store.remove_made(self.request.to, &id) {
-                    log::error!("the image of a checkpoint that was not proven stays: {error}");
-                }
-                Err(Error::Unproven { reason: error.to_string() })
-            }
-        }
+        let prove = |image: &Image| proof::prove(self.daemon, image);
+        let warnings = proof::demand(self.daemon, image, self.timeline, self.reply, prove)?;
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
+        Ok(())
     }
 
     /// Has the program's memory mapped from the image on a restore.

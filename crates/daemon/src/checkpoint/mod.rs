@@ -29,6 +29,7 @@ use crate::host::process::{self, is_alive};
 use crate::images::driver_half;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
+use crate::restore::proof;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::members::Members;
@@ -58,6 +59,13 @@ pub struct CheckpointRequest<'a> {
     pub framework: bool,
     /// Whether the image is restored once beside the program, and is none if that fails.
     pub prove: bool,
+}
+
+impl CheckpointRequest<'_> {
+    /// Whether the image is proven, by this wish or by the daemon's setting.
+    pub fn is_proof_wanted(&self) -> bool {
+        self.prove || proof::is_wanted_always()
+    }
 }
 
 pub fn checkpoint(

@@ -169,12 +169,13 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::FileExt;
 
-    use rekindle_store::{Encoding, KnownChunks, PartKind, Store};
+    use rekindle_store::{Encoding, Image, KnownChunks, PartKind, Store};
+    use tempfile::TempDir;
 
     use super::*;
 
-    #[test]
-    fn a_file_is_known_until_anything_of_it_changes() {
+    /// One with a page file.
+    fn image() -> (TempDir, Image) {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(&root.path().join("store")).unwrap();
         let pages = root.path().join("pages");
@@ -182,6 +183,12 @@ mod tests {
         let draft = store.begin("job").unwrap();
         draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &KnownChunks::new()).unwrap();
         let image = draft.commit().unwrap();
+        (root, image)
+    }
+
+    #[test]
+    fn a_file_is_known_until_anything_of_it_changes() {
+        let (root, image) = image();
         let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
         let path = image.file_path(part).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -230,13 +237,7 @@ mod tests {
 
     #[test]
     fn one_reads_and_the_others_wait() {
-        let root = tempfile::tempdir().unwrap();
-        let store = Store::open(&root.path().join("store")).unwrap();
-        let pages = root.path().join("pages");
-        fs::write(&pages, [7; 100_000]).unwrap();
-        let draft = store.begin("job").unwrap();
-        draft.take_pages(PartKind::CpuPages, "anon-1", &pages, 100_000, &KnownChunks::new()).unwrap();
-        let image = draft.commit().unwrap();
+        let (_root, image) = image();
         let part = image.part(PartKind::CpuPages, "anon-1").unwrap();
         let file = File::open(image.file_path(part).unwrap()).unwrap();
         let checked = Checked::default();

@@ -12,8 +12,10 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use rekindle_protocol::daemon::{LoadOrder, State};
-use rekindle_sandbox::{ExternalSocket, aside};
+use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
 use rekindle_store::Image;
+
+use crate::reply::Reply;
 
 use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
@@ -29,11 +31,42 @@ use crate::{fault, frameworks};
 /// `on` has every checkpoint prove its image.
 const VARIABLE: &str = "REKINDLE_PROVE";
 
+/// Why a program that is complete does not run.
+pub const NO_MORE: &str = "it was to be proven and no more";
+
 pub fn is_wanted_always() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == "on")
 }
 
-/// Proves an image. Returns what could not be proven, a sentence each.
+/// Has an image that was just made be proven, and removes one that does not come back. Returns what could not be proven, a
+/// sentence each.
+pub fn demand(
+    daemon: &Daemon,
+    image: Image,
+    timeline: &Timeline,
+    reply: &Reply<'_>,
+    prove: impl FnOnce(&Image) -> Result<Vec<String>>,
+) -> Result<Vec<String>> {
+    reply.progress("prove", 0, 0);
+    let (name, id) = (image.manifest().name.clone(), image.manifest().id.clone());
+    let proven = timeline.time("prove", || prove(&image));
+    drop(image);
+    proven.map_err(|error| {
+        if let Err(error) = daemon.store.remove_made(&name, &id) {
+            log::error!("the image of a checkpoint that was not proven stays: {error}");
+        }
+        Error::Unproven { reason: error.to_string() }
+    })
+}
+
+/// What is told of an image that is not proven.
+pub fn unproven(why: &str) -> Vec<String> {
+    let warning = format!("the image was not proven by a restore: {why}");
+    log::warn!("{warning}");
+    vec![warning]
+}
+
+/// Proves an image of a program that is in no container. Returns what could not be proven.
 pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
     let metadata = ImageMetadata::read(image)?;
     let images = cpu_images::check(image, available_threads())?;
@@ -45,9 +78,19 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         false => Some("it uses an AMD GPU, which its GPU half would be put on twice".to_string()),
     };
     if let Some(why) = obstacle {
-        return Ok(vec![format!("the image was not proven by a restore: {why}")]);
+        return Ok(unproven(&why));
     }
-    preflight::check_machine(&daemon.places, image, &metadata)?;
+    in_place(daemon, image, &metadata, |attempt| attempt.prove(|sockets| attempt.prove_cpu(sockets)))
+}
+
+/// Proves an image with what a sandbox of its own needs, and gives all of that back. Returns what could not be proven.
+pub fn in_place(
+    daemon: &Daemon,
+    image: &Image,
+    metadata: &ImageMetadata,
+    work: impl FnOnce(&Attempt<'_>) -> Result<Option<String>>,
+) -> Result<Vec<String>> {
+    preflight::check_machine(&daemon.places, image, metadata)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
     let sandbox = daemon.sandboxes.add(None, "proof", |name, _| {
@@ -74,7 +117,7 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         daemon,
         sandbox: &sandbox,
         image,
-        metadata: &metadata,
+        metadata,
         pairs: &[],
         // Its steps would be taken for the checkpoint's own.
         timeline: &Timeline::begin(),
@@ -83,18 +126,22 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
         is_proof: true,
         mapped: Mutex::default(),
     };
-    let proven = attempt.prove();
+    let proven = work(&attempt);
     sandbox.fill_pool();
     give_back(daemon, &sandbox);
     proven.map(|warning| warning.into_iter().collect())
 }
 
 impl Attempt<'_> {
-    fn prove(&self) -> Result<Option<String>> {
+    /// Proves both halves: that of the CPU by `prove_cpu`, which gets what takes the place of the program's sockets.
+    pub fn prove(
+        &self,
+        prove_cpu: impl FnOnce(&[ExternalSocket<'_>]) -> Result<()>,
+    ) -> Result<Option<String>> {
         if self.metadata.framework {
             frameworks::open(&self.sandbox.run_directory)?;
         }
-        let Some(client) = &self.metadata.client else { return self.prove_cpu(&[]).map(|()| None) };
+        let Some(client) = &self.metadata.client else { return prove_cpu(&[]).map(|()| None) };
         AdmissionSocket::open(self.sandbox)?;
         self.make_files(client)?;
         let (client_end, _worker_end) =
@@ -102,7 +149,7 @@ impl Attempt<'_> {
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.prove_gpu());
-            let cpu = self.prove_cpu(&sockets);
+            let cpu = prove_cpu(&sockets);
             let gpu = join(gpu);
             cpu.and(gpu)
         })
@@ -112,8 +159,9 @@ impl Attempt<'_> {
     fn prove_cpu(&self, sockets: &[ExternalSocket<'_>]) -> Result<()> {
         let is_there = Cell::new(false);
         let ended = self.restore_cpu(sockets, |_| {
+            fault::point("proof-complete")?;
             is_there.set(true);
-            Err(self.refused("it was to be proven and no more"))
+            Err(self.refused(NO_MORE))
         });
         match ended {
             Err(_) if is_there.get() => Ok(()),
@@ -145,7 +193,7 @@ impl Attempt<'_> {
     /// Images as they can be restored beside the program.
     pub(super) fn images_aside(&self, checked: PathBuf) -> Result<PathBuf> {
         let own = self.sandbox.pages.with_extension("images");
-        let settled = aside::settle(&checked, &own);
+        let settled = aside::settle(&checked, &own, RUN_PATH);
         settled.map_err(|source| Error::io("give other names to sockets in", &own, source))?;
         Ok(own)
     }

@@ -7,18 +7,12 @@ use super::Result;
 use super::image::entries;
 use super::source::Source;
 use super::tree::Task;
+use crate::descriptors::{self, Described, FILES, Regular};
+use crate::proto::Message;
 
-const FILES: &str = "files.img";
+pub use crate::descriptors::{MEMFD, REGULAR};
+
 const REMAPS: &str = "remap-fpath.img";
-
-/// Kinds of files, in CRIU's `fd_types`.
-pub const REGULAR: u64 = 1;
-pub const MEMFD: u64 = 18;
-/// For each kind in its order, from 1 on, the field of an entry that has what there is to be known.
-const FIELDS: [u64; 20] = [3, 18, 17, 4, 16, 8, 9, 13, 10, 6, 19, 14, 7, 5, 11, 15, 12, 20, 21, 22];
-
-/// Of a regular file.
-const NAME: u64 = 6;
 
 struct Known {
     kind: u64,
@@ -35,13 +29,15 @@ impl Files {
         for entry in entries(FILES, &text)? {
             let entry = entry?;
             let [kind, id] = entry.needed([1, 2])?;
-            let field = kind.checked_sub(1).and_then(|at| FIELDS.get(usize::try_from(at).ok()?));
-            let about = field.map(|field| entry.message(*field)).transpose()?.flatten();
-            let about = about.ok_or_else(|| format!("{FILES} does not say what file {id:#x} is"))?;
+            let is_told = |entry: &Message| descriptors::about(entry).is_some();
+            let entry = Message::read(entry.text).filter(is_told);
+            let entry = entry.ok_or_else(|| format!("{FILES} does not say what file {id:#x} is"))?;
             let mut path = Vec::new();
             if kind == REGULAR {
-                about.needed([1, 2, 3])?;
-                path = about.bytes(NAME)?.unwrap_or_default().to_vec();
+                let regular = Regular::of(&entry).filter(Regular::is_whole);
+                let regular =
+                    regular.ok_or_else(|| format!("file {id:#x} in {FILES} lacks what CRIU needs of it"))?;
+                path = regular.name().to_vec();
                 if path.is_empty() {
                     return Err(format!("file {id:#x} in {FILES} has no name"));
                 }
