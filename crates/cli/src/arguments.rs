@@ -116,8 +116,8 @@ pub enum Command {
         #[arg(long)]
         stop: bool,
         /// Restore the image once beside the program, in a sandbox that never runs; if that fails there is no image, and
-        /// the program goes on.
-        #[arg(long, conflicts_with = "container")]
+        /// the program goes on. Not for containers of containerd's.
+        #[arg(long)]
         prove: bool,
     },
     /// Continue the program of an image in a new sandbox; that of a container in a new container.

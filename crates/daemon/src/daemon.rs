@@ -11,7 +11,7 @@ use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
 use crate::caches::{CacheLimits, Caches};
 use crate::claims::Claims;
-use crate::containers::device;
+use crate::containers::{self, device};
 use crate::error::{Error, Result};
 use crate::host::breakpoints::BreakpointEvent;
 use crate::host::doctor;
@@ -185,6 +185,7 @@ impl Daemon {
     /// have let it go; it keeps its directory by a descriptor and fails, as it is to.
     fn clear_dumps(&self) {
         for entry in std::fs::read_dir(self.places.dumps()).into_iter().flatten().flatten() {
+            containers::proof::clear(self, &entry.path());
             if let Err(error) = std::fs::remove_dir_all(entry.path()) {
                 log::warn!("{} stays: {error}", entry.path().display());
             }

@@ -213,6 +213,11 @@ pub enum Error {
     )]
     Unproven { reason: String },
 
+    #[error(
+        "the image of the container {name:?} cannot be proven, for containerd runs it, whose restores nobody can hold before they run; leave --prove out"
+    )]
+    NoProof { name: String },
+
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
 

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::json;
 
+use crate::container_prove::has_proven;
 use crate::harness::{Rekindle, end_of, kill, wait};
 use crate::standin::Scene;
 use crate::support::{numbers, tracer};
@@ -240,8 +241,10 @@ fn a_container_s_gpu_half_is_taken_and_brought_back() {
     let device = Device::describe(&scene, Path::new(words[1]).parent().unwrap());
     let name = base.start("gpu", &["--device", &device.name], &words);
     wait("the program", || (0..2).all(|number| !numbers(&scene.output(number)).is_empty()));
-    let report = scene.rekindle.json(&["checkpoint", "--container", &name, "--to", "one", "--leave-running"]);
+    let prove = ["checkpoint", "--container", &name, "--to", "one", "--leave-running", "--prove"];
+    let report = scene.rekindle.json(&prove);
     assert_eq!(report["gpu_processes"], 2);
+    assert!(has_proven(&report) && report["warnings"] == json!([]), "{report}");
     scene.go_on(2);
 
     // An image that cannot be made leaves it running, also after Podman has stopped it.

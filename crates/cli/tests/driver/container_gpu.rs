@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use crate::container::{Base, counted, goes_on, is_running, podman};
+use crate::container_prove::has_proven;
 use crate::harness::{GPU_COUNTER, Rekindle, wait};
 
 /// A device of Rekindle's; what engines are told of it goes with the test.
@@ -38,8 +41,10 @@ fn a_container_on_the_emulated_gpu_goes_on_from_its_image() {
     let script = format!("exec {} -u {} > /count", GPU_COUNTER[0], GPU_COUNTER[2]);
     let name = base.start("bump", &["--device", &device.full_name, &volume], &["/bin/sh", "-c", &script]);
     wait("the program", || counted(&name).len() > 3);
-    let report = rekindle.json(&["checkpoint", "--container", &name, "--to", "one", "--leave-running"]);
+    let prove = ["checkpoint", "--container", &name, "--to", "one", "--leave-running", "--prove"];
+    let report = rekindle.json(&prove);
     assert_eq!((&report["mode"], &report["gpu_processes"]), (&"sandbox".into(), &1.into()));
+    assert!(has_proven(&report) && report["warnings"] == json!([]), "{report}");
     goes_on(&name);
 
     // An image that cannot be made leaves it running; the next daemons find the device again.

@@ -160,6 +160,7 @@ fn a_container_of_containerd_s_goes_on_from_its_image_with_its_files() {
     let mut rekindle = Rekindle::with(&[
         ("CONTAINERD_ADDRESS", containerd.socket().to_str().unwrap()),
         ("CONTAINERD_SNAPSHOTTER", "native"),
+        ("REKINDLE_PROVE", "on"),
     ]);
     let name = format!("rekindle-test-{}-both", std::process::id());
     let name = name.as_str();
@@ -178,7 +179,13 @@ fn a_container_of_containerd_s_goes_on_from_its_image_with_its_files() {
     let checkpoint = |to: &str, after: &str| {
         rekindle.json(&["checkpoint", "--container", name, "--engine", "containerd", "--to", to, after])
     };
-    assert_eq!(checkpoint("one", "--leave-running")["container"], "containerd");
+    let prove = ["--engine", "containerd", "--to", "none", "--leave-running", "--prove"];
+    let error = rekindle.refused(&[&["checkpoint", "--container", name][..], &prove[..]].concat());
+    assert!(error.contains("cannot be proven") && error.contains("leave --prove out"), "{error}");
+    let report = checkpoint("one", "--leave-running");
+    assert_eq!(report["container"], "containerd");
+    let warning = report["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("not proven") && warning.contains("containerd"), "{warning}");
     containerd.goes_on(name);
     checkpoint("two", "--stop");
     assert!(!containerd.is_running(name));

@@ -7,6 +7,7 @@ mod amd;
 mod bad;
 mod container;
 mod container_gpu;
+mod container_prove;
 mod containerd;
 mod faults;
 mod gpu;

@@ -7,13 +7,13 @@ use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{innermost_pid, tree};
-use rekindle_store::Draft;
+use rekindle_store::{Draft, Image};
 
 use super::containerd::Containerd;
 use super::dump::{Dump, Dumped};
 use super::engine::Container;
 use super::podman::Podman;
-use super::{ARCHIVE, ContainerMetadata, bring_back, kind, report};
+use super::{ARCHIVE, ContainerMetadata, bring_back, kind, proof, report};
 use crate::checkpoint::{CheckpointRequest, Scratch};
 use crate::daemon::Daemon;
 use crate::error::Result;
@@ -79,25 +79,25 @@ pub fn by_podman(
         timeline.time("check", || soundness::check_draft(&draft))?;
         seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)
     };
-    let stopped_us = if request.leave_running {
+    let prove = |image| proof::wished(daemon, container, image, request, &timeline, reply);
+    let (stopped_us, warnings) = if request.leave_running {
         drop(stopped);
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
-        seal()?;
-        stopped_us
+        (stopped_us, seal().and_then(prove)?)
     } else {
         let end = || timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container));
-        let ended = seal().and_then(|()| end());
+        let ended = seal().and_then(prove).and_then(|warnings| end().map(|()| warnings));
         // What has ended hears of nothing; the driver brings the GPU half of what is there back to a program that runs.
         drop(stopped);
-        ended?;
+        let warnings = ended?;
         if let Some(hold) = hold {
             hold.forget();
         }
-        timeline.elapsed_us()
+        (timeline.elapsed_us(), warnings)
     };
-    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us))
+    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us, warnings))
 }
 
 /// Of a container of containerd's, which cannot be given a relay.
@@ -107,6 +107,7 @@ pub fn by_containerd(
     request: &CheckpointRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
+    let warnings = proof::without(container, request)?;
     let timeline = Timeline::begin();
     let engine = Containerd::with(daemon.criu()?);
     let _claim = daemon.claims.take(tree(container.pid))?;
@@ -133,7 +134,7 @@ pub fn by_containerd(
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
         seal()?;
-        return Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us));
+        return Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us, warnings));
     }
     let sealed = seal();
     if let Some(hold) = hold {
@@ -146,7 +147,7 @@ pub fn by_containerd(
     }
     timeline.lane(CPU).time("end", || engine.end(container))?;
     let stopped_us = timeline.elapsed_us();
-    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us))
+    Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us, warnings))
 }
 
 /// What an image keeps of processes that are there.
@@ -185,7 +186,7 @@ fn seal(
     half: Option<&DriverHalf>,
     reply: &Reply<'_>,
     timeline: &Timeline,
-) -> Result<()> {
+) -> Result<Image> {
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
     reply.check_wanted()?;
@@ -212,6 +213,5 @@ fn seal(
     }
     fault::point("before-commit")?;
     reply.check_wanted()?;
-    timeline.time("commit", || draft.commit())?;
-    Ok(())
+    Ok(timeline.time("commit", || draft.commit())?)
 }

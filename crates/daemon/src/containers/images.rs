@@ -12,12 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_sandbox::process::{innermost_pid, namespace, tree};
-use rekindle_sandbox::{Asked, Course, Images, pages};
+use rekindle_sandbox::{Asked, Course, Images, aside, pages};
 use rekindle_store::{Image, PartKind};
 
 use super::dump::relay;
 use super::engine::Engine;
-use super::podman::Podman;
+use super::podman::{Manner, Podman};
 use super::{ContainerMetadata, archive_of};
 use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
@@ -54,6 +54,18 @@ impl<'a> DetachedImages<'a> {
         Ok(Some(DetachedImages { image, directory, names, page_files }))
     }
 
+    /// CRIU's images.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// With images as they are restored beside the program, which are made in `own`; sockets get names in `place`.
+    pub fn aside(self, own: PathBuf, place: &str) -> Result<DetachedImages<'a>> {
+        let settled = aside::settle(&self.directory, &own, place);
+        settled.map_err(|source| Error::io("give other names to sockets in", &own, source))?;
+        Ok(DetachedImages { directory: own, ..self })
+    }
+
     fn check_contents(&self) -> Result<()> {
         // The other half of the processors has CRIU's work, and the GPU half's.
         let threads = threads().div_ceil(2);
@@ -87,6 +99,7 @@ pub struct Import<'a> {
     pub of: &'a ContainerMetadata,
     /// What the container is to be called.
     pub name: &'a str,
+    pub manner: &'a Manner,
     pub timeline: &'a Timeline,
 }
 
@@ -144,7 +157,9 @@ impl Import<'_> {
                     let _ = then(given).map_err(note);
                 }
             };
-            let import = || timeline.lane(CPU).time("restore", || podman.make(&archive, self.of, self.name));
+            let import = || {
+                timeline.lane(CPU).time("restore", || podman.make(&archive, self.of, self.name, self.manner))
+            };
             let imported = relay.conduct(attend, import);
             // If CRIU fails, what is damaged of memory is the better reason.
             whole(checking).and(imported)

@@ -18,6 +18,7 @@ mod dump;
 mod engine;
 mod images;
 mod podman;
+pub mod proof;
 mod worker_half;
 
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ use crate::{fault, restore};
 use containerd::Containerd;
 use engine::{Container, Engine, Exported};
 use images::{DetachedImages, Import};
-use podman::Podman;
+use podman::{Manner, Podman};
 
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
@@ -187,6 +188,7 @@ fn report(
     gpu_processes: usize,
     timeline: &Timeline,
     stopped_us: u64,
+    warnings: Vec<String>,
 ) -> Report {
     log::info!("container {:?} and image {image:?} are done", of.name);
     Report {
@@ -197,7 +199,7 @@ fn report(
         gpu_processes,
         total_us: timeline.elapsed_us(),
         stopped_us,
-        warnings: Vec::new(),
+        warnings,
         phases: timeline.phases(),
     }
 }
@@ -248,13 +250,15 @@ pub fn restore(
     if of.device.is_some() {
         worker_half::restore(daemon, image, metadata, of, beside, name, request, &timeline)?;
         let (image, processes) = (&image.manifest().name, usize::from(metadata.client.is_some()));
-        return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, timeline.elapsed_us()));
+        let total_us = timeline.elapsed_us();
+        return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, total_us, Vec::new()));
     }
     let half = metadata.driver.as_ref();
     let mut warnings = Vec::new();
     let back = match engine.name() {
         Podman::NAME => {
-            let import = Import { daemon, id: &new, image, beside, of, name, timeline: &timeline };
+            let manner = &Manner::Itself;
+            let import = Import { daemon, id: &new, image, beside, of, name, manner, timeline: &timeline };
             let host = |relay| {
                 let pids = half.map_or(&[][..], |half| &half.pids);
                 pids.iter().map(|pid| images::find(relay, *pid)).collect::<Result<Vec<_>>>()
@@ -279,8 +283,7 @@ pub fn restore(
     };
     back.inspect_err(|_| daemon.driver.abandon(&id))?;
     let (image, processes) = (&image.manifest().name, half.map_or(0, |half| half.pids.len()));
-    let report = report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us());
-    Ok(Report { warnings, ..report })
+    Ok(report(&renamed, image, Mode::Driver, processes, &timeline, timeline.elapsed_us(), warnings))
 }
 
 /// What the user should know of a process that maps its image still.

@@ -26,6 +26,35 @@ pub struct Podman {
     path: OsString,
 }
 
+/// How a container is made of an archive.
+pub enum Manner {
+    /// As the one that it was.
+    Itself,
+    /// Beside the one that it is an image of: with addresses of its own, and the volumes that are there.
+    DetachedImages {
+        /// Whether its ports are to be found on the machine.
+        publishes: bool,
+    },
+}
+
+impl Manner {
+    fn words(&self) -> &'static [&'static str] {
+        const BESIDE: [&str; 5] = [
+            "--ignore-volumes",
+            "--ignore-static-ip",
+            "--ignore-static-mac",
+            // A port of the machine's that is free, in place of all that it had.
+            "--publish",
+            "127.0.0.1::1",
+        ];
+        match self {
+            Manner::Itself => &[],
+            Manner::DetachedImages { publishes: true } => &BESIDE,
+            Manner::DetachedImages { publishes: false } => &BESIDE[..3],
+        }
+    }
+}
+
 /// What `podman inspect` says of a container, as far as it matters here.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -112,11 +141,31 @@ impl Podman {
         found.into_iter().any(|found| found.running().is_ok())
     }
 
+    /// Whether the container of an archive has ports that are found on the machine.
+    pub fn publishes(archive: &Path) -> Result<bool> {
+        let failed = |error: std::io::Error| {
+            Self::failed("look for the container's ports", format!("its archive cannot be read: {error}"))
+        };
+        let members = archive::read(archive, &[CONFIG]).map_err(failed)?;
+        let config: Value = members
+            .get(CONFIG)
+            .and_then(|bytes| serde_json::from_slice(bytes).ok())
+            .ok_or_else(|| failed(std::io::ErrorKind::InvalidData.into()))?;
+        Ok(has_ports(&config))
+    }
+
     /// Makes a container of an archive and continues its processes.
-    pub fn make(&self, archive: &Path, of: &ContainerMetadata, name: &str) -> Result<()> {
+    pub fn make(&self, archive: &Path, of: &ContainerMetadata, name: &str, manner: &Manner) -> Result<()> {
         let archive = archive.to_string_lossy();
         let words = ["--runtime", &of.runtime, "container", "restore", "--import", &archive, "--name", name];
-        self.run("restore the container", &words).map(drop)
+        self.run("restore the container", &[&words[..], manner.words()].concat()).map(drop)
+    }
+
+    /// Removes a container, whatever it does.
+    pub fn discard(&self, name: &str) {
+        if let Err(error) = self.run("remove the container", &["rm", "--force", "--time", "0", "--", name]) {
+            log::warn!("{error}");
+        }
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -158,9 +207,7 @@ impl Engine for Podman {
     }
 
     fn remove(&self, _of: &ContainerMetadata, name: &str) {
-        if let Err(error) = self.run("remove the container", &["rm", "--force", "--time", "0", "--", name]) {
-            log::warn!("{error}");
-        }
+        self.discard(name);
     }
 }
 
@@ -168,6 +215,13 @@ impl Engine for Podman {
 fn devices(config: &Value) -> Vec<String> {
     let names = config["cdiDevices"].as_array().into_iter().flatten();
     names.filter_map(Value::as_str).map(String::from).collect()
+}
+
+/// Whether a container's description, by Podman 4 or an earlier one, has ports that are found on the machine.
+fn has_ports(config: &Value) -> bool {
+    ["newPortMappings", "portMappings"]
+        .iter()
+        .any(|name| config[name].as_array().is_some_and(|all| !all.is_empty()))
 }
 
 /// What of the machine is mounted in the container. Podman makes its own files, which lie below its id, anew.
@@ -241,5 +295,7 @@ mod tests {
         assert_eq!(mounts(&spec, "ab12"), [PathBuf::from("/data"), PathBuf::from("/opt/x")]);
         assert_eq!(devices(&json!({ "cdiDevices": ["v.com/gpu=all"] })), ["v.com/gpu=all"]);
         assert!(devices(&json!({})).is_empty());
+        assert!(has_ports(&json!({ "newPortMappings": [{ "container_port": 80, "host_port": 8080 }] })));
+        assert!(!has_ports(&json!({ "newPortMappings": [] })) && !has_ports(&json!({})));
     }
 }

@@ -26,8 +26,8 @@ use rekindle_store::{Draft, Image, Part};
 use super::dump::{Dump, Dumped};
 use super::engine::{Container, Engine};
 use super::images::{DetachedImages, Import, find};
-use super::podman::Podman;
-use super::{ARCHIVE, ContainerMetadata, device, kind};
+use super::podman::{Manner, Podman};
+use super::{ARCHIVE, ContainerMetadata, device, kind, proof};
 use crate::checkpoint::{CheckpointRequest, Done, Scratch, parse_part, serving_worker};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -138,7 +138,8 @@ pub fn checkpoint(
         metadata.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
-    timeline.time("commit", || draft.commit())?;
+    let image = timeline.time("commit", || draft.commit())?;
+    let warnings = proof::wished(daemon, container, image, request, &timeline, reply)?;
     if !request.leave_running {
         timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
         drop(stopped);
@@ -148,7 +149,7 @@ pub fn checkpoint(
         stopped_us = timeline.elapsed_us();
     }
     let gpu_processes = usize::from(worker.is_some());
-    Ok(super::report(&of, request.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us))
+    Ok(super::report(&of, request.to, Mode::Sandbox, gpu_processes, &timeline, stopped_us, warnings))
 }
 
 /// Has Podman dump the container while the worker saves the GPU half.
@@ -208,7 +209,7 @@ fn saved(
 }
 
 /// Whether a process is in our network namespace, in which a restored program's socket was made.
-fn shares_network(pid: i32) -> bool {
+pub fn shares_network(pid: i32) -> bool {
     namespace(pid, "net") == namespace(std::process::id() as i32, "net")
 }
 
@@ -248,7 +249,8 @@ pub fn restore(
         is_proof: false,
         mapped: Mutex::default(),
     };
-    let import = Import { daemon, id: &sandbox.id, image, beside, of, name, timeline };
+    let manner = &Manner::Itself;
+    let import = Import { daemon, id: &sandbox.id, image, beside, of, name, manner, timeline };
     let Some(client) = &metadata.client else {
         return import.make(&[], |_| Ok(()), Ok);
     };

@@ -15,14 +15,13 @@ use rekindle_protocol::daemon::{LoadOrder, State};
 use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
 use rekindle_store::Image;
 
-use crate::reply::Reply;
-
 use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_images, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
+use crate::reply::Reply;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::timeline::Timeline;
