@@ -97,7 +97,7 @@ class Rekindle:
         return self.json("restore", image, "--name", name, "--gpu", self.gpu, "-d")
 
     def sandboxes(self):
-        return self.json("ps", check=False)["sandboxes"]
+        return self.json("ps", "--all", check=False)["sandboxes"]
 
     def sandbox(self, name):
         return next(row for row in self.sandboxes() if row["name"] == name)

@@ -190,7 +190,7 @@ def test_names(rekindle):
     assert "taken" in refused(rekindle, "run", "-d", "--name", "taken", "--", "true")
     for command in (("logs", "nobody"), ("kill", "nobody"), ("checkpoint", "nobody", "--to", "x", "--stop")):
         assert "nobody" in refused(rekindle, *command)
-    for command in (("inspect", "nothing"), ("verify", "nothing"), ("rm", "nothing"), ("restore", "nothing")):
+    for command in (("inspect", "nothing"), ("verify", "nothing"), ("rmi", "nothing"), ("rm", "nothing"), ("restore", "nothing")):
         assert "nothing" in refused(rekindle, *command)
     rekindle("checkpoint", "taken", "--to", "image", "--leave-running")
     assert "image" in refused(rekindle, "checkpoint", "taken", "--to", "image", "--leave-running")
@@ -202,7 +202,7 @@ def test_any_name_is_only_a_name(rekindle, name):
     rekindle.wait(lambda: rekindle("logs", "--", name).strip() == "here", "the first line")
     rekindle("checkpoint", "--stop", f"--to={name}", "--", name)
     assert [image["name"] for image in rekindle.json("images")["images"]] == [name]
-    rekindle("rm", "--", name)
+    rekindle("rmi", "--", name)
     assert rekindle.json("images")["images"] == []
 
 

@@ -55,7 +55,7 @@ def survives(rekindle, *command, mapped=True, environment=()):
         assert ("/run/rekindle/pages/anon-" in maps(rekindle, name)) == mapped
     rekindle("checkpoint", "b", "--to", "two", "--stop")
     # An image stands for itself, and a program for itself once it runs.
-    rekindle("rm", "one")
+    rekindle("rmi", "one")
     rekindle("verify", "two")
     rekindle.restore("two", "c")
     go.touch()

@@ -116,7 +116,7 @@ class Scene:
             self.rekindle("checkpoint", "--pid", self.natives[0].pid, "--to", IMAGES[0], "--leave-running")
         self.driver.reset()
         for image in self.rekindle.json("images")["images"][MOST_IMAGES:]:
-            self.rekindle("rm", image["name"])
+            self.rekindle("rmi", image["name"])
         self.before = self.programs()
         for program in self.before:
             self.whole(program)
@@ -141,7 +141,7 @@ class Scene:
         restore = lambda: ("restore", made(), "--name", free(), "-d")
         run = lambda: ("run", "-d", "--mode", "driver", "--name", free(), "--", *self.words())
         kill = lambda: ("kill", there())
-        others = lambda: rng.choice([("rm", made()), ("inspect", made()), ("verify", made()), ("ps",)])
+        others = lambda: rng.choice([("rmi", made()), ("inspect", made()), ("verify", made()), ("ps",)])
         return rng.choice([take_pid, take_pid, take, take, restore, restore, restore, run, kill, others, others])()
 
     def faults(self):
@@ -207,7 +207,7 @@ class Scene:
             words = outcome.arguments
             if outcome.worked and words[0] == "checkpoint":
                 image = words[words.index("--to") + 1]
-                removed = any(other.arguments == ("rm", image) for other in outcomes)
+                removed = any(other.arguments == ("rmi", image) for other in outcomes)
                 assert image in images or removed, f"the image of {words} is gone"
         self.go_on(now)
         assert not self.wrong.exists(), self.wrong.read_text()

@@ -79,10 +79,10 @@ def test_an_app_from_a_framework_image_is_the_app(rekindle, app):
     with pytest.raises(CommandError, match="app a.*image framework"):
         start(rekindle, "c", "app a", app)
     # Each image stands for itself.
-    rekindle("rm", "numpy")
+    rekindle("rmi", "numpy")
     assert rekindle.json("verify", "app a")["sound"]
     rekindle.restore("app a", "again")
-    rekindle("rm", "app a")
+    rekindle("rmi", "app a")
     rekindle.restore("app b", "and again")
     (turns / "2").touch()
     expected = rekindle.wait_lines("plain", 3)[2:]
@@ -154,7 +154,7 @@ print(x.copy_to_host().sum(), flush=True)
     rekindle("checkpoint", "app", "--to", "app", "--stop")
     own, whole = own_bytes(rekindle, "app")
     assert own < whole / 2, f"{own} of {whole}"
-    rekindle("rm", "cuda")
+    rekindle("rmi", "cuda")
     rekindle.restore("app", "again")
     turn.touch()
     assert rekindle.wait_end("again") == rekindle.wait_end("plain")[1:]

@@ -33,7 +33,7 @@ def command(rng, go):
             lambda: ("sleep", name, "--level", rng.choice(["gpu", "host", "disk"])),
             lambda: ("wake", name),
             lambda: ("kill", name),
-            lambda: ("rm", image),
+            lambda: ("rmi", image),
         ]
     )()
 

@@ -119,7 +119,7 @@ def test_an_image_that_is_removed_is_checked_all_the_same(held):
     restored(rekindle, "second")
     rekindle.reached("mapped-opened")
     assert rekindle.sandbox("second")["state"] == "running"
-    rekindle("rm", "image")
+    rekindle("rmi", "image")
     rekindle.let_go("mapped-opened")
     is_ended(rekindle, "second")
 

@@ -132,7 +132,7 @@ def test_a_checkpoint_right_after_a_restore_waits(images):
         checkpoint.result()
     assert rekindle.wait_end("again") == expected
     rekindle("verify", "later")
-    rekindle("rm", "later")
+    rekindle("rmi", "later")
 
 
 def kill_worker(rekindle, name):

@@ -113,13 +113,13 @@ def test_images_of_a_chain_share_and_do_not_grow(rekindle, turns):
     # An earlier one and two more, and the new one, of each kind.
     assert max(files) <= 8 and max(mapped) < 2 * mapped[0], (files, mapped)
     # Every image stands for itself.
-    rekindle("rm", *map(str, range(6)))
+    rekindle("rmi", *map(str, range(6)))
     assert rekindle.json("verify", "6")["sound"]
     rekindle.restore("6", "last")
     assert turns.take("last", 7)
     assert own_bytes(rekindle, "6")[0] == own_bytes(rekindle, "6")[1]
     rekindle("kill", "last")
-    assert rekindle.json("rm", "6")["freed_bytes"] > 10 << 20
+    assert rekindle.json("rmi", "6")["freed_bytes"] > 10 << 20
 
 
 def test_two_images_from_one_share_it(rekindle, turns):
@@ -140,11 +140,11 @@ def test_two_images_from_one_share_it(rekindle, turns):
     assert 0.97 * on_disk < said <= on_disk, (said, on_disk)
     assert inodes[0] & inodes[1] == inodes[0] & inodes[2] == inodes[0]
     # Both the programs that went on and what is restored without the base.
-    rekindle("rm", "base")
+    rekindle("rmi", "base")
     rekindle.restore("app a", "again")
     assert turns.take("again", 2) and turns.take("b", 2)
     # The programs have links of their own to what is removed now.
-    rekindle("rm", "app a", "app b")
+    rekindle("rmi", "app a", "app b")
     assert turns.take("a", 3) and turns.take("again", 3)
 
 
@@ -201,7 +201,7 @@ def test_an_image_that_is_cut_short_takes_nothing_from_its_base(rekindle, turns,
         assert rekindle.json("verify", image)["sound"]
     assert turns.take("a", 1)
     rekindle("checkpoint", "a", "--to", "next", "--stop")
-    rekindle("rm", "base")
+    rekindle("rmi", "base")
     rekindle.restore("next", "b")
     assert turns.take("b", 2)
 
@@ -215,6 +215,6 @@ def test_a_program_whose_page_files_are_not_known_shares_none(rekindle, turns):
         list_.unlink()
     rekindle("checkpoint", "a", "--to", "app", "--stop")
     assert {part["from"] for part in pages(rekindle, "app")} == {None}
-    rekindle("rm", "base")
+    rekindle("rmi", "base")
     rekindle.restore("app", "b")
     assert turns.take("b", 1)

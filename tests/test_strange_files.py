@@ -121,7 +121,7 @@ def test_in_the_place_of_an_images_files(rekindle):
             assert place.suffix == ".json", (place, kind)
             rekindle("kill", "again")
             rekindle.wait_end("again")
-        removed = tell(rekindle, "rm", "image")
+        removed = tell(rekindle, "rmi", "image")
         assert removed is None, (place, kind, removed)
         assert rekindle.json("images")["images"] == []
         copied(rekindle.root / "copy", image)
@@ -184,7 +184,7 @@ def test_in_the_place_of_the_daemons_files(rekindle):
         assert rekindle.sandbox("again")["pid"] == of_it
     assert peak(rekindle) < MOST_MEMORY_KB
     rekindle("checkpoint", "again", "--to", "later", "--stop")
-    rekindle("rm", "image", "later")
+    rekindle("rmi", "image", "later")
     assert rekindle.json("images")["images"] == []
 
 
@@ -202,4 +202,4 @@ def test_a_restore_that_was_held_up_by_advice_does_not_keep_the_name(kind):
         rekindle.restore("image", "again")
         rekindle("kill", "again")
         rekindle.wait_end("again")
-        rekindle("rm", "image")
+        rekindle("rmi", "image")

@@ -161,7 +161,7 @@ def served(rekindle, name, work, device):
         row["warm_answer_s"], expected = ask(trigger)
         row["checkpoints"].append(container.checkpoint(rekindle, image, "--leave-running"))
         same = ask(trigger)[1] == expected
-        rekindle("rm", image)
+        rekindle("rmi", image)
         row["checkpoints"].append(container.checkpoint(rekindle, image, "--stop"))
         row["sizes"] = rekindle.json("inspect", image)["sizes"]
         for n in range(RESTORES):
@@ -173,7 +173,7 @@ def served(rekindle, name, work, device):
             one["warm_answer_s"], again = ask(trigger)
             row["restores"].append(one)
             same = same and answer == again == expected
-        rekindle("rm", image)
+        rekindle("rmi", image)
     row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
     return {**row, "ok": same and on_gpu(row)}
 
@@ -194,7 +194,7 @@ def static(rekindle, name, work, device):
         steps = lambda: steps_of(container.lines())
         container.wait(lambda: len(steps()) > 3, 30, "the first steps")
         row["checkpoints"].append(container.checkpoint(rekindle, image, "--leave-running"))
-        rekindle("rm", image)
+        rekindle("rmi", image)
         count = len(steps())
         container.wait(lambda: len(steps()) > count + 3, 30, "further steps")
         row["checkpoints"].append(container.checkpoint(rekindle, image, "--stop"))
@@ -204,7 +204,7 @@ def static(rekindle, name, work, device):
         row["restores"] = [container.restore(rekindle, image, f"{container.name}-again")]
         wait_for(lambda: container.state() != "running", STEPS * PAUSE + 30, "the end of the program")
         after = steps()
-        rekindle("rm", image)
+        rekindle("rmi", image)
     row["steps"] = {"before": len(before), "after": len(after)}
     # What the container has said before comes with it, if its engine keeps that.
     same = all(after.get(step, digest) == digest for step, digest in before.items())

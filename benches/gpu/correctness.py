@@ -30,7 +30,7 @@ def measure(rekindle, name, work, limit):
     lines = rekindle.lines(restored)
     after = steps_of(lines)
     sizes = rekindle.json("inspect", image).get("sizes")
-    rekindle("rm", image)
+    rekindle("rmi", image)
     different = [i for i, digest in {**before, **after}.items() if digest != reference.get(i)]
     whole = sorted(set(before) | set(after)) == list(range(STEPS))
     return {

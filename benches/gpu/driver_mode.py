@@ -69,7 +69,7 @@ def once(rekindle, name, program, trigger):
         start = time.perf_counter()
         report = rekindle.json("checkpoint", "--pid", program.process.pid, "--mode", "driver", "--to", image, "--stop")
         seconds = time.perf_counter() - start
-        rekindle("rm", image)
+        rekindle("rmi", image)
         return {"seconds": seconds, "report": report}
     finally:
         program.end()
@@ -113,7 +113,7 @@ def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then, r
             if not last:
                 row["reached"] = "went on"
                 same = same and ask(trigger)[1] == expected
-                rekindle("rm", image)
+                rekindle("rmi", image)
     finally:
         program.end()
     row |= {"reached": "checkpointed", "sizes": rekindle.json("inspect", image)["sizes"]}
@@ -138,7 +138,7 @@ def by_rekindle(rekindle, name, program, trigger, checkpoints, restores, then, r
             os.truncate(program.log, written)
             same = then(row, image, trigger, expected) and same
     finally:
-        rekindle("rm", image)
+        rekindle("rmi", image)
     row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
     row["ok"] = same
 

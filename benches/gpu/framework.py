@@ -70,7 +70,7 @@ def measure(rekindle, name, work, rounds=5):
         row["checkpoint"][way] = rekindle.json("checkpoint", image, "--to", image, "--stop")
         row["image"][way] = sizes(rekindle, image)
         row["restores"][way] = restores(rekindle, image, trigger, rounds)
-        rekindle("rm", image)
+        rekindle("rmi", image)
     answers = {one["answer"] for rows in row["restores"].values() for one in rows}
     row["ok"] = len(answers) == 1
     row["own_above_weights_bytes"] = row["image"]["framework"]["own"] - row["weights_bytes"]

@@ -74,7 +74,7 @@ def measure(rekindle, name, work, checkpoints=5, restores=10):
         report = rekindle.json("checkpoint", label, "--to", image, "--stop" if last else "--leave-running")
         row["checkpoints"].append({**rates(report["phases"]), "report": report})
         if not last:
-            rekindle("rm", image)
+            rekindle("rmi", image)
     row["checkpoint_gb_per_s"] = statistics.median(one["gb_per_s"] for one in row["checkpoints"])
     row["sizes"] = rekindle.json("inspect", image).get("sizes")
     same = True
@@ -96,7 +96,7 @@ def measure(rekindle, name, work, checkpoints=5, restores=10):
             rekindle("kill", restored)
     except Exception as error:
         return {**row, "error": str(error)}
-    rekindle("rm", image)
+    rekindle("rmi", image)
     row["restore_gb_per_s"] = statistics.median(one["gb_per_s"] for one in row["restores"])
     row["first_answer_s"] = statistics.median(one["first_answer_s"] for one in row["restores"])
     return {**row, "ok": same}

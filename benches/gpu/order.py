@@ -37,6 +37,6 @@ def measure(rekindle, name, work, rounds=5):
             }
             row["orders"][order].append({**rates(phases), **times, "phases": phases})
             rekindle("kill", restored)
-    rekindle("rm", image)
+    rekindle("rmi", image)
     row["first_answer_s"] = {order: statistics.median(one["first_answer_s"] for one in found) for order, found in row["orders"].items()}
     return row

@@ -47,5 +47,5 @@ def measure(rekindle, name, work, rounds=5):
             times = {"running_s": running, "first_answer_s": first, "warm_answer_s": again}
             row["restores"][way].append({**times, "report": report})
             rekindle("kill", restored)
-    rekindle("rm", *(f"{name}-{way}" for way in WAYS))
+    rekindle("rmi", *(f"{name}-{way}" for way in WAYS))
     return row

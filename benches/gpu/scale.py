@@ -54,5 +54,5 @@ def measure(rekindle, name, work, rounds=3):
     _, expected = ask(trigger)
     rekindle("checkpoint", label, "--to", image, "--stop")
     row = {"counts": {str(count): together(rekindle, image, count, trigger, expected, rounds) for count in COUNTS}}
-    rekindle("rm", image)
+    rekindle("rmi", image)
     return {**row, "ok": all(one["ok"] for one in row["counts"].values())}

@@ -84,7 +84,7 @@ def measure_nccl(rekindle, name, program, trigger):
         if ask(trigger, 20)[1] != expected:
             raise RuntimeError("after the checkpoint it gave another answer")
         row["reached"] = "went on"
-        rekindle("rm", image)
+        rekindle("rmi", image)
         # A program that is killed leaves its ports to the kernel for a while; one that is taken and ended does not.
         row["report"] = taken("--stop")
         row["checkpoint_s"] = row["report"]["total_us"] / 1e6
@@ -106,7 +106,7 @@ def measure_nccl(rekindle, name, program, trigger):
             rekindle("kill", image, check=False)
     finally:
         end_tree(program)
-        rekindle("rm", image, check=False)
+        rekindle("rmi", image, check=False)
     return row
 
 

@@ -158,7 +158,7 @@ class Chain:
         if len(self.images) > 3:
             # Any but the last two.
             old = self.images.pop(draw.randrange(len(self.images) - 2))
-            rekindle("rm", old[0])
+            rekindle("rmi", old[0])
 
     def bring_back(self):
         """From the last image, or an earlier one; whether it was taken in the middle of its work."""
@@ -196,5 +196,5 @@ class Chain:
         self.rekindle.wait_end(self.name)
         images = [image for image, _ in self.images] + ([self.framework] if self.has_framework else [])
         if images:
-            self.rekindle("rm", *images)
+            self.rekindle("rmi", *images)
         shutil.rmtree(self.directory)

@@ -308,10 +308,10 @@ class Scene:
             # One that went on beside its image has written to the file in which it tells how far it is.
             return "" if went_on and "which the program used, has changed" in str(error) else str(error)
         wrong = self.goes_on()
-        self.rekindle("rm", image, check=False)
+        self.rekindle("rmi", image, check=False)
         if self.mode == "container" or wrong or self.number % 8 == 0:
             self.forget()
-            self.rekindle("rm", image, check=False)
+            self.rekindle("rmi", image, check=False)
         return wrong
 
     def end(self):

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use rekindle_protocol::daemon::{Level, LoadOrder, Mode};
 
+use crate::filter::Filter;
+
 /// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
 #[derive(Debug, Parser)]
 #[command(name = "rekindle", version, max_term_width = 100, arg_required_else_help = true)]
@@ -56,8 +58,17 @@ pub enum Command {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
-    /// List sandboxes: those that run, and the last 100 that have ended.
-    Ps,
+    /// List sandboxes: those that run, and with -a also the last 100 that have ended.
+    Ps {
+        /// Show those that have ended too.
+        #[arg(short, long)]
+        all: bool,
+        /// Show only what has this: state=STATE or name=PART. One key given several times means any of its values.
+        ///
+        /// A state that only ended sandboxes have shows those without -a.
+        #[arg(short, long = "filter", value_name = "KEY=VALUE")]
+        filters: Vec<Filter>,
+    },
     /// Show what a sandbox's program has printed.
     Logs {
         #[arg(value_name = "SANDBOX")]
@@ -73,6 +84,19 @@ pub enum Command {
         /// Send this signal in place of ending the sandbox.
         #[arg(short, long, value_name = "NUMBER")]
         signal: Option<i32>,
+    },
+    /// End sandboxes as `kill` does, with as much time for the program as you say.
+    Stop {
+        #[arg(required = true, value_name = "SANDBOX")]
+        names: Vec<String>,
+        /// How long each program has between SIGTERM and SIGKILL, in seconds.
+        #[arg(short, long, value_name = "SECONDS", default_value_t = 10.0, value_parser = grace)]
+        timeout: f64,
+    },
+    /// Wait until a sandbox has ended, print its exit code and end with that.
+    Wait {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
     },
     /// Make an emulated GPU for a container: a device by the name `rekindle.dev/gpu=NAME`.
     ///
@@ -185,10 +209,26 @@ pub enum Command {
     Inspect { image: String },
     /// Read an image through and check every byte of it.
     Verify { image: String },
-    /// Remove images.
+    /// Remove ended sandboxes with their logs, and images.
+    ///
+    /// A name that a sandbox and an image have is refused; --sandbox, or `rmi`, says which is meant.
     Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// The names are of sandboxes.
+        #[arg(long)]
+        sandbox: bool,
+    },
+    /// Remove images.
+    Rmi {
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
+    },
+    /// Remove all ended sandboxes with their logs.
+    Prune {
+        /// Remove all images, too, that no sandbox runs from.
+        #[arg(long)]
+        images: bool,
     },
     /// Say what this machine has, what is needed, and how to mend what is missing.
     Doctor,
@@ -310,6 +350,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
         _ => Err("expected a number of seconds, more than 0 and at most 86400".to_string()),
+    }
+}
+
+fn grace(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
+        _ => Err("expected a number of seconds, at most 86400".to_string()),
     }
 }
 

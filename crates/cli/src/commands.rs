@@ -15,7 +15,7 @@ use crate::connection::{ask, ask_with, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
 use crate::input::Input;
-use crate::{cancel, pages, profile, show, trace};
+use crate::{cancel, filter, pages, profile, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -35,14 +35,28 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
         Command::Logs { name, follow } => logs(&places, &printer, name, follow)?,
-        Command::Ps => {
-            let answer = simply_ask(&places, &Request::List)?;
-            let sandboxes: Vec<Sandbox> = serde_json::from_value(answer["sandboxes"].clone())?;
+        Command::Ps { all, filters } => {
+            let mut answer = simply_ask(&places, &Request::List)?;
+            let mut sandboxes: Vec<Sandbox> = serde_json::from_value(answer["sandboxes"].take())?;
+            sandboxes.retain(|sandbox| filter::is_shown(sandbox, all, &filters));
+            answer["sandboxes"] = json!(sandboxes);
             printer.print(&answer, || show::sandboxes(&sandboxes));
         }
         Command::Kill { names, signal } => {
-            let answer = simply_ask(&places, &Request::Kill { names, signal })?;
+            let answer = simply_ask(&places, &Request::Kill { names, signal, grace_ms: None })?;
             printer.print_json(&answer);
+        }
+        Command::Stop { names, timeout } => {
+            let grace_ms = Some((timeout * 1000.0).ceil() as u64);
+            let answer = simply_ask(&places, &Request::Kill { names, signal: None, grace_ms })?;
+            printer.print_json(&answer);
+        }
+        Command::Wait { name } => {
+            let answer = simply_ask(&places, &Request::Wait { name })?;
+            let ended: Sandbox = serde_json::from_value(answer.clone())?;
+            let code = ended.exit_code.map_or_else(|| "none".to_string(), |code| code.to_string());
+            printer.print(&answer, || code);
+            return Ok(code_of(&ended));
         }
         Command::Device { name, gpu } => {
             let answer = simply_ask(&places, &Request::Device { name, gpu })?;
@@ -120,9 +134,17 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Inspect { image })?;
             printer.print(&answer, || show::image(&answer));
         }
-        Command::Rm { images } => {
+        Command::Rm { names, sandbox } => {
+            let answer = simply_ask(&places, &Request::Forget { names, only_sandboxes: sandbox })?;
+            printer.print_json(&answer);
+        }
+        Command::Rmi { images } => {
             let answer = simply_ask(&places, &Request::Remove { images })?;
             printer.print_json(&answer);
+        }
+        Command::Prune { images } => {
+            let answer = simply_ask(&places, &Request::Prune { images })?;
+            printer.print(&answer, || show::pruned(&answer));
         }
         Command::Shutdown => shutdown(&places, &printer)?,
         Command::Completions { shell } => pages::completions(shell),

@@ -50,7 +50,8 @@ pub fn follow(places: &Places, name: &str, output: Output) -> Result<Sandbox> {
 fn pass_signals_on(places: Places, name: String) {
     std::thread::spawn(move || {
         while let Ok(signal) = signals().wait() {
-            let request = Request::Kill { names: vec![name.clone()], signal: Some(signal as i32) };
+            let request =
+                Request::Kill { names: vec![name.clone()], signal: Some(signal as i32), grace_ms: None };
             if let Err(error) = simply_ask(&places, &request) {
                 eprintln!("rekindle: {signal} was not passed on: {error}");
             }

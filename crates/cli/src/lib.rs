@@ -9,6 +9,7 @@ mod cancel;
 mod commands;
 mod connection;
 mod error;
+mod filter;
 mod foreground;
 mod input;
 mod pages;

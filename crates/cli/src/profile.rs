@@ -38,7 +38,7 @@ pub fn perform(
             answer["unwritten"] = json!(shares.then(|| learn_unwritten(places, &name, request)).flatten());
             answer
         });
-    let ended = simply_ask(places, &Request::Kill { names: vec![name], signal: None });
+    let ended = simply_ask(places, &Request::Kill { names: vec![name], signal: None, grace_ms: None });
     let answer = learned?;
     ended?;
     printer.print(&answer, || {

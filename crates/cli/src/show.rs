@@ -63,6 +63,16 @@ pub fn images(images: &Value) -> String {
     table.trim_fmt()
 }
 
+/// What a prune has removed, a line each.
+pub fn pruned(answer: &Value) -> String {
+    let names = |kind: &str| answer[kind].as_array().cloned().unwrap_or_default();
+    let lines = |kind: &str, word: &str| -> Vec<String> {
+        names(kind).iter().map(|name| format!("removed {word} {}\n", shorten(&text(name), 1024))).collect()
+    };
+    let freed = answer["freed_bytes"].as_u64().map(bytes).unwrap_or_default();
+    format!("{}{}{freed} freed", lines("sandboxes", "sandbox").concat(), lines("images", "image").concat())
+}
+
 /// Where the driver has put it.
 const IN_CPU: &str = "in CPU part";
 

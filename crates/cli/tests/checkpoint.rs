@@ -87,7 +87,7 @@ fn a_program_goes_on_beside_its_image_and_the_image_continues_it(program: &[&str
         rekindle.ok(&["verify", image]);
         assert!(std::path::Path::new(rekindle.json(&["inspect", image])["path"].as_str().unwrap()).is_dir());
     }
-    assert!(rekindle.json(&["rm", "one", "two"])["freed_bytes"].as_u64() > Some(1_000_000));
+    assert!(rekindle.json(&["rmi", "one", "two"])["freed_bytes"].as_u64() > Some(1_000_000));
     assert!(rekindle.images().is_empty());
     rekindle.goes_on("a");
 }
@@ -197,7 +197,7 @@ fn a_restore_that_fails_or_is_killed_anywhere_gives_everything_back(program: &[&
             assert!(error.contains(if action == "fail" { "injected" } else { "lost" }), "{point}: {error}");
             rekindle.set_fault(None);
             if action == "kill" {
-                let all = rekindle.json(&["ps"]);
+                let all = rekindle.json(&["ps", "-a"]);
                 let again = all["sandboxes"].as_array().unwrap().iter().find(|one| one["name"] == "again");
                 if let Some(again) = again {
                     assert_eq!(again["pid"], 0, "{point}: {again}");
@@ -384,7 +384,7 @@ fn damage_of_the_cpu_half_is_found_before_the_program_runs() {
         assert!(rekindle.refused(&["verify", "image"]).contains(name), "{name}");
         let error = rekindle.refused(&["restore", "image", "--name", "x", "-d"]);
         assert!(error.contains(name) && error.contains("is damaged"), "{error}");
-        assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
+        assert_eq!(rekindle.json(&["ps", "-a"])["sandboxes"].as_array().unwrap().len(), 1);
         rekindle.assert_tidy();
         file.write_all_at(&sound, first).unwrap();
     }

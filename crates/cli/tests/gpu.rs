@@ -112,6 +112,6 @@ fn another_gpu_is_refused_before_anything_is_touched() {
         rekindle.refused(&["restore", "image", "-d", "--name", "small", "--gpu", "emulated:memory=1M"]);
     assert!(error.contains("memory"), "{error}");
     assert!(rekindle.refused(&["restore", "image", "-d", "--gpu", "quantum"]).contains("\"quantum\""));
-    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), 1);
+    assert_eq!(rekindle.json(&["ps", "-a"])["sandboxes"].as_array().unwrap().len(), 1);
     rekindle.assert_tidy();
 }

@@ -58,12 +58,12 @@ fn a_worker_waits_for_the_image_that_was_stopped_or_restored_last() {
     assert_eq!(rekindle.workers(), [plain]);
     rekindle.goes_on("counter");
     // Another image of the same name is not restored by it, and one that is gone is not waited for.
-    rekindle.ok(&["rm", "image"]);
+    rekindle.ok(&["rmi", "image"]);
     rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
     wait("the end of what waited for the old one", || !is_alive(prepared));
     rekindle.ok(&["restore", "image", "-d", "--name", "new"]);
     rekindle.goes_on("new");
-    rekindle.ok(&["rm", "image"]);
+    rekindle.ok(&["rmi", "image"]);
     rekindle.start("one-more", &GPU_COUNTER);
     rekindle.pool_for(&json!("image"), 0);
 }
@@ -119,7 +119,7 @@ fn an_image_can_be_removed_while_a_worker_gets_ready_for_it() {
         rekindle.start("counter", &GPU_COUNTER);
         rekindle.goes_on("counter");
         rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
-        rekindle.ok(&["rm", "image"]);
+        rekindle.ok(&["rmi", "image"]);
         rekindle.pool_for(&json!("image"), 0);
     }
     rekindle.assert_tidy();

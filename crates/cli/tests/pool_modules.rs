@@ -164,7 +164,7 @@ fn an_image_is_removed_without_waiting_for_whoever_loads_a_module_from_it() {
     };
     wait("a module to be loaded", || read().is_some());
     let (began, image) = (Instant::now(), read().unwrap());
-    rekindle.ok(&["rm", &image]);
+    rekindle.ok(&["rmi", &image]);
     let took = began.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
     assert!(is_alive(loads), "it loads still");
@@ -211,7 +211,7 @@ fn images_are_removed_and_workers_killed_while_modules_are_loaded_ahead() {
     image(&rekindle, "stays", &modules);
     for _ in 0..3 {
         image(&rekindle, "goes", &modules);
-        rekindle.ok(&["rm", "goes"]);
+        rekindle.ok(&["rmi", "goes"]);
     }
     waiting(&rekindle, 0);
     image(&rekindle, "goes", &modules);

@@ -197,7 +197,7 @@ fn names_may_be_anything_and_belong_to_one() {
         let flag = format!("--name={name}");
         assert!(rekindle.refused(&["run", "-d", &flag, "--", "true"]).contains("exists"));
     }
-    assert_eq!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().len(), names.len());
+    assert_eq!(rekindle.json(&["ps", "-a"])["sandboxes"].as_array().unwrap().len(), names.len());
     for name in names {
         rekindle.ok(&["kill", "--signal", "9", "--", name]);
         wait("its end", || rekindle.sandbox(name)["pid"] == 0);

@@ -31,7 +31,7 @@ pub enum Error {
     #[error("another daemon answers on {}; give this one another --socket", socket.display())]
     SocketInUse { socket: PathBuf },
 
-    #[error("there is no sandbox named {name:?}; `rekindle ps` lists them")]
+    #[error("there is no sandbox named {name:?}; `rekindle ps -a` lists them")]
     UnknownSandbox { name: String },
 
     #[error("a sandbox named {name:?} exists; choose another name, or end that one first")]
@@ -42,6 +42,19 @@ pub enum Error {
 
     #[error("the sandbox {name:?} is not running ({state}); only a running one can be {wanted}")]
     NotRunning { name: String, state: String, wanted: &'static str },
+
+    #[error("the sandbox {name:?} is {state}; only an ended one can be removed: `rekindle stop` ends it")]
+    StillRuns { name: String, state: String },
+
+    #[error(
+        "there is no sandbox and no image named {name:?}; `rekindle ps -a` and `rekindle images` list them"
+    )]
+    UnknownName { name: String },
+
+    #[error(
+        "a sandbox and an image are named {name:?}; `rekindle rm --sandbox` removes the sandbox, `rekindle rmi` the image"
+    )]
+    TwoNamed { name: String },
 
     #[error("which buffers the program of {name:?} writes to cannot be told: {reason}")]
     NotLearned { name: String, reason: String },

@@ -69,6 +69,9 @@ pub enum Request {
     Kill {
         names: Vec<String>,
         signal: Option<i32>,
+        /// How long a program that is ended has between SIGTERM and SIGKILL; the daemon's usual if not said.
+        #[serde(default)]
+        grace_ms: Option<u64>,
     },
     Checkpoint {
         name: String,
@@ -153,8 +156,18 @@ pub enum Request {
     Verify {
         image: String,
     },
+    /// Removes images.
     Remove {
         images: Vec<String>,
+    },
+    /// Removes ended sandboxes with their logs, and by names that only images have those, unless just sandboxes are meant.
+    Forget {
+        names: Vec<String>,
+        only_sandboxes: bool,
+    },
+    /// Removes all ended sandboxes with their logs; with `images` all images too that no sandbox runs from.
+    Prune {
+        images: bool,
     },
     Doctor,
     Version,
@@ -190,6 +203,9 @@ pub struct Sandbox {
     pub gpu: String,
     /// RFC 3339.
     pub started: String,
+    /// RFC 3339; none while it runs.
+    #[serde(default)]
+    pub ended: Option<String>,
     pub exit_code: Option<i32>,
     /// The image that it was restored from.
     pub image: Option<String>,
@@ -237,6 +253,13 @@ pub enum State {
     /// Checkpointed with `--stop`.
     Stopped,
     Failed,
+}
+
+impl State {
+    /// Whether there is a program, or is about to be.
+    pub fn is_live(self) -> bool {
+        !matches!(self, State::Exited | State::Killed | State::Stopped | State::Failed)
+    }
 }
 
 /// How one checkpoint or restore went, kept with the sandbox that it was done to.

@@ -13,19 +13,19 @@ pub enum Error {
     Io { action: &'static str, path: PathBuf, source: io::Error },
 
     #[error(
-        "disk full: writing {} needs {needed} bytes and its file system has {free} free; free some space (`rekindle rm`) and try again",
+        "disk full: writing {} needs {needed} bytes and its file system has {free} free; free some space (`rekindle rmi`) and try again",
         path.display()
     )]
     DiskFull { path: PathBuf, needed: u64, free: u64 },
 
     #[error(
-        "{} is {found} and {expected} was expected; put that back, or remove this and what it belongs to (`rekindle rm` removes an image)",
+        "{} is {found} and {expected} was expected; put that back, or remove this and what it belongs to (`rekindle rmi` removes an image)",
         path.display()
     )]
     Strange { path: PathBuf, found: &'static str, expected: &'static str },
 
     #[error(
-        "{} has {bytes} bytes and at most {most} were expected; remove it and what it belongs to (`rekindle rm` removes an image)",
+        "{} has {bytes} bytes and at most {most} were expected; remove it and what it belongs to (`rekindle rmi` removes an image)",
         path.display()
     )]
     TooLong { path: PathBuf, bytes: u64, most: u64 },

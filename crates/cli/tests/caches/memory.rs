@@ -90,7 +90,7 @@ fn what_was_used_longest_ago_gives_way_and_what_was_removed_before_that() {
         image(&rekindle, name, seed);
         wait_cached(&rekindle, name, "host", 6);
     }
-    rekindle.ok(&["rm", "removed"]);
+    rekindle.ok(&["rmi", "removed"]);
     image(&rekindle, "third", "3");
     wait_cached(&rekindle, "third", "host", 6);
     assert_eq!(cached(&rekindle, "old", "host"), 6);
@@ -118,7 +118,7 @@ fn an_image_can_be_removed_while_it_is_cached_and_restored() {
             })
             .collect();
         // In use, perhaps, but never half gone.
-        wait("its removal", || rekindle.output(&["rm", "image"]).status.success());
+        wait("its removal", || rekindle.output(&["rmi", "image"]).status.success());
         for (n, restored) in restores.into_iter().enumerate() {
             let name = format!("raced-{round}-{n}");
             if harness::end_of(restored).status.success() {

@@ -68,7 +68,7 @@ fn instances_share_what_none_writes_to_and_who_writes_gets_its_own() {
         "the weights, and not what is written again and again"
     );
     let told = |row: &Value| row["problem"].as_str().is_some_and(|problem| problem.contains("profile"));
-    assert!(rekindle.json(&["ps"])["sandboxes"].as_array().unwrap().iter().any(told));
+    assert!(rekindle.json(&["ps", "-a"])["sandboxes"].as_array().unwrap().iter().any(told));
     wait_shared(&rekindle, 6);
     for name in ["one", "other", "third"] {
         restore_sharing(&rekindle, name);
@@ -140,7 +140,7 @@ fn who_shares_goes_on_without_daemon_and_image_and_through_sleep() {
     rekindle.kill_daemon();
     rekindle.goes_on("one");
     write(&rekindle, "one", KERNEL_WRITES);
-    rekindle.ok(&["rm", "model"]);
+    rekindle.ok(&["rmi", "model"]);
     assert_eq!(shared(&rekindle, "third"), 0);
     rekindle.goes_on("third");
     write(&rekindle, "third", KERNEL_WRITES);

@@ -159,7 +159,7 @@ impl Rekindle {
     }
 
     pub fn sandbox(&self, name: &str) -> Value {
-        let all = self.json(&["ps"]);
+        let all = self.json(&["ps", "-a"]);
         let found = all["sandboxes"].as_array().unwrap().iter().find(|sandbox| sandbox["name"] == name);
         found.unwrap_or_else(|| panic!("no {name} in {all}")).clone()
     }

@@ -16,12 +16,18 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// With a signal, sends that to each; without, ends each: SIGTERM first, SIGKILL for the whole namespace after the
 /// grace. All names are worked on, whatever happens to one.
-pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Value> {
+pub fn kill(
+    daemon: &Daemon,
+    names: &[String],
+    signal: Option<i32>,
+    grace: Option<Duration>,
+) -> Result<Value> {
+    let grace = grace.unwrap_or(GRACE);
     let signal =
         signal.map(|given| Signal::try_from(given).map_err(|_| Error::BadSignal { given })).transpose()?;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            names.iter().map(|name| scope.spawn(move || one(daemon, name, signal))).collect();
+            names.iter().map(|name| scope.spawn(move || one(daemon, name, signal, grace))).collect();
         threads
             .into_iter()
             .map(|thread| {
@@ -37,7 +43,7 @@ pub fn kill(daemon: &Daemon, names: &[String], signal: Option<i32>) -> Result<Va
     }
 }
 
-fn one(daemon: &Daemon, name: &str, signal: Option<Signal>) -> Result<()> {
+fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> Result<()> {
     let sandbox = daemon.sandboxes.get(name)?;
     if sandbox.is_live() && sandbox.record().device && signal.is_none() {
         device::remove(daemon, &sandbox);
@@ -49,7 +55,7 @@ fn one(daemon: &Daemon, name: &str, signal: Option<Signal>) -> Result<()> {
     }
     // A program that is just ending needs no signal any more.
     let _ = cpu.signal(Signal::SIGTERM as i32);
-    if sandbox.wait_end(Some(GRACE)).is_none() {
+    if sandbox.wait_end(Some(grace)).is_none() {
         cpu.kill()?;
         sandbox.wait_end(Some(END_LIMIT));
     }

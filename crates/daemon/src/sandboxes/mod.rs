@@ -4,6 +4,7 @@
 //! `record` locked, so that `ps` always answers.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -158,15 +159,20 @@ impl Sandbox {
         }
     }
 
-    /// Forgets an ended sandbox: its record and its logs.
-    pub fn forget(&self) {
+    /// Forgets an ended sandbox: its record and its logs. The room that those took, if nobody else has them.
+    pub fn forget(&self) -> u64 {
         self.lock().remove(&self.records);
         let _ = std::fs::remove_file(&self.traces);
+        let mut freed = 0;
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&format!("{}.", self.id)) {
-                let _ = std::fs::remove_file(entry.path());
+                let found = entry.metadata().ok().filter(|found| found.nlink() == 1);
+                if std::fs::remove_file(entry.path()).is_ok() {
+                    freed += found.map_or(0, |found| found.blocks() * 512);
+                }
             }
         }
+        freed
     }
 
     /// As `ps` shows it. Asks the workers what they hold, without waiting for one that is busy.

@@ -77,7 +77,7 @@ impl Record {
     }
 
     pub fn is_live(&self) -> bool {
-        is_live(self.state)
+        self.state.is_live()
     }
 
     /// Nothing is being done to it, if it is still live.
@@ -103,6 +103,7 @@ impl Record {
             command: self.command.clone(),
             gpu: self.gpu.clone(),
             started: self.started.clone(),
+            ended: self.ended.clone(),
             exit_code: self.exit_code,
             image: self.image.clone(),
             problem: self.problem.clone(),
@@ -156,10 +157,6 @@ impl Record {
         }
         Ok(records)
     }
-}
-
-pub fn is_live(state: State) -> bool {
-    !matches!(state, State::Exited | State::Killed | State::Stopped | State::Failed)
 }
 
 /// The word for a state, as everywhere.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
+use crate::sandboxes::record::state_word;
 
 /// How many ended sandboxes are remembered, with their logs.
 pub const ENDED_KEPT: usize = 100;
@@ -81,6 +82,32 @@ impl Registry {
             }
         }
         sandbox.forget();
+    }
+
+    /// Forgets the ended sandbox of this name, with its logs; the room that those took.
+    pub fn forget(&self, name: &str) -> Result<u64> {
+        let mut sandboxes = self.lock();
+        let sandbox = sandboxes.get(name).ok_or_else(|| Error::UnknownSandbox { name: name.to_string() })?;
+        let state = sandbox.record().state;
+        if state.is_live() {
+            return Err(Error::StillRuns { name: name.to_string(), state: state_word(state).to_string() });
+        }
+        Ok(sandboxes.remove(name).map_or(0, |sandbox| sandbox.forget()))
+    }
+
+    /// Forgets all that have ended; their names, and the room that their logs took.
+    pub fn forget_ended(&self) -> (Vec<String>, u64) {
+        let mut freed = 0;
+        let mut names: Vec<String> = self
+            .lock()
+            .extract_if(|_, sandbox| !sandbox.is_live())
+            .map(|(name, sandbox)| {
+                freed += sandbox.forget();
+                name
+            })
+            .collect();
+        names.sort();
+        (names, freed)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {

@@ -1,6 +1,7 @@
 //! Answering the command line: a socket, a thread for each connection, one request on each.
 
 pub mod images;
+mod remove;
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -231,7 +232,9 @@ fn answer(
             logs::show(&*sandbox(&name)?, follow, own, reply)?;
             json!({ "name": name })
         }
-        Request::Kill { names, signal } => json!(kill::kill(daemon, &names, signal)?),
+        Request::Kill { names, signal, grace_ms } => {
+            kill::kill(daemon, &names, signal, grace_ms.map(Duration::from_millis))?
+        }
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
@@ -281,6 +284,8 @@ fn answer(
         Request::Inspect { image } => images::inspect(&daemon.store, &image)?,
         Request::Verify { image } => images::verify(&daemon.store, &image, reply)?,
         Request::Remove { images } => images::remove(daemon, &images)?,
+        Request::Forget { names, only_sandboxes } => remove::remove(daemon, &names, only_sandboxes)?,
+        Request::Prune { images } => remove::prune(daemon, images)?,
         Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
         Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
         Request::Shutdown => json!({}),
