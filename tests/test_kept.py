@@ -100,6 +100,11 @@ def test_system_v_objects_of_the_machine_are_refused_by_name(rekindle):
         assert "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
+@pytest.mark.parametrize("native", [False, True], ids=["sandbox", "driver"])
+def test_sets_of_epoll_go_on_telling_of_timers(rekindle, native):
+    survives(rekindle, "timers.py", native=native)
+
+
 # What no image keeps. CRIU before 4.2 lacks one thing more.
 LOST = {("first thread", "memory policy"), ("second thread", "memory policy"), ("process", "policy of memory"), ("process", "personality")}
 LOST_BEFORE_4_2 = {("process", "memory wiped in children")}

@@ -1,7 +1,7 @@
 //! CRIU's `files.img`: all that a dump's processes have open, by numbers, and the fields of what we read and change there.
 //!
-//! Field numbers are those of CRIU's published `fdinfo.proto`, `regfile.proto`, `sk-inet.proto`, `sk-opts.proto` and
-//! `sk-unix.proto`. Each kind has a type of its own, which keeps every field that it was read with.
+//! Field numbers are those of CRIU's published `fdinfo.proto`, `regfile.proto`, `sk-inet.proto`, `sk-opts.proto`,
+//! `sk-unix.proto` and `timerfd.proto`. Each kind has a type of its own, which keeps every field that it was read with.
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr};
@@ -22,6 +22,7 @@ const FIELDS: [u64; 20] = [3, 18, 17, 4, 16, 8, 9, 13, 10, 6, 19, 14, 7, 5, 11, 
 pub const REGULAR: u64 = 1;
 pub const INTERNET: u64 = 4;
 pub const UNIX: u64 = 5;
+pub const TIMER: u64 = 17;
 pub const MEMFD: u64 = 18;
 
 /// TCP's numbers of states, which sockets of all kinds have.
@@ -89,6 +90,9 @@ pub struct Internet(Message);
 /// A Unix socket.
 pub struct Unix(Message);
 
+/// A timer that is a descriptor.
+pub struct Timer(Message);
+
 macro_rules! described {
     ($type:ident, $kind:expr) => {
         impl Described for $type {
@@ -108,6 +112,7 @@ macro_rules! described {
 described!(Regular, REGULAR);
 described!(Internet, INTERNET);
 described!(Unix, UNIX);
+described!(Timer, TIMER);
 
 impl Regular {
     const ID: u64 = 1;
@@ -256,6 +261,28 @@ impl Unix {
     pub fn close(&mut self) {
         if self.state() == Some(LISTENS) {
             self.0.set(Self::STATE, CLOSED);
+        }
+    }
+}
+
+impl Timer {
+    /// Periods that are over and were not read.
+    const OVER: u64 = 5;
+    /// Seconds and nanoseconds that are left, and of each period.
+    const LEFT: [u64; 2] = [7, 8];
+    const PERIOD: [u64; 2] = [9, 10];
+
+    /// Whether it has a period that is over, and the next one has not begun.
+    pub fn has_run_out(&self) -> bool {
+        let is_set = |fields: [u64; 2]| fields.iter().any(|field| self.0.number(*field).unwrap_or(0) != 0);
+        self.0.number(Self::OVER).unwrap_or(0) > 0 && !is_set(Self::LEFT) && is_set(Self::PERIOD)
+    }
+
+    /// Has all of a period be left.
+    pub fn begin_period(&mut self) {
+        for (left, period) in Self::LEFT.into_iter().zip(Self::PERIOD) {
+            let all = self.0.number(period).unwrap_or(0);
+            self.0.set(left, all);
         }
     }
 }

@@ -58,6 +58,7 @@ pub mod soundness;
 mod spawn;
 mod standing;
 mod system_v;
+pub mod timers;
 mod tracer;
 mod tree;
 pub mod trial;

@@ -7,6 +7,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 struct page model[MOST_PAGES], heap[HEAP_PAGES];
@@ -143,8 +145,30 @@ void check_areas(void)
 		die("%s: %s", is_child ? "child" : "program", difference);
 }
 
+static uint64_t nanoseconds(struct timespec at)
+{
+	return (uint64_t)at.tv_sec * 1000000000 + (uint64_t)at.tv_nsec;
+}
+
+/* The clock goes on, and is the same for who asks the kernel and who reads the kernel's page: a sleep until a time that was
+ * read from the one would else last as long as they differ. */
+static void check_clock(void)
+{
+	static uint64_t last;
+	struct timespec kernel[2], page;
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &kernel[0]);
+	clock_gettime(CLOCK_MONOTONIC, &page);
+	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &kernel[1]);
+	uint64_t now = nanoseconds(page);
+	if (now < nanoseconds(kernel[0]) || now > nanoseconds(kernel[1]) || now < last)
+		die("%s: the clock is at %lu, the kernel says %lu and %lu, and it was at %lu", is_child ? "child" : "program", now,
+		    nanoseconds(kernel[0]), nanoseconds(kernel[1]), last);
+	last = now;
+}
+
 size_t check(void)
 {
+	check_clock();
 	check_areas();
 	int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
 	size_t checked = check_range(model, pages, ARENA, memory);

@@ -7,7 +7,7 @@ use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::{Request, Response};
-use rekindle_sandbox::{Frozen, driver_socket, inherited};
+use rekindle_sandbox::{Frozen, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
 use crate::error::{Error, Result};
@@ -89,6 +89,7 @@ impl Attempt<'_> {
                     self.timeline.time("cpu pages", || self.convert(draft, images))?;
                     inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
                     driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+                    timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
                     // A conversion has written them anew, and nothing is known of them.
                     let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
                     self.timeline.time("cpu files", take)?;

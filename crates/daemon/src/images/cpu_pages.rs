@@ -14,8 +14,8 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
-use rekindle_sandbox::inherited;
 use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::{inherited, timers};
 use rekindle_store::bounded;
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, Part, PartKind, Store};
 
@@ -117,6 +117,7 @@ pub fn take(draft: &Draft, images: &Path, served: &Served) -> Result<()> {
         let pointed = scope.spawn(|| {
             pages::point(images, served)
                 .and_then(|()| inherited::part(images).map_err(|error| error.to_string()))
+                .and_then(|()| timers::wind(images).map_err(|error| error.to_string()))
                 .map_err(|what| Error::Pages { what })
                 .and_then(|()| take_images(true))
         });
