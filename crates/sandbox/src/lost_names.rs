@@ -365,16 +365,11 @@ mod tests {
     }
 
     fn entry(id: u64, name: &Path) -> Message {
-        let mut regular = Message::default();
-        regular.set(1, id).set_bytes(NAME, name.as_os_str().as_bytes().to_vec());
-        let mut entry = Message::default();
-        entry.set(1, 1).set(ID, id).set_bytes(REGULAR, regular.write());
-        entry
+        Regular::new(id, 0, name, None).entry(id)
     }
 
     fn name_of(entry: &Message) -> PathBuf {
-        let regular = Message::read(entry.all_bytes(REGULAR).next().unwrap()).unwrap();
-        PathBuf::from(OsStr::from_bytes(regular.all_bytes(NAME).next().unwrap()))
+        Regular::of(entry).unwrap().path().to_path_buf()
     }
 
     #[test]

@@ -31,7 +31,8 @@ impl Served {
         let command = ["/usr/bin/python3", script.to_str().unwrap(), place, "none"];
         let name = base.start(name, &[&volumes[0], &volumes[1]], &command);
         let served = Served { directory, name };
-        wait("the server", || UnixStream::connect(served.path("socket")).is_ok());
+        wait("the server", || served.path("socket").exists());
+        served.greets();
         served
     }
 
@@ -41,10 +42,12 @@ impl Served {
 
     /// It still has its socket, and nobody else does.
     fn greets(&self) {
-        let mut client = UnixStream::connect(self.path("socket")).unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "here");
+        // It listens a moment after it has made the socket.
+        wait("the server", || {
+            let Ok(mut client) = UnixStream::connect(self.path("socket")) else { return false };
+            let mut said = String::new();
+            client.read_to_string(&mut said).is_ok() && said == "here"
+        });
     }
 }
 
