@@ -542,7 +542,7 @@ fn live(generations: &[Generation]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn every_generation_has_every_byte(generations in prop::collection::vec(generation(), 2..7)) {
