@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use rekindle_protocol::daemon::{Level, LoadOrder, Mode};
 
 use crate::filter::Filter;
+use crate::recovery::RecoveryArguments;
 
 /// Run GPU programs in sandboxes, take images of them while they run, and bring them back.
 #[derive(Debug, Parser)]
@@ -54,6 +55,8 @@ pub enum Command {
         /// While it uses that it cannot be checkpointed. May be given several times.
         #[arg(long, value_name = "NAME", conflicts_with = "from", value_parser = clap::builder::PossibleValuesParser::new(rekindle_sandbox::withheld::names()))]
         allow: Vec<String>,
+        #[command(flatten)]
+        recovery: RecoveryArguments,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{LoadOrder, Report, Request, Sandbox, SleepReport, State};
+use rekindle_protocol::daemon::{LoadOrder, RecoveryPlan, Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
@@ -22,8 +22,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     let printer = Printer { json: arguments.json };
     match arguments.command {
-        Command::Run { sandbox, mode, from, allow, command } => {
-            return run(&places, &printer, sandbox, mode, (from, allow), command);
+        Command::Run { sandbox, mode, from, allow, recovery, command } => {
+            return run(&places, &printer, sandbox, mode, (from, allow, recovery.plan()), command);
         }
         Command::Restore { image, sandbox, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
@@ -158,7 +158,7 @@ fn run(
     printer: &Printer,
     wanted: SandboxArguments,
     mode: ModeArgument,
-    (from, allow): (Option<String>, Vec<String>),
+    (from, allow, recovery): (Option<String>, Vec<String>, Option<RecoveryPlan>),
     command: Vec<String>,
 ) -> Result<ExitCode> {
     let (directory, environment) = surroundings()?;
@@ -171,6 +171,7 @@ fn run(
         environment,
         from,
         allow,
+        recovery,
     };
     if !wanted.detach {
         foreground::hold_signals()?;

@@ -16,6 +16,7 @@ mod pages;
 mod picture;
 mod profile;
 mod progress;
+mod recovery;
 mod show;
 mod trace;
 

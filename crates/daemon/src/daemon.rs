@@ -22,6 +22,7 @@ use crate::host::resources::give_memory_back;
 use crate::images::page_check;
 use crate::images::page_check::First;
 use crate::pool::{PoolSize, WorkerPool};
+use crate::recovery;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::registry::Registry;
@@ -87,6 +88,9 @@ impl Daemon {
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();
+        for held in daemon.sandboxes.all() {
+            recovery::follow(&daemon, &held);
+        }
         daemon.pool.prepare(&gpu::choose(None)?, None);
         Ok(daemon)
     }

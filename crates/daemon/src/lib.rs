@@ -29,6 +29,7 @@ mod host;
 mod images;
 mod lifecycle;
 mod pool;
+mod recovery;
 mod reply;
 mod restore;
 mod sandboxes;

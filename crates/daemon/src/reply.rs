@@ -18,18 +18,25 @@ use crate::error::Error;
 const PROGRESS_EVERY: Duration = Duration::from_millis(50);
 
 pub struct Reply<'a> {
-    stream: &'a UnixStream,
+    /// None where nobody waits for an answer.
+    stream: Option<&'a UnixStream>,
     last: Mutex<Option<(String, Instant)>>,
 }
 
 impl<'a> Reply<'a> {
     pub fn new(stream: &'a UnixStream) -> Reply<'a> {
-        Reply { stream, last: Mutex::new(None) }
+        Reply { stream: Some(stream), last: Mutex::new(None) }
+    }
+
+    /// For work that the daemon does by itself.
+    pub fn to_nobody() -> Reply<'static> {
+        Reply { stream: None, last: Mutex::new(None) }
     }
 
     /// An error if the user does not want any more what was asked for: the command has said so, or is gone.
     pub fn check_wanted(&self) -> Result<(), Error> {
-        let mut polled = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+        let Some(stream) = self.stream else { return Ok(()) };
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(ready) if ready > 0 => Err(Error::Cancelled),
             _ => Ok(()),
@@ -53,18 +60,19 @@ impl<'a> Reply<'a> {
     }
 
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
-        frame::send(self.stream, event, &[])
+        self.stream.map_or(Ok(()), |stream| frame::send(stream, event, &[]))
     }
 
     /// The process that asks; none in another pid namespace.
     pub fn asker(&self) -> Option<i32> {
-        let peer = getsockopt(self.stream, PeerCredentials).ok()?;
+        let peer = getsockopt(self.stream?, PeerCredentials).ok()?;
         Some(peer.pid()).filter(|pid| *pid > 0)
     }
 
     /// Whether the user has closed the connection.
     pub fn is_gone(&self) -> bool {
-        let mut polled = [PollFd::new(self.stream.as_fd(), PollFlags::empty())];
+        let Some(stream) = self.stream else { return false };
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
         matches!(poll(&mut polled, PollTimeout::ZERO), Ok(ready) if ready > 0)
     }
 }

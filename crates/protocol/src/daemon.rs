@@ -40,6 +40,8 @@ pub enum Request {
         /// What the program gets although it cannot be checkpointed with it, by name.
         #[serde(default)]
         allow: Vec<String>,
+        #[serde(default)]
+        recovery: Option<RecoveryPlan>,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
     Framework {
@@ -219,6 +221,35 @@ pub struct Sandbox {
     /// Pids of its workers, as the host sees them.
     #[serde(default)]
     pub workers: Vec<i32>,
+    /// How it is brought back after a failure; none if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+}
+
+/// What a user wants for a program that may fail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveryPlan {
+    /// How often an image is taken, milliseconds; none: never.
+    pub every_ms: Option<u64>,
+    /// How many of the images stay.
+    pub keep: u32,
+    /// How often it may fail without coming farther than before; none: it is not brought back.
+    pub restarts: Option<u32>,
+}
+
+/// What has come of that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovery {
+    pub plan: RecoveryPlan,
+    /// The images that are kept, the oldest first.
+    pub images: Vec<String>,
+    pub recoveries: u32,
+    /// The program's time that it had to do again, milliseconds.
+    pub repeated_ms: u64,
+    /// From ends to when it was about to run again, milliseconds.
+    pub lost_ms: u64,
+    /// Whether it is not brought back any more.
+    pub over: bool,
 }
 
 /// A worker that waits for a sandbox, as `rekindle ps --json` prints it.

@@ -53,6 +53,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
             allowed: Vec::new(),
             framework: true,
             input: None,
+            recovery: None,
         },
     )?;
     let taking = checkpoint::CheckpointRequest {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::containers::device;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::recovery::unix_ms;
 
 /// How long a program has between the request to end and the end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -49,6 +50,13 @@ fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> 
         device::remove(daemon, &sandbox);
         return Ok(());
     }
+    let now = unix_ms();
+    sandbox.note(|record| {
+        if let Some(recovery) = &mut record.recovery {
+            recovery.asked(now);
+            recovery.over |= signal.is_none();
+        }
+    });
     let cpu = sandbox.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);

@@ -12,6 +12,7 @@ use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::{client_library, gpu};
+use crate::recovery::Recovery;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
@@ -32,6 +33,8 @@ pub struct RunRequest {
     pub framework: bool,
     /// A pipe for its standard input, which is empty without one.
     pub input: Option<OwnedFd>,
+    /// How it is brought back after a failure.
+    pub recovery: Option<Recovery>,
 }
 
 /// Starts the program; it runs when this returns.
@@ -45,13 +48,16 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
     };
     let sandbox =
-        daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, _| {
+        daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, former| {
+            // One that starts anew goes on with its log.
+            let former = former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));
             let record = Record {
                 command: request.command.clone(),
                 directory: request.directory.clone(),
+                recovery: request.recovery.clone(),
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
             };
-            create(daemon, record, None)
+            create(daemon, record, former)
         })?;
     if request.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);

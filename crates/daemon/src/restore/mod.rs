@@ -34,6 +34,7 @@ use crate::images::page_check::{First, Mapped};
 use crate::images::{driver_half, machine, page_check, preflight, soundness};
 use crate::lifecycle::run::{create, give_back};
 use crate::pool::ImageKey;
+use crate::recovery::Recovery;
 use crate::reply::Reply;
 use crate::restore::loading::{Clock, PendingLoad};
 use crate::restore::replacement::RecoveryState;
@@ -76,6 +77,8 @@ pub struct RestoreRequest<'a> {
     pub verify: bool,
     /// A pipe for the program's standard input, if that was one before.
     pub input: Option<OwnedFd>,
+    /// How it is brought back after a failure.
+    pub recovery: Option<Recovery>,
 }
 
 pub struct Attempt<'a> {
@@ -222,6 +225,7 @@ fn hold(
             command,
             directory,
             image: Some(image.manifest().name.clone()),
+            recovery: request.recovery.clone(),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.

@@ -111,6 +111,7 @@ pub fn in_place(
         record: false,
         verify: false,
         input: None,
+        recovery: None,
     };
     let attempt = Attempt {
         daemon,

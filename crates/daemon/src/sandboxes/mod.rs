@@ -63,6 +63,8 @@ pub struct Sandbox {
     claim: Mutex<Option<File>>,
     /// The ended one whose name it has, until it is up: it has that back if nothing comes of this one.
     former: Mutex<Option<Arc<Sandbox>>>,
+    /// The one that goes on in its place, after a failure.
+    successor: OnceLock<Arc<Sandbox>>,
     cpu: OnceLock<CpuHalf>,
     admission: OnceLock<AdmissionSocket>,
     workers: Mutex<Vec<Arc<Worker>>>,
@@ -93,6 +95,7 @@ impl Sandbox {
             changed: Condvar::new(),
             claim: Mutex::default(),
             former: Mutex::default(),
+            successor: OnceLock::new(),
             cpu: OnceLock::new(),
             admission: OnceLock::new(),
             workers: Mutex::default(),
@@ -258,6 +261,24 @@ impl Sandbox {
 
     pub fn set_former(&self, former: Arc<Sandbox>) {
         *self.former.lock().unwrap_or_else(PoisonError::into_inner) = Some(former);
+    }
+
+    /// Ends a program that cannot go on, if it is brought back then.
+    pub fn end_if_brought_back(&self) {
+        if self.record().recovery.is_some_and(|recovery| recovery.restarts())
+            && let Some(cpu) = self.cpu.get()
+            && let Err(error) = cpu.kill()
+        {
+            log::error!("a program without its GPU memory was not ended: {error}");
+        }
+    }
+
+    pub fn set_successor(&self, successor: &Arc<Sandbox>) {
+        let _ = self.successor.set(successor.clone());
+    }
+
+    pub fn successor(&self) -> Option<Arc<Sandbox>> {
+        self.successor.get().cloned()
     }
 
     pub fn take_former(&self) -> Option<Arc<Sandbox>> {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::host::clock;
+use crate::recovery::Recovery;
 use crate::sleep::Asleep;
 
 /// The longest record read.
@@ -42,6 +43,9 @@ pub struct Record {
     /// Its GPU half, if that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<Asleep>,
+    /// How it is brought back after a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
 }
 
 /// A worker that may still run.
@@ -73,6 +77,7 @@ impl Record {
             workers: Vec::new(),
             log_start: 0,
             asleep: None,
+            recovery: None,
         }
     }
 
@@ -111,6 +116,7 @@ impl Record {
             shared_bytes,
             pinned_bytes,
             workers,
+            recovery: self.recovery.as_ref().map(Recovery::shown),
         }
     }
 
@@ -215,6 +221,7 @@ mod tests {
             workers: vec![WorkerRecord { number: 1, client: 8 }],
             log_start: 0,
             asleep: None,
+            recovery: None,
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

@@ -137,6 +137,7 @@ impl Sandbox {
             if is_left && sandbox.is_live() {
                 let how = worker.ended().unwrap_or_default();
                 sandbox.report_problem(format!("its GPU worker died ({how}); its GPU memory is lost"));
+                sandbox.end_if_brought_back();
             }
         })
     }

@@ -23,6 +23,7 @@ use crate::host::doctor;
 use crate::host::places::Places;
 use crate::lifecycle::kill;
 use crate::lifecycle::run::{self, RunRequest};
+use crate::recovery::{self, Recovery};
 use crate::reply::Reply;
 use crate::restore::{load_order, unwritten};
 use crate::sandboxes::Sandbox;
@@ -178,12 +179,14 @@ fn answer(
                 record: false,
                 verify: false,
                 input: None,
+                recovery: None,
             };
             json!(sandbox(&restore::restore(daemon, &request, reply)?.name)?.shown())
         }
-        Request::Run { from: None, name, gpu, mode, command, directory, environment, allow } => {
+        Request::Run { from: None, name, gpu, mode, command, directory, environment, allow, recovery } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
+            let recovery = recovery.map(|plan| Recovery::new(plan, environment.clone(), allow.clone()));
             let request = RunRequest {
                 name,
                 gpu,
@@ -194,8 +197,11 @@ fn answer(
                 allowed: allow,
                 framework,
                 input,
+                recovery,
             };
-            json!(run::run(daemon, request)?.shown())
+            let sandbox = run::run(daemon, request)?;
+            recovery::follow(daemon, &sandbox);
+            json!(sandbox.shown())
         }
         Request::Framework {
             image,
@@ -222,14 +228,14 @@ fn answer(
             };
             json!(checkpoint::framework::make(daemon, request, reply)?)
         }
-        Request::Wait { name } => json!(wait(&*sandbox(&name)?, reply)),
+        Request::Wait { name } => json!(wait(sandbox(&name)?, reply)),
         Request::List => {
             let all = daemon.sandboxes.all();
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
         Request::Logs { name, follow, own } => {
-            logs::show(&*sandbox(&name)?, follow, own, reply)?;
+            logs::show(&sandbox(&name)?, follow, own, reply)?;
             json!({ "name": name })
         }
         Request::Kill { names, signal, grace_ms } => {
@@ -267,6 +273,7 @@ fn answer(
                 record,
                 verify,
                 input,
+                recovery: None,
             };
             json!(restore::restore(daemon, &request, reply)?)
         }
@@ -292,8 +299,15 @@ fn answer(
     })
 }
 
-/// Waits for the sandbox's end; gives up when the user is gone.
-fn wait(sandbox: &Sandbox, reply: &Reply<'_>) -> Value {
-    while sandbox.wait_end(Some(Duration::from_millis(500))).is_none() && !reply.is_gone() {}
+/// Waits for the sandbox's end, and for that of those who go on in its place; gives up when the user is gone.
+fn wait(mut sandbox: Arc<Sandbox>, reply: &Reply<'_>) -> Value {
+    while !reply.is_gone() {
+        match sandbox.successor() {
+            Some(successor) => sandbox = successor,
+            None if sandbox.wait_end(Some(Duration::from_millis(500))).is_none() => {}
+            None if recovery::goes_on(&sandbox.record()) => std::thread::sleep(Duration::from_millis(20)),
+            None => break,
+        }
+    }
     json!(sandbox.shown())
 }

@@ -1,0 +1,199 @@
+//! Programs that are brought back by themselves: images at intervals, and after a failure the last of them.
+//!
+//! ```text
+//!  start ──every──▶ image 1 ──every──▶ image 2 ── failure
+//!                                         └──restore──▶ goes on under the same name ──▶ image 3 …
+//! ```
+//!
+//! What is needed for that is in the sandbox's record, so that the next daemon goes on with it. A failure is an end that
+//! neither the program (exit code 0) nor the user wanted: a crash, a signal, the loss of its GPU worker, the end of the
+//! machine. Of several images the newest that comes back is taken; without any the program starts from its beginning.
+
+mod plan;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_protocol::daemon::State;
+
+use crate::checkpoint;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::lifecycle::run;
+use crate::reply::Reply;
+use crate::restore::{self, load_order};
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::Record;
+use crate::server::images;
+
+use plan::{End, Next};
+pub use plan::{Recovery, unix_ms};
+
+/// How long the driver may wait for the GPU's work to end.
+const GPU_WAIT: Duration = Duration::from_secs(10);
+
+/// Sees to a sandbox that has a plan until that is over.
+pub fn follow(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
+    if !goes_on(&sandbox.record()) {
+        return;
+    }
+    let (daemon, mut sandbox) = (daemon.clone(), sandbox.clone());
+    std::thread::spawn(move || {
+        loop {
+            attend(&daemon, &sandbox);
+            match bring_back(&daemon, &sandbox) {
+                Some(next) => sandbox = next,
+                None => return,
+            }
+        }
+    });
+}
+
+/// Whether a sandbox is to be brought back if it fails, or is about to be.
+pub fn goes_on(record: &Record) -> bool {
+    record.recovery.as_ref().is_some_and(|recovery| !recovery.over)
+}
+
+/// Takes images until the program has ended.
+fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
+    let every =
+        sandbox.record().recovery.and_then(|recovery| recovery.plan.every_ms).map(Duration::from_millis);
+    while sandbox.wait_end(every).is_none() {
+        match take(daemon, sandbox) {
+            // One that has ended, or on which somebody else works just now.
+            Ok(())
+            | Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. } | Error::Occupied { .. }) => {}
+            Err(error) => sandbox.report_problem(format!("the image that was due was not taken: {error}")),
+        }
+    }
+}
+
+fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
+    if sandbox.record().state == State::Asleep {
+        // Nothing has changed.
+        return Ok(());
+    }
+    let Some(recovery) = sandbox.record().recovery else { return Ok(()) };
+    let name = |number: &u64| format!("{}.{number}", sandbox.name());
+    let number = (recovery.number + 1..).find(|number| daemon.store.image(&name(number)).is_err());
+    let number = number.unwrap_or(recovery.number + 1);
+    let (to, begun) = (name(&number), unix_ms());
+    let _making = daemon.making.take(&to)?;
+    let request = checkpoint::CheckpointRequest {
+        to: &to,
+        leave_running: true,
+        gpu_wait: GPU_WAIT,
+        framework: false,
+        prove: false,
+    };
+    checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody())?;
+    let mut beyond = Vec::new();
+    sandbox.update(|record| {
+        if let Some(recovery) = &mut record.recovery {
+            recovery.number = number;
+            beyond = recovery.took(to.clone(), begun);
+        }
+    })?;
+    if !beyond.is_empty()
+        && let Err(error) = images::remove(daemon, &beyond)
+    {
+        log::warn!("images that are no longer kept: {error}");
+    }
+    Ok(())
+}
+
+/// How a sandbox ended.
+fn end_of(record: &Record) -> End {
+    match (record.state, record.exit_code) {
+        (State::Stopped, _) | (State::Exited, Some(0)) => End::Wanted,
+        (_, code) => End::Failed(code),
+    }
+}
+
+/// The program that goes on in the place of one that has ended, if one does.
+fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbox>> {
+    let record = sandbox.record();
+    let (end, ended) = (end_of(&record), unix_ms());
+    let mut recovery = record.recovery?;
+    let mut next = recovery.ended(end, ended);
+    loop {
+        sandbox.note(|record| record.recovery = Some(recovery.clone()));
+        match next {
+            Next::Nothing => return None,
+            Next::Up(reason) => {
+                sandbox.report_problem(reason);
+                return None;
+            }
+            Next::Again(delay) => std::thread::sleep(delay),
+        }
+        // Somebody has removed it, or runs something else under its name.
+        let is_there = daemon.sandboxes.get(&sandbox.name()).is_ok_and(|found| Arc::ptr_eq(&found, sandbox));
+        if !is_there || !goes_on(&sandbox.record()) {
+            return None;
+        }
+        match again(daemon, sandbox, &recovery, ended) {
+            Ok(next) => {
+                sandbox.set_successor(&next);
+                return Some(next);
+            }
+            Err(error) => next = recovery.stayed(&error.to_string()),
+        }
+    }
+}
+
+/// Restores the newest image that comes back, or starts the program anew.
+fn again(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: u64) -> Result<Arc<Sandbox>> {
+    let mut failed = None;
+    for taken in recovery.taken.iter().rev() {
+        let mut recovery = recovery.clone();
+        recovery.goes_on(Some(taken), ended, unix_ms());
+        match restored(daemon, sandbox, &taken.image, recovery) {
+            Ok(next) => return Ok(next),
+            Err(error) => {
+                log::warn!(
+                    "{:?} was not brought back from the image {:?}: {error}",
+                    sandbox.name(),
+                    taken.image
+                );
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    failed.map_or_else(|| started(daemon, sandbox, recovery, ended), Err)
+}
+
+fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery) -> Result<Arc<Sandbox>> {
+    let (name, record) = (sandbox.name(), sandbox.record());
+    let request = restore::RestoreRequest {
+        image,
+        name: Some(&name),
+        gpu: Some(&record.gpu),
+        gpu_map: &[],
+        app: None,
+        order: load_order::usual(),
+        record: false,
+        verify: false,
+        input: None,
+        recovery: Some(recovery),
+    };
+    let report = restore::restore(daemon, &request, &Reply::to_nobody())?;
+    daemon.sandboxes.get(&report.name)
+}
+
+fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: u64) -> Result<Arc<Sandbox>> {
+    let (record, mut recovery) = (sandbox.record(), recovery.clone());
+    recovery.goes_on(None, ended, unix_ms());
+    let request = run::RunRequest {
+        name: Some(record.name),
+        gpu: Some(record.gpu),
+        mode: record.mode,
+        command: record.command,
+        directory: record.directory,
+        environment: recovery.environment.clone(),
+        allowed: recovery.allowed.clone(),
+        framework: false,
+        input: None,
+        recovery: Some(recovery),
+    };
+    run::run(daemon, request)
+}

@@ -1,0 +1,154 @@
+"""Programs that are brought back by themselves, `run --every --restart`: after whatever ends them, and not after what was wanted."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interleavings import kills, machine
+from rekindle import CommandError, Rekindle
+
+COUNTER = Path(__file__).parent / "recovery/counter.py"
+
+
+@pytest.fixture
+def rekindle():
+    with Rekindle() as rekindle:
+        yield rekindle
+
+
+def run(rekindle, *options, detach=("-d",)):
+    return ("run", *detach, "--name", "a", *options, "--", sys.executable, COUNTER, rekindle.root)
+
+
+def recovery(rekindle):
+    return rekindle.sandbox("a")["recovery"]
+
+
+def has_images(rekindle, number):
+    """Waits until an image with at least this number is there."""
+
+    def is_there():
+        return any(int(name.split(".")[1]) >= number for name in recovery(rekindle)["images"])
+
+    rekindle.wait(is_there, f"image {number}")
+
+
+def is_back(rekindle, times):
+    def is_so():
+        row = rekindle.sandbox("a")
+        return row["state"] == "running" and row["recovery"]["recoveries"] == times
+
+    rekindle.wait(is_so, f"recovery {times}")
+
+
+def runs_of(rekindle):
+    """What each run of the program has printed."""
+    runs = re.split(r"--- rekindle: .* ---\n", rekindle("logs", "a"))
+    return [[int(line) for line in text.split()] for text in runs]
+
+
+def end(rekindle):
+    (rekindle.root / "end").touch()
+    rekindle.wait_end("a")
+
+
+def test_after_a_crash_it_goes_on_from_its_last_image(rekindle):
+    rekindle(*run(rekindle, "--every", "300ms", "--keep", "2", "--restart", "on-failure"))
+    for times in (1, 2):
+        has_images(rekindle, 3 * times)
+        (rekindle.root / "crash").touch()
+        is_back(rekindle, times)
+    end(rekindle)
+    row = rekindle.sandbox("a")
+    assert (row["state"], row["exit_code"]) == ("exited", 0)
+    found = row["recovery"]
+    assert found["over"] and found["recoveries"] == 2 and found["repeated_ms"] > 0 and found["lost_ms"] > 0
+    assert len(found["images"]) == 2
+    assert {image["name"] for image in rekindle.json("images")["images"]} == set(found["images"])
+    runs = runs_of(rekindle)
+    assert len(runs) == 3
+    for before, after in zip(runs, runs[1:], strict=False):
+        assert 1 < after[0] <= before[-1] + 1, (before[-1], after[0])
+        assert after == list(range(after[0], after[0] + len(after)))
+
+
+def test_without_an_image_it_starts_anew_and_a_loop_ends(rekindle):
+    (rekindle.root / "loop").touch()
+    rekindle(*run(rekindle, "--restart", "on-failure:2"))
+    rekindle.wait(lambda: recovery(rekindle)["over"] and rekindle.sandbox("a")["problem"], "the end of it")
+    row = rekindle.sandbox("a")
+    assert (row["state"], row["exit_code"], row["recovery"]["recoveries"]) == ("exited", 4, 2)
+    assert "failed 3 times" in row["problem"] and "code 4" in row["problem"] and "no image" in row["problem"]
+    assert runs_of(rekindle) == [[1], [1], [1]]
+    assert "started anew" in rekindle("logs", "a")
+
+
+def test_what_the_user_ends_stays_ended(rekindle):
+    for how in ((), ("--signal", "9"), ("--signal", "15")):
+        rekindle(*run(rekindle, "--every", "1h", "--restart", "on-failure"))
+        rekindle("kill", *how, "a")
+        rekindle.wait(lambda: recovery(rekindle)["over"], "the end of it")
+        row = rekindle.sandbox("a")
+        assert row["state"] == "killed" and row["recovery"]["recoveries"] == 0
+
+
+def test_the_next_daemon_goes_on_with_it(rekindle):
+    rekindle(*run(rekindle, "--every", "300ms", "--restart", "on-failure"))
+    has_images(rekindle, 1)
+    row = rekindle.sandbox("a")
+    daemon = next(pid for pid, words in machine.processes_of(rekindle).items() if words[1:2] == ["--background"])
+    os.kill(daemon, signal.SIGKILL)
+    # As if the machine had ended.
+    for pid in machine.tree(row["pid"]):
+        kills.strike(pid)
+    rekindle.wait(lambda: not machine.is_alive(row["pid"]), "the end of the program")
+    is_back(rekindle, 1)
+    has_images(rekindle, int(recovery(rekindle)["images"][-1].split(".")[1]) + 1)
+    end(rekindle)
+    assert runs_of(rekindle)[1][0] > 1
+
+
+def test_one_without_its_gpu_memory_is_brought_back(rekindle):
+    wrong = rekindle.root / "wrong"
+    rekindle("run", "-d", "--name", "a", "--every", "500ms", "--restart", "on-failure", "--gpu", "emulated", "--", *kills.words(0, 0, 1, "root", wrong))
+    has_images(rekindle, 1)
+    (worker,) = rekindle.sandbox("a")["workers"]
+    os.kill(worker, signal.SIGKILL)
+    is_back(rekindle, 1)
+    # Written while its memory was gone.
+    wrong.unlink(missing_ok=True)
+    kills.go_on(rekindle, rekindle.sandbox("a")["pid"])
+    assert not wrong.exists()
+
+
+def test_in_the_foreground_its_output_and_its_end_are_those_of_all_its_runs(rekindle):
+    words = [rekindle.command, *map(str, run(rekindle, "--every", "300ms", "--restart", "on-failure", detach=()))]
+    shown = subprocess.Popen(words, env=rekindle.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    rekindle.wait(lambda: any(row["name"] == "a" for row in rekindle.sandboxes()), "the program")
+    has_images(rekindle, 1)
+    (rekindle.root / "crash").touch()
+    is_back(rekindle, 1)
+    (rekindle.root / "end").touch()
+    output, _ = shown.communicate(timeout=120)
+    assert shown.returncode == 0
+    assert "--- rekindle: restored from the image" in output
+    assert output == rekindle("logs", "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--keep", "2"), "--every"),
+        (("--every", "30"), "with its unit"),
+        (("--every", "1ms"), "at least 100ms"),
+        (("--restart", "always"), "on-failure:N"),
+    ],
+)
+def test_what_is_not_understood_is_refused(rekindle, options, said):
+    with pytest.raises(CommandError) as refused:
+        rekindle(*run(rekindle, *options))
+    assert refused.value.code == 2 and said in refused.value.message
