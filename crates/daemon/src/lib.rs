@@ -12,6 +12,7 @@
 //! | what the daemon puts into images, and whether it is sound | `images` |
 //! | sandboxes, their records, admission sockets and logs | `sandboxes` |
 //! | what is done with them | `lifecycle`, `sleep`, `checkpoint`, `restore` |
+//! | programs that are brought back after a failure | `recovery` |
 //! | images that apps start from | `frameworks` |
 //! | containers, by Podman and containerd | `containers` |
 //! | the command line's requests | `server` |
