@@ -1,6 +1,7 @@
-"""A small HTTP server on asyncio, as a service is: each answer is how many requests came before it."""
+"""A small HTTP server on asyncio, as a service is: each answer is how many requests came before it. `server.py [PORT]`"""
 
 import asyncio
+import sys
 
 count = 0
 
@@ -20,7 +21,7 @@ async def serve(reader, writer):
 
 
 async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

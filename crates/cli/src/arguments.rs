@@ -1,9 +1,12 @@
 //! The command line, defined once: parsing, help, man pages and completions come from here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use rekindle_protocol::daemon::{Level, LoadOrder, Mode};
+use rekindle_protocol::daemon::{Level, Limits, LoadOrder, Mode, User};
+use rekindle_protocol::network::{Network, Port};
+
+use crate::person::Person;
 
 use crate::filter::Filter;
 use crate::recovery::RecoveryArguments;
@@ -44,6 +47,12 @@ pub enum Command {
     Run {
         #[command(flatten)]
         sandbox: SandboxArguments,
+        #[command(flatten)]
+        network: NetworkArguments,
+        #[command(flatten)]
+        limits: LimitArguments,
+        #[command(flatten)]
+        setting: SettingArguments,
         /// How its GPU half will be taken: through Rekindle's own libcuda (sandbox), or by the driver's own checkpoint.
         #[arg(long, default_value = "auto")]
         mode: ModeArgument,
@@ -155,6 +164,10 @@ pub enum Command {
         image: String,
         #[command(flatten)]
         sandbox: SandboxArguments,
+        #[command(flatten)]
+        network: NetworkArguments,
+        #[command(flatten)]
+        limits: LimitArguments,
         /// For an image of mode driver: put what was on the GPU with UUID OLD on the one with UUID NEW.
         #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
         gpu_map: Vec<String>,
@@ -374,6 +387,108 @@ pub struct SandboxArguments {
     /// Return as soon as the program runs.
     #[arg(short, long)]
     pub detach: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetworkArgument {
+    /// The machine's.
+    Host,
+    /// One of its own, with a loopback and the ports that are published, so that many can use the same ports.
+    Private,
+}
+
+/// The network of a program, and its ports.
+#[derive(Debug, Args)]
+pub struct NetworkArguments {
+    /// The program's network; the image's if none is given, or else the machine's.
+    #[arg(long, value_name = "NETWORK")]
+    network: Option<NetworkArgument>,
+    /// Have a TCP port of this machine lead to the program's port TO, in a private network; may be given again.
+    ///
+    /// It stays open while the program sleeps or is checkpointed, and from its stop until it is restored under its name.
+    /// PORT 0 is one that is free.
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:TO")]
+    publish: Vec<Port>,
+}
+
+impl NetworkArguments {
+    pub fn wanted(self) -> (Option<Network>, Vec<Port>) {
+        let network = self.network.map(|network| match network {
+            NetworkArgument::Host => Network::Host,
+            NetworkArgument::Private => Network::Private,
+        });
+        (network, self.publish)
+    }
+}
+
+/// The least memory that a program may be limited to: its sandbox and CRIU take some of it.
+const LEAST_MEMORY: u64 = 16 << 20;
+
+/// What a program may use.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LimitArguments {
+    /// The most memory of the host that the program and its sandbox may use; K, M, G or T may follow.
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    memory: Option<u64>,
+    /// How many processors it may keep busy, such as 1.5.
+    #[arg(long, value_name = "NUMBER", value_parser = processors)]
+    cpus: Option<u32>,
+}
+
+impl LimitArguments {
+    pub fn wanted(self) -> Limits {
+        Limits { memory: self.memory, processors: self.cpus }
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = rekindle_daemon::parse_bytes(text)?;
+    let least = LEAST_MEMORY >> 20;
+    if bytes < LEAST_MEMORY { Err(format!("expected at least {least}M")) } else { Ok(bytes) }
+}
+
+/// In thousandths.
+fn processors(text: &str) -> Result<u32, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.01..=4096.0).contains(&value) => Ok((value * 1000.0).round() as u32),
+        _ => Err("expected a number of processors, from 0.01 to 4096".to_string()),
+    }
+}
+
+/// What a program finds itself in.
+#[derive(Debug, Args)]
+pub struct SettingArguments {
+    /// Run it as this user, by number or name; HOME, USER and LOGNAME are those of a user that this machine knows.
+    #[arg(long, value_name = "UID[:GID]|NAME[:GROUP]", conflicts_with = "from")]
+    user: Option<Person>,
+    /// Set a variable of its environment, which is else that of this command; may be given again.
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    variables: Vec<(String, String)>,
+    /// Its working directory, if not this one.
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<PathBuf>,
+}
+
+impl SettingArguments {
+    /// The user, and what is set of the environment; and the directory, which begins at `here`.
+    pub fn apply(self, here: &mut String, environment: &mut Vec<(String, String)>) -> Option<User> {
+        let (user, known) = self.user.map(|person| (person.user, person.environment)).unzip();
+        for (name, value) in known.into_iter().flatten().chain(self.variables) {
+            environment.retain(|(other, _)| *other != name);
+            environment.push((name, value));
+        }
+        if let Some(directory) = self.workdir {
+            *here = Path::new(here).join(directory).to_string_lossy().into_owned();
+        }
+        user
+    }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_string(), value.to_string())),
+        _ => Err("expected NAME=VALUE".to_string()),
+    }
 }
 
 #[cfg(test)]

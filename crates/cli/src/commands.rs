@@ -4,13 +4,11 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{LoadOrder, RecoveryPlan, Report, Request, Sandbox, SleepReport, State};
+use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
-use crate::arguments::{
-    Arguments, Command, EngineArgument, ImageCommand, ModeArgument, OrderArgument, SandboxArguments,
-};
+use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
 use crate::connection::{ask, ask_with, beside, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -22,12 +20,47 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let places = Places::new(given.socket, given.state, given.run_dir)?;
     let printer = Printer { json: arguments.json };
     match arguments.command {
-        Command::Run { sandbox, mode, from, allow, recovery, command } => {
-            return run(&places, &printer, sandbox, mode, (from, allow, recovery.plan()), command);
+        Command::Run { sandbox, network, limits, setting, mode, from, allow, recovery, command } => {
+            let (directory, environment) = surroundings()?;
+            let (network, publish) = network.wanted();
+            let mut request = Request::Run {
+                name: sandbox.name,
+                gpu: sandbox.gpu,
+                mode: mode.wanted(),
+                command,
+                directory,
+                environment,
+                from,
+                allow,
+                recovery: recovery.plan(),
+                network,
+                publish,
+                user: None,
+                limits: limits.wanted(),
+            };
+            if let Request::Run { directory, environment, user, .. } = &mut request {
+                *user = setting.apply(directory, environment);
+            }
+            return run(&places, &printer, &request, sandbox.detach);
         }
-        Command::Restore { image, sandbox, gpu_map, order, verify } => {
+        Command::Restore { image, sandbox, network, limits, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
-            return restore(&places, &printer, image, sandbox, gpu_map, order, verify);
+            let (network, publish) = network.wanted();
+            let SandboxArguments { name, gpu, detach } = sandbox;
+            let limits = limits.wanted();
+            let request = Request::Restore {
+                image,
+                name,
+                gpu,
+                gpu_map,
+                order,
+                record: false,
+                verify,
+                network,
+                publish,
+                limits,
+            };
+            return restore(&places, &printer, &request, detach);
         }
         Command::Profile { image, gpu, request } => {
             profile::perform(&places, &printer, image, gpu, &request)?
@@ -153,35 +186,16 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(
-    places: &Places,
-    printer: &Printer,
-    wanted: SandboxArguments,
-    mode: ModeArgument,
-    (from, allow, recovery): (Option<String>, Vec<String>, Option<RecoveryPlan>),
-    command: Vec<String>,
-) -> Result<ExitCode> {
-    let (directory, environment) = surroundings()?;
-    let request = Request::Run {
-        name: wanted.name,
-        gpu: wanted.gpu,
-        mode: mode.wanted(),
-        command,
-        directory,
-        environment,
-        from,
-        allow,
-        recovery,
-    };
-    if !wanted.detach {
+fn run(places: &Places, printer: &Printer, request: &Request, detach: bool) -> Result<ExitCode> {
+    if !detach {
         foreground::hold_signals()?;
     }
     // A program of a framework image has read its input already.
-    let takes_input = !wanted.detach && !matches!(request, Request::Run { from: Some(_), .. });
+    let takes_input = !detach && !matches!(request, Request::Run { from: Some(_), .. });
     let input = if takes_input { Input::make()? } else { None };
-    let answer = ask_with(places, &request, input.as_ref().map(Input::theirs))?;
+    let answer = ask_with(places, request, input.as_ref().map(Input::theirs))?;
     let sandbox: Sandbox = serde_json::from_value(answer.clone())?;
-    if wanted.detach {
+    if detach {
         printer.print(&answer, || sandbox.name.clone());
         return Ok(ExitCode::SUCCESS);
     }
@@ -200,22 +214,12 @@ fn surroundings() -> Result<(String, Vec<(String, String)>)> {
     Ok((here.to_string_lossy().into_owned(), environment.collect()))
 }
 
-fn restore(
-    places: &Places,
-    printer: &Printer,
-    image: String,
-    wanted: SandboxArguments,
-    gpu_map: Vec<String>,
-    order: Option<LoadOrder>,
-    verify: bool,
-) -> Result<ExitCode> {
-    if !wanted.detach {
+fn restore(places: &Places, printer: &Printer, request: &Request, detach: bool) -> Result<ExitCode> {
+    if !detach {
         foreground::hold_signals()?;
     }
-    let SandboxArguments { name, gpu, detach } = wanted;
     let input = if detach { None } else { Input::make()? };
-    let request = Request::Restore { image, name, gpu, gpu_map, order, record: false, verify };
-    let answer = ask_with(places, &request, input.as_ref().map(Input::theirs))?;
+    let answer = ask_with(places, request, input.as_ref().map(Input::theirs))?;
     let report: Report = serde_json::from_value(answer.clone())?;
     warn(&report);
     // Its engine has the container's output.

@@ -13,6 +13,7 @@ mod filter;
 mod foreground;
 mod input;
 mod pages;
+mod person;
 mod picture;
 mod profile;
 mod progress;

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Report, Request};
+use rekindle_protocol::daemon::{Limits, Report, Request};
 use serde_json::{Value, json};
 
 use crate::commands::Printer;
@@ -28,6 +28,9 @@ pub fn perform(
         order: None,
         record: true,
         verify: false,
+        network: None,
+        publish: Vec::new(),
+        limits: Limits::default(),
     };
     let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
     let name = report.name;

@@ -7,8 +7,18 @@ use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
 pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
-    let mut table =
-        table(&["NAME", "STATE", "MODE", "PID", "GPU", "GPU MEMORY", "STARTED", "COMMAND", "PROBLEM"]);
+    let mut table = table(&[
+        "NAME",
+        "STATE",
+        "MODE",
+        "PID",
+        "GPU",
+        "GPU MEMORY",
+        "STARTED",
+        "PORTS",
+        "COMMAND",
+        "PROBLEM",
+    ]);
     for sandbox in sandboxes {
         table.add_row([
             sandbox.name.clone(),
@@ -18,6 +28,7 @@ pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
             sandbox.gpu.clone(),
             if sandbox.device_bytes > 0 { bytes(sandbox.device_bytes) } else { String::new() },
             sandbox.started.clone(),
+            sandbox.ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             shorten(&sandbox.command.join(" "), 40),
             sandbox.problem.clone().unwrap_or_default(),
         ]);

@@ -21,6 +21,7 @@ use crate::host::places::Places;
 use crate::host::resources::give_memory_back;
 use crate::images::page_check;
 use crate::images::page_check::First;
+use crate::network::{self, Publisher};
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
 use crate::sandboxes::admission::AdmissionSocket;
@@ -43,6 +44,7 @@ pub struct Daemon {
     /// Names of images in the making.
     pub making: Claims<String>,
     pub pool: Arc<WorkerPool>,
+    pub publisher: Arc<Publisher>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -72,6 +74,7 @@ impl Daemon {
         let driver = Helper::new(&program, places.driver(), log);
         let caches = Caches::new(caches, store.root().to_path_buf());
         let pool = WorkerPool::open(&places, program.clone(), pool, caches);
+        let publisher = Publisher::new(places.publish_wait);
         let daemon = Arc::new(Daemon {
             places,
             driver,
@@ -81,6 +84,7 @@ impl Daemon {
             claims: Claims::default(),
             making: Claims::default(),
             pool,
+            publisher,
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
@@ -106,7 +110,10 @@ impl Daemon {
     fn adopt(&self) -> Result<()> {
         let mut known = HashSet::new();
         let mut adopted = Vec::new();
-        for record in Record::load_all(&self.places.sandboxes())? {
+        let mut records = Record::load_all(&self.places.sandboxes())?;
+        // A port leads to one that runs, before one that was stopped.
+        records.sort_by_key(Record::is_live);
+        for record in records {
             known.insert(record.id.clone());
             let sandbox = Sandbox::new(&self.places, &self.pool, record);
             if sandbox.is_live()
@@ -122,6 +129,9 @@ impl Daemon {
                     }
                 }
                 true => self.take_over(&sandbox),
+                false if sandbox.record().state == State::Stopped => {
+                    network::adopt(&self.publisher, &sandbox, None)
+                }
                 false => {}
             }
             adopted.push(sandbox);
@@ -144,6 +154,9 @@ impl Daemon {
     fn take_over(&self, sandbox: &Arc<Sandbox>) {
         let record = sandbox.record();
         log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
+        if let Err(error) = sandbox.limit() {
+            sandbox.report_problem(error.to_string());
+        }
         match (record.state, CpuHalf::adopt(&sandbox.run_directory)) {
             (State::Restoring, adopted) => {
                 if let Ok(Adopted::Running(cpu)) = adopted {
@@ -161,6 +174,7 @@ impl Daemon {
                 }
                 sandbox.reconnect_workers();
                 wake::settle(sandbox);
+                network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");
                 }

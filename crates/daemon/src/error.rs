@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_protocol::fault::Injected;
 use rekindle_protocol::frame::FrameError;
+use rekindle_protocol::network::Port;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -160,6 +161,39 @@ pub enum Error {
         "an image named {name:?} is being made just now; choose another name, or try again when that is done"
     )]
     ImageOccupied { name: String },
+
+    #[error(
+        "a network of the program's own cannot be made: {source}; the daemon needs CAP_SYS_ADMIN and a kernel with CONFIG_NET_NS, and `--network host` needs neither"
+    )]
+    NoNetwork { source: io::Error },
+
+    #[error(
+        "ports can only be published of a program with a network of its own: add `--network private`, or leave `-p` out, and the program's ports are the machine's"
+    )]
+    PortsOfHost,
+
+    #[error(
+        "port {port} cannot be published: {by} listens on it; choose another (`-p PORT:PORT`), or end that one"
+    )]
+    PortTaken { port: u16, by: String },
+
+    #[error(
+        "port {port} is published by the sandbox {name:?}; choose another (`-p PORT:PORT`), or end that one"
+    )]
+    PortPublished { port: u16, name: String },
+
+    #[error("port {port} cannot be published: {source}; choose another (`-p [ADDRESS:]PORT:PORT`)")]
+    CannotPublish { port: Port, source: io::Error },
+
+    #[error(
+        "`--network`, `-p`, `--memory` and `--cpus` are for sandboxes; a container has its network and its limits from its engine"
+    )]
+    NotOfContainers,
+
+    #[error(
+        "memory and processors cannot be limited here: {source}; that needs control groups of the kernel's that the daemon may make (/sys/fs/cgroup), or leave `--memory` and `--cpus` out"
+    )]
+    NoLimits { source: io::Error },
 
     #[error("the command is empty; give a program after `--`")]
     NoCommand,
@@ -337,6 +371,7 @@ impl Error {
         match self {
             // As a command that SIGINT ends.
             Error::Cancelled => Some(130),
+            Error::PortsOfHost => Some(2),
             Error::Sandbox(rekindle_sandbox::Error::Start { shell_code, .. }) => *shell_code,
             _ => None,
         }

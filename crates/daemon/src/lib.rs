@@ -13,6 +13,7 @@
 //! | sandboxes, their records, admission sockets and logs | `sandboxes` |
 //! | what is done with them | `lifecycle`, `sleep`, `checkpoint`, `restore` |
 //! | programs that are brought back after a failure | `recovery` |
+//! | networks of sandboxes' own, and ports that lead there | `network` |
 //! | images that apps start from | `frameworks` |
 //! | containers, by Podman and containerd | `containers` |
 //! | the command line's requests | `server` |
@@ -29,6 +30,7 @@ mod frameworks;
 mod host;
 mod images;
 mod lifecycle;
+mod network;
 mod pool;
 mod recovery;
 mod reply;
@@ -44,6 +46,7 @@ pub use daemon::Daemon;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
 pub use host::places::{LOG_MAX, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use network::PUBLISH_WAIT;
 pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
 pub use sandboxes::registry::ENDED_KEPT;

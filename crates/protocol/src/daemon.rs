@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::network::{Network, Port};
 use crate::worker::Phase;
 
 /// A request, with which directories the user has named: it is for a daemon that has these.
@@ -42,6 +43,17 @@ pub enum Request {
         allow: Vec<String>,
         #[serde(default)]
         recovery: Option<RecoveryPlan>,
+        /// None: that of the framework image, or else the machine's.
+        #[serde(default)]
+        network: Option<Network>,
+        /// Ports of the machine's that are to lead to the program's.
+        #[serde(default)]
+        publish: Vec<Port>,
+        /// Whom it runs as; none: the daemon's user.
+        #[serde(default)]
+        user: Option<User>,
+        #[serde(default)]
+        limits: Limits,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
     Framework {
@@ -126,6 +138,15 @@ pub enum Request {
         /// Read and check all of the image before its program runs.
         #[serde(default)]
         verify: bool,
+        /// None: as the image has it.
+        #[serde(default)]
+        network: Option<Network>,
+        /// Ports of the machine's that are to lead to the program's; none: those that the image has.
+        #[serde(default)]
+        publish: Vec<Port>,
+        /// What is not limited here is as the image has it.
+        #[serde(default)]
+        limits: Limits,
     },
     /// Keeps what a restore with `record` has noted with its image.
     KeepOrder {
@@ -176,6 +197,34 @@ pub enum Request {
     Shutdown,
 }
 
+/// A user by numbers, and the groups that they belong to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+}
+
+/// The most that a program may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: Option<u64>,
+    /// Thousandths of a processor.
+    pub processors: Option<u32>,
+}
+
+impl Limits {
+    pub fn is_none(&self) -> bool {
+        *self == Limits::default()
+    }
+
+    /// These, and for what they leave open the others.
+    pub fn or(self, others: Limits) -> Limits {
+        Limits { memory: self.memory.or(others.memory), processors: self.processors.or(others.processors) }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -224,6 +273,13 @@ pub struct Sandbox {
     /// How it is brought back after a failure; none if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
+    #[serde(default)]
+    pub network: Network,
+    /// The ports of the machine's that lead to it.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// What a user wants for a program that may fail.

@@ -23,6 +23,16 @@ pub struct Program {
     pub cwd: OsString,
     /// What it gets although CRIU cannot take it, by the names of [`crate::withheld`].
     pub allowed: Vec<String>,
+    /// Whom it runs as, if not as init does.
+    pub user: Option<User>,
+}
+
+/// A user by numbers, and the groups that they belong to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
 }
 
 /// What init needs before anything else; passed in a memory file.
@@ -35,7 +45,10 @@ pub struct Setup {
     /// The most bytes of the log that are kept; 0: all.
     pub log_max: u64,
     pub control: i32,
-    pub own_network: bool,
+    /// The network that it is to be in, if not that of whoever starts it.
+    pub network: Option<i32>,
+    /// Files by which a process comes into groups of the kernel's.
+    pub groups: Vec<OsString>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

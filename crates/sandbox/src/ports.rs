@@ -52,15 +52,25 @@ pub fn reserve(images: &Path) -> Result<Reserved> {
     {
         return Err(Error::PortTaken { address: *address, by: "another restore".into() });
     }
-    let table = |name: &str| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
-    let listening = [table("tcp"), table("tcp6")].concat();
-    for (other, inode) in listening.lines().filter_map(listener) {
+    for (other, inode) in listening() {
         if let Some(address) = wanted.iter().find(|address| overlap(address, &other)) {
             return Err(Error::PortTaken { address: *address, by: holder(inode) });
         }
     }
     reserved.extend(&wanted);
     Ok(Reserved(wanted))
+}
+
+/// Who listens on a port of the machine's, at whatever address.
+pub fn who_listens(port: u16) -> Option<String> {
+    let mut all = listening().into_iter();
+    all.find(|(address, _)| address.port() == port).map(|(_, inode)| holder(inode))
+}
+
+/// The addresses where somebody listens, and the sockets' inodes.
+fn listening() -> Vec<(SocketAddr, u64)> {
+    let table = |name: &str| fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
+    [table("tcp"), table("tcp6")].concat().lines().filter_map(listener).collect()
 }
 
 /// Who has a socket.

@@ -69,7 +69,8 @@ pub struct Vacant {
     timeout: Duration,
     steps_told: bool,
     log: PathBuf,
-    own_network: bool,
+    /// Whether it has the machine's ports.
+    shares_ports: bool,
 }
 
 /// How a restore went.
@@ -121,7 +122,7 @@ impl Vacant {
         match empty.send(&command, &descriptors) {
             Ok(()) => {
                 let (timeout, steps_told) = (spec.timeout, spec.steps_told);
-                Ok(Self { empty, timeout, steps_told, log, own_network: spec.sandbox.own_network })
+                Ok(Self { empty, timeout, steps_told, log, shares_ports: spec.sandbox.network.is_none() })
             }
             Err(error) => {
                 empty.kill();
@@ -147,14 +148,14 @@ impl Vacant {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        let Self { empty, timeout, steps_told, log, own_network } = self;
+        let Self { empty, timeout, steps_told, log, shares_ports } = self;
         if !images_dir.join("inventory.img").is_file() {
             empty.kill();
             return Err(Error::NoImages { path: images_dir.into() });
         }
-        let ports = match own_network {
-            true => None,
-            false => match ports::reserve(images_dir) {
+        let ports = match shares_ports {
+            false => None,
+            true => match ports::reserve(images_dir) {
                 Ok(ports) => Some(ports),
                 Err(error) => {
                     empty.kill();

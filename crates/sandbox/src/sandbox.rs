@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
 use crate::inventory::Inventory;
 use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
+use crate::network::Network;
 use crate::process::{self, Handle};
 use crate::spawn::Spawned;
 use crate::wire::Channel;
@@ -44,8 +45,10 @@ pub struct Spec {
     pub criu_cache: Option<PathBuf>,
     /// The directory of the page files that the program maps, if it is restored with such.
     pub pages: Option<PathBuf>,
-    /// Whether it has a network of its own, in which every address may be taken.
-    pub own_network: bool,
+    /// Its network, if it has one of its own.
+    pub network: Option<Arc<Network>>,
+    /// Files by which its processes come into groups of the kernel's that limit what they may use.
+    pub groups: Vec<PathBuf>,
     /// The most bytes of the log that are kept, its last ones; 0: all.
     pub log_max: u64,
 }
@@ -337,7 +340,8 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
         pages: spec.pages.as_deref().map(absolute).transpose()?.map(Into::into),
         log_max: spec.log_max,
         control: control.as_raw_fd(),
-        own_network: spec.own_network,
+        groups: spec.groups.iter().map(Into::into).collect(),
+        network: spec.network.as_ref().map(|network| network.as_fd().as_raw_fd()),
     };
     let what = "passing on the set-up";
     let memory = memfd_create("rekindle-setup", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
@@ -345,7 +349,7 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
     let text = serde_json::to_vec(&setup).map_err(io::Error::from).map_err(Error::io(what))?;
     memory.write_all(&text).and_then(|()| memory.rewind()).map_err(Error::io(what))?;
     let program = spec.init.first().ok_or_else(|| Error::Setup { cause: "no init is given".into() })?;
-    let passed = [control.as_raw_fd(), memory.as_raw_fd()];
+    let passed: Vec<_> = [control.as_raw_fd(), memory.as_raw_fd()].into_iter().chain(setup.network).collect();
     let command = [&spec.init[..], &[memory.as_raw_fd().to_string().into()]].concat();
     Spawned::start(&command, &passed).map_err(Error::io(format!("starting {}", Path::new(program).display())))
 }
@@ -355,7 +359,6 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 pub(crate) fn receive(channel: &Channel, timeout: Option<Duration>, run_dir: &Path) -> Result<Reply> {
-    use std::os::fd::AsFd;
     let what = "hearing from the sandbox's init";
     if !process::readable(channel.as_fd(), timeout).map_err(Error::io(what))? {
         let after = timeout.unwrap_or_default();

@@ -50,7 +50,16 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
         let run_dir = directory.join(name);
         fs::create_dir(&run_dir).map_err(Error::io(format!("making {}", run_dir.display())))?;
         let init = vec![program.into(), crate::INIT_ARGUMENT.into()];
-        Ok(Spec { init, run_dir, log: None, criu_cache: None, pages: None, own_network: false, log_max: 0 })
+        Ok(Spec {
+            init,
+            run_dir,
+            log: None,
+            criu_cache: None,
+            pages: None,
+            network: None,
+            groups: Vec::new(),
+            log_max: 0,
+        })
     };
     let (first, second, images) = (spec("first")?, spec("second")?, directory.join("images"));
     let port_file = first.run_dir.join(PORT_FILE);
@@ -59,6 +68,7 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
         env: std::env::vars_os().filter(|(key, _)| key == "PATH").collect::<Vec<(OsString, OsString)>>(),
         cwd: "/".into(),
         allowed: Vec::new(),
+        user: None,
     };
     let sandbox = Sandbox::start(&first, &process)?;
     let taken = port(&port_file, &sandbox).and_then(|port| {

@@ -7,6 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
@@ -47,6 +48,9 @@ struct Arguments {
     /// follow. 0: all.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_LOG_MAX", default_value_t = rekindle_daemon::LOG_MAX, value_parser = parse_bytes)]
     log_max: u64,
+    /// How long who comes to a published port waits for a program that is away, in seconds.
+    #[arg(long, value_name = "SECONDS", env = "REKINDLE_PUBLISH_WAIT", default_value_t = rekindle_daemon::PUBLISH_WAIT.as_secs())]
+    publish_wait: u64,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -121,6 +125,7 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     let given = arguments.places;
     let mut places = Places::new(given.socket, given.state, given.run_dir)?;
     places.log_max = arguments.log_max;
+    places.publish_wait = Duration::from_secs(arguments.publish_wait);
     if arguments.background {
         // Fails where this process leads a group already; then it has left the terminal's anyway.
         let _ = nix::unistd::setsid();

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_driver::Hold;
-use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::daemon::{Limits, Mode, Report};
+use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::Served;
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared, TRACER_ARGUMENT};
@@ -17,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::cpu_pages::Pages;
 use crate::images::driver_half;
+use crate::network;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::quiesce::QuiesceBarrier;
@@ -47,6 +49,9 @@ pub(super) struct Subject<'a> {
     /// As the user said it.
     pub(super) gpu: String,
     pub(super) mode: Mode,
+    pub(super) network: Network,
+    pub(super) ports: Vec<Port>,
+    pub(super) limits: Limits,
     pub(super) cpu: Cpu<'a>,
 }
 
@@ -81,6 +86,8 @@ pub(super) struct Attempt<'a> {
     pub(super) served: Mutex<Option<Served>>,
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
+    /// Its ports, where who comes waits from the freeze until it goes on.
+    pub(super) published: Option<&'a network::Place>,
     pub(super) reply: &'a Reply<'a>,
 }
 
@@ -152,6 +159,7 @@ impl<'a> Attempt<'a> {
         let draft = Mutex::new(Some(draft));
         let quiesced =
             QuiescedGpu { barrier: barrier.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
+        let pause = self.published.map(network::Place::pause);
         self.dump(&draft, &spec, prepared, pages, &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
         let gpu_processes = usize::from(barrier.is_some()) + driven + self.amd.len();
@@ -168,6 +176,7 @@ impl<'a> Attempt<'a> {
             None => {}
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
+        drop(pause);
         if self.request.leave_running {
             self.seal(&draft, &scratch.path)?;
         }

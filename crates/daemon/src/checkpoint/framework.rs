@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::daemon::{Limits, Mode, Report};
+use rekindle_protocol::network::Network;
 use rekindle_sandbox::RUN_PATH;
 
 use crate::checkpoint;
@@ -50,6 +51,10 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
             command,
             directory: request.directory,
             environment,
+            network: Network::Host,
+            publish: Vec::new(),
+            user: None,
+            limits: Limits::default(),
             allowed: Vec::new(),
             framework: true,
             input: None,

@@ -144,7 +144,7 @@ impl Attempt<'_> {
     }
 
     fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, quiesced: &QuiescedGpu<'_>) -> Result<()> {
-        let Subject { name, command, gpu, mode, cpu, .. } = &self.subject;
+        let Subject { name, command, gpu, mode, cpu, network, ports, limits, .. } = &self.subject;
         let inventory = frozen.inventory()?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
@@ -167,6 +167,9 @@ impl Attempt<'_> {
             amd: self.amd.clone(),
             framework: self.request.framework,
             container: None,
+            network: *network,
+            ports: ports.clone(),
+            limits: *limits,
             warnings,
         };
         metadata.write(&mut manifest)

@@ -18,7 +18,8 @@ mod scratch;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use rekindle_protocol::daemon::{Mode, Operation, Report, State};
+use rekindle_protocol::daemon::{Limits, Mode, Operation, Report, State};
+use rekindle_protocol::network::Network;
 use rekindle_sandbox::process::tree as process_tree;
 use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
 
@@ -138,6 +139,9 @@ fn attempt<'a>(
     };
     let subject = Subject {
         id: sandbox.id.clone(),
+        network: record.network,
+        ports: record.ports,
+        limits: record.limits,
         name: record.name,
         command: record.command,
         gpu: record.gpu,
@@ -160,6 +164,7 @@ fn attempt<'a>(
         warnings: Mutex::default(),
         served: Mutex::default(),
         made: OnceLock::new(),
+        published: Some(&sandbox.network),
         reply,
     })
 }
@@ -190,6 +195,9 @@ pub fn checkpoint_pid(
     let command = process::command(pid);
     let subject = Subject {
         id: format!("pid-{pid}"),
+        network: Network::Host,
+        ports: Vec::new(),
+        limits: Limits::default(),
         name: names::stem(&command),
         command,
         gpu: "driver".to_string(),
@@ -210,6 +218,7 @@ pub fn checkpoint_pid(
         warnings: Mutex::default(),
         served: Mutex::default(),
         made: OnceLock::new(),
+        published: None,
         reply,
     };
     let taken = attempt.make(daemon.store.begin(request.to)?).map_err(|error| {

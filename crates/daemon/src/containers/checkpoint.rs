@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use rekindle_driver::Hold;
+use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::network::Network;
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{innermost_pid, tree};
 use rekindle_store::{Draft, Image};
@@ -207,6 +209,9 @@ fn seal(
             amd: Vec::new(),
             framework: false,
             container: Some(of),
+            network: Network::Host,
+            ports: Vec::new(),
+            limits: Limits::default(),
             warnings: Vec::new(),
         };
         metadata.write(&mut manifest)?;

@@ -213,6 +213,9 @@ pub fn restore(
     request: &restore::RestoreRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
+    if request.network.is_some() || !request.publish.is_empty() || !request.limits.is_none() {
+        return Err(Error::NotOfContainers);
+    }
     let timeline = Timeline::begin();
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
     let engine = engine::named(daemon.criu()?, &of.engine).filter(|_| is_word(&of.runtime));

@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report, State};
+use rekindle_protocol::network::Network;
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{namespace, tree};
@@ -133,6 +135,9 @@ pub fn checkpoint(
             amd: Vec::new(),
             framework: false,
             container: Some(of.clone()),
+            network: Network::Host,
+            ports: Vec::new(),
+            limits: Limits::default(),
             warnings: Vec::new(),
         };
         metadata.write(&mut manifest)?;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_sandbox::capability::{self, For};
-use rekindle_sandbox::{Criu, MINIMUM_VERSION, amd, trial};
+use rekindle_sandbox::{Addresses, Criu, MINIMUM_VERSION, Network, amd, trial};
 use serde::Serialize;
 
 use crate::host::places::Places;
@@ -52,6 +52,7 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
             true,
             "use a kernel with CONFIG_CHECKPOINT_RESTORE",
         ),
+        network(),
         userfaultfd(),
         locked_memory(),
         space("free memory", available_memory(), LEAST_MEMORY, "end other programs"),
@@ -187,6 +188,18 @@ fn kernel_feature(need: &str, path: &str, required_for_all: bool, mend: &str) ->
         ok: there,
         required_for_all,
         mend: mend.into(),
+    }
+}
+
+fn network() -> Finding {
+    let made = Network::make(Addresses::Loopback);
+    Finding {
+        need: "networks of programs' own".into(),
+        found: made.as_ref().map_or_else(ToString::to_string, |_| "there".into()),
+        required: "for `--network private`".into(),
+        ok: made.is_ok(),
+        required_for_all: false,
+        mend: "run as root on a kernel with CONFIG_NET_NS, or use `--network host`".into(),
     }
 }
 

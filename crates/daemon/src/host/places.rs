@@ -13,12 +13,14 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::Uid;
 use rekindle_protocol::daemon::Level;
 
 use crate::error::{Error, Result};
 use crate::host::own_name;
+use crate::network::PUBLISH_WAIT;
 
 /// Environment variables that set the places; options of the commands win over them.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
@@ -44,6 +46,8 @@ pub struct Places {
     pub given: (bool, bool),
     /// The most bytes of a log that are kept; 0: all.
     pub log_max: u64,
+    /// How long who comes to a port of a program that is away waits.
+    pub publish_wait: Duration,
 }
 
 impl Places {
@@ -53,6 +57,7 @@ impl Places {
         let places = Places {
             given,
             log_max: LOG_MAX,
+            publish_wait: PUBLISH_WAIT,
             socket: absolute(socket.unwrap_or_else(default_socket))?,
             state: absolute(state.unwrap_or_else(default_state))?,
             runs: absolute(

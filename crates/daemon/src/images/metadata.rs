@@ -1,6 +1,8 @@
 //! What an image keeps for the daemon, beside what the manifest says in its own fields: `extra.sandbox`.
 
 use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::Limits;
+use rekindle_protocol::network::{Network, Port};
 use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,13 @@ pub struct ImageMetadata {
     /// The container that it was taken of; its archive is a part then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<ContainerMetadata>,
+    #[serde(default, skip_serializing_if = "Network::is_host")]
+    pub network: Network,
+    /// The ports of the machine's that led to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

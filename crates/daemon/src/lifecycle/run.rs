@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
-use rekindle_protocol::daemon::{Mode, State};
+use rekindle_protocol::daemon::{Limits, Mode, State, User};
+use rekindle_protocol::network::{Network, Port};
 use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
 
 use crate::daemon::Daemon;
@@ -17,7 +18,7 @@ use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sandboxes::{logs, names};
-use crate::{fault, frameworks};
+use crate::{fault, frameworks, network};
 
 /// What the user asks for.
 pub struct RunRequest {
@@ -27,6 +28,11 @@ pub struct RunRequest {
     pub command: Vec<String>,
     pub directory: String,
     pub environment: Vec<(String, String)>,
+    pub network: Network,
+    /// Ports of the machine's that are to lead to the program's.
+    pub publish: Vec<Port>,
+    pub user: Option<User>,
+    pub limits: Limits,
     /// What it gets although it cannot be checkpointed with it.
     pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
@@ -42,6 +48,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     if request.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
+    let (network, ports) = network::choose(Some(request.network), &request.publish, (request.network, &[]))?;
     let mut environment = request.environment.clone();
     let gpu = match request.mode {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
@@ -55,6 +62,10 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
                 command: request.command.clone(),
                 directory: request.directory.clone(),
                 recovery: request.recovery.clone(),
+                network,
+                ports: ports.clone(),
+                limits: request.limits,
+                user: request.user.clone(),
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
             };
             create(daemon, record, former)
@@ -63,7 +74,10 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         client_library::add_to(&mut environment, RUN_PATH);
     }
     let door = if request.framework { frameworks::furnish(&sandbox.run_directory) } else { Ok(()) };
-    let started = door.and_then(|()| start(&sandbox, &request, environment));
+    let started = door
+        .and_then(|()| sandbox.limit())
+        .and_then(|()| network::furnish(&daemon.publisher, &sandbox))
+        .and_then(|()| start(&sandbox, &request, environment));
     sandbox.fill_pool();
     match started {
         Ok(()) => Ok(sandbox),
@@ -122,6 +136,11 @@ fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String,
         env: environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
         cwd: (&request.directory).into(),
         allowed: request.allowed.clone(),
+        user: request.user.clone().map(|User { uid, gid, groups }| rekindle_sandbox::User {
+            uid,
+            gid,
+            groups,
+        }),
     };
     let cpu = CpuHalf::start_with(&sandbox.spec(), &program, request.input.as_ref().map(AsFd::as_fd))?;
     fault::point("run-started")?;

@@ -119,8 +119,12 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
     loop {
         sandbox.note(|record| record.recovery = Some(recovery.clone()));
         match next {
-            Next::Nothing => return None,
+            Next::Nothing => {
+                sandbox.stays_ended();
+                return None;
+            }
             Next::Up(reason) => {
+                sandbox.stays_ended();
                 sandbox.report_problem(reason);
                 return None;
             }
@@ -129,6 +133,7 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
         // Somebody has removed it, or runs something else under its name.
         let is_there = daemon.sandboxes.get(&sandbox.name()).is_ok_and(|found| Arc::ptr_eq(&found, sandbox));
         if !is_there || !goes_on(&sandbox.record()) {
+            sandbox.stays_ended();
             return None;
         }
         match again(daemon, sandbox, &recovery, ended) {
@@ -173,6 +178,9 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         order: load_order::usual(),
         record: false,
         verify: false,
+        network: Some(record.network),
+        publish: &record.ports,
+        limits: record.limits,
         input: None,
         recovery: Some(recovery),
     };
@@ -191,6 +199,10 @@ fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: 
         directory: record.directory,
         environment: recovery.environment.clone(),
         allowed: recovery.allowed.clone(),
+        network: record.network,
+        publish: record.ports,
+        user: record.user,
+        limits: record.limits,
         framework: false,
         input: None,
         recovery: Some(recovery),

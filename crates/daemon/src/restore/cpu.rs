@@ -17,7 +17,7 @@ use std::time::Duration;
 use rekindle_sandbox::autobound::{self, Names};
 use rekindle_sandbox::pages;
 use rekindle_sandbox::{
-    Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox as CpuHalf, Spec, Vacant,
+    Criu, ExternalSocket, RestoreReport, RestoreSpec, Restored, Sandbox as CpuHalf, Vacant,
 };
 
 use super::{Attempt, available_threads, join};
@@ -45,7 +45,7 @@ impl Attempt<'_> {
         cpu_pages::furnish(self.image, &self.sandbox.pages)?;
         let criu = self.criu()?;
         let spec = RestoreSpec {
-            sandbox: Spec { own_network: self.is_proof, ..self.sandbox.spec() },
+            sandbox: self.sandbox.spec(),
             criu: &criu,
             inventory: Some(&self.metadata.inventory),
             sockets: sockets.to_vec(),
@@ -176,6 +176,10 @@ impl Attempt<'_> {
         let checked = cpu.time("check files", || cpu_images::check(self.image, available_threads()))?;
         if self.is_proof {
             return Ok(Images { checked: self.images_aside(checked)?, names: None });
+        }
+        if self.sandbox.network.network().is_some() {
+            // Nobody else has names there.
+            return Ok(Images { checked, names: None });
         }
         let own = self.sandbox.pages.with_extension("images");
         let names = autobound::settle(&checked, &own)

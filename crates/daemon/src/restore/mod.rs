@@ -19,7 +19,8 @@ use std::thread::ScopedJoinHandle;
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::{LoadOrder, Mode, Operation, Report, State};
+use rekindle_protocol::daemon::{Limits, LoadOrder, Mode, Operation, Report, State};
+use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{ExternalSocket, Sandbox as CpuHalf};
 use rekindle_store::Image;
@@ -46,7 +47,7 @@ use crate::sandboxes::record::Record;
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::{CPU, GPU, PINNED, Timeline};
 use crate::workers::Worker;
-use crate::{containers, fault, frameworks};
+use crate::{containers, fault, frameworks, network};
 
 mod cpu;
 pub mod load_order;
@@ -75,6 +76,10 @@ pub struct RestoreRequest<'a> {
     pub record: bool,
     /// Read all of the image before.
     pub verify: bool,
+    /// What it is to have in place of what the image has.
+    pub network: Option<Network>,
+    pub publish: &'a [Port],
+    pub limits: Limits,
     /// A pipe for the program's standard input, if that was one before.
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
@@ -123,6 +128,7 @@ pub fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>)
     if let Some(of) = &metadata.container {
         return containers::restore(daemon, &image, &metadata, of, request, reply);
     }
+    let place = network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?;
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
@@ -138,8 +144,8 @@ pub fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>)
     reply.progress("restore", 0, 0);
     let mut tries = 0;
     let (sandbox, pending, mapped, warnings) = loop {
-        let sandbox =
-            timeline.time("places", || hold(daemon, &image, &metadata, request, gpu.clone(), mode))?;
+        let sandbox = timeline
+            .time("places", || hold(daemon, &image, &metadata, request, (gpu.clone(), mode), &place))?;
         let attempt = Attempt {
             daemon,
             sandbox: &sandbox,
@@ -206,8 +212,8 @@ fn hold(
     image: &Image,
     metadata: &ImageMetadata,
     request: &RestoreRequest<'_>,
-    gpu: String,
-    mode: Mode,
+    (gpu, mode): (String, Mode),
+    (network, ports): &(Network, Vec<Port>),
 ) -> Result<Arc<Sandbox>> {
     let old_is_free = daemon.sandboxes.get(&metadata.name).is_ok_and(|sandbox| !sandbox.is_live())
         || matches!(daemon.sandboxes.get(&metadata.name), Err(Error::UnknownSandbox { .. }));
@@ -226,6 +232,9 @@ fn hold(
             directory,
             image: Some(image.manifest().name.clone()),
             recovery: request.recovery.clone(),
+            network: *network,
+            ports: ports.clone(),
+            limits: request.limits.or(metadata.limits),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.
@@ -238,6 +247,8 @@ impl Attempt<'_> {
     /// image.
     fn bring_back(&self, or_alike: bool) -> Result<Option<PendingLoad>> {
         fault::point("restore-created")?;
+        self.sandbox.limit()?;
+        network::furnish(&self.daemon.publisher, self.sandbox)?;
         if self.metadata.framework {
             frameworks::open(&self.sandbox.run_directory)?;
         }
@@ -316,7 +327,7 @@ impl Attempt<'_> {
         worker: &Worker,
     ) -> Result<(CpuHalf, GpuHalf, (UnixStream, i32))> {
         let (client_end, worker_end) =
-            UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
+            self.sandbox.network.pair().map_err(|source| Error::system("make a pair of sockets", source))?;
         let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
         std::thread::scope(|scope| {
             let gpu = scope.spawn(|| self.restore_gpu(worker));

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use rekindle_protocol::daemon::{LoadOrder, State};
+use rekindle_protocol::daemon::{Limits, LoadOrder, State};
 use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
 use rekindle_store::Image;
 
@@ -79,7 +79,10 @@ pub fn prove(daemon: &Daemon, image: &Image) -> Result<Vec<String>> {
     if let Some(why) = obstacle {
         return Ok(unproven(&why));
     }
-    in_place(daemon, image, &metadata, |attempt| attempt.prove(|sockets| attempt.prove_cpu(sockets)))
+    in_place(daemon, image, &metadata, |attempt| {
+        attempt.sandbox.network.furnish_for_proof()?;
+        attempt.prove(|sockets| attempt.prove_cpu(sockets))
+    })
 }
 
 /// Proves an image with what a sandbox of its own needs, and gives all of that back. Returns what could not be proven.
@@ -110,6 +113,9 @@ pub fn in_place(
         order: LoadOrder::default(),
         record: false,
         verify: false,
+        network: None,
+        publish: &[],
+        limits: Limits::default(),
         input: None,
         recovery: None,
     };

@@ -16,14 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use rekindle_protocol::client::{
     ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, LONGEST_ADMISSION,
 };
 use rekindle_protocol::frame::{self, Limits};
 use rekindle_protocol::worker::Request;
-use rekindle_sandbox::{RUN_PATH, process};
+use rekindle_sandbox::{Network, RUN_PATH, process};
 
 use crate::connection_limit::ConnectionLimit;
 use crate::error::{Error, Result};
@@ -220,13 +219,7 @@ fn pair_for(peer: i32) -> io::Result<(UnixStream, UnixStream)> {
     if process::namespace(peer, "net") == process::namespace(std::process::id() as i32, "net") {
         return UnixStream::pair();
     }
-    let network = fs::File::open(format!("/proc/{peer}/ns/net"))?;
-    // The thread ends in that namespace; the daemon's others stay where they are.
-    let made = std::thread::spawn(move || {
-        setns(&network, CloneFlags::CLONE_NEWNET)?;
-        UnixStream::pair()
-    });
-    made.join().unwrap_or_else(|_| Err(io::Error::other("the thread that made them panicked")))
+    Network::of(peer)?.within(UnixStream::pair)
 }
 
 fn free_worker(sandbox: &Arc<Sandbox>) -> Result<Arc<Worker>> {

@@ -15,9 +15,11 @@ use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox as CpuHalf, Spec};
 
 use crate::caches::{Caches, Mapped};
 use crate::error::{Error, Result};
+use crate::host::limits::Group;
 use crate::host::lock;
 use crate::host::places::Places;
 use crate::images::{cpu_pages, page_check};
+use crate::network;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::operation_lock::OperationLock;
@@ -67,6 +69,9 @@ pub struct Sandbox {
     successor: OnceLock<Arc<Sandbox>>,
     cpu: OnceLock<CpuHalf>,
     admission: OnceLock<AdmissionSocket>,
+    pub network: network::Place,
+    /// What limits it.
+    group: Mutex<Option<Group>>,
     workers: Mutex<Vec<Arc<Worker>>>,
     /// Of checkpoints, falling asleep and waking.
     operation_lock: OperationLock,
@@ -98,6 +103,8 @@ impl Sandbox {
             successor: OnceLock::new(),
             cpu: OnceLock::new(),
             admission: OnceLock::new(),
+            network: network::Place::default(),
+            group: Mutex::default(),
             workers: Mutex::default(),
             operation_lock: OperationLock::default(),
             wake_problem: Mutex::default(),
@@ -164,6 +171,7 @@ impl Sandbox {
 
     /// Forgets an ended sandbox: its record and its logs. The room that those took, if nobody else has them.
     pub fn forget(&self) -> u64 {
+        self.network.close();
         self.lock().remove(&self.records);
         let _ = std::fs::remove_file(&self.traces);
         let mut freed = 0;
@@ -202,9 +210,28 @@ impl Sandbox {
             log: Some(self.log.clone()),
             criu_cache: Some(self.criu_cache.clone()),
             pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
-            own_network: false,
+            network: self.network.network().cloned(),
+            groups: self.group().as_ref().map(Group::doors).unwrap_or_default(),
             log_max: self.log_max,
         }
+    }
+
+    /// It has ended, and is not brought back after all.
+    pub fn stays_ended(&self) {
+        if self.record().state != State::Stopped {
+            self.network.close();
+        }
+    }
+
+    /// Has it limited as its record says.
+    pub fn limit(&self) -> Result<()> {
+        let group = Group::make(&self.record().limits, &self.id)?;
+        *self.group() = group;
+        Ok(())
+    }
+
+    fn group(&self) -> MutexGuard<'_, Option<Group>> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The CPU half; an error once the program has ended.
@@ -240,6 +267,7 @@ impl Sandbox {
     pub fn runs(self: &Arc<Sandbox>, cpu: CpuHalf) -> Result<()> {
         let pid = cpu.root_pid().unwrap_or(0);
         let _ = self.cpu.set(cpu);
+        self.network.open();
         let sandbox = self.clone();
         std::thread::spawn(move || {
             if let Some(cpu) = sandbox.cpu.get() {
@@ -309,10 +337,22 @@ impl Sandbox {
         for worker in workers {
             worker.shut_down();
         }
+        match exit {
+            Some(Exit::Stopped) => self.network.stopped(),
+            _ if self.record().recovery.is_some_and(|recovery| recovery.restarts()) => self.network.stopped(),
+            _ => self.network.close(),
+        }
         sleep::end(self);
         self.tell_of_sigbus(exit);
         page_check::let_go(&self.pages);
-        if exit == Some(Exit::WithInit) {
+        // All its processes have ended.
+        let out_of_memory = self.group().take().is_some_and(|group| group.ran_out_of_memory());
+        if out_of_memory && exit.is_some_and(|exit| exit.shell_code() != 0) {
+            self.report_problem(
+                "a process of the program was ended by the kernel, for it needed more than the sandbox's limit of memory"
+                    .to_string(),
+            );
+        } else if exit == Some(Exit::WithInit) {
             self.report_problem(
                 "the first process of the sandbox was killed, by somebody outside of it, and the kernel ended the program with it"
                     .to_string(),

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use rekindle_protocol::daemon::{Mode, Sandbox, State};
+use rekindle_protocol::daemon::{Limits, Mode, Sandbox, State, User};
+use rekindle_protocol::network::{Network, Port};
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,15 @@ pub struct Record {
     /// How it is brought back after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
+    #[serde(default, skip_serializing_if = "Network::is_host")]
+    pub network: Network,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Port>,
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
+    /// Whom it was started as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
 }
 
 /// A worker that may still run.
@@ -78,6 +88,10 @@ impl Record {
             log_start: 0,
             asleep: None,
             recovery: None,
+            network: Network::Host,
+            ports: Vec::new(),
+            limits: Limits::default(),
+            user: None,
         }
     }
 
@@ -117,6 +131,9 @@ impl Record {
             pinned_bytes,
             workers,
             recovery: self.recovery.as_ref().map(Recovery::shown),
+            network: self.network,
+            ports: self.ports.clone(),
+            limits: self.limits,
         }
     }
 
@@ -222,6 +239,10 @@ mod tests {
             log_start: 0,
             asleep: None,
             recovery: None,
+            network: Network::Private,
+            ports: vec!["8080:80".parse().unwrap()],
+            limits: Limits { memory: Some(1), processors: None },
+            user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

@@ -166,7 +166,18 @@ fn answer(
 ) -> Result<Value> {
     let sandbox = |name: &str| daemon.sandboxes.get(name);
     Ok(match request {
-        Request::Run { from: Some(image), name, gpu, command, directory, environment, .. } => {
+        Request::Run {
+            from: Some(image),
+            name,
+            gpu,
+            command,
+            directory,
+            environment,
+            network,
+            publish,
+            limits,
+            ..
+        } => {
             let app = App::new(command, directory, environment)?;
             let (name, gpu) = (name.as_deref(), gpu.as_deref());
             let request = restore::RestoreRequest {
@@ -178,15 +189,33 @@ fn answer(
                 order: load_order::usual(),
                 record: false,
                 verify: false,
+                network,
+                publish: &publish,
+                limits,
                 input: None,
                 recovery: None,
             };
             json!(sandbox(&restore::restore(daemon, &request, reply)?.name)?.shown())
         }
-        Request::Run { from: None, name, gpu, mode, command, directory, environment, allow, recovery } => {
+        Request::Run {
+            from: None,
+            name,
+            gpu,
+            mode,
+            command,
+            directory,
+            environment,
+            allow,
+            recovery,
+            network,
+            publish,
+            user,
+            limits,
+        } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
             let recovery = recovery.map(|plan| Recovery::new(plan, environment.clone(), allow.clone()));
+            let network = network.unwrap_or_default();
             let request = RunRequest {
                 name,
                 gpu,
@@ -194,6 +223,10 @@ fn answer(
                 command,
                 directory,
                 environment,
+                network,
+                publish,
+                user,
+                limits,
                 allowed: allow,
                 framework,
                 input,
@@ -262,7 +295,7 @@ fn answer(
                 checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
             json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?)
         }
-        Request::Restore { image, name, gpu, gpu_map, order, record, verify } => {
+        Request::Restore { image, name, gpu, gpu_map, order, record, verify, network, publish, limits } => {
             let request = restore::RestoreRequest {
                 image: &image,
                 name: name.as_deref(),
@@ -272,6 +305,9 @@ fn answer(
                 order: order.unwrap_or_else(load_order::usual),
                 record,
                 verify,
+                network,
+                publish: &publish,
+                limits,
                 input,
                 recovery: None,
             };

@@ -7,7 +7,6 @@ mod commands;
 mod findings;
 mod freeze;
 mod mounts;
-mod network;
 mod outer;
 mod program;
 mod reap;

@@ -1,6 +1,6 @@
 //! Process A: makes the namespaces, starts init in them, waits for it and passes signals on.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,26 +8,26 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
 use super::findings::Cache;
 use super::mounts::Places;
-use super::{INIT_LOG, commands, network};
+use super::{INIT_LOG, commands};
 use crate::message::{Reply, Setup};
 use crate::wire::Channel;
 
 pub fn main(setup: RawFd) -> ! {
-    let (setup, control) = match take_setup(setup) {
+    let (setup, control, network) = match take_setup(setup) {
         Ok(taken) => taken,
         Err(error) => {
             eprintln!("sandbox-init: the set-up on descriptor {setup} cannot be read: {error}");
             exit(1)
         }
     };
-    match start(&setup, &control) {
+    match start(&setup, &control, network) {
         Ok(init) => {
             drop(control);
             wait(init)
@@ -40,7 +40,7 @@ pub fn main(setup: RawFd) -> ! {
     }
 }
 
-fn take_setup(fd: RawFd) -> io::Result<(Setup, Channel)> {
+fn take_setup(fd: RawFd) -> io::Result<(Setup, Channel, Option<OwnedFd>)> {
     // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
     let mut file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     let mut text = String::new();
@@ -49,24 +49,30 @@ fn take_setup(fd: RawFd) -> io::Result<(Setup, Channel)> {
     let setup: Setup = serde_json::from_str(&text)?;
     // SAFETY: as above: named in the set-up, and taken once.
     let control = unsafe { OwnedFd::from_raw_fd(setup.control) };
-    close_all_but(control.as_raw_fd())?;
+    // SAFETY: as above.
+    let network = setup.network.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    close_all_but([Some(setup.control), setup.network].into_iter().flatten())?;
     nix::fcntl::fcntl(&control, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
-    Ok((setup, Channel::new(UnixStream::from(control))))
+    Ok((setup, Channel::new(UnixStream::from(control)), network))
 }
 
 /// Closes what this process was given by accident: it would end up in the program and in its dumps.
-fn close_all_but(kept: RawFd) -> io::Result<()> {
-    let kept = kept.cast_unsigned();
-    for (first, last) in [(3, kept.saturating_sub(1)), (kept.saturating_add(1), u32::MAX)] {
-        // SAFETY: no descriptor in these ranges has an owner in this process, which has only just begun.
+fn close_all_but(kept: impl Iterator<Item = RawFd>) -> io::Result<()> {
+    let mut kept: Vec<u32> = kept.map(RawFd::cast_unsigned).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().map(Some).chain([None]) {
+        let last = end.map_or(u32::MAX, |end| end.saturating_sub(1));
+        // SAFETY: no descriptor in this range has an owner in this process, which has only just begun.
         if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } < 0 {
             return Err(io::Error::last_os_error());
         }
+        first = end.map_or(u32::MAX, |end| end.saturating_add(1));
     }
     Ok(())
 }
 
-fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
+fn start(setup: &Setup, control: &Channel, network: Option<OwnedFd>) -> Result<Pid, String> {
     let run_dir = PathBuf::from(&setup.run_dir);
     let say = |what: &str| {
         let what = what.to_owned();
@@ -89,8 +95,13 @@ fn start(setup: &Setup, control: &Channel) -> Result<Pid, String> {
     }
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)
         .map_err(|error| format!("making namespaces: {error}; this needs CAP_SYS_ADMIN"))?;
-    if setup.own_network {
-        network::make().map_err(say("making a network"))?;
+    for group in &setup.groups {
+        let group = Path::new(group);
+        fs::write(group, "0").map_err(say(&format!("coming into {}", group.display())))?;
+    }
+    if let Some(network) = network {
+        setns(network, CloneFlags::CLONE_NEWNET)
+            .map_err(|error| format!("entering its network: {error}; this needs CAP_SYS_ADMIN"))?;
     }
     // Opened from here on, so that they belong to the new namespace and can be mounted in it.
     let directory = |path: &Path, what: &str| {

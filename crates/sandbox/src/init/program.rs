@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
-use nix::unistd::{ForkResult, Pid, execve, fork, setsid};
+use nix::unistd::{
+    AccessFlags, ForkResult, Gid, Pid, Uid, access, execve, fork, setgroups, setresgid, setresuid, setsid,
+};
 
 use super::mounts::LOG_PATH;
-use crate::message::{NotStarted, Program};
+use crate::message::{NotStarted, Program, User};
 use crate::outputs::Output;
 use crate::withheld::withhold;
 
@@ -104,7 +106,8 @@ fn become_program(
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)
             .map_err(|error| format!("signals: {error}"))?;
         withhold(&program.allowed)
-            .map_err(|error| format!("withholding what cannot be checkpointed: {error}"))
+            .map_err(|error| format!("withholding what cannot be checkpointed: {error}"))?;
+        program.user.as_ref().map_or(Ok(()), |user| become_user(user, program))
     };
     if let Err(cause) = steps() {
         return cause.into();
@@ -112,6 +115,28 @@ fn become_program(
     match execve(path, args, env) {
         Err(error) => not_executed(Path::new(OsStr::from_bytes(path.as_bytes())), error.into()),
         Ok(never) => match never {},
+    }
+}
+
+fn become_user(user: &User, program: &Program) -> Result<(), String> {
+    let named = |error: nix::Error| format!("becoming user {}: {error}", user.uid);
+    let groups: Vec<_> = user.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    setgroups(&groups).map_err(named)?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    setresgid(gid, gid, gid).map_err(named)?;
+    setresuid(uid, uid, uid).map_err(named)?;
+    // The loader would leave out what it cannot read, and say so where nobody looks.
+    let mut variables = program.env.iter().filter(|(name, _)| name == "LD_PRELOAD");
+    let libraries = variables.next().map(|(_, value)| value.as_bytes()).unwrap_or_default();
+    let first =
+        Path::new(OsStr::from_bytes(libraries.split(|byte| b": ".contains(byte)).next().unwrap_or_default()));
+    match access(first, AccessFlags::R_OK) {
+        Err(nix::Error::EACCES) => Err(format!(
+            "user {} cannot read {}, which leads to Rekindle's library; have that where everybody can read it (`make install`)",
+            user.uid,
+            first.display()
+        )),
+        _ => Ok(()),
     }
 }
 

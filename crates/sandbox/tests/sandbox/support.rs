@@ -78,7 +78,8 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         log: None,
         criu_cache: None,
         pages: None,
-        own_network: false,
+        network: None,
+        groups: Vec::new(),
         log_max: 0,
     }
 }
@@ -92,6 +93,7 @@ pub fn program(args: &[&str]) -> Program {
         ],
         cwd: "/tmp".into(),
         allowed: Vec::new(),
+        user: None,
     }
 }
 

@@ -1,0 +1,203 @@
+//! Carrying connections from ports of the machine's into sandboxes' networks: one thread for all.
+//!
+//! Who comes while the program is away, or does not listen yet, waits; after a while the connection is reset. So is it
+//! when the program's end is: what one side sees, the other does.
+
+use std::future::pending;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit};
+use rekindle_sandbox::Network;
+use tokio::io::copy_bidirectional_with_sizes;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{Mutex, Semaphore, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+/// How often a program that does not listen yet is asked.
+const EVERY: Duration = Duration::from_millis(10);
+/// How long one that has ended may take to have its last bytes carried.
+const PARTING: Duration = Duration::from_secs(1);
+/// How long the thread may take to close a port. It never waits for anything else.
+const CLOSING: Duration = Duration::from_secs(1);
+/// How long nobody is let in after that failed, as it does without descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How much is carried at a time.
+const PIECE: usize = 32 << 10;
+/// A connection takes two descriptors, and all of them together at most half of what the process may have.
+const SHARE: u64 = 4;
+const FEWEST: u64 = 16;
+
+/// Where a port leads.
+#[derive(Clone, Default)]
+pub struct Target {
+    pub network: Option<Arc<Network>>,
+    /// Whether who comes is let in.
+    pub open: bool,
+    pub to: u16,
+}
+
+impl Target {
+    fn is(&self, network: &Arc<Network>) -> bool {
+        self.network.as_ref().is_some_and(|own| Arc::ptr_eq(own, network))
+    }
+}
+
+/// A port that is served.
+pub struct Serving {
+    task: AbortHandle,
+    closed: mpsc::Receiver<()>,
+}
+
+impl Serving {
+    /// Returns when the port is free. Connections that there are go on.
+    pub fn close(&self) {
+        self.task.abort();
+        // Nothing is ever sent: it ends with the task.
+        let _ = self.closed.recv_timeout(CLOSING);
+    }
+}
+
+/// The thread.
+pub struct Carrier {
+    runtime: Handle,
+    shared: Shared,
+}
+
+#[derive(Clone)]
+struct Shared {
+    wait: Duration,
+    /// The network that the thread is in, when it is in none of the sandboxes'.
+    own: Arc<Network>,
+    room: Arc<Semaphore>,
+}
+
+/// What those who come to one port have in common.
+#[derive(Clone)]
+struct Line {
+    target: watch::Receiver<Target>,
+    /// Whoever has this asks the program whether it listens; the others wait behind.
+    turn: Arc<Mutex<()>>,
+    shared: Shared,
+}
+
+impl Carrier {
+    pub fn start(wait: Duration) -> io::Result<Carrier> {
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new().name("ports".into()).spawn(move || runtime.block_on(pending::<()>()))?;
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        let room = (descriptors / SHARE).clamp(FEWEST, Semaphore::MAX_PERMITS as u64);
+        let own = Arc::new(Network::current()?);
+        let shared = Shared { wait, own, room: Arc::new(Semaphore::new(room as usize)) };
+        Ok(Carrier { runtime: handle, shared })
+    }
+
+    /// Lets in who comes to a port, until that is closed.
+    pub fn serve(&self, listener: StdListener, target: watch::Receiver<Target>) -> Serving {
+        let line = Line { target, turn: Arc::default(), shared: self.shared.clone() };
+        let (closes, closed) = mpsc::channel::<()>();
+        // The listener goes before what tells that it has gone.
+        let open = (listener, closes);
+        let task = self.runtime.spawn(async move {
+            let (listener, _closes) = open;
+            match TcpListener::from_std(listener) {
+                Ok(listener) => line.serve(listener).await,
+                Err(error) => log::error!("a port cannot be served: {error}"),
+            }
+        });
+        Serving { task: task.abort_handle(), closed }
+    }
+}
+
+impl Line {
+    async fn serve(self, listener: TcpListener) {
+        loop {
+            let Ok(place) = self.shared.room.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((client, _)) => {
+                    let line = self.clone();
+                    tokio::spawn(async move {
+                        line.carry(client).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    log::warn!("the next connection to a port waits: {error}");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn carry(mut self, mut client: TcpStream) {
+        let reached = timeout(self.shared.wait, self.reach()).await;
+        let Ok(Some((mut program, network))) = reached else { return reset(&client) };
+        for stream in [&client, &program] {
+            // Whoever sends small pieces does not want them to wait for more.
+            let _ = stream.set_nodelay(true);
+        }
+        let carried = {
+            let copy = copy_bidirectional_with_sizes(&mut client, &mut program, PIECE, PIECE);
+            tokio::pin!(copy);
+            let gone = async { self.target.wait_for(|target| !target.is(&network)).await.is_err() };
+            tokio::select! {
+                carried = &mut copy => carried,
+                _ = gone => timeout(PARTING, copy).await.unwrap_or(Err(io::ErrorKind::TimedOut.into())),
+            }
+        };
+        if carried.is_err() {
+            reset(&client);
+            reset(&program);
+        }
+    }
+
+    /// A connection to the program, and the network that it is in; none if the port was closed.
+    async fn reach(&mut self) -> Option<(TcpStream, Arc<Network>)> {
+        if let Some(reached) = self.ask().await? {
+            return Some(reached);
+        }
+        let turn = self.turn.clone();
+        let _turn = turn.lock().await;
+        loop {
+            if let Some(reached) = self.ask().await? {
+                return Some(reached);
+            }
+            sleep(EVERY).await;
+        }
+    }
+
+    /// Asks the program once, when it is there.
+    async fn ask(&mut self) -> Option<Option<(TcpStream, Arc<Network>)>> {
+        let is_open = |target: &Target| target.open && target.network.is_some();
+        let target = self.target.wait_for(is_open).await.ok()?.clone();
+        let network = target.network?;
+        for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+            let address = SocketAddr::new(address, target.to);
+            let Ok(socket) = self.shared.socket(&network, address) else { continue };
+            if let Ok(stream) = socket.connect(address).await {
+                return Some(Some((stream, network)));
+            }
+        }
+        Some(None)
+    }
+}
+
+impl Shared {
+    /// A socket in a sandbox's network, for which the thread goes there and comes back.
+    fn socket(&self, network: &Network, to: SocketAddr) -> io::Result<TcpSocket> {
+        network.enter()?;
+        let made = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        self.own.enter()?;
+        made
+    }
+}
+
+/// Has the other side find the connection reset when it is closed.
+fn reset(stream: &TcpStream) {
+    let _ = stream.set_zero_linger();
+}

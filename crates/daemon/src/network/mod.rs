@@ -1,0 +1,166 @@
+//! Networks of sandboxes' own, and ports of the machine's that lead into them.
+
+mod carrier;
+mod publisher;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rekindle_protocol::network::{Network as Kind, Port};
+use rekindle_sandbox::{Addresses, Network};
+
+use crate::error::{Error, Result};
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::Record;
+
+pub use publisher::{Lease, PUBLISH_WAIT, Publisher};
+
+/// A sandbox's network, if it has one of its own, and the ports that lead there.
+#[derive(Default)]
+pub struct Place {
+    network: OnceLock<Arc<Network>>,
+    ports: Mutex<Option<Lease>>,
+}
+
+/// As long as this is there, who comes to the ports waits.
+pub struct Pause<'a>(&'a Place);
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        self.0.with(|lease| lease.pause(false));
+    }
+}
+
+impl Place {
+    pub fn network(&self) -> Option<&Arc<Network>> {
+        self.network.get()
+    }
+
+    /// Two connected sockets as the sandbox's program can have them: CRIU finds those of its network alone.
+    pub fn pair(&self) -> io::Result<(UnixStream, UnixStream)> {
+        match self.network() {
+            Some(network) => network.within(UnixStream::pair),
+            None => UnixStream::pair(),
+        }
+    }
+
+    /// A network for a proof, in which the ports are nobody's.
+    pub fn furnish_for_proof(&self) -> Result<()> {
+        let _ = self.network.set(Arc::new(make(Addresses::Any)?));
+        Ok(())
+    }
+
+    /// The program runs: those who have come to the ports are let in.
+    pub fn open(&self) {
+        if let Some(network) = self.network() {
+            self.with(|lease| lease.open(network));
+        }
+    }
+
+    /// Has who comes to the ports wait meanwhile.
+    pub fn pause(&self) -> Pause<'_> {
+        self.with(|lease| lease.pause(true));
+        Pause(self)
+    }
+
+    /// The program has ended and may be brought back under its name: the ports stay, and who comes there waits.
+    pub fn stopped(&self) {
+        self.with(Lease::stopped);
+    }
+
+    /// Gives the ports back.
+    pub fn close(&self) {
+        drop(self.ports.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn with(&self, work: impl FnOnce(&Lease)) {
+        if let Some(lease) = &*self.ports.lock().unwrap_or_else(PoisonError::into_inner) {
+            work(lease);
+        }
+    }
+
+    fn lease(&self, lease: Lease) {
+        *self.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+    }
+}
+
+/// What a program is to have: as asked, or else as its image has it.
+pub fn choose(asked: Option<Kind>, publish: &[Port], kept: (Kind, &[Port])) -> Result<(Kind, Vec<Port>)> {
+    let network = asked.unwrap_or(kept.0);
+    match network {
+        Kind::Host if !publish.is_empty() => Err(Error::PortsOfHost),
+        Kind::Host => Ok((network, Vec::new())),
+        Kind::Private if publish.is_empty() => Ok((network, kept.1.to_vec())),
+        Kind::Private => Ok((network, publish.to_vec())),
+    }
+}
+
+/// Makes the network that the sandbox's record says, and takes its ports. A program that comes from an image may have
+/// sockets with addresses of the network that it had.
+pub fn furnish(publisher: &Arc<Publisher>, sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    if record.network.is_host() {
+        return Ok(());
+    }
+    let addresses = if record.image.is_some() { Addresses::Any } else { Addresses::Loopback };
+    let network = make(addresses)?;
+    take_ports(publisher, sandbox, &record)?;
+    let _ = sandbox.network.network.set(Arc::new(network));
+    Ok(())
+}
+
+/// Takes the ports of a sandbox of an earlier daemon. `init` is a process of it, if it runs.
+pub fn adopt(publisher: &Arc<Publisher>, sandbox: &Sandbox, init: Option<i32>) {
+    let record = sandbox.record();
+    if record.network.is_host() {
+        return;
+    }
+    if let Some(init) = init {
+        match Network::of(init) {
+            Ok(network) => drop(sandbox.network.network.set(Arc::new(network))),
+            Err(error) => {
+                return sandbox.report_problem(format!("its network cannot be found again: {error}"));
+            }
+        }
+    }
+    match take_ports(publisher, sandbox, &record) {
+        Ok(()) if init.is_none() => sandbox.network.stopped(),
+        Ok(()) => {}
+        Err(error) => sandbox.report_problem(format!("its ports lead nowhere: {error}")),
+    }
+}
+
+fn take_ports(publisher: &Arc<Publisher>, sandbox: &Sandbox, record: &Record) -> Result<()> {
+    if record.ports.is_empty() {
+        return Ok(());
+    }
+    let (lease, ports) = publisher.take(&record.name, &record.ports)?;
+    sandbox.network.lease(lease);
+    match ports == record.ports {
+        true => Ok(()),
+        false => sandbox.update(|record| record.ports = ports),
+    }
+}
+
+fn make(addresses: Addresses) -> Result<Network> {
+    Network::make(addresses).map_err(|source| Error::NoNetwork { source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_comes_before_what_the_image_has() {
+        let ports = |text: &str| vec![text.parse::<Port>().unwrap()];
+        let (kept, other) = (ports("80:8000"), ports("81:8000"));
+        let chosen = |asked, publish: &[Port], kind| choose(asked, publish, (kind, &kept)).ok();
+        assert_eq!(chosen(None, &[], Kind::Private), Some((Kind::Private, kept.clone())));
+        assert_eq!(chosen(None, &other, Kind::Private), Some((Kind::Private, other.clone())));
+        assert_eq!(chosen(Some(Kind::Private), &other, Kind::Host), Some((Kind::Private, other.clone())));
+        assert_eq!(chosen(Some(Kind::Host), &[], Kind::Private), Some((Kind::Host, Vec::new())));
+        assert_eq!(chosen(None, &other, Kind::Host), None);
+        assert_eq!(chosen(Some(Kind::Host), &other, Kind::Private), None);
+    }
+}
