@@ -12,6 +12,10 @@ from training.pace import PROGRAM, Pace
 def test_an_installation_runs_checkpoints_and_restores(tmp_path):
     subprocess.run([ROOT / "scripts/install", tmp_path], check=True, capture_output=True)
     assert (tmp_path / "share/man/man1/rekindle-run.1").stat().st_size
+    unit = (tmp_path / "lib/systemd/system/rekindled.service").read_text()
+    command = next(line.removeprefix("ExecStart=") for line in unit.splitlines() if line.startswith("ExecStart="))
+    assert subprocess.run([*command.split(), "--version"], check=True, capture_output=True, text=True).stdout.startswith("rekindled ")
+    assert "@" not in unit.split("[Unit]")[1]
     assert "rekindle" in (tmp_path / "share/bash-completion/completions/rekindle").read_text()
     for file in (PROGRAM, ROOT / "examples/01_train.py"):
         shutil.copy(file, tmp_path)

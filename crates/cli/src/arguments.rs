@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use jiff::{SignedDuration, Timestamp};
 use rekindle_protocol::daemon::{Level, Limits, LoadOrder, Mode, User};
 use rekindle_protocol::network::{Network, Port};
 
 use crate::person::Person;
 
+use crate::copy::End;
+use crate::exec::variable;
 use crate::filter::Filter;
 use crate::recovery::RecoveryArguments;
 
@@ -20,6 +23,9 @@ pub struct Arguments {
     /// Print one JSON document on standard output; its fields are stable.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Show what a checkpoint, a sleep or a waking was made of, and how long each phase took.
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -88,6 +94,15 @@ pub enum Command {
         /// Go on until the program has ended.
         #[arg(short, long)]
         follow: bool,
+        /// Only what was printed since then: a time such as 2030-01-31T12:00:00Z, or how long ago, such as 10m.
+        #[arg(long, value_name = "TIME", value_parser = since)]
+        since: Option<u64>,
+        /// Only the last lines, so many of them.
+        #[arg(short = 'n', long, value_name = "LINES")]
+        tail: Option<u64>,
+        /// Show before each line when it was printed.
+        #[arg(short, long)]
+        timestamps: bool,
     },
     /// End sandboxes: SIGTERM first, SIGKILL after 5 seconds.
     Kill {
@@ -104,6 +119,32 @@ pub enum Command {
         /// How long each program has between SIGTERM and SIGKILL, in seconds.
         #[arg(short, long, value_name = "SECONDS", default_value_t = 10.0, value_parser = grace)]
         timeout: f64,
+    },
+    /// Run a command beside a sandbox's program, where it sees what the program sees.
+    ///
+    /// Standard input, output and error are passed on, and its exit code becomes that of this command. It is no part of
+    /// the program: a checkpoint does not take it.
+    Exec {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
+        /// A variable of its environment, beside the program's own; NAME alone takes its value from here.
+        #[arg(short, long = "env", value_name = "NAME[=VALUE]", value_parser = variable)]
+        environment: Vec<(String, String)>,
+        /// Its working directory; the program's if none is given.
+        #[arg(short = 'w', long = "workdir", value_name = "DIR")]
+        directory: Option<String>,
+        /// The command and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// Copy files or directories into a sandbox or out of it.
+    ///
+    /// One end is SANDBOX:PATH, the other a path here. What is to be called as before is copied into a directory.
+    Cp {
+        #[arg(value_name = "FROM", value_parser = End::parse)]
+        from: End,
+        #[arg(value_name = "TO", value_parser = End::parse)]
+        to: End,
     },
     /// Wait until a sandbox has ended, print its exit code and end with that.
     Wait {
@@ -216,6 +257,10 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         chrome: Option<PathBuf>,
     },
+    /// Tell what happens, a line each, until this command is ended: states of sandboxes, images made and removed.
+    ///
+    /// With --json each line is a document.
+    Events,
     /// Make images for others to start from.
     #[command(subcommand)]
     Image(ImageCommand),
@@ -235,6 +280,23 @@ pub enum Command {
         #[arg(long)]
         sandbox: bool,
     },
+    /// Write an image as one file, which `import` takes in elsewhere.
+    Export {
+        image: String,
+        /// The file; `-` is standard output.
+        file: PathBuf,
+    },
+    /// Take in an image that `export` has written, checked whole.
+    ///
+    /// What it has in common with other images is there once.
+    Import {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+        /// Its name; the one that it was exported under if none is given.
+        name: Option<String>,
+    },
+    /// Give an image another name. Both have the same contents, and each can be removed.
+    Tag { image: String, name: String },
     /// Remove images.
     Rmi {
         #[arg(required = true, value_name = "IMAGE")]
@@ -369,6 +431,16 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A time, or how long ago it was, in microseconds since 1970.
+fn since(text: &str) -> Result<u64, String> {
+    let time = match (text.parse::<Timestamp>(), text.parse::<SignedDuration>()) {
+        (Ok(time), _) => Ok(time),
+        (_, Ok(ago)) => Timestamp::now().checked_sub(ago.abs()).map_err(|error| error.to_string()),
+        _ => Err("expected a time with its zone such as 2030-01-31T12:00:00Z, or how long ago, such as 10m or 1h30m".to_string()),
+    };
+    time.map(|time| u64::try_from(time.as_microsecond()).unwrap_or(0))
+}
+
 fn grace(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
@@ -484,13 +556,6 @@ impl SettingArguments {
     }
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_string(), value.to_string())),
-        _ => Err("expected NAME=VALUE".to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -509,6 +574,17 @@ mod tests {
         let Command::Run { sandbox, command, .. } = parsed.command else { panic!("not run") };
         assert!(sandbox.detach);
         assert_eq!(command, ["python3", "-d", "--json"]);
+    }
+
+    #[test]
+    fn a_time_is_one_or_how_long_ago_it_was() {
+        assert_eq!(since("1970-01-01T00:00:01.5Z"), Ok(1_500_000));
+        assert_eq!(since("1970-01-01T01:00:00+01:00"), Ok(0));
+        let (now, ago) = (since("0s").unwrap(), since("1h30m").unwrap());
+        assert!((5_400_000_000..5_401_000_000).contains(&(now - ago)), "{now} {ago}");
+        for wrong in ["", "yesterday", "2030-01-31", "10", "m", "-"] {
+            assert!(since(wrong).unwrap_err().contains("10m"), "{wrong}");
+        }
     }
 
     #[test]

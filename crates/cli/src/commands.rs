@@ -1,6 +1,7 @@
 //! One function a command: ask, then show.
 
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
@@ -9,16 +10,22 @@ use rekindle_protocol::frame::FrameError;
 use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
-use crate::connection::{ask, ask_with, beside, simply_ask};
+use crate::connection::{ask, ask_lines, ask_with, beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
 use crate::input::Input;
-use crate::{cancel, filter, pages, profile, show, trace};
+use crate::settings::Settings;
+use crate::{archive, cancel, copy, exec, filter, pages, profile, show, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
-    let places = Places::new(given.socket, given.state, given.run_dir)?;
-    let printer = Printer { json: arguments.json };
+    let settings = Settings::load(None)?;
+    let places = Places::new(
+        settings.place(given.socket, rekindle_daemon::SOCKET_VARIABLE),
+        settings.place(given.state, rekindle_daemon::STATE_VARIABLE),
+        settings.place(given.run_dir, rekindle_daemon::RUNS_VARIABLE),
+    )?;
+    let printer = Printer { json: arguments.json, verbose: arguments.verbose };
     match arguments.command {
         Command::Run { sandbox, network, limits, setting, mode, from, allow, recovery, command } => {
             let (directory, environment) = surroundings()?;
@@ -67,7 +74,11 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
-        Command::Logs { name, follow } => logs(&places, &printer, name, follow)?,
+        Command::Logs { name, follow, since, tail, timestamps } => {
+            let lines = timestamps || printer.json;
+            let request = Request::Logs { name, follow, own: false, since_us: since, tail, lines };
+            logs(&places, &printer, &request)?;
+        }
         Command::Ps { all, filters } => {
             let mut answer = simply_ask(&places, &Request::List)?;
             let mut sandboxes: Vec<Sandbox> = serde_json::from_value(answer["sandboxes"].take())?;
@@ -82,6 +93,16 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Stop { names, timeout } => {
             let grace_ms = Some((timeout * 1000.0).ceil() as u64);
             let answer = simply_ask(&places, &Request::Kill { names, signal: None, grace_ms })?;
+            printer.print_json(&answer);
+        }
+        Command::Exec { name, environment, directory, command } => {
+            let wish = exec::Wish { name, environment, directory, command };
+            let (answer, code) = exec::perform(&places, wish, printer.json)?;
+            printer.print_json(&answer);
+            return Ok(code);
+        }
+        Command::Cp { from, to } => {
+            let answer = copy::perform(&places, from, to)?;
             printer.print_json(&answer);
         }
         Command::Wait { name } => {
@@ -127,7 +148,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let cancel::Answer { value: answer, too_late } = cancel::ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;
             warn(&report);
-            printer.print(&answer, || show::report(&report));
+            printer.print(&answer, || show::report(&report, printer.verbose));
             if too_late {
                 let end = if leave_running { "goes on" } else { "has ended" };
                 eprintln!(
@@ -157,7 +178,14 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &request)?;
             let report: Report = serde_json::from_value(answer.clone())?;
             warn(&report);
-            printer.print(&answer, || show::report(&report));
+            printer.print(&answer, || show::report(&report, printer.verbose));
+        }
+        Command::Events => {
+            listen(&places, |happened| {
+                let shown =
+                    if printer.json { json!(happened).to_string() } else { show::happened(&happened) };
+                Output::Stdout.write(format!("{shown}\n").as_bytes());
+            })?;
         }
         Command::Images => {
             let answer = simply_ask(&places, &Request::Images)?;
@@ -169,6 +197,21 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Rm { names, sandbox } => {
             let answer = simply_ask(&places, &Request::Forget { names, only_sandboxes: sandbox })?;
+            printer.print_json(&answer);
+        }
+        Command::Export { image, file } => {
+            let answer = archive::export(&places, image, &file)?;
+            // Standard output may be the archive's.
+            if file != Path::new(archive::STANDARD) {
+                printer.print_json(&answer);
+            }
+        }
+        Command::Import { file, name } => {
+            let answer = archive::import(&places, &file, name)?;
+            printer.print(&answer, || answer["name"].as_str().unwrap_or_default().to_string());
+        }
+        Command::Tag { image, name } => {
+            let answer = simply_ask(&places, &Request::Tag { image, other: name })?;
             printer.print_json(&answer);
         }
         Command::Rmi { images } => {
@@ -236,7 +279,7 @@ fn restore(places: &Places, printer: &Printer, request: &Request, detach: bool) 
 fn slept(places: &Places, printer: &Printer, request: &Request) -> Result<()> {
     let answer = simply_ask(places, request)?;
     let report: SleepReport = serde_json::from_value(answer.clone())?;
-    printer.print(&answer, || show::slept(&report));
+    printer.print(&answer, || show::slept(&report, printer.verbose));
     Ok(())
 }
 
@@ -255,15 +298,17 @@ fn code_of(ended: &Sandbox) -> ExitCode {
     }
 }
 
-fn logs(places: &Places, printer: &Printer, name: String, follow: bool) -> Result<()> {
-    let request = Request::Logs { name: name.clone(), follow, own: false };
-    if !printer.json {
-        ask(places, &request, |bytes| Output::Stdout.write(bytes))?;
-        return Ok(());
+fn logs(places: &Places, printer: &Printer, request: &Request) -> Result<()> {
+    let Request::Logs { name, lines, .. } = request else { return Ok(()) };
+    if printer.json {
+        let (mut log, mut all) = (Vec::new(), Vec::new());
+        ask_lines(places, request, |bytes| log.extend_from_slice(bytes), |lines| all.extend(lines))?;
+        printer.print_json(&json!({ "name": name, "log": String::from_utf8_lossy(&log), "lines": all }));
+    } else if *lines {
+        ask_lines(places, request, |_| {}, |lines| Output::Stdout.write(show::log(&lines).as_bytes()))?;
+    } else {
+        ask(places, request, |bytes| Output::Stdout.write(bytes))?;
     }
-    let mut log = Vec::new();
-    ask(places, &request, |bytes| log.extend_from_slice(bytes))?;
-    printer.print_json(&json!({ "name": name, "log": String::from_utf8_lossy(&log) }));
     Ok(())
 }
 
@@ -306,6 +351,7 @@ fn shutdown(places: &Places, printer: &Printer) -> Result<()> {
 /// Prints an answer as people or as programs want it.
 pub struct Printer {
     pub json: bool,
+    pub verbose: bool,
 }
 
 impl Printer {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Call, Event, Request};
+use rekindle_protocol::daemon::{Call, Event, Happened, LogLine, Request};
 use rekindle_protocol::frame::{self, FrameError};
 use serde_json::Value;
 
@@ -23,7 +23,17 @@ const TRIES: u32 = 5;
 
 /// Sends a request and follows it to its end: progress goes to the terminal, output to `output`.
 pub fn ask(places: &Places, request: &Request, output: impl FnMut(&[u8])) -> Result<Value> {
-    converse(places, request, None, output, |_| Ok(()))
+    converse(places, request, &[], output, |_| {}, |_| Ok(()))
+}
+
+/// As [`ask`], for a log as lines.
+pub fn ask_lines(
+    places: &Places,
+    request: &Request,
+    output: impl FnMut(&[u8]),
+    lines: impl FnMut(Vec<LogLine>),
+) -> Result<Value> {
+    converse(places, request, &[], output, lines, |_| Ok(()))
 }
 
 /// As [`ask`]; `connected` gets the connection once it is asked.
@@ -33,19 +43,45 @@ pub fn ask_hearing(
     output: impl FnMut(&[u8]),
     connected: impl Fn(&UnixStream) -> Result<()>,
 ) -> Result<Value> {
-    converse(places, request, None, output, connected)
+    converse(places, request, &[], output, |_| {}, connected)
+}
+
+/// Has what happens be told, until the daemon ends.
+pub fn listen(places: &Places, mut told: impl FnMut(Happened)) -> Result<Value> {
+    exchange(
+        places,
+        &Request::Events,
+        &[],
+        |_| Ok(()),
+        |event| {
+            if let Event::Happened { what } = event {
+                told(what);
+            }
+        },
+    )
 }
 
 /// As [`simply_ask`], with a descriptor that goes along.
 pub fn ask_with(places: &Places, request: &Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Value> {
-    converse(places, request, descriptor, |_| {}, |_| Ok(()))
+    converse(places, request, descriptor.as_slice(), |_| {}, |_| {}, |_| Ok(()))
+}
+
+/// As [`simply_ask`], with descriptors that go along; `connected` gets the connection once it is asked.
+pub fn ask_passing(
+    places: &Places,
+    request: &Request,
+    descriptors: &[BorrowedFd<'_>],
+    connected: impl Fn(&UnixStream) -> Result<()>,
+) -> Result<Value> {
+    converse(places, request, descriptors, |_| {}, |_| {}, connected)
 }
 
 fn converse(
     places: &Places,
     request: &Request,
-    descriptor: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
     mut output: impl FnMut(&[u8]),
+    mut lines: impl FnMut(Vec<LogLine>),
     connected: impl Fn(&UnixStream) -> Result<()>,
 ) -> Result<Value> {
     let mut tries = if changes_nothing(request) { TRIES } else { 1 };
@@ -53,11 +89,13 @@ fn converse(
     loop {
         tries -= 1;
         let mut heard = false;
-        let answer = exchange(places, request, descriptor, &connected, |event| {
+        let answer = exchange(places, request, descriptors, &connected, |event| {
             heard = true;
             match event {
                 Event::Progress { phase, done, total } => progress.show(&phase, done, total),
                 Event::Output { bytes } => output(&bytes),
+                Event::Lines { lines: come } => lines(come),
+                Event::Happened { .. } => {}
                 Event::Done { .. } | Event::Failed { .. } => {}
             }
         });
@@ -72,7 +110,7 @@ fn converse(
 fn exchange(
     places: &Places,
     request: &Request,
-    descriptor: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
     connected: impl Fn(&UnixStream) -> Result<()>,
     mut hear: impl FnMut(Event),
 ) -> Result<Value> {
@@ -82,7 +120,7 @@ fn exchange(
         wanted_runs: places.given.1.then(|| places.runs.clone()),
         request: request.clone(),
     };
-    frame::send(&stream, &call, descriptor.as_slice())?;
+    frame::send(&stream, &call, descriptors)?;
     connected(&stream)?;
     loop {
         match frame::receive::<Event>(&stream)?.0 {

@@ -28,6 +28,10 @@ pub enum Error {
     Lost(#[from] FrameError),
     #[error("the daemon gave an answer that could not be understood ({0}); is it of another version?")]
     Answer(#[from] serde_json::Error),
+    #[error("a copy goes from here to a sandbox or from a sandbox to here; give one end as SANDBOX:PATH")]
+    Ends,
+    #[error("the settings in {} cannot be used: {reason}", file.display())]
+    Settings { file: PathBuf, reason: String },
     #[error("cannot {action} {}: {source}", path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot {action}: {source}")]

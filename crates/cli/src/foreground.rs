@@ -41,9 +41,17 @@ pub fn hold_signals() -> Result<()> {
 /// Follows the program to its end and tells how that was.
 pub fn follow(places: &Places, name: &str, output: Output) -> Result<Sandbox> {
     pass_signals_on(places.clone(), name.to_string());
-    let request = Request::Logs { name: name.to_string(), follow: true, own: true };
+    let name = name.to_string();
+    let request = Request::Logs {
+        name: name.clone(),
+        follow: true,
+        own: true,
+        since_us: None,
+        tail: None,
+        lines: false,
+    };
     ask(places, &request, |bytes| output.write(bytes))?;
-    let ended = simply_ask(places, &Request::Wait { name: name.to_string() })?;
+    let ended = simply_ask(places, &Request::Wait { name })?;
     Ok(serde_json::from_value(ended)?)
 }
 
@@ -59,6 +67,6 @@ fn pass_signals_on(places: Places, name: String) {
     });
 }
 
-fn signals() -> SigSet {
+pub fn signals() -> SigSet {
     PASSED_ON.into_iter().collect()
 }

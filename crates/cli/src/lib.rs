@@ -4,11 +4,14 @@
 //! foreground end with the program's own, and as a shell does if there is no such program (127) or it cannot be executed
 //! (126); a checkpoint that is cancelled ends with 130.
 
+mod archive;
 mod arguments;
 mod cancel;
 mod commands;
 mod connection;
+mod copy;
 mod error;
+mod exec;
 mod filter;
 mod foreground;
 mod input;
@@ -18,6 +21,7 @@ mod picture;
 mod profile;
 mod progress;
 mod recovery;
+pub mod settings;
 mod show;
 mod trace;
 

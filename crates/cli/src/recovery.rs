@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use jiff::SignedDuration;
 use rekindle_protocol::daemon::RecoveryPlan;
 
 /// The shortest interval.
@@ -42,8 +43,8 @@ impl RecoveryArguments {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(every) if every >= SHORTEST => Ok(every),
+    match text.parse::<SignedDuration>().map(Duration::try_from) {
+        Ok(Ok(every)) if every >= SHORTEST => Ok(every),
         Ok(_) => Err("expected at least 100ms".to_string()),
         Err(_) => Err("expected a time with its unit, such as 30s, 10m or 1h".to_string()),
     }

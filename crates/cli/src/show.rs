@@ -2,7 +2,7 @@
 
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
-use rekindle_protocol::daemon::{Mode, Operation, Report, Sandbox, SleepReport, Trace};
+use rekindle_protocol::daemon::{Happened, LogLine, Mode, Operation, Report, Sandbox, SleepReport, Trace};
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
@@ -72,6 +72,25 @@ pub fn images(images: &Value) -> String {
         ]);
     }
     table.trim_fmt()
+}
+
+/// Lines of a log with their times.
+pub fn log(lines: &[LogLine]) -> String {
+    lines.iter().map(|line| format!("{} {}\n", line.time.as_deref().unwrap_or("-"), line.text)).collect()
+}
+
+/// What has happened, on a line.
+pub fn happened(what: &Happened) -> String {
+    let mut words = vec![what.time.clone()];
+    words.extend(what.sandbox.iter().map(|name| format!("sandbox {}", shorten(name, 1024))));
+    words.extend(what.image.iter().map(|name| format!("image {}", shorten(name, 1024))));
+    match what.state {
+        Some(state) => words.push(text(&serde_json::to_value(state).unwrap_or_default())),
+        None => words.push(what.event.clone()),
+    }
+    words.extend(what.exit_code.map(|code| format!("({code})")));
+    words.extend(what.problem.iter().map(|problem| shorten(problem, 4096)));
+    words.join(" ")
 }
 
 /// What a prune has removed, a line each.
@@ -151,14 +170,18 @@ fn parts(parts: &Value) -> String {
     table.trim_fmt()
 }
 
-pub fn report(report: &Report) -> String {
+/// What a checkpoint was; with `verbose` by its phases.
+pub fn report(report: &Report, verbose: bool) -> String {
     let cpu_alone = report.mode == Mode::Driver && report.gpu_processes == 0;
     let note = if cpu_alone { "\nno process uses a GPU: the image is of the CPU alone" } else { "" };
-    phases(&report.phases, report.total_us, report.stopped_us) + note
+    let phases: &[Phase] = if verbose { &report.phases } else { &[] };
+    self::phases(phases, report.total_us, report.stopped_us) + note
 }
 
-pub fn slept(report: &SleepReport) -> String {
-    phases(&report.phases, report.total_us, report.total_us)
+/// How a program fell asleep or woke; with `verbose` by the phases.
+pub fn slept(report: &SleepReport, verbose: bool) -> String {
+    let phases: &[Phase] = if verbose { &report.phases } else { &[] };
+    self::phases(phases, report.total_us, report.total_us)
 }
 
 pub fn trace(trace: &Trace) -> String {
@@ -174,6 +197,11 @@ pub fn trace(trace: &Trace) -> String {
 }
 
 fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {
+    let (total, stopped) = (milliseconds(total_us), milliseconds(stopped_us));
+    let sum = format!("in all {total} ms, the program stood still for {stopped} ms");
+    if phases.is_empty() {
+        return sum;
+    }
     let mut table = table(&["LANE", "PHASE", "FROM ms", "TOOK ms", "SIZE", "FROM", "WAITED FOR"]);
     for phase in phases {
         let size = if phase.bytes > 0 { bytes(phase.bytes) } else { String::new() };
@@ -190,12 +218,7 @@ fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {
             phase.waited_for.join(", "),
         ]);
     }
-    format!(
-        "{}\nin all {} ms, the program stood still for {} ms",
-        table.trim_fmt(),
-        milliseconds(total_us),
-        milliseconds(stopped_us)
-    )
+    format!("{}\n{sum}", table.trim_fmt())
 }
 
 pub fn findings(findings: &[Finding]) -> String {

@@ -149,3 +149,17 @@ fn wait_ends_with_the_programs_code() {
     assert_eq!((waited.status.code(), &ended["state"]), (Some(137), &serde_json::json!("killed")));
     assert!(rekindle.refused(&["wait", "nobody"]).contains("\"nobody\""));
 }
+
+#[test]
+fn a_report_is_a_line_unless_its_phases_are_asked_for() {
+    let rekindle = Rekindle::new();
+    rekindle.start("counter", &COUNTER);
+    rekindle.goes_on("counter");
+    let short = rekindle.ok(&["checkpoint", "counter", "--to", "one", "--leave-running"]);
+    assert!(short.starts_with("in all ") && short.lines().count() == 1, "{short}");
+    let long = rekindle.ok(&["checkpoint", "-v", "counter", "--to", "two", "--leave-running"]);
+    assert!(
+        long.trim_start().starts_with("LANE") && long.contains("in all ") && long.lines().count() > 3,
+        "{long}"
+    );
+}

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use harness::{COUNTER, Rekindle, end_of, wait};
+use serde_json::Value;
 
 /// Prints numbers as fast as it can.
 const FLOOD: [&str; 4] = ["python3", "-u", "-c", "n = 0\nwhile True:\n    print(n)\n    n += 1"];
@@ -117,6 +118,110 @@ fn a_log_takes_no_more_room_than_it_may() {
     assert!(taken <= LIMIT + (1 << 18), "{taken}");
     std::fs::write(go, "").unwrap();
     assert!(reader.join().unwrap().ends_with("1999999\nall\nend\n"));
+}
+
+/// Prints to both outputs, without end.
+const BOTH: [&str; 4] = [
+    "python3",
+    "-u",
+    "-c",
+    "import sys, time\nn = 0\nwhile True:\n    print('out', n)\n    print('err', n, file=sys.stderr)\n    n += 1\n    time.sleep(0.02)",
+];
+
+fn lines_of(rekindle: &Rekindle, options: &[&str]) -> Vec<Value> {
+    let all = rekindle.json(&[&["logs"], options].concat());
+    let lines = all["lines"].as_array().unwrap().clone();
+    let log = all["log"].as_str().unwrap();
+    let texts: Vec<_> = lines.iter().map(|line| line["text"].as_str().unwrap()).collect();
+    assert_eq!(log.lines().count(), texts.len(), "{log}");
+    lines
+}
+
+#[test]
+fn both_outputs_are_told_apart_with_their_times_before_and_after_a_restore() {
+    let rekindle = Rekindle::new();
+    rekindle.start("both", &BOTH);
+    wait("it to print", || rekindle.lines("both").len() > 10);
+    rekindle.ok(&["checkpoint", "both", "--to", "image", "--stop"]);
+    rekindle.ok(&["restore", "image", "-d"]);
+    wait("it to go on", || rekindle.lines("both").len() > 10);
+    rekindle.ok(&["checkpoint", "both", "--to", "again", "--stop"]);
+    rekindle.ok(&["restore", "again", "-d"]);
+    wait("it to go on", || rekindle.lines("both").len() > 10);
+    rekindle.ok(&["kill", "--signal", "9", "both"]);
+    wait("its end", || rekindle.sandbox("both")["pid"] == 0);
+    let (mut counted, mut last, mut markers) = ([0, 0], String::new(), 0);
+    for line in lines_of(&rekindle, &["both"]) {
+        let (text, stream) = (line["text"].as_str().unwrap(), line["stream"].as_str().unwrap());
+        let time = line["time"].as_str().unwrap_or_else(|| panic!("without a time: {line}")).to_string();
+        assert!(time >= last, "{line} after {last}");
+        last = time;
+        let number = |prefix| text.strip_prefix(prefix).and_then(|number| number.parse::<u64>().ok());
+        match (stream, number("out "), number("err ")) {
+            ("stdout", Some(number), _) => assert_eq!(number, std::mem::replace(&mut counted[0], number + 1)),
+            ("stderr", _, Some(number)) => assert_eq!(number, std::mem::replace(&mut counted[1], number + 1)),
+            ("rekindle", ..) => markers += usize::from(text.starts_with("--- rekindle: restored")),
+            _ => panic!("{line}"),
+        }
+    }
+    assert!(markers == 2 && counted[0] > 30 && counted[0].abs_diff(counted[1]) <= 1, "{markers} {counted:?}");
+}
+
+#[test]
+fn the_last_lines_and_those_since_a_time_are_shown() {
+    let rekindle = Rekindle::new();
+    let go = rekindle.path("go");
+    let code = format!(
+        "echo one; echo two; while [ ! -e {go} ]; do sleep 0.02; done; echo three; printf four",
+        go = go.to_str().unwrap()
+    );
+    rekindle.start("sh", &["sh", "-c", &code]);
+    wait("the first lines", || rekindle.lines("sh").len() == 2);
+    assert_eq!(rekindle.ok(&["logs", "--tail", "1", "sh"]), "two\n");
+    let follower =
+        rekindle.command(&["logs", "-f", "-n", "1", "-t", "sh"]).stdout(Stdio::piped()).spawn().unwrap();
+    std::fs::write(&go, "").unwrap();
+    wait("its end", || rekindle.sandbox("sh")["pid"] == 0);
+    let followed = end_of_reading(follower);
+    let texts: Vec<_> = followed.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+    // By when it came the last line may have been another one.
+    assert!(["two", "three", "four"].ends_with(&texts) && !texts.is_empty(), "{followed}");
+    assert_eq!(rekindle.ok(&["logs", "-n", "3", "sh"]), "two\nthree\nfour");
+    assert_eq!(rekindle.ok(&["logs", "-n", "0", "sh"]), "");
+    assert_eq!(rekindle.ok(&["logs", "-n", "99", "sh"]), "one\ntwo\nthree\nfour");
+
+    let all = lines_of(&rekindle, &["sh"]);
+    let time = |at: usize| all[at]["time"].as_str().unwrap();
+    assert_eq!(rekindle.ok(&["logs", "--since", time(2), "sh"]), "three\nfour");
+    assert_eq!(rekindle.ok(&["logs", "--since", time(0), "-n", "3", "sh"]), "two\nthree\nfour");
+    assert_eq!(rekindle.ok(&["logs", "--since", "2999-01-01T00:00:00Z", "sh"]), "");
+    assert_eq!(rekindle.ok(&["logs", "--since", "24h", "sh"]), "one\ntwo\nthree\nfour");
+    assert_eq!(rekindle.output(&["logs", "--since", "yesterday", "sh"]).status.code(), Some(2));
+    let stamped = rekindle.ok(&["logs", "-t", "sh"]);
+    assert_eq!(stamped.lines().last(), Some(&*format!("{} four", time(3))));
+
+    // A log without an index, as of an earlier version, is shown all the same.
+    let index = log_files(&rekindle)[0].with_extension("index");
+    std::fs::remove_file(index).unwrap();
+    assert_eq!(rekindle.ok(&["logs", "-t", "sh"]), "- one\n- two\n- three\n- four\n");
+}
+
+#[test]
+fn the_index_of_a_log_is_bounded_too_and_what_is_kept_has_its_time() {
+    const LIMIT: u64 = 1 << 20;
+    let rekindle = Rekindle::with(&[("REKINDLE_LOG_MAX", "1M")]);
+    let code = "import sys\nfor n in range(1000000, 1400000):\n    print(n)\nprint('all', flush=True)";
+    rekindle.start("flood", &["python3", "-c", code]);
+    wait("its end", || rekindle.sandbox("flood")["pid"] == 0);
+    let lines = lines_of(&rekindle, &["flood"]);
+    let numbers =
+        lines[..lines.len() - 1].iter().map(|line| line["text"].as_str().unwrap().parse::<u64>().unwrap());
+    let numbers: Vec<_> = numbers.collect();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1) && numbers.last() == Some(&1_399_999));
+    assert!(lines.iter().all(|line| line["time"].is_string() && line["stream"] == "stdout"));
+    let index = log_files(&rekindle)[0].with_extension("index");
+    let taken = index.metadata().unwrap().blocks() * 512;
+    assert!(taken > 0 && taken <= LIMIT / 2 + (128 << 10), "{taken}");
 }
 
 fn end_of_reading(child: std::process::Child) -> String {

@@ -57,6 +57,17 @@ pub enum Error {
     )]
     TwoNamed { name: String },
 
+    #[error("the command could not be run in {name:?}: {}", why.cause)]
+    Exec { name: String, why: rekindle_sandbox::NotStarted },
+
+    #[error("files of {name:?} could not be copied: {reason}")]
+    Copy { name: String, reason: String },
+
+    #[error(
+        "the request came without the {expected} descriptors that belong to it; is `rekindle` of another version?"
+    )]
+    Descriptors { expected: usize },
+
     #[error("which buffers the program of {name:?} writes to cannot be told: {reason}")]
     NotLearned { name: String, reason: String },
 
@@ -373,6 +384,7 @@ impl Error {
             Error::Cancelled => Some(130),
             Error::PortsOfHost => Some(2),
             Error::Sandbox(rekindle_sandbox::Error::Start { shell_code, .. }) => *shell_code,
+            Error::Exec { why, .. } => why.shell_code,
             _ => None,
         }
     }

@@ -25,6 +25,7 @@ mod connection_limit;
 mod containers;
 mod daemon;
 mod error;
+mod events;
 mod fault;
 mod frameworks;
 mod host;

@@ -1,6 +1,6 @@
 //! The daemon's side of one connection: what goes to the command line while a request is worked on.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rekindle_protocol::daemon::Event;
-use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::daemon::{Event, Happened, LogLine};
+use rekindle_protocol::frame::{self, FrameError, Limits};
+use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
+/// How long a message may take that has begun.
+const HEAR_LIMIT: Duration = Duration::from_secs(10);
 /// The shortest time between two notes of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(50);
 
@@ -59,8 +62,28 @@ impl<'a> Reply<'a> {
         self.send(&Event::Output { bytes })
     }
 
+    pub fn lines(&self, lines: Vec<LogLine>) -> Result<(), FrameError> {
+        if lines.is_empty() { Ok(()) } else { self.send(&Event::Lines { lines }) }
+    }
+
+    pub fn happened(&self, what: Happened) -> Result<(), FrameError> {
+        self.send(&Event::Happened { what })
+    }
+
     pub fn send(&self, event: &Event) -> Result<(), FrameError> {
         self.stream.map_or(Ok(()), |stream| frame::send(stream, event, &[]))
+    }
+
+    /// Can be read when the user says more, or has gone; none where there is no user.
+    pub fn connection(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.map(AsFd::as_fd)
+    }
+
+    /// What the user says beside the request.
+    pub fn hear<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
+        let limits = Limits { descriptors: 0, time: Some(HEAR_LIMIT), ..Limits::default() };
+        let stream = self.stream.ok_or(FrameError::Closed)?;
+        Ok(frame::receive_within(stream, &limits)?.0)
     }
 
     /// The process that asks; none in another pid namespace.

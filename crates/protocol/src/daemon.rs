@@ -24,6 +24,12 @@ pub struct Call {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Cancel;
 
+/// A signal for a command that `Exec` runs.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PassOn {
+    pub signal: i32,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum Request {
@@ -68,6 +74,25 @@ pub enum Request {
         environment: Vec<(String, String)>,
         limit_ms: u64,
     },
+    /// Runs a command beside a sandbox's program. Its standard input, output and error come along.
+    Exec {
+        name: String,
+        command: Vec<String>,
+        /// Beside the program's own environment.
+        environment: Vec<(String, String)>,
+        /// None: the program's.
+        directory: Option<String>,
+    },
+    /// Sends what lies at a path of a sandbox to the descriptor that comes along, as an archive.
+    CopyOut {
+        name: String,
+        path: String,
+    },
+    /// Puts the archive that the descriptor gives which comes along at a path of a sandbox.
+    CopyIn {
+        name: String,
+        path: String,
+    },
     /// Answers `Exited` when the sandbox ends.
     Wait {
         name: String,
@@ -79,6 +104,15 @@ pub enum Request {
         /// Only what this run of the program has printed, and nothing from before a restore under the same name.
         #[serde(default)]
         own: bool,
+        /// Only what was printed then or later: microseconds since 1970.
+        #[serde(default)]
+        since_us: Option<u64>,
+        /// Only so many lines, the last ones.
+        #[serde(default)]
+        tail: Option<u64>,
+        /// As lines, each with its time and its stream, in place of bytes.
+        #[serde(default)]
+        lines: bool,
     },
     Kill {
         names: Vec<String>,
@@ -168,6 +202,8 @@ pub enum Request {
     Wake {
         name: String,
     },
+    /// Tells what happens from now on.
+    Events,
     /// The traces of a sandbox's checkpoints and of its restore.
     Trace {
         name: String,
@@ -178,6 +214,19 @@ pub enum Request {
     },
     Verify {
         image: String,
+    },
+    /// Writes an image as one file to the descriptor that comes along.
+    Export {
+        image: String,
+    },
+    /// Takes in the image that the descriptor gives which comes along; under its own name if no other is given.
+    Import {
+        name: Option<String>,
+    },
+    /// Gives an image another name.
+    Tag {
+        image: String,
+        other: String,
     },
     /// Removes images.
     Remove {
@@ -232,6 +281,10 @@ pub enum Event {
     Progress { phase: String, done: u64, total: u64 },
     /// Bytes of a log, as text where they are UTF-8 (lossy).
     Output { bytes: Vec<u8> },
+    /// Lines of a log.
+    Lines { lines: Vec<LogLine> },
+    /// Something has happened.
+    Happened { what: Happened },
     /// The last event of a request that worked. The value's fields are documented with the command.
     Done { value: serde_json::Value },
     /// The last event of a request that failed: one sentence, and how the command is to end if not with 1.
@@ -240,6 +293,45 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<u8>,
     },
+}
+
+/// What has happened, as `rekindle events --json` prints it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Happened {
+    /// RFC 3339, with microseconds.
+    pub time: String,
+    /// `listening`, `state`, `problem`, `removed`, `image-made` or `image-removed`.
+    pub event: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// A line of a log, as `rekindle logs --json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// RFC 3339, with microseconds; none where it is not known.
+    pub time: Option<String>,
+    pub stream: Stream,
+    /// Without its end.
+    pub text: String,
+}
+
+/// Who has printed a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stream {
+    Stdout,
+    Stderr,
+    /// Not the program: a restore's marker, and what is said of lost output.
+    Rekindle,
 }
 
 /// A sandbox, as `rekindle ps --json` prints it.

@@ -37,6 +37,9 @@ pub struct Inventory {
     /// What it writes to outside of its tree, by CRIU's names; see [`crate::outputs`].
     #[serde(default)]
     pub outputs: Vec<String>,
+    /// Those of `outputs` that are its standard error alone.
+    #[serde(default)]
+    pub errors: Vec<String>,
     /// Whether its session was begun by a process outside of its tree.
     #[serde(default)]
     pub session_outside: bool,
@@ -117,6 +120,7 @@ impl Inventory {
     pub fn take(pids: &[i32], standard: i32) -> io::Result<Self> {
         let mut out = Self {
             outputs: outputs::outside(pids),
+            errors: outputs::errors(pids),
             session_outside: crate::process::is_session_outside(pids),
             input: input::of(pids),
             attributes: Attributes::take(pids, standard),

@@ -31,26 +31,60 @@ pub struct Log {
     cause: String,
 }
 
+/// What became of bytes that were to be appended.
+#[derive(Debug, Default)]
+pub struct Appended {
+    /// Words about what was lost before, which stand first.
+    pub told: usize,
+    pub written: usize,
+    /// Where they ended, if that is known.
+    pub end: Option<u64>,
+    /// How much nearer to the file's beginning all is now.
+    pub moved: u64,
+}
+
 impl Log {
     pub fn new(limit: u64) -> Log {
         Log { limit, lost: 0, cause: String::new() }
     }
 
     /// Appends what it can to the log, which is open to be read and appended to.
-    pub fn append(&mut self, file: &File, bytes: &[u8]) {
+    pub fn append(&mut self, file: &File, bytes: &[u8]) -> Appended {
+        let mut appended = Appended::default();
         if self.lost > 0 {
             let told = format!("\nrekindle: {} bytes of output are lost here: {}\n", self.lost, self.cause);
             match write(file, told.as_bytes()) {
-                Ok(()) => self.lost = 0,
-                Err((_, error)) => return self.lose(bytes.len(), &error),
+                Ok(()) => (self.lost, appended.told) = (0, told.len()),
+                Err((_, error)) => {
+                    self.lose(bytes.len(), &error);
+                    return appended;
+                }
             }
         }
+        appended.written = bytes.len();
         if let Err((left, error)) = write(file, bytes) {
+            appended.written -= left;
             self.lose(left, &error);
         }
-        if let Err(error) = self.cut(file) {
-            self.cause = error.to_string();
+        // Others may append too: where these bytes are is told by where this descriptor is, until it is used to look.
+        appended.end = lseek(file, 0, Whence::SeekCur).ok().map(|end| end as u64);
+        match self.cut(file) {
+            Ok(moved) => appended.moved = moved,
+            Err(error) => self.cause = error.to_string(),
         }
+        appended
+    }
+
+    /// Appends things of `size` bytes to a file of such, all or none, and tells nobody if it does not take them.
+    pub fn append_whole(&mut self, file: &File, size: u64, bytes: &[u8]) {
+        let whole = |length: u64| length / size * size;
+        let Ok(before) = file.metadata().map(|found| found.len()) else { return };
+        // One that was written in part has made no room for itself.
+        let aligned = whole(before) == before || file.set_len(whole(before)).is_ok();
+        if aligned && write(file, bytes).is_err() {
+            let _ = file.set_len(whole(before));
+        }
+        let _ = self.cut(file);
     }
 
     /// Bytes that could not be written at all.
@@ -59,29 +93,31 @@ impl Log {
         self.cause = error.to_string();
     }
 
-    /// Gives the beginning back if more is there than may be.
-    fn cut(&self, mut file: &File) -> io::Result<()> {
+    /// Gives the beginning back if more is there than may be. How much nearer to it all the rest is then.
+    fn cut(&self, mut file: &File) -> io::Result<u64> {
         let size = file.metadata()?.len();
         if self.limit == 0 || size <= self.limit {
-            return Ok(());
+            return Ok(0);
         }
         let begin = begin(file, 0)?.unwrap_or(size);
         // Not at every line.
         let keep = self.limit - self.limit / 8;
         let end = (size - keep) / PIECE * PIECE;
         if size - begin <= self.limit || end <= begin {
-            return Ok(());
+            return Ok(0);
         }
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         match fallocate(file, hole, 0, end as i64) {
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
-            other => return Ok(other?),
+            other => return other.map(|()| 0).map_err(Into::into),
         }
         let mut last = Vec::new();
-        file.seek(SeekFrom::Start(size - self.limit / 2))?;
+        let from = (size - self.limit / 2) / PIECE * PIECE;
+        file.seek(SeekFrom::Start(from))?;
         file.read_to_end(&mut last)?;
         file.set_len(0)?;
-        write(file, &last).map_err(|(_, error)| error)
+        write(file, &last).map_err(|(_, error)| error)?;
+        Ok(from)
     }
 }
 

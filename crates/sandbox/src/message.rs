@@ -82,6 +82,8 @@ pub struct Restore {
     pub files: Vec<OpenFile>,
     /// What the program wrote to outside of its tree.
     pub outputs: Vec<String>,
+    /// Those of them that are its standard error alone.
+    pub errors: Vec<String>,
     pub session_outside: bool,
     pub attributes: Attributes,
     /// The pipe that its standard input was, if it gets another one.

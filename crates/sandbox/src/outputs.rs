@@ -1,7 +1,7 @@
 //! Where a program writes that is outside of its tree: the pipes and terminals that somebody else reads.
 //!
-//! A program's standard output is one from the beginning: a pipe, whose contents init moves to the log, so that the
-//! program never meets a full disk there. A restore cannot bring readers back. It gives the program new ones in their
+//! A program's standard output and standard error are such from the beginning: two pipes, whose contents init moves to
+//! the log, so that the program never meets a full disk there. A restore cannot bring readers back. It gives the program new ones in their
 //! places, and what it writes there goes to its log too. Each is known by CRIU's own name for it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,15 +13,27 @@ use std::path::Path;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+use crate::log_index::Stream;
+
 const PIECE: usize = 1 << 16;
 /// As much as an unprivileged program may ask for.
 const PIPE_BYTES: i32 = 1 << 20;
 
+/// What the tree does with a pipe.
+#[derive(Default)]
+struct Ends {
+    read: bool,
+    written: bool,
+    /// Whether it is the standard output of a process, and the standard error of one.
+    stdout: bool,
+    stderr: bool,
+}
+
 /// What the tree's descriptors say of pipes and terminals.
 #[derive(Default)]
 pub struct Pipes {
-    /// Pipes by CRIU's name, with whether the tree reads and writes them.
-    pipes: BTreeMap<String, (bool, bool)>,
+    /// Pipes by CRIU's name.
+    pipes: BTreeMap<String, Ends>,
     /// Pseudo-terminals by their number, with CRIU's name.
     terminals: BTreeMap<u32, String>,
     /// Terminals whose other side is in the tree.
@@ -31,9 +43,17 @@ pub struct Pipes {
 /// CRIU's names for all that the processes `pids` write to and nobody among them reads.
 pub fn outside(pids: &[i32]) -> Vec<String> {
     let seen = Pipes::of(pids);
-    let pipes = seen.pipes.into_iter().filter(|(_, (read, written))| *written && !read).map(|(key, _)| key);
+    let pipes = seen.pipes.into_iter().filter(|(_, ends)| ends.written && !ends.read).map(|(key, _)| key);
     let terminals = seen.terminals.into_iter().filter(|(number, _)| !seen.own.contains(number));
     pipes.chain(terminals.map(|(_, key)| key)).collect()
+}
+
+/// Those of [`outside`] that are the processes' standard error, and the standard output of none.
+pub fn errors(pids: &[i32]) -> Vec<String> {
+    let seen = Pipes::of(pids).pipes.into_iter();
+    seen.filter(|(_, ends)| ends.written && !ends.read && ends.stderr && !ends.stdout)
+        .map(|(key, _)| key)
+        .collect()
 }
 
 impl Pipes {
@@ -53,7 +73,7 @@ impl Pipes {
 
     /// Whether they read the pipe that CRIU calls `key`, and none of them writes to it.
     pub fn is_only_read(&self, key: &str) -> bool {
-        self.pipes.get(key) == Some(&(true, false))
+        self.pipes.get(key).is_some_and(|ends| ends.read && !ends.written)
     }
 
     fn note(&mut self, link: &Path, descriptor: &Path, info: &str) {
@@ -61,9 +81,11 @@ impl Pipes {
         let Some(text) = link.to_str() else { return };
         if text.starts_with("pipe:[") {
             let flags = field("flags:").and_then(|text| i32::from_str_radix(text, 8).ok()).unwrap_or(0);
-            let (read, written) = self.pipes.entry(text.to_owned()).or_default();
-            *read |= flags & libc::O_ACCMODE != libc::O_WRONLY;
-            *written |= flags & libc::O_ACCMODE != libc::O_RDONLY;
+            let ends = self.pipes.entry(text.to_owned()).or_default();
+            ends.read |= flags & libc::O_ACCMODE != libc::O_WRONLY;
+            ends.written |= flags & libc::O_ACCMODE != libc::O_RDONLY;
+            ends.stdout |= descriptor.ends_with("1");
+            ends.stderr |= descriptor.ends_with("2");
         } else if let Some(number) = text.strip_prefix("/dev/pts/").and_then(|number| number.parse().ok()) {
             if let Ok(meta) = fs::metadata(descriptor) {
                 self.terminals.insert(number, format!("tty[{:x}:{:x}]", meta.st_rdev(), meta.st_dev()));
@@ -81,11 +103,15 @@ pub fn external(keys: &[String]) -> impl Iterator<Item = String> {
 
 /// Our end of what a restored program writes to.
 #[derive(Debug)]
-pub struct Output(OwnedFd);
+pub struct Output {
+    ours: OwnedFd,
+    /// What the log is to say of it.
+    pub stream: Stream,
+}
 
 impl Output {
     /// Makes a new one for `key`: our end, and the program's.
-    pub fn make(key: &str) -> io::Result<(Output, OwnedFd)> {
+    pub fn make(key: &str, stream: Stream) -> io::Result<(Output, OwnedFd)> {
         let (ours, theirs) = if key.starts_with("tty[") {
             terminal()?
         } else {
@@ -97,7 +123,7 @@ impl Output {
         };
         let flags = OFlag::from_bits_retain(fcntl(&ours, FcntlArg::F_GETFL)?);
         fcntl(&ours, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-        Ok((Output(ours), theirs))
+        Ok((Output { ours, stream }, theirs))
     }
 
     /// Takes what is there, at most what was there when this began: a program that goes on writing must not keep init
@@ -106,7 +132,7 @@ impl Output {
         let mut piece = vec![0; PIECE];
         let mut left = PIPE_BYTES as usize;
         while left > 0 {
-            match nix::unistd::read(&self.0, &mut piece) {
+            match nix::unistd::read(&self.ours, &mut piece) {
                 Ok(0) => return false,
                 Ok(got) => {
                     take(&piece[..got]);
@@ -122,7 +148,7 @@ impl Output {
 
 impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.ours.as_fd()
     }
 }
 
@@ -178,9 +204,32 @@ mod tests {
     }
 
     #[test]
+    fn a_pipe_that_is_standard_error_alone_is_told_from_one_that_is_both() {
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            // It is what it is to be once it has said so.
+            io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 3]).unwrap();
+            child
+        };
+        for (script, apart) in [("echo up; exec sleep 60", true), ("echo up; exec sleep 60 2>&1", false)] {
+            let mut child = start(script);
+            let pid = child.id() as i32;
+            // Before the shell has become the other program its descriptors are as they were.
+            while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() != "sleep\n" {
+                std::thread::yield_now();
+            }
+            assert_eq!(errors(&[pid]).len(), usize::from(apart), "{script}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
     fn what_is_written_to_either_kind_comes_to_the_log() {
         for key in ["pipe:[1]", "tty[8801:3]"] {
-            let (ours, theirs) = Output::make(key).unwrap();
+            let (ours, theirs) = Output::make(key, Stream::Stdout).unwrap();
             let mut log = Vec::new();
             let mut drain = || ours.drain(|bytes| log.extend_from_slice(bytes));
             assert!(drain(), "nothing yet");

@@ -109,6 +109,7 @@ impl Vacant {
             sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
             files: openfile::to_pass(&inventory.open_files),
             outputs: inventory.outputs,
+            errors: inventory.errors,
             session_outside: inventory.session_outside,
             attributes: inventory.attributes,
             input: inventory.input.filter(|_| spec.input.is_some()),

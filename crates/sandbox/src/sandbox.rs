@@ -13,10 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::error::{Error, Result};
+use crate::exec::{Guest, Work};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
 use crate::inventory::Inventory;
 use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
@@ -196,6 +199,13 @@ impl Sandbox {
         }
     }
 
+    /// Begins a guest beside the program: `helper` is a program that calls [`crate::exec_main`] with the number that is
+    /// appended as its last argument.
+    pub fn exec(&self, helper: &[OsString], work: Work, stdio: [BorrowedFd<'_>; 3]) -> Result<Guest> {
+        let root = self.root.as_ref().ok_or_else(|| Error::Ended { run_dir: self.run_dir.clone() })?;
+        Guest::begin(helper, &root.handle, self.program, work, stdio)
+    }
+
     /// Sends the program a signal.
     pub fn signal(&self, signal: i32) -> Result<()> {
         let ended = || Error::Ended { run_dir: self.run_dir.clone() };
@@ -343,15 +353,21 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
         groups: spec.groups.iter().map(Into::into).collect(),
         network: spec.network.as_ref().map(|network| network.as_fd().as_raw_fd()),
     };
-    let what = "passing on the set-up";
-    let memory = memfd_create("rekindle-setup", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
-    let mut memory = File::from(memory.map_err(Error::io(what))?);
-    let text = serde_json::to_vec(&setup).map_err(io::Error::from).map_err(Error::io(what))?;
-    memory.write_all(&text).and_then(|()| memory.rewind()).map_err(Error::io(what))?;
+    let memory = in_memory(&setup)?;
     let program = spec.init.first().ok_or_else(|| Error::Setup { cause: "no init is given".into() })?;
     let passed: Vec<_> = [control.as_raw_fd(), memory.as_raw_fd()].into_iter().chain(setup.network).collect();
     let command = [&spec.init[..], &[memory.as_raw_fd().to_string().into()]].concat();
     Spawned::start(&command, &passed).map_err(Error::io(format!("starting {}", Path::new(program).display())))
+}
+
+/// A set-up as a file in memory.
+pub(crate) fn in_memory(setup: &impl Serialize) -> Result<File> {
+    let what = "passing on the set-up";
+    let memory = memfd_create("rekindle-setup", MFdFlags::MFD_CLOEXEC).map_err(io::Error::from);
+    let mut memory = File::from(memory.map_err(Error::io(what))?);
+    let text = serde_json::to_vec(setup).map_err(io::Error::from).map_err(Error::io(what))?;
+    memory.write_all(&text).and_then(|()| memory.rewind()).map_err(Error::io(what))?;
+    Ok(memory)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

@@ -16,7 +16,7 @@ use std::time::SystemTime;
 use serde_json::Value;
 
 use crate::bounded;
-use crate::disk::Disk;
+use crate::disk::{Disk, Linked};
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::{CHUNKS, Layout, MANIFEST};
@@ -125,6 +125,56 @@ impl Draft {
     /// Takes in what another image has too; see [`Staging::share_pages`].
     pub fn share_pages(&self, part: Part, path: &Path) -> Result<()> {
         self.enter(self.staging.share_pages(part, path)?);
+        Ok(())
+    }
+
+    /// A new file for a part that is kept whole.
+    pub(crate) fn new_file(&self, part: &Part) -> Result<File> {
+        self.directory(&part.kind)?;
+        self.disk.create_new(&self.path().join(part.kept_as()))
+    }
+
+    /// Writes some of such a part.
+    pub(crate) fn write_at(&self, part: &Part, file: &File, offset: u64, data: &[u8]) -> Result<()> {
+        self.disk.write_at(file, data, offset, &self.path().join(part.kept_as()))
+    }
+
+    /// Makes the file of such a part as long as it should be; what it is then.
+    pub(crate) fn set_length(&self, part: &Part, file: &File) -> Result<fs::Metadata> {
+        let path = self.path().join(part.kept_as());
+        self.disk.set_length(file, part.file_length(), &path)?;
+        self.disk.start_writeback(file);
+        file.metadata().map_err(|error| Error::io("look at", &path, 0, error))
+    }
+
+    /// Makes sure that the image has this chunk; how it is kept.
+    pub(crate) fn keep(&self, part: &Part, data: &[u8]) -> Result<ChunkRef> {
+        self.staging.stage(&part.kind, data)
+    }
+
+    /// Makes sure that the image has all of a part that it shares with another one, which is held meanwhile.
+    pub(crate) fn share(&self, image: &Image, part: &Part) -> Result<()> {
+        let gone = |path: &Path| Error::ChunkMissing { path: path.to_path_buf() };
+        if let Some(from) = image.file_path(part) {
+            self.directory(&part.kind)?;
+            bounded::look(&from)?;
+            return match self.disk.link(&from, &self.path().join(part.kept_as()))? {
+                Linked::Made => Ok(()),
+                Linked::NoSource | Linked::Exists => Err(gone(&from)),
+            };
+        }
+        for chunk in part.chunks.iter().filter(|chunk| chunk.encoding != Encoding::Zero) {
+            let is_there = self.staging.place(chunk).is_some_and(|place| bounded::is_there(&place));
+            if !is_there && self.staging.reuse(*chunk)?.is_none_or(|kept| kept.stored != chunk.stored) {
+                return Err(image.chunk_path(chunk).map_or(
+                    Error::NoImage {
+                        name: image.manifest().name.clone(),
+                        store: self.layout.root().to_path_buf(),
+                    },
+                    |path| gone(&path),
+                ));
+            }
+        }
         Ok(())
     }
 

@@ -72,6 +72,14 @@ pub enum Error {
     #[error("{} is not in its image's manifest, and would be read with it; remove it", path.display())]
     Stray { path: PathBuf },
 
+    #[error(
+        "the archive cannot be imported: {reason}; export the image again, and see that all of the file is copied"
+    )]
+    BadArchive { reason: String },
+
+    #[error("the archive could not be written: {source}; make room, or write it elsewhere")]
+    Unwritten { source: io::Error },
+
     #[error("part {part:?} has {bytes} bytes, but {length} bytes at offset {offset} were asked for")]
     OutOfRange { part: String, bytes: u64, offset: u64, length: u64 },
 
@@ -108,7 +116,7 @@ impl Error {
 }
 
 /// Free bytes where `path` lies or would lie; 0 if even that cannot be told.
-fn free_bytes(path: &Path) -> u64 {
+pub(crate) fn free_bytes(path: &Path) -> u64 {
     path.ancestors()
         .find_map(|place| nix::sys::statvfs::statvfs(place).ok())
         .map_or(0, |stat| stat.blocks_available() * stat.fragment_size())

@@ -141,6 +141,21 @@ impl Image {
         Ok((path, file, offset))
     }
 
+    /// A chunk that is not all zero, as it is stored; its contents, checked, are put into `scratch`.
+    pub(crate) fn stored_chunk(&self, part: &Part, number: usize, scratch: &mut Vec<u8>) -> Result<Vec<u8>> {
+        self.check_chunk(part, number, scratch)?;
+        let chunk = &part.chunks[number];
+        if chunk.encoding != Encoding::Zstd {
+            return Ok(scratch.clone());
+        }
+        let (path, file, _) = self.open_stored(part, number, chunk)?;
+        let mut stored = vec![0; chunk.stored as usize];
+        file.read_exact_at(&mut stored, 0).map_err(|error| Error::io("read", &path, 0, error))?;
+        let damaged = |reason| Error::Damaged { path: path.clone(), reason };
+        chunk::decode(chunk, &stored, scratch).map_err(damaged)?;
+        Ok(stored)
+    }
+
     fn read_range(&self, part: &Part, offset: u64, into: &mut [u8], threads: usize) -> Result<()> {
         let length = into.len() as u64;
         if offset.checked_add(length).is_none_or(|end| end > part.bytes) {

@@ -28,6 +28,7 @@
 //! - Several processes may use a store at once, and any of them may be killed at any moment.
 
 mod advice;
+mod archive;
 pub mod bounded;
 mod chunk;
 mod collect;
@@ -54,6 +55,7 @@ mod store;
 mod unwritten;
 mod verify;
 
+pub use archive::Progress;
 pub use chunk::{chunk_bytes_for, decode as decode_chunk};
 pub use collect::Collected;
 pub use disk::modified_ns;

@@ -301,7 +301,7 @@ impl Staging {
 
     /// Takes the chunk from the store, if it has it. A file of the wrong length is passed over:
     /// the chunk is then written again and takes its place.
-    fn reuse(&self, chunk: ChunkRef) -> Result<Option<ChunkRef>> {
+    pub(crate) fn reuse(&self, chunk: ChunkRef) -> Result<Option<ChunkRef>> {
         let (Some(kept), Some(staged)) = (self.inner.layout.chunk(&chunk), self.place(&chunk)) else {
             return Ok(None);
         };

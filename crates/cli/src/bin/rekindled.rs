@@ -1,16 +1,18 @@
 //! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled driver-helper`,
-//! `rekindled sandbox-init`, `rekindled criu-relay`, `rekindled criu-trial`.
+//! `rekindled sandbox-init`, `rekindled sandbox-exec`, `rekindled criu-relay`, `rekindled criu-trial`.
 //!
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
+use rekindle_cli::settings::{self, Settings};
 use rekindle_daemon::{CacheLimits, Daemon, Places, PoolSize, parse_bytes};
 use rekindle_device::Platform;
 use rekindle_nvidia::{NvidiaPlatform, placement};
@@ -21,6 +23,13 @@ use rekindle_nvidia::{NvidiaPlatform, placement};
 struct Arguments {
     #[command(flatten)]
     places: PlaceArguments,
+    /// The file with the settings; /etc/rekindle/rekindled.toml, or for others than root
+    /// ~/.config/rekindle/rekindled.toml, if that is there.
+    #[arg(long, value_name = "FILE", env = settings::VARIABLE)]
+    config: Option<PathBuf>,
+    /// Say which settings there are and where they come from, or what is wrong with the file, and start nothing.
+    #[arg(long)]
+    check_config: bool,
     /// Leave the terminal once the socket answers; the log then goes to a file in the state directory.
     #[arg(long)]
     background: bool,
@@ -99,15 +108,30 @@ fn main() -> ExitCode {
             return fail(&rekindle_sandbox::trial::trial_main().to_string());
         }
         Some("gpus") => return gpus(),
-        Some(rekindle_sandbox::INIT_ARGUMENT) => {
+        Some(word @ (rekindle_sandbox::INIT_ARGUMENT | rekindle_sandbox::EXEC_ARGUMENT)) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());
             match setup {
-                Some(setup) => rekindle_sandbox::init_main(setup),
-                None => return fail("sandbox-init takes the number of a descriptor; the daemon runs this"),
+                Some(setup) if word == rekindle_sandbox::INIT_ARGUMENT => rekindle_sandbox::init_main(setup),
+                Some(setup) => rekindle_sandbox::exec_main(setup),
+                None => {
+                    return fail(&format!("{word} takes the number of a descriptor; the daemon runs this"));
+                }
             }
         }
         _ => {}
     }
+    // Twice: what says where the file is, and then with what the file says in place of variables.
+    let first = Arguments::parse();
+    let settings = match Settings::load(first.config.as_deref()) {
+        Ok(settings) => settings,
+        Err(error) => return fail(&error.to_string()),
+    };
+    if first.check_config {
+        println!("{}", settings.shown());
+        return ExitCode::SUCCESS;
+    }
+    // SAFETY: nothing has started a thread yet.
+    unsafe { settings.into_environment() };
     match serve(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),

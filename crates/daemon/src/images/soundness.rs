@@ -1,12 +1,17 @@
 //! Whether CRIU can bring an image's CPU half back: looked at when the image is made, before it is restored, and when it
 //! is verified.
 
+use std::path::Path;
+
 use rekindle_sandbox::pages;
 use rekindle_sandbox::soundness::faults;
 use rekindle_store::{Draft, Image, PartKind};
 
 use crate::error::{Error, Result};
 use crate::images::cpu_images;
+
+/// Where an image has CRIU's images.
+const CPU_DIRECTORY: &str = "cpu";
 
 /// Checks a draft that has all of CRIU's images, while its program is there.
 pub fn check_draft(draft: &Draft) -> Result<()> {
@@ -37,5 +42,14 @@ pub fn faults_of(image: &Image) -> Vec<String> {
         Some(images) => faults(&images, directory_of(PartKind::CpuPages).as_deref()),
         // All of it is in a container's archive.
         None => Vec::new(),
+    }
+}
+
+/// As [`faults_of`], of the directory of an image that is to be.
+pub fn faults_in(directory: &Path) -> Vec<String> {
+    let images = directory.join(CPU_DIRECTORY);
+    match images.is_dir() {
+        true => faults(&images, Some(&directory.join(pages::DIRECTORY))),
+        false => Vec::new(),
     }
 }

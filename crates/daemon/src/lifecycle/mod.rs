@@ -1,4 +1,5 @@
-//! How sandboxes begin and are ended.
+//! How sandboxes begin and are ended, and what is done in them meanwhile.
 
+pub mod exec;
 pub mod kill;
 pub mod run;

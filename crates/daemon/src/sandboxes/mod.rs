@@ -10,11 +10,12 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::{Sandbox as Shown, State};
+use rekindle_protocol::daemon::{Happened, Sandbox as Shown, State};
 use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox as CpuHalf, Spec};
 
 use crate::caches::{Caches, Mapped};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::host::limits::Group;
 use crate::host::lock;
 use crate::host::places::Places;
@@ -28,6 +29,7 @@ use crate::sleep;
 use crate::workers::Worker;
 
 pub mod admission;
+mod log_lines;
 pub mod logs;
 pub mod members;
 pub mod names;
@@ -138,8 +140,10 @@ impl Sandbox {
     /// Changes the record, on disk too, and wakes all who wait for a change.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.lock();
+        let before = (record.state, record.problem.clone());
         change(&mut record);
         self.changed.notify_all();
+        tell_of(&record, &before);
         record.save(&self.records)
     }
 
@@ -435,6 +439,24 @@ impl Sandbox {
 
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells those who listen what has changed.
+fn tell_of(record: &Record, before: &(State, Option<String>)) {
+    let of = |happened: &mut Happened| happened.sandbox = Some(record.name.clone());
+    if record.state != before.0 {
+        events::tell("state", |happened| {
+            of(happened);
+            happened.state = Some(record.state);
+            happened.exit_code = record.exit_code;
+        });
+    }
+    if record.problem != before.1 && record.problem.is_some() {
+        events::tell("problem", |happened| {
+            of(happened);
+            happened.problem = record.problem.clone();
+        });
     }
 }
 

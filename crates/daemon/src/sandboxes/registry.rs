@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::events;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
 use crate::sandboxes::record::state_word;
@@ -92,7 +93,7 @@ impl Registry {
         if state.is_live() {
             return Err(Error::StillRuns { name: name.to_string(), state: state_word(state).to_string() });
         }
-        Ok(sandboxes.remove(name).map_or(0, |sandbox| sandbox.forget()))
+        Ok(sandboxes.remove(name).map_or(0, |sandbox| forget(name, &sandbox)))
     }
 
     /// Forgets all that have ended; their names, and the room that their logs took.
@@ -102,7 +103,7 @@ impl Registry {
             .lock()
             .extract_if(|_, sandbox| !sandbox.is_live())
             .map(|(name, sandbox)| {
-                freed += sandbox.forget();
+                freed += forget(&name, &sandbox);
                 name
             })
             .collect();
@@ -115,6 +116,12 @@ impl Registry {
     }
 }
 
+/// Forgets a sandbox whose name is free from now on; the room that its logs took.
+fn forget(name: &str, sandbox: &Sandbox) -> u64 {
+    events::tell("removed", |happened| happened.sandbox = Some(name.to_string()));
+    sandbox.forget()
+}
+
 fn trim(sandboxes: &mut HashMap<String, Arc<Sandbox>>) {
     if sandboxes.values().filter(|sandbox| !sandbox.is_live()).count() <= ENDED_KEPT {
         return;
@@ -124,7 +131,7 @@ fn trim(sandboxes: &mut HashMap<String, Arc<Sandbox>>) {
     ended.sort_by(|a, b| b.ended.cmp(&a.ended));
     for record in &ended[ENDED_KEPT..] {
         if let Some(sandbox) = sandboxes.remove(&record.name) {
-            sandbox.forget();
+            forget(&record.name, &sandbox);
         }
     }
 }

@@ -1,5 +1,9 @@
 //! Images as the command line has them: shown, verified, removed.
 
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,12 +14,15 @@ use serde_json::{Value, json};
 use crate::caches::Caches;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::images::driver_half::DriverHalf;
 use crate::images::metadata::ImageMetadata;
 use crate::images::soundness;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 
+/// How much of an archive is read and written at once.
+const PIECE: usize = 1 << 20;
 /// How long an image that is to be removed may still be in use.
 const IN_USE_LIMIT: Duration = Duration::from_millis(250);
 
@@ -102,6 +109,35 @@ pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
     }))
 }
 
+/// Writes an image as one file.
+pub fn export(store: &Store, name: &str, to: OwnedFd, reply: &Reply<'_>) -> Result<Value> {
+    let mut to = File::from(to);
+    store.export(name, BufWriter::with_capacity(PIECE, &mut to), &|done, total| {
+        reply.progress("export", done, total);
+    })?;
+    // A pipe has nothing to be synced.
+    let is_file = to.metadata().is_ok_and(|found| found.is_file());
+    if is_file {
+        to.sync_data().map_err(|source| Error::system("write the archive", source))?;
+    }
+    Ok(json!({ "name": name }))
+}
+
+/// Takes in an image that is one file.
+pub fn import(daemon: &Daemon, from: OwnedFd, name: Option<&str>, reply: &Reply<'_>) -> Result<Value> {
+    let from = BufReader::with_capacity(PIECE, File::from(from));
+    let progress = |done, total| reply.progress("import", done, total);
+    let check = |directory: &Path| soundness::faults_in(directory).into_iter().next();
+    let image = daemon.store.import(from, name, &check, &progress)?;
+    Ok(json!({ "name": image.manifest().name }))
+}
+
+/// Gives an image another name.
+pub fn tag(store: &Store, name: &str, other: &str) -> Result<Value> {
+    store.tag(name, other)?;
+    Ok(json!({ "name": other }))
+}
+
 /// Removes images, all that can be, and then the chunks that no other image needs.
 pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
     let (store, pool) = (&daemon.store, &daemon.pool);
@@ -121,6 +157,7 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;
                 pool.caches.forget(&path);
+                events::tell_of_image("image-removed", name);
             }
             Err(error) => failures.push(Error::from(error)),
         }

@@ -12,17 +12,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Call, Event, Request};
-use rekindle_protocol::frame::{self, Limits};
+use rekindle_protocol::frame::{self, FrameError, Limits};
+use rekindle_sandbox::Work;
 use serde_json::{Value, json};
 
 use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::frameworks::App;
 use crate::host::doctor;
 use crate::host::places::Places;
-use crate::lifecycle::kill;
 use crate::lifecycle::run::{self, RunRequest};
+use crate::lifecycle::{exec, kill};
 use crate::recovery::{self, Recovery};
 use crate::reply::Reply;
 use crate::restore::{load_order, unwritten};
@@ -86,8 +88,8 @@ pub fn serve(daemon: &Arc<Daemon>, listener: &UnixListener) -> Result<()> {
 }
 
 fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -> Result<()> {
-    // One for a program's standard input.
-    let limits = Limits { descriptors: 1, time: Some(REQUEST_LIMIT), ..Limits::default() };
+    // One for a program's standard input, or three for a command's input and output.
+    let limits = Limits { descriptors: 3, time: Some(REQUEST_LIMIT), ..Limits::default() };
     let received = frame::receive_within(stream, &limits);
     drop(asking);
     let (call, descriptors): (Call, _) = match received {
@@ -101,9 +103,7 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -
     let reply = Reply::new(stream);
     let is_for_us = check_places(daemon, &call);
     let last = is_for_us.is_ok() && matches!(call.request, Request::Shutdown);
-    let answered = is_for_us
-        .and_then(|()| input(descriptors))
-        .and_then(|input| answer(daemon, call.request, input, &reply));
+    let answered = is_for_us.and_then(|()| answer_with(daemon, call.request, descriptors, &reply));
     let event = match answered {
         Ok(value) => Event::Done { value },
         Err(error) => {
@@ -149,12 +149,66 @@ fn check_places(daemon: &Daemon, call: &Call) -> Result<()> {
 
 /// What came with a request to be a program's standard input: a pipe, which CRIU can take with what is in it.
 fn input(descriptors: Vec<OwnedFd>) -> Result<Option<OwnedFd>> {
+    let found = descriptors.len();
+    if found > 1 {
+        return Err(FrameError::TooManyDescriptors { found, most: 1 }.into());
+    }
     let Some(input) = descriptors.into_iter().next() else { return Ok(None) };
     let kind = nix::sys::stat::fstat(&input).map(|found| found.st_mode & libc::S_IFMT);
     match kind {
         Ok(libc::S_IFIFO) => Ok(Some(input)),
         _ => Err(Error::system("take a program's standard input", std::io::Error::other("it is no pipe"))),
     }
+}
+
+/// Tells of an image that was made, by the field of the answer that has its name.
+fn made(answer: Value) -> Value {
+    let name = answer["image"].as_str().or(answer["name"].as_str());
+    events::tell_of_image("image-made", name.unwrap_or_default());
+    answer
+}
+
+fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
+    let mut all = descriptors.into_iter();
+    all.next().filter(|_| all.len() == 0).ok_or(Error::Descriptors { expected: 1 })
+}
+
+/// Answers what comes with descriptors, and what does not.
+fn answer_with(
+    daemon: &Arc<Daemon>,
+    request: Request,
+    descriptors: Vec<OwnedFd>,
+    reply: &Reply<'_>,
+) -> Result<Value> {
+    let (name, work) = match request {
+        Request::Exec { name, command, environment, directory } => {
+            let own = |(name, value): (String, String)| (name.into(), value.into());
+            let work = Work::Command {
+                args: command.into_iter().map(Into::into).collect(),
+                env: environment.into_iter().map(own).collect(),
+                cwd: directory.map(Into::into),
+            };
+            let sandbox = daemon.sandboxes.get(&name)?;
+            let code = exec::exec(daemon, &sandbox, work, descriptors, reply)?;
+            return Ok(json!({ "name": name, "exit_code": code }));
+        }
+        Request::Export { image } => {
+            return images::export(&daemon.store, &image, one(descriptors)?, reply);
+        }
+        Request::Import { name } => {
+            let _making = name.as_ref().map(|name| daemon.making.take(name)).transpose()?;
+            return Ok(made(images::import(daemon, one(descriptors)?, name.as_deref(), reply)?));
+        }
+        Request::Tag { image, other } => {
+            let _making = daemon.making.take(&other)?;
+            return Ok(made(images::tag(&daemon.store, &image, &other)?));
+        }
+        Request::CopyOut { name, path } => (name, Work::Pack(path.into())),
+        Request::CopyIn { name, path } => (name, Work::Unpack(path.into())),
+        request => return answer(daemon, request, input(descriptors)?, reply),
+    };
+    exec::copy(daemon, &*daemon.sandboxes.get(&name)?, work, descriptors, reply)?;
+    Ok(json!({ "name": name }))
 }
 
 /// The answer's fields are documented in `docs/commands.md`.
@@ -259,7 +313,7 @@ fn answer(
                 environment,
                 limit,
             };
-            json!(checkpoint::framework::make(daemon, request, reply)?)
+            made(json!(checkpoint::framework::make(daemon, request, reply)?))
         }
         Request::Wait { name } => json!(wait(sandbox(&name)?, reply)),
         Request::List => {
@@ -267,8 +321,9 @@ fn answer(
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
-        Request::Logs { name, follow, own } => {
-            logs::show(&sandbox(&name)?, follow, own, reply)?;
+        Request::Logs { name, follow, own, since_us, tail, lines } => {
+            let request = logs::LogRequest { follow, own, since_us, tail, lines };
+            logs::show(&sandbox(&name)?, &request, reply)?;
             json!({ "name": name })
         }
         Request::Kill { names, signal, grace_ms } => {
@@ -279,21 +334,21 @@ fn answer(
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let request =
                 checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &request, reply)?)
+            made(json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &request, reply)?))
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let request =
                 checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(checkpoint::checkpoint_pid(daemon, pid, mode, &request, reply)?)
+            made(json!(checkpoint::checkpoint_pid(daemon, pid, mode, &request, reply)?))
         }
         Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
             let _making = daemon.making.take(&to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
             let request =
                 checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
-            json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?)
+            made(json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?))
         }
         Request::Restore { image, name, gpu, gpu_map, order, record, verify, network, publish, limits } => {
             let request = restore::RestoreRequest {
@@ -319,6 +374,10 @@ fn answer(
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
+        Request::Events => {
+            events::show(reply)?;
+            json!({})
+        }
         Request::Trace { name } => {
             let sandbox = sandbox(&name)?;
             json!({ "name": name, "traces": traces::read(&sandbox.traces) })
@@ -332,6 +391,13 @@ fn answer(
         Request::Doctor => json!(doctor::examine(&daemon.places, &daemon.program)),
         Request::Version => json!({ "version": env!("CARGO_PKG_VERSION") }),
         Request::Shutdown => json!({}),
+        // Answered above.
+        Request::Exec { .. }
+        | Request::CopyOut { .. }
+        | Request::CopyIn { .. }
+        | Request::Export { .. }
+        | Request::Import { .. }
+        | Request::Tag { .. } => Value::Null,
     })
 }
 

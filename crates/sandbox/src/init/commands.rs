@@ -20,11 +20,11 @@ use nix::unistd::Pid;
 use super::findings::Cache;
 use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
-use super::program::open_log;
+use super::program::{open_index, open_log};
 use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
 use crate::conversation::Service;
-use crate::log::Log;
+use crate::log_index::Indexed;
 use crate::message::{Command, Exit, Reply};
 use crate::outputs::Output;
 use crate::wire::Channel;
@@ -39,7 +39,7 @@ struct Init<'a> {
     program: Option<Pid>,
     /// What the program writes to outside of its tree, which goes to the log.
     outputs: Vec<Output>,
-    log: Log,
+    log: Indexed,
     /// CRIU that has brought the program back and may not have ended.
     criu: Option<Service>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
@@ -76,7 +76,7 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         channels: vec![first],
         program: None,
         outputs: Vec::new(),
-        log: Log::new(places.log_max),
+        log: Indexed::new(places.log_max),
         criu: None,
         cache,
     })
@@ -140,13 +140,14 @@ impl Init<'_> {
         if self.outputs.is_empty() {
             return;
         }
-        let (log, opened) = (&mut self.log, open_log());
+        let (log, opened, index) = (&mut self.log, open_log(), open_index());
         // A log that takes no more must not stop the program.
-        let mut take = |bytes: &[u8]| match &opened {
-            Ok(file) => log.append(file, bytes),
-            Err(error) => log.lose(bytes.len(), error),
-        };
-        self.outputs.retain(|output| output.drain(&mut take));
+        self.outputs.retain(|output| {
+            output.drain(|bytes: &[u8]| match &opened {
+                Ok(file) => log.append(file, index.as_ref(), output.stream, bytes),
+                Err(error) => log.lose(bytes.len(), error),
+            })
+        });
     }
 
     fn accept(&mut self) {
@@ -182,8 +183,8 @@ impl Init<'_> {
                 (Reply::Flushed, false)
             }
             (Command::Start(program), None) => match program::start(&program, descriptors.first()) {
-                Ok((program, output)) => {
-                    self.outputs.push(output);
+                Ok((program, outputs)) => {
+                    self.outputs.extend(outputs);
                     (self.run(program), false)
                 }
                 Err(why) => (Reply::NotStarted(why), false),

@@ -18,6 +18,7 @@ use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::attributes::Attributes;
 use crate::conversation::{Course, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
+use crate::log_index::Stream;
 use crate::lost_names::{self, LostNames};
 use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
@@ -135,7 +136,9 @@ pub fn restore(restore: &Restore, mut sockets: Vec<OwnedFd>, channel: &Channel) 
     }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for key in &restore.outputs {
-        let made = Output::make(key).map_err(|error| Failed::Criu(format!("replacing {key}: {error}")))?;
+        let stream = if restore.errors.contains(key) { Stream::Stderr } else { Stream::Stdout };
+        let made =
+            Output::make(key, stream).map_err(|error| Failed::Criu(format!("replacing {key}: {error}")))?;
         inherit.push((key.clone(), made.1.as_raw_fd()));
         ours.push(made.0);
         theirs.push(made.1);

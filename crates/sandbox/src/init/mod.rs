@@ -8,7 +8,7 @@ mod findings;
 mod freeze;
 mod mounts;
 mod outer;
-mod program;
+pub(crate) mod program;
 mod reap;
 
 use std::os::fd::RawFd;

@@ -19,11 +19,14 @@ use super::findings::{Cache, FINDINGS_NAME};
 pub const RUN_PATH: &str = "/run/rekindle";
 /// Where the program's output goes, as the program sees it.
 pub const LOG_PATH: &str = "/run/rekindle/log";
+/// Where the log's index lies, which the program has no use for.
+pub const INDEX_PATH: &str = "/run/rekindle/log.index";
 
 /// What the outer process has opened on the host for init.
 pub struct Places<'a> {
     pub run: BorrowedFd<'a>,
     pub log: Option<BorrowedFd<'a>>,
+    pub index: Option<BorrowedFd<'a>>,
     pub cache: Option<&'a Cache>,
     pub pages: Option<BorrowedFd<'a>>,
     /// The most bytes of the log that are kept.
@@ -44,11 +47,12 @@ pub fn set_up(places: &Places<'_>) -> Result<(), String> {
         cache.map_or(Ok(()), Cache::copy_in).map_err(|error| format!("copying CRIU's findings: {error}"))?;
     }
     bind(places.run, RUN_PATH.as_ref()).map_err(|error| format!("mounting {RUN_PATH}: {error}"))?;
-    if let Some(log) = places.log {
-        let target = OpenOptions::new().append(true).create(true).mode(0o600).open(LOG_PATH);
+    for (file, path) in [(places.log, LOG_PATH), (places.index, INDEX_PATH)] {
+        let Some(file) = file else { continue };
+        let target = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
         target
-            .and_then(|_| bind(log, LOG_PATH.as_ref()))
-            .map_err(|error| format!("mounting {LOG_PATH}: {error}"))?;
+            .and_then(|_| bind(file, path.as_ref()))
+            .map_err(|error| format!("mounting {path}: {error}"))?;
     }
     if let Some(pages) = places.pages {
         let target = Path::new(RUN_PATH).join(DIRECTORY);

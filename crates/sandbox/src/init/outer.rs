@@ -16,6 +16,7 @@ use nix::unistd::{ForkResult, Pid, fork, setsid};
 use super::findings::Cache;
 use super::mounts::Places;
 use super::{INIT_LOG, commands};
+use crate::log_index;
 use crate::message::{Reply, Setup};
 use crate::wire::Channel;
 
@@ -112,6 +113,8 @@ fn start(setup: &Setup, control: &Channel, network: Option<OwnedFd>) -> Result<P
     let pages = setup.pages.as_ref().map(|path| directory(path.as_ref(), "page files' directory"));
     let pages = pages.transpose()?;
     let log = setup.log.as_ref().map(|path| append(path.into(), "log")).transpose()?;
+    let index = setup.log.as_ref().map(|path| append(log_index::beside(path.as_ref()), "log's index"));
+    let index = index.transpose()?;
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("starting init: {error}"))? {
         ForkResult::Parent { child } => Ok(child),
@@ -120,6 +123,7 @@ fn start(setup: &Setup, control: &Channel, network: Option<OwnedFd>) -> Result<P
             let places = Places {
                 run: run.as_fd(),
                 log: log.as_ref().map(File::as_fd),
+                index: index.as_ref().map(File::as_fd),
                 cache: cache.as_ref(),
                 pages: pages.as_ref().map(File::as_fd),
                 log_max: setup.log_max,

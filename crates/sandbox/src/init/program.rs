@@ -1,4 +1,4 @@
-//! Starting the program: a session leader with a high pid, its output in a pipe that init empties into the log.
+//! Starting the program: a session leader with a high pid, its outputs in pipes that init empties into the log.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,8 @@ use nix::unistd::{
     AccessFlags, ForkResult, Gid, Pid, Uid, access, execve, fork, setgroups, setresgid, setresuid, setsid,
 };
 
-use super::mounts::LOG_PATH;
+use super::mounts::{INDEX_PATH, LOG_PATH};
+use crate::log_index::Stream;
 use crate::message::{NotStarted, Program, User};
 use crate::outputs::Output;
 use crate::withheld::withhold;
@@ -35,8 +36,13 @@ pub fn open_log() -> io::Result<File> {
     OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(LOG_PATH)
 }
 
-/// The program, and our end of its output.
-pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, Output), NotStarted> {
+/// What says when it was written, and from which output; none where that cannot be.
+pub fn open_index() -> Option<File> {
+    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(INDEX_PATH).ok()
+}
+
+/// The program, and our ends of its outputs.
+pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, [Output; 2]), NotStarted> {
     let name = program.args.first().ok_or("its command is empty".to_owned())?;
     check_directory(Path::new(&program.cwd))?;
     let path = find(name, &program.env, Path::new(&program.cwd))?;
@@ -47,14 +53,16 @@ pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, Output)
     let args = program.args.iter().map(|arg| text(arg.as_bytes())).collect::<Result<Vec<_>, _>>()?;
     let env = program.env.iter().map(|(key, value)| text(&[key.as_bytes(), b"=", value.as_bytes()].concat()));
     let env = env.collect::<Result<Vec<_>, _>>()?;
-    let (output, written) =
-        Output::make("pipe").map_err(|error| format!("making a pipe for its output: {error}"))?;
+    let make = |stream| {
+        Output::make("pipe", stream).map_err(|error| format!("making a pipe for its output: {error}"))
+    };
+    let (stdout, stderr) = (make(Stream::Stdout)?, make(Stream::Stderr)?);
     let (mut failed, told) = io::pipe().map_err(|error| format!("making a pipe: {error}"))?;
     set_last_pid(FIRST_PID - 1).map_err(|error| format!("choosing its pid: {error}"))?;
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let why = become_program(&path, &args, &env, program, input, &written);
+            let why = become_program(&path, &args, &env, program, input, [&stdout.1, &stderr.1]);
             // Nobody else can be told.
             let _ = serde_json::to_writer(&told, &why);
             // SAFETY: _exit ends this process and returns to nothing.
@@ -65,7 +73,7 @@ pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, Output)
             let mut why = String::new();
             failed.read_to_string(&mut why).map_err(|error| format!("waiting for it: {error}"))?;
             match serde_json::from_str(&why) {
-                _ if why.is_empty() => Ok((child, output)),
+                _ if why.is_empty() => Ok((child, [stdout.0, stderr.0])),
                 Ok(why) => Err(why),
                 Err(_) => Err(why.into()),
             }
@@ -80,7 +88,7 @@ fn become_program(
     env: &[CString],
     program: &Program,
     input: Option<&OwnedFd>,
-    output: &OwnedFd,
+    outputs: [&OwnedFd; 2],
 ) -> NotStarted {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
@@ -90,7 +98,7 @@ fn become_program(
         // Opened here: CRIU cannot name a file of the mount namespace that init came from.
         let null = File::open("/dev/null").map_err(|error| format!("opening /dev/null: {error}"))?;
         let input = input.map_or(null.as_raw_fd(), AsRawFd::as_raw_fd);
-        for (fd, to) in [(input, 0), (output.as_raw_fd(), 1), (output.as_raw_fd(), 2)] {
+        for (fd, to) in [(input, 0), (outputs[0].as_raw_fd(), 1), (outputs[1].as_raw_fd(), 2)] {
             // SAFETY: dup2 on descriptors that this process holds.
             if unsafe { libc::dup2(fd, to) } < 0 {
                 return Err(format!("opening descriptor {to}: {}", io::Error::last_os_error()));
@@ -98,10 +106,7 @@ fn become_program(
         }
         let cwd = &program.cwd;
         nix::unistd::chdir(&**cwd).map_err(|error| format!("its directory {}: {error}", cwd.display()))?;
-        for signal in 1..=64 {
-            // SAFETY: resetting a disposition touches no memory; those that cannot be reset refuse.
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
+        reset_signals();
         let none = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)
             .map_err(|error| format!("signals: {error}"))?;
@@ -140,7 +145,15 @@ fn become_user(user: &User, program: &Program) -> Result<(), String> {
     }
 }
 
-fn check_directory(cwd: &Path) -> Result<(), NotStarted> {
+/// As every program expects them.
+pub fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: resetting a disposition touches no memory; those that cannot be reset refuse.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+pub fn check_directory(cwd: &Path) -> Result<(), NotStarted> {
     let found = fs::metadata(cwd);
     let why = match found {
         Ok(found) if found.is_dir() => return Ok(()),
@@ -151,7 +164,7 @@ fn check_directory(cwd: &Path) -> Result<(), NotStarted> {
     Err(format!("its working directory {} {why}; start it from one that is there", cwd.display()).into())
 }
 
-fn not_executed(path: &Path, error: io::Error) -> NotStarted {
+pub fn not_executed(path: &Path, error: io::Error) -> NotStarted {
     let path = path.display();
     match error.raw_os_error() {
         Some(libc::ENOENT) => not_found(format!(
@@ -173,7 +186,7 @@ fn not_executable(cause: String) -> NotStarted {
 }
 
 /// The file of a program: itself if it has a slash, else the first of this name in `PATH` that can be executed.
-fn find(name: &OsStr, env: &[(OsString, OsString)], cwd: &Path) -> Result<PathBuf, NotStarted> {
+pub fn find(name: &OsStr, env: &[(OsString, OsString)], cwd: &Path) -> Result<PathBuf, NotStarted> {
     if name.as_bytes().contains(&b'/') {
         return check_program(cwd.join(name)).map(|_| name.into());
     }

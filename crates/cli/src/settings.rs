@@ -1,0 +1,251 @@
+//! The settings of a daemon as a file: `rekindled.toml`.
+//!
+//! Each setting is also a variable, which wins over the file; an option of the command line wins over both. The table below
+//! is all that there is to know of them.
+
+use std::env;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use rekindle_daemon::parse_bytes;
+use toml::{Table, Value};
+
+use crate::error::{Error, Result};
+
+/// Names the file.
+pub const VARIABLE: &str = "REKINDLE_CONFIG";
+
+/// What a setting may be.
+enum Kind {
+    /// A path that begins at the root.
+    Place,
+    Number,
+    /// A number of bytes, or a text with K, M, G or T after it.
+    Bytes,
+    Text,
+    Words(&'static [&'static str]),
+    /// A truth whose variable is set to this word if it is true, and to nothing else.
+    True(&'static str),
+    /// One whose variable is set to this word if it is false.
+    False(&'static str),
+}
+
+struct Setting {
+    /// With its section before a dot, if it has one.
+    name: &'static str,
+    variable: &'static str,
+    kind: Kind,
+}
+
+const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Setting {
+    Setting { name, variable, kind }
+}
+
+const SETTINGS: [Setting; 23] = [
+    setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
+    setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
+    setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
+    setting("log", "REKINDLE_LOG", Kind::Text),
+    setting("log-max", "REKINDLE_LOG_MAX", Kind::Bytes),
+    setting("pool.workers", "REKINDLE_POOL", Kind::Number),
+    setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
+    setting("pool.images", "REKINDLE_POOL_IMAGES", Kind::Number),
+    setting("pool.modules", "REKINDLE_POOL_MODULES", Kind::Bytes),
+    setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
+    setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),
+    setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
+    setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
+    setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
+    setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
+    setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
+    setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),
+    setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
+    setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Place),
+    setting("driver.huge-pages", "REKINDLE_DRIVER_HUGE_PAGES", Kind::False("off")),
+    setting("driver.peers", "REKINDLE_DRIVER_PEERS", Kind::True("allow")),
+    setting("criu.directory", "REKINDLE_CRIU_DIR", Kind::Place),
+    setting("criu.plugins", "REKINDLE_CRIU_PLUGINS", Kind::Place),
+];
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub struct Settings {
+    file: Option<PathBuf>,
+    /// By the names of their variables.
+    values: Vec<(&'static str, String)>,
+}
+
+impl Settings {
+    /// Those of the file that is named, else of the usual one if it is there.
+    pub fn load(named: Option<&Path>) -> Result<Settings> {
+        let file = match named.map(Path::to_path_buf).or_else(|| env::var_os(VARIABLE).map(PathBuf::from)) {
+            Some(file) => file,
+            None => match usual().filter(|file| file.exists()) {
+                Some(file) => file,
+                None => return Ok(Settings::default()),
+            },
+        };
+        let read = std::fs::read_to_string(&file);
+        let text = read.map_err(|source| Error::File { action: "read", path: file.clone(), source })?;
+        let values = parse(&text).map_err(|reason| Error::Settings { file: file.clone(), reason })?;
+        Ok(Settings { file: Some(file), values })
+    }
+
+    /// A place that the file names, unless a variable or an option does.
+    pub fn place(&self, given: Option<PathBuf>, variable: &str) -> Option<PathBuf> {
+        given.or_else(|| self.value(variable).map(PathBuf::from))
+    }
+
+    fn value(&self, variable: &str) -> Option<&str> {
+        self.values.iter().find(|(name, _)| *name == variable).map(|(_, value)| value.as_str())
+    }
+
+    /// Sets the variables that are not set.
+    ///
+    /// # Safety
+    /// No other thread may run.
+    pub unsafe fn into_environment(self) {
+        for (variable, value) in self.values {
+            if env::var_os(variable).is_none() {
+                // SAFETY: the caller's promise.
+                unsafe { env::set_var(variable, value) };
+            }
+        }
+    }
+
+    /// Every setting on a line, with where it comes from.
+    pub fn shown(&self) -> String {
+        let file =
+            self.file.as_ref().map_or("there is no file".to_string(), |file| file.display().to_string());
+        let mut text = format!("# {file}\n");
+        for setting in &SETTINGS {
+            let (value, from) = match (env::var(setting.variable), self.value(setting.variable)) {
+                (Ok(value), _) => (value, format!("the variable {}", setting.variable)),
+                (_, Some(value)) => (value.to_string(), "the file".to_string()),
+                _ => continue,
+            };
+            let _ = writeln!(text, "{} = {value:?} # from {from}", setting.name);
+        }
+        text.trim_end().to_string()
+    }
+}
+
+fn usual() -> Option<PathBuf> {
+    if nix::unistd::Uid::effective().is_root() {
+        return Some(PathBuf::from("/etc/rekindle/rekindled.toml"));
+    }
+    let configuration = env::var_os("XDG_CONFIG_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let configuration = configuration.or_else(|| Some(env::home_dir()?.join(".config")));
+    Some(configuration?.join("rekindle/rekindled.toml"))
+}
+
+/// Variables with what they are to be; why not, in a sentence.
+fn parse(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        // Of its drawing of the place nothing fits into a sentence.
+        let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let line = line.map(|line| format!(" in line {line}")).unwrap_or_default();
+        format!("it is no TOML: {}{line}", error.message())
+    })?;
+    let mut all = Vec::new();
+    for (name, value) in &table {
+        match value {
+            Value::Table(section) => {
+                all.extend(section.iter().map(|(inner, value)| (format!("{name}.{inner}"), value)));
+            }
+            value => all.push((name.clone(), value)),
+        }
+    }
+    let mut values = Vec::new();
+    for (name, value) in all {
+        let Some(setting) = SETTINGS.iter().find(|setting| setting.name == name) else {
+            let known: Vec<_> = SETTINGS.iter().map(|setting| setting.name).collect();
+            return Err(format!("there is no setting {name:?}; there are {}", known.join(", ")));
+        };
+        let wrong = |expected: &str| format!("{name} is {value}, expected {expected}");
+        if let Some(text) = setting.kind.text(value).map_err(|expected| wrong(&expected))? {
+            values.push((setting.variable, text));
+        }
+    }
+    Ok(values)
+}
+
+impl Kind {
+    /// What the variable is to be, if anything; else what was expected.
+    fn text(&self, value: &Value) -> std::result::Result<Option<String>, String> {
+        let (text, number) = (value.as_str(), value.as_integer().filter(|number| *number >= 0));
+        let found = match self {
+            Kind::Place => text.filter(|text| text.starts_with('/')).map(str::to_string),
+            Kind::Text => text.map(str::to_string),
+            Kind::Number => number.map(|number| number.to_string()),
+            Kind::Bytes => match text {
+                Some(text) => parse_bytes(text).is_ok().then(|| text.to_string()),
+                None => number.map(|number| number.to_string()),
+            },
+            Kind::Words(words) => text.filter(|text| words.contains(text)).map(str::to_string),
+            Kind::True(word) | Kind::False(word) => {
+                let is_said = matches!(self, Kind::True(_));
+                let value = value.as_bool().ok_or("true or false")?;
+                return Ok((value == is_said).then(|| word.to_string()));
+            }
+        };
+        found.map(Some).ok_or_else(|| match self {
+            Kind::Place => "a path in quotes that begins with /".to_string(),
+            Kind::Text => "a text in quotes".to_string(),
+            Kind::Number => "a number that is not negative".to_string(),
+            Kind::Bytes => "a number of bytes, or one in quotes with K, M, G or T after it".to_string(),
+            Kind::Words(words) => format!("one of {words:?}"),
+            Kind::True(_) | Kind::False(_) => "true or false".to_string(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_become_variables() {
+        let text = "state = '/var/lib/rekindle'\nlog-max = \"1G\"\n[pool]\nworkers = 2\nmodules = 65536\n\
+                    [cache]\nshare = false\n[checkpoint]\nprove = true\n[driver]\nhuge-pages = true\npeers = false\n";
+        let mut values = parse(text).unwrap();
+        values.sort();
+        let expected = [
+            ("REKINDLE_GPU_SHARE", "off"),
+            ("REKINDLE_LOG_MAX", "1G"),
+            ("REKINDLE_POOL", "2"),
+            ("REKINDLE_POOL_MODULES", "65536"),
+            ("REKINDLE_PROVE", "on"),
+            ("REKINDLE_STATE", "/var/lib/rekindle"),
+        ];
+        assert_eq!(values, expected.map(|(name, value)| (name, value.to_string())));
+        assert_eq!(parse("").unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_a_sentence() {
+        for (text, expected) in [
+            ("stat = '/x'", "no setting \"stat\"; there are socket, state"),
+            ("[pool]\nworker = 1", "no setting \"pool.worker\""),
+            ("[pool]\nworkers = -1", "pool.workers is -1, expected a number"),
+            ("[pool]\nworkers = '1'", "expected a number"),
+            ("state = 'relative'", "begins with /"),
+            ("log-max = '1X'", "K, M, G or T"),
+            ("[restore]\norder = 'random'", "profile"),
+            ("[checkpoint]\nprove = 'on'", "true or false"),
+            ("log = 'info'\nlog = 'debug'", "in line 2"),
+            ("[pool", "it is no TOML"),
+        ] {
+            let said = parse(text).unwrap_err();
+            assert!(said.contains(expected) && !said.contains('\n'), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn names_and_variables_stand_once() {
+        for (at, one) in SETTINGS.iter().enumerate() {
+            let later = &SETTINGS[at + 1..];
+            assert!(later.iter().all(|other| other.name != one.name && other.variable != one.variable));
+        }
+    }
+}

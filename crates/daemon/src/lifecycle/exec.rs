@@ -1,0 +1,99 @@
+//! A command, or a copy of files, beside a sandbox's program.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rekindle_protocol::daemon::PassOn;
+use rekindle_protocol::frame::FrameError;
+use rekindle_sandbox::{EXEC_ARGUMENT, Ended, Guest, Work};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::reply::Reply;
+use crate::sandboxes::Sandbox;
+
+/// Runs a command to its end; its code. It ends if the user goes.
+pub fn exec(
+    daemon: &Daemon,
+    sandbox: &Sandbox,
+    work: Work,
+    stdio: Vec<OwnedFd>,
+    reply: &Reply<'_>,
+) -> Result<i32> {
+    let stdio: [OwnedFd; 3] = stdio.try_into().map_err(|_| Error::Descriptors { expected: 3 })?;
+    match attend(daemon, sandbox, work, stdio, reply)? {
+        Ended::Code(code) => Ok(code),
+        Ended::Failed(why) => Err(Error::Exec { name: sandbox.name(), why }),
+    }
+}
+
+/// Copies an archive out to where the descriptor goes, or in from there.
+pub fn copy(
+    daemon: &Daemon,
+    sandbox: &Sandbox,
+    work: Work,
+    pipe: Vec<OwnedFd>,
+    reply: &Reply<'_>,
+) -> Result<()> {
+    let [pipe]: [OwnedFd; 1] = pipe.try_into().map_err(|_| Error::Descriptors { expected: 1 })?;
+    let null = || -> Result<OwnedFd> {
+        let opened = File::options().read(true).write(true).open("/dev/null");
+        opened.map(OwnedFd::from).map_err(|source| Error::system("open /dev/null", source))
+    };
+    let stdio = match work {
+        Work::Unpack(_) => [pipe, null()?, null()?],
+        _ => [null()?, pipe, null()?],
+    };
+    match attend(daemon, sandbox, work, stdio, reply)? {
+        Ended::Code(0) => Ok(()),
+        Ended::Code(code) => {
+            Err(Error::Copy { name: sandbox.name(), reason: format!("it ended with code {code}") })
+        }
+        Ended::Failed(why) => Err(Error::Copy { name: sandbox.name(), reason: why.cause }),
+    }
+}
+
+/// Begins a guest, and passes on to it what the user sends until it has ended.
+fn attend(
+    daemon: &Daemon,
+    sandbox: &Sandbox,
+    work: Work,
+    stdio: [OwnedFd; 3],
+    reply: &Reply<'_>,
+) -> Result<Ended> {
+    let helper: [OsString; 2] = [daemon.program.clone().into_os_string(), EXEC_ARGUMENT.into()];
+    let each = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
+    let guest = sandbox.cpu("entered")?.exec(&helper, work, each)?;
+    // A reader must see the end of what the guest writes.
+    drop(stdio);
+    let goes_on = wait(&guest, reply);
+    if !goes_on {
+        return Err(FrameError::Closed.into());
+    }
+    Ok(guest.wait()?)
+}
+
+/// Whether it has ended by itself, and not because the user has gone.
+fn wait(guest: &Guest, reply: &Reply<'_>) -> bool {
+    while let Some(ending) = guest.ending() {
+        let watched = [Some(ending), reply.connection()].into_iter().flatten();
+        let mut polled: Vec<_> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // One that was interrupted is made again.
+        if poll(&mut polled, PollTimeout::NONE).is_err() {
+            continue;
+        }
+        let is_ready = |at: usize| polled.get(at).and_then(PollFd::any).unwrap_or(false);
+        if is_ready(0) {
+            return true;
+        }
+        if is_ready(1) {
+            match reply.hear::<PassOn>() {
+                Ok(PassOn { signal }) => guest.signal(signal),
+                Err(_) => return false,
+            }
+        }
+    }
+    true
+}
