@@ -4,19 +4,28 @@
 //! each worker's end. Everything that must outlive the daemon belongs to another process (init, worker) or lies on
 //! disk (record, store), so that it may be killed at any moment; [`Daemon::open`] says what the next one does.
 //!
+//! Each folder uses those above it in this table, or in its own row, and no other (`scripts/layers` checks that):
+//!
 //! | what | folder |
 //! | --- | --- |
+//! | what goes wrong, faults on purpose | `error`, `fault` |
+//! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
-//! | GPU workers, and those that wait for sandboxes | `workers`, `pool` |
+//! | who is told of what happens | `events` |
+//! | GPU workers | `workers` |
 //! | contents of images in memory | `caches` |
-//! | what the daemon puts into images, and whether it is sound | `images` |
-//! | sandboxes, their records, admission sockets and logs | `sandboxes` |
-//! | what is done with them | `lifecycle`, `sleep`, `checkpoint`, `restore` |
-//! | programs that are brought back after a failure | `recovery` |
-//! | networks of sandboxes' own, and ports that lead there | `network` |
+//! | workers that wait for sandboxes | `pool` |
+//! | what the daemon puts into images, and whether it can be used here | `images` |
+//! | sandboxes, their records, admission sockets and logs, and networks of their own | `sandboxes`, `network` |
 //! | images that apps start from | `frameworks` |
+//! | what the daemon has | `daemon` |
+//! | giving GPUs back and getting them again | `sleep` |
+//! | how sandboxes begin; images shown and removed | `lifecycle` |
+//! | programs brought back | `restore` |
+//! | images taken | `checkpoint` |
+//! | programs that are brought back after a failure | `recovery` |
 //! | containers, by Podman and containerd | `containers` |
-//! | the command line's requests | `server` |
+//! | the command line's requests, and what an earlier daemon left | `server` |
 
 mod caches;
 mod checkpoint;
@@ -46,8 +55,7 @@ pub use caches::{CacheLimits, parse_bytes};
 pub use daemon::Daemon;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
-pub use host::places::{LOG_MAX, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
-pub use network::PUBLISH_WAIT;
+pub use host::places::{LOG_MAX, PUBLISH_WAIT, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
 pub use sandboxes::registry::ENDED_KEPT;

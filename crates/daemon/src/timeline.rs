@@ -14,6 +14,24 @@ pub const PAGES: &str = "cpu pages";
 pub const GPU: &str = "gpu half";
 pub const PINNED: &str = "pinned memory";
 
+/// The restore's clock.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    pub now: Instant,
+    pub now_us: u64,
+}
+
+impl Clock {
+    /// It shows so much now.
+    pub fn at(now_us: u64) -> Clock {
+        Clock { now: Instant::now(), now_us }
+    }
+
+    pub fn elapsed_us(&self) -> u64 {
+        self.now_us + self.now.elapsed().as_micros() as u64
+    }
+}
+
 /// Phases may be noted from several threads: halves of the work run side by side.
 pub struct Timeline {
     began: Instant,

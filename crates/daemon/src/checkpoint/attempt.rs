@@ -193,7 +193,7 @@ impl<'a> Attempt<'a> {
     fn hold(&self) -> Result<Option<Hold<'a>>> {
         self.reply.progress("gpu", 0, 0);
         let Subject { id, name, cpu, .. } = &self.subject;
-        let hold = driver_half::hold(self.daemon, id, cpu, self.request.gpu_wait, self.timeline)?;
+        let hold = driver_half::hold(&self.daemon.driver, id, cpu, self.request.gpu_wait, self.timeline)?;
         if hold.is_none() && self.amd.is_empty() && self.needs_gpu {
             return Err(Error::NoGpuProcess { name: name.clone() });
         }

@@ -15,8 +15,10 @@ use crate::fault;
 use crate::images::cpu_images;
 use crate::images::cpu_pages;
 use crate::images::driver_half::DriverHalf;
+use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
-use crate::images::{machine, soundness};
+use crate::images::parse_part;
+use crate::images::verify::cpu_half;
 use crate::restore::proof;
 use crate::sandboxes::members;
 use crate::timeline::{CPU, GPU, PINNED};
@@ -95,7 +97,7 @@ impl Attempt<'_> {
                     self.timeline.time("cpu files", take)?;
                 }
             }
-            self.timeline.time("check", || soundness::check_draft(draft))?;
+            self.timeline.time("check", || cpu_half::check_draft(draft))?;
         }
         self.step("before-commit")?;
         if let Some(draft) = slot.take() {
@@ -186,13 +188,6 @@ fn join(save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>) -> Result<Vec<Par
             })
         }),
     }
-}
-
-pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
-    serde_json::from_value(part).map_err(|error| Error::Worker {
-        action,
-        reason: format!("it described a part that is none: {error}"),
-    })
 }
 
 /// Says when it goes that something is done.

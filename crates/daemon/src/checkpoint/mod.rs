@@ -26,7 +26,7 @@ use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
 use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::process::{self, is_alive};
+use crate::host::process;
 use crate::images::driver_half;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
@@ -38,11 +38,10 @@ use crate::sandboxes::names;
 use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
 use crate::timeline::{CPU, Timeline};
-use crate::workers::Worker;
 
 use attempt::{Attempt, Gpu, Subject};
 
-pub use gather::{Done, parse_part};
+pub use gather::Done;
 pub use scratch::Scratch;
 
 /// How long a stopped program's sandbox may take to be gone.
@@ -132,7 +131,7 @@ fn attempt<'a>(
     reply: &'a Reply<'a>,
 ) -> Result<Attempt<'a>> {
     let record = sandbox.record();
-    let gpu = match (serving_worker(sandbox)?, record.mode) {
+    let gpu = match (sandbox.serving_worker()?, record.mode) {
         (Some(worker), _) => Gpu::Worker { sandbox, worker },
         (None, Mode::Sandbox) => Gpu::None,
         (None, Mode::Driver) => Gpu::Driver,
@@ -233,22 +232,4 @@ pub fn checkpoint_pid(
         members.explain(error)
     })?;
     Ok(attempt.report(&taken))
-}
-
-/// The worker of the one process that uses the GPU, if one does.
-pub fn serving_worker(sandbox: &Sandbox) -> Result<Option<Arc<Worker>>> {
-    if let Some(lost) = sandbox.lost_worker() {
-        return Err(Error::WorkerDead { name: sandbox.name(), how: lost.ended().unwrap_or_default() });
-    }
-    let mut serving: Vec<_> =
-        sandbox.live_workers().into_iter().filter(|worker| is_alive(worker.client())).collect();
-    if serving.len() > 1 {
-        let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
-        return Err(Error::ManyGpuProcesses {
-            name: sandbox.name(),
-            count: serving.len(),
-            pids: pids.join(", "),
-        });
-    }
-    Ok(serving.pop())
 }

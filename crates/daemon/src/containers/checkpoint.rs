@@ -15,14 +15,16 @@ use super::containerd::Containerd;
 use super::dump::{Dump, Dumped};
 use super::engine::Container;
 use super::podman::Podman;
-use super::{ARCHIVE, ContainerMetadata, bring_back, kind, proof, report};
+use super::{ARCHIVE, bring_back, kind, proof, report};
 use crate::checkpoint::{CheckpointRequest, Scratch};
 use crate::daemon::Daemon;
 use crate::error::Result;
 use crate::fault;
 use crate::images::driver_half::{self, DriverHalf};
+use crate::images::machine;
+use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
-use crate::images::{machine, soundness};
+use crate::images::verify::cpu_half;
 use crate::reply::Reply;
 use crate::sandboxes::members;
 use crate::timeline::{CPU, GPU, Timeline};
@@ -71,14 +73,12 @@ pub fn by_podman(
     });
     let (hold, half) = held.into_inner().unwrap_or_else(PoisonError::into_inner).unzip();
     let Dumped { exported, stopped, memory } = dumped?;
-    let metadata = ContainerMetadata {
-        memory_beside: true,
-        ..ContainerMetadata::new(Podman::NAME, container, exported)
-    };
+    let metadata =
+        ContainerMetadata { memory_beside: true, ..super::described(Podman::NAME, container, exported) };
     let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
     let seal = || {
         timeline.time("cpu files", || memory.take(&draft))?;
-        timeline.time("check", || soundness::check_draft(&draft))?;
+        timeline.time("check", || cpu_half::check_draft(&draft))?;
         seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)
     };
     let prove = |image| proof::wished(daemon, container, image, request, &timeline, reply);
@@ -126,7 +126,7 @@ pub fn by_containerd(
     reply.progress("dump", 0, 0);
     let export = || engine.export(container, &archive, request.leave_running);
     let exported = timeline.lane(CPU).time("dump", export)?;
-    let metadata = ContainerMetadata::new(Containerd::NAME, container, exported);
+    let metadata = super::described(Containerd::NAME, container, exported);
     let processes = half.as_ref().map_or(0, |half| half.pids.len());
     let seal = || seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline);
     if request.leave_running {

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use rekindle_sandbox::Criu;
 use serde_json::Value;
 
+use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run};
-use super::{ContainerMetadata, archive};
 use crate::error::{Error, Result};
+use crate::images::metadata::ContainerMetadata;
 
 /// What a runtime says that finds no CRIU.
 const NO_CRIU: &str = "\"criu\": executable file not found";

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rekindle_protocol::client::RUN_DIRECTORY;
 use rekindle_protocol::daemon::{Mode, State};
 use rekindle_sandbox::{Exit, RUN_PATH};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::cdi;
@@ -17,6 +16,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::process::is_alive;
 use crate::host::{client_library, gpu};
+use crate::images::metadata::DeviceMetadata;
 use crate::lifecycle::run::create;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::admission::AdmissionSocket;
@@ -25,15 +25,6 @@ use crate::sleep::wake;
 
 /// What all these devices are called.
 const KIND: &str = "rekindle.dev/gpu";
-
-/// What an image keeps of the device that its container had.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DeviceMetadata {
-    pub name: String,
-    pub id: String,
-    /// Where its run directory was, which the container's description names.
-    pub run_directory: PathBuf,
-}
 
 /// The full name of a device.
 pub fn full_name(name: &str) -> String {
@@ -65,8 +56,9 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Sandbox
             Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
         create(daemon, record, None)
     })?;
-    if let Err(error) =
-        AdmissionSocket::open(&sandbox).and_then(|()| describe(&sandbox)).and_then(|()| sandbox.is_up())
+    if let Err(error) = AdmissionSocket::open(&sandbox, wake::knocked)
+        .and_then(|()| describe(&sandbox))
+        .and_then(|()| sandbox.is_up())
     {
         remove(daemon, &sandbox);
         return Err(error);
@@ -90,7 +82,7 @@ pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         client_library::copy_into(&sandbox.run_directory, &library)?;
         sandbox.claim()?;
     }
-    AdmissionSocket::open(sandbox)?;
+    AdmissionSocket::open(sandbox, wake::knocked)?;
     sandbox.reconnect_workers();
     if sandbox.record().state == State::Restoring {
         sandbox.live_workers().iter().for_each(|worker| sandbox.end_worker(worker));

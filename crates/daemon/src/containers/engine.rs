@@ -5,10 +5,10 @@ use std::process::{Command, Output, Stdio};
 
 use rekindle_sandbox::Criu;
 
-use super::ContainerMetadata;
 use super::containerd::Containerd;
 use super::podman::Podman;
 use crate::error::{Error, Result};
+use crate::images::metadata::ContainerMetadata;
 
 /// A container as its engine describes it.
 #[derive(Clone, Debug, PartialEq)]

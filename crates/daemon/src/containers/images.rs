@@ -15,14 +15,17 @@ use rekindle_sandbox::process::{innermost_pid, namespace, tree};
 use rekindle_sandbox::{Asked, Course, Images, aside, pages};
 use rekindle_store::{Image, PartKind};
 
+use super::archive_of;
 use super::dump::relay;
 use super::engine::Engine;
 use super::podman::{Manner, Podman};
-use super::{ContainerMetadata, archive_of};
 use crate::checkpoint::Scratch;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::images::{cpu_images, page_check, soundness};
+use crate::images::cpu_images;
+use crate::images::metadata::ContainerMetadata;
+use crate::images::verify::cpu_half;
+use crate::images::verify::page_files;
 use crate::timeline::{CPU, PAGES, Timeline};
 
 /// Images that lie beside an archive; what CRIU acts on is checked.
@@ -41,7 +44,7 @@ impl<'a> DetachedImages<'a> {
             return Ok(None);
         }
         let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
-        soundness::check(image, threads())?;
+        cpu_half::check(image, threads())?;
         let directory = cpu_images::check(image, threads())?;
         let names = pages::named(&directory).map_err(refused)?;
         let mut page_files = None;
@@ -70,7 +73,7 @@ impl<'a> DetachedImages<'a> {
         // The other half of the processors has CRIU's work, and the GPU half's.
         let threads = threads().div_ceil(2);
         cpu_images::check_contents(self.image, threads)?;
-        page_check::check_whole(self.image, threads)
+        page_files::check_whole(self.image, threads)
     }
 
     /// Which of these processes maps a page file still; none should once the driver has read them.

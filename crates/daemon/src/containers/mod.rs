@@ -28,13 +28,12 @@ use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_sandbox::process::{pid_map, tree};
 use rekindle_sandbox::{ending, refuse_headless};
 use rekindle_store::{Image, PartKind};
-use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::CheckpointRequest;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::driver_half::{self, DriverHalf};
-use crate::images::metadata::ImageMetadata;
+use crate::images::metadata::{ContainerMetadata, ImageMetadata};
 use crate::images::{cpu_pages, preflight};
 use crate::reply::Reply;
 use crate::sandboxes::members::Members;
@@ -50,48 +49,18 @@ use podman::{Manner, Podman};
 /// The part's name.
 const ARCHIVE: &str = "archive.tar";
 
-/// What an image keeps of a container.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ContainerMetadata {
-    /// Who runs it.
-    pub engine: String,
-    /// The OCI runtime that has written the archive, and alone understands it.
-    pub runtime: String,
-    /// What it was called.
-    pub name: String,
-    /// The engine's own division of names, where it has such.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-    /// What the archive calls itself, where its engine asks for that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reference: Option<String>,
-    /// Its devices by their names in the container device interface.
-    #[serde(default)]
-    pub devices: Vec<String>,
-    /// Of the machine, what is mounted in it.
-    #[serde(default)]
-    pub mounts: Vec<PathBuf>,
-    /// Whether memory and CRIU's images are parts beside the archive, in place of being in it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub memory_beside: bool,
-    /// The GPU of Rekindle's that it had.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<device::DeviceMetadata>,
-}
-
-impl ContainerMetadata {
-    fn new(engine: &str, container: &Container, exported: Exported) -> ContainerMetadata {
-        ContainerMetadata {
-            engine: engine.to_string(),
-            runtime: container.runtime.clone(),
-            name: container.name.clone(),
-            namespace: container.namespace.clone(),
-            reference: exported.reference,
-            devices: exported.devices,
-            mounts: exported.mounts,
-            memory_beside: false,
-            device: None,
-        }
+/// What is known of a container that was exported.
+fn described(engine: &str, container: &Container, exported: Exported) -> ContainerMetadata {
+    ContainerMetadata {
+        engine: engine.to_string(),
+        runtime: container.runtime.clone(),
+        name: container.name.clone(),
+        namespace: container.namespace.clone(),
+        reference: exported.reference,
+        devices: exported.devices,
+        mounts: exported.mounts,
+        memory_beside: false,
+        device: None,
     }
 }
 
@@ -233,7 +202,7 @@ pub fn restore(
     }
     preflight::check_machine(&daemon.places, image, metadata)?;
     check_surroundings(of).map_err(refused)?;
-    let pairs = driver_half::check(daemon, image, metadata, request.gpu_map)?;
+    let pairs = driver_half::check(&daemon.driver, || daemon.criu(), image, metadata, request.gpu_map)?;
     archive_of(image)?;
     if engine.find(name)?.iter().any(|found| found.namespace == of.namespace) {
         return Err(Error::ContainerExists { name: name.to_string() });

@@ -8,10 +8,10 @@ use rekindle_sandbox::Criu;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ContainerMetadata;
 use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run, search_path};
 use crate::error::{Error, Result};
+use crate::images::metadata::ContainerMetadata;
 
 /// What Podman calls a runtime that was built without CRIU, or knows no CRIU.
 const NO_SUPPORT: &str = "does not support checkpoint";

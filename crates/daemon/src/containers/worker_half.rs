@@ -29,24 +29,26 @@ use super::dump::{Dump, Dumped};
 use super::engine::{Container, Engine};
 use super::images::{DetachedImages, Import, find};
 use super::podman::{Manner, Podman};
-use super::{ARCHIVE, ContainerMetadata, device, kind, proof};
-use crate::checkpoint::{CheckpointRequest, Done, Scratch, parse_part, serving_worker};
+use super::{ARCHIVE, device, kind, proof};
+use crate::checkpoint::{CheckpointRequest, Done, Scratch};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::client_library;
 use crate::host::gpu;
 use crate::images::machine;
+use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
-use crate::images::soundness;
+use crate::images::parse_part;
+use crate::images::verify::cpu_half;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
-use crate::restore::loading::{self, Clock, PendingLoad};
+use crate::restore::loading::{self, PendingLoad};
 use crate::restore::replacement::RecoveryState;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::members;
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sleep::wake;
-use crate::timeline::{CPU, GPU, PINNED, Timeline};
+use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
 use crate::workers::Worker;
 use crate::{fault, restore};
 
@@ -66,7 +68,7 @@ pub fn checkpoint(
         return Err(Error::RestoredContainer { name: container.name.clone() });
     }
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let worker = serving_worker(sandbox)?;
+    let worker = sandbox.serving_worker()?;
     let draft = Mutex::new(daemon.store.begin(request.to)?);
     fault::point("checkpoint-begun")?;
     let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
@@ -94,10 +96,8 @@ pub fn checkpoint(
     let dumped = both(&dump, worker.as_deref(), &saved, &draft, &archive)?;
     let draft = draft.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Dumped { exported, stopped, memory } = dumped;
-    let mut of = ContainerMetadata {
-        memory_beside: true,
-        ..ContainerMetadata::new(Podman::NAME, container, exported)
-    };
+    let mut of =
+        ContainerMetadata { memory_beside: true, ..super::described(Podman::NAME, container, exported) };
     let device = device::keep(sandbox);
     // They come with the device.
     of.devices.retain(|name| !device::is_one(name));
@@ -115,7 +115,7 @@ pub fn checkpoint(
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
     timeline.time("cpu files", || memory.take(&draft))?;
-    timeline.time("check", || soundness::check_draft(&draft))?;
+    timeline.time("check", || cpu_half::check_draft(&draft))?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
     let library = sandbox.run_directory.join(client_library::LINKS).join(LIBRARY);
     draft.put_file(kind(), LIBRARY, &library)?;

@@ -20,7 +20,6 @@ use rekindle_protocol::daemon::Level;
 
 use crate::error::{Error, Result};
 use crate::host::own_name;
-use crate::network::PUBLISH_WAIT;
 
 /// Environment variables that set the places; options of the commands win over them.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_SOCKET";
@@ -29,6 +28,8 @@ pub const RUNS_VARIABLE: &str = "REKINDLE_RUN_ROOT";
 
 /// How much of a log is kept unless something else is asked for.
 pub const LOG_MAX: u64 = 64 << 20;
+/// How long who comes to a port waits for the program, unless something else is asked for.
+pub const PUBLISH_WAIT: Duration = Duration::from_secs(60);
 
 /// The longest path of a Unix socket, its closing zero left out.
 const LONGEST_SOCKET: usize = 107;

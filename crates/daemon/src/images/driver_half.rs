@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use rekindle_driver::{Gpu, Hold, UuidPair, candidates, is_here, plan};
+use rekindle_driver::{Gpu, Helper, Hold, UuidPair, candidates, is_here, plan};
 use rekindle_protocol::worker::Phase;
 use rekindle_sandbox::pages::Wanted;
 use rekindle_sandbox::{Cpu, Criu, Sandbox as CpuHalf, amd};
 use rekindle_store::{GpuKind, Image, Mode, PartKind};
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
 use crate::timeline::{GPU, Timeline};
@@ -31,7 +30,7 @@ pub fn is_used(pids: impl IntoIterator<Item = i32>) -> bool {
 
 /// Takes the GPU halves of all processes that have one; none where none has.
 pub fn hold<'a>(
-    daemon: &'a Daemon,
+    driver: &'a Helper,
     id: &str,
     cpu: &Cpu<'_>,
     wait: Duration,
@@ -39,7 +38,7 @@ pub fn hold<'a>(
 ) -> Result<Option<Hold<'a>>> {
     let Some(root) = cpu.root_pid().filter(|_| is_used(cpu.pids().into_values())) else { return Ok(None) };
     let start_us = timeline.elapsed_us();
-    let hold = daemon.driver.hold(id, root, wait)?;
+    let hold = driver.hold(id, root, wait)?;
     timeline.lane(GPU).merge(start_us, hold.held.phases.clone());
     if hold.held.pids.is_empty() {
         hold.forget();
@@ -107,7 +106,7 @@ impl DriverHalf {
     /// Brings the GPU half of a program that CRIU has restored back onto GPUs.
     pub fn bring_back(
         &self,
-        daemon: &Daemon,
+        driver: &Helper,
         id: &str,
         cpu: &CpuHalf,
         pairs: &[UuidPair],
@@ -120,15 +119,16 @@ impl DriverHalf {
         let pids = self.pids.iter().map(|pid| cpu.host_pid(*pid).ok_or_else(|| missing(pid)));
         let pids = pids.collect::<Result<Vec<_>>>()?;
         let start_us = timeline.elapsed_us();
-        let phases = daemon.driver.restore(id, pids, pairs.to_vec())?;
+        let phases = driver.restore(id, pids, pairs.to_vec())?;
         timeline.lane(GPU).merge(start_us, phases);
         Ok(())
     }
 }
 
 /// Checks that an image's GPU half is all there and can come back here, before anything is touched.
-pub fn check(
-    daemon: &Daemon,
+pub fn check<'a>(
+    driver: &Helper,
+    criu: impl FnOnce() -> Result<&'a Criu>,
     image: &Image,
     metadata: &ImageMetadata,
     given: &[String],
@@ -141,7 +141,7 @@ pub fn check(
                 "it was taken on an AMD GPU and there is none; use such a machine".to_string(),
             ));
         }
-        amd_criu(daemon.criu()?, || format!("the image {:?} has an AMD GPU half", image.manifest().name))?;
+        amd_criu(criu()?, || format!("the image {:?} has an AMD GPU half", image.manifest().name))?;
     }
     let Some(half) = &metadata.driver else {
         if driver_mode && !image.manifest().gpus.is_empty() {
@@ -166,6 +166,6 @@ pub fn check(
             }
         }
     }
-    let present = daemon.driver.gpus().map_err(|error| refused(error.to_string()))?;
+    let present = driver.gpus().map_err(|error| refused(error.to_string()))?;
     plan(&half.gpus, &present, given).map_err(|reasons| refused(reasons.join("; ")))
 }

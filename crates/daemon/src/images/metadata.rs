@@ -1,5 +1,7 @@
 //! What an image keeps for the daemon, beside what the manifest says in its own fields: `extra.sandbox`.
 
+use std::path::PathBuf;
+
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::network::{Network, Port};
@@ -7,7 +9,6 @@ use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
 use serde::{Deserialize, Serialize};
 
-use crate::containers::ContainerMetadata;
 use crate::error::{Error, Result};
 use crate::images::driver_half::DriverHalf;
 
@@ -75,4 +76,42 @@ impl ImageMetadata {
         }
         Ok(metadata)
     }
+}
+
+/// What an image keeps of a container.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContainerMetadata {
+    /// Who runs it.
+    pub engine: String,
+    /// The OCI runtime that has written the archive, and alone understands it.
+    pub runtime: String,
+    /// What it was called.
+    pub name: String,
+    /// The engine's own division of names, where it has such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// What the archive calls itself, where its engine asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// Its devices by their names in the container device interface.
+    #[serde(default)]
+    pub devices: Vec<String>,
+    /// Of the machine, what is mounted in it.
+    #[serde(default)]
+    pub mounts: Vec<PathBuf>,
+    /// Whether memory and CRIU's images are parts beside the archive, in place of being in it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_beside: bool,
+    /// The GPU of Rekindle's that it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceMetadata>,
+}
+
+/// What an image keeps of the device that its container had.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceMetadata {
+    pub name: String,
+    pub id: String,
+    /// Where its run directory was, which the container's description names.
+    pub run_directory: PathBuf,
 }

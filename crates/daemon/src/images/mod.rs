@@ -7,7 +7,34 @@ pub mod driver_half;
 pub mod machine;
 pub mod metadata;
 pub mod page_cache;
-pub mod page_check;
 pub mod preflight;
 pub mod shared_pages;
-pub mod soundness;
+pub mod verify;
+
+use std::time::{Duration, Instant};
+
+use rekindle_store::{Part, Store};
+
+use crate::error::{Error, Result};
+
+/// A part of an image, as the worker that wrote it describes it.
+pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
+    serde_json::from_value(part).map_err(|error| Error::Worker {
+        action,
+        reason: format!("it described a part that is none: {error}"),
+    })
+}
+
+/// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
+/// it has become another program, an image's lock too.
+pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_store::Result<()> {
+    let began = Instant::now();
+    loop {
+        match store.remove(name) {
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < limit => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}

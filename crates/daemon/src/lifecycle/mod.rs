@@ -1,5 +1,5 @@
-//! How sandboxes begin and are ended, and what is done in them meanwhile.
+//! How sandboxes begin, what is done in them, and how images are shown, verified and removed.
 
 pub mod exec;
-pub mod kill;
+pub mod images;
 pub mod run;

@@ -13,11 +13,12 @@ use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::{client_library, gpu};
-use crate::recovery::Recovery;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
+use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sandboxes::{logs, names};
+use crate::sleep::wake;
 use crate::{fault, frameworks, network};
 
 /// What the user asks for.
@@ -149,7 +150,7 @@ fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String,
 }
 
 fn start_gpu_half(sandbox: &Arc<Sandbox>) -> Result<()> {
-    AdmissionSocket::open(sandbox)?;
+    AdmissionSocket::open(sandbox, wake::knocked)?;
     let worker = sandbox.start_worker(None)?;
     // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
     if sandbox.record().gpu.starts_with("emulated:") {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
-pub use publisher::{Lease, PUBLISH_WAIT, Publisher};
+pub use publisher::{Lease, Publisher};
 
 /// A sandbox's network, if it has one of its own, and the ports that lead there.
 #[derive(Default)]

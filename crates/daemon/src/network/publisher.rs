@@ -17,9 +17,6 @@ use tokio::sync::watch;
 use crate::error::{Error, Result};
 use crate::network::carrier::{Carrier, Serving, Target};
 
-/// How long who comes to a port waits for the program, unless something else is asked for.
-pub const PUBLISH_WAIT: Duration = Duration::from_secs(60);
-
 /// An address of the machine's, or all, and a port there.
 type Key = (Option<IpAddr>, u16);
 

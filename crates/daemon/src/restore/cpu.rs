@@ -23,7 +23,8 @@ use rekindle_sandbox::{
 use super::{Attempt, available_threads, join};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::images::{cpu_images, cpu_pages, driver_half, page_check};
+use crate::images::verify::page_files;
+use crate::images::{cpu_images, cpu_pages, driver_half};
 use crate::sandboxes::members::Members;
 use crate::timeline::{CPU, PAGES, SANDBOX};
 
@@ -190,7 +191,7 @@ impl Attempt<'_> {
     fn link_pages(&self) -> Result<()> {
         self.timeline.lane(CPU).time("link pages", || {
             cpu_pages::link(self.image, &self.sandbox.pages)?;
-            let mapped = page_check::open(self.image, &self.sandbox.pages)?;
+            let mapped = page_files::open(self.image, &self.sandbox.pages)?;
             *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = mapped;
             Ok(())
         })

@@ -8,7 +8,6 @@ use rekindle_protocol::worker::{Recording, Request, Response};
 use rekindle_store::{Image, LoadOrder as Known};
 use serde_json::{Value, json};
 
-use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
@@ -72,7 +71,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     sandbox.cpu("profiled")?;
     let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
     let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
-    let worker = checkpoint::serving_worker(sandbox)?.ok_or_else(|| unknown("it does not use a GPU"))?;
+    let worker = sandbox.serving_worker()?.ok_or_else(|| unknown("it does not use a GPU"))?;
     let action = "tell which buffers were used first";
     let parts = match worker.ask(action, &Request::Uses, &[], None)? {
         Response::Uses { names } => names,

@@ -5,7 +5,7 @@
 //! ([`replacement`](crate::restore::replacement)).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_protocol::worker::{Phase, Request, Response};
 use rekindle_store::Image;
@@ -17,15 +17,12 @@ use crate::restore::replacement::{self, RecoveryState};
 use crate::restore::unwritten;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
-use crate::timeline::GPU;
+use crate::sandboxes::workers::FIRST_WORK;
+use crate::timeline::{Clock, GPU};
 use crate::workers::Worker;
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
-
-/// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
-/// worker lets others wait, and the program most likely has its first answer to give.
-const FIRST_WORK: Duration = Duration::from_millis(150);
 
 /// What a worker is asked about.
 const LOAD: &str = "load GPU memory";
@@ -41,24 +38,6 @@ pub struct PendingLoad {
     pub lease: CacheLease,
     /// What another worker needs to go on in its place.
     pub recovery: RecoveryState,
-}
-
-/// The restore's clock.
-#[derive(Clone, Copy)]
-pub struct Clock {
-    pub now: Instant,
-    pub now_us: u64,
-}
-
-impl Clock {
-    /// It shows so much now.
-    pub fn at(now_us: u64) -> Clock {
-        Clock { now: Instant::now(), now_us }
-    }
-
-    pub fn elapsed_us(&self) -> u64 {
-        self.now_us + self.now.elapsed().as_micros() as u64
-    }
 }
 
 /// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
@@ -108,15 +87,6 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
         if sandbox.caches().shares() && unwritten::follow(&sandbox, &worker, &path, shares) {
             sandbox.look_again(&path);
         }
-    });
-}
-
-/// Has the next worker of the pool made ready once a program that just got its memory has had time for an answer.
-pub fn fill_pool_later(sandbox: &Arc<Sandbox>) {
-    let sandbox = sandbox.clone();
-    std::thread::spawn(move || {
-        std::thread::sleep(FIRST_WORK);
-        sandbox.fill_pool();
     });
 }
 

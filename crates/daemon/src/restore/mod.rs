@@ -31,27 +31,31 @@ use crate::error::{Error, Result};
 use crate::frameworks::App;
 use crate::host::gpu;
 use crate::images::metadata::ImageMetadata;
-use crate::images::page_check::{First, Mapped};
-use crate::images::{driver_half, machine, page_check, preflight, soundness};
+use crate::images::verify;
+use crate::images::verify::cpu_half;
+use crate::images::verify::page_files::{First, Mapped};
+use crate::images::{driver_half, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
 use crate::pool::ImageKey;
-use crate::recovery::Recovery;
 use crate::reply::Reply;
-use crate::restore::loading::{Clock, PendingLoad};
+use crate::restore::loading::PendingLoad;
 use crate::restore::replacement::RecoveryState;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
 use crate::sandboxes::record::Record;
+use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::traces::Tracing;
-use crate::timeline::{CPU, GPU, PINNED, Timeline};
+use crate::sleep::wake;
+use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
 use crate::workers::Worker;
-use crate::{containers, fault, frameworks, network};
+use crate::{fault, frameworks, network};
 
 mod cpu;
 pub mod load_order;
 pub mod loading;
+pub mod mapped;
 pub mod proof;
 pub mod replacement;
 mod shared_files;
@@ -112,22 +116,39 @@ pub struct GpuHalf {
     pub journal: OwnedFd,
 }
 
-/// Returns when the program runs.
-pub fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Report> {
+/// An image that is to be restored, and when that began.
+pub struct Opened {
+    pub image: Image,
+    pub metadata: ImageMetadata,
+    timeline: Timeline,
+    tracing: Tracing,
+    damaged_advice: Vec<String>,
+}
+
+/// Opens the image, and reads all of it if that is asked for.
+pub fn open(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Opened> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Restore, request.image));
     reply.progress("check", 0, 0);
     let image = daemon.store.image(request.image)?;
     if request.verify {
-        timeline.time("verify", || page_check::verify(&daemon.store, &image, reply))?;
+        timeline.time("verify", || verify::whole(&daemon.store, &image, reply))?;
     }
     let damaged_advice = image.damaged_advice();
     let metadata = ImageMetadata::read(&image)?;
     if request.app.is_some() && !metadata.framework {
         return Err(Error::NoFramework { image: request.image.to_string() });
     }
-    if let Some(of) = &metadata.container {
-        return containers::restore(daemon, &image, &metadata, of, request, reply);
-    }
+    Ok(Opened { image, metadata, timeline, tracing, damaged_advice })
+}
+
+/// Returns when the program runs.
+pub fn restore(
+    daemon: &Daemon,
+    opened: Opened,
+    request: &RestoreRequest<'_>,
+    reply: &Reply<'_>,
+) -> Result<Report> {
+    let Opened { image, metadata, timeline, tracing, damaged_advice } = opened;
     let place = network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?;
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
@@ -137,9 +158,9 @@ pub fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>)
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
         preflight::check_machine(&daemon.places, &image, &metadata)?;
-        driver_half::check(daemon, &image, &metadata, request.gpu_map)
+        driver_half::check(&daemon.driver, || daemon.criu(), &image, &metadata, request.gpu_map)
     })?;
-    timeline.time("check", || soundness::check(&image, available_threads()))?;
+    timeline.time("check", || cpu_half::check(&image, available_threads()))?;
     fault::point("restore-checked")?;
     reply.progress("restore", 0, 0);
     let mut tries = 0;
@@ -185,7 +206,7 @@ pub fn restore(daemon: &Daemon, request: &RestoreRequest<'_>, reply: &Reply<'_>)
     let clock = Clock::at(timeline.elapsed_us());
     let pid = pending.as_ref().map_or(0, |pending| pending.recovery.pid);
     let first = First { runs: image.first_pages().unwrap_or_default().runs, pid };
-    page_check::follow(&sandbox, mapped, first, Some(clock));
+    mapped::follow(&sandbox, mapped, first, Some(clock));
     loading::follow(&sandbox, &image, pending, clock);
     log::info!("image {:?} runs as sandbox {:?}", image.manifest().name, sandbox.name());
     let total_us = timeline.elapsed_us();
@@ -255,7 +276,7 @@ impl Attempt<'_> {
         if self.sandbox.record().mode == Mode::Driver {
             return self.bring_back_by_driver().map(|()| None);
         }
-        AdmissionSocket::open(self.sandbox)?;
+        AdmissionSocket::open(self.sandbox, wake::knocked)?;
         let key = self.metadata.client.as_ref().map(|_| ImageKey::of(self.image));
         let worker =
             self.timeline.time("take a worker", || self.sandbox.take_worker(key.as_ref(), or_alike))?;
@@ -316,7 +337,7 @@ impl Attempt<'_> {
     fn attach_driver(&self) -> Result<()> {
         let Some(half) = &self.metadata.driver else { return Ok(()) };
         let cpu = self.sandbox.cpu("brought back")?;
-        half.bring_back(self.daemon, &self.sandbox.id, cpu, self.pairs, self.timeline)
+        half.bring_back(&self.daemon.driver, &self.sandbox.id, cpu, self.pairs, self.timeline)
     }
 
     /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also returns the worker's

@@ -24,6 +24,7 @@ use crate::lifecycle::run::{create, give_back};
 use crate::reply::Reply;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
+use crate::sleep::wake;
 use crate::timeline::Timeline;
 use crate::{fault, frameworks};
 
@@ -148,7 +149,7 @@ impl Attempt<'_> {
             frameworks::open(&self.sandbox.run_directory)?;
         }
         let Some(client) = &self.metadata.client else { return prove_cpu(&[]).map(|()| None) };
-        AdmissionSocket::open(self.sandbox)?;
+        AdmissionSocket::open(self.sandbox, wake::knocked)?;
         self.make_files(client)?;
         let (client_end, _worker_end) =
             UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;

@@ -19,9 +19,9 @@ use rekindle_store::Image;
 use crate::error::{Error, Result};
 use crate::images::preflight;
 use crate::pool::ImageKey;
-use crate::restore::loading::{Clock, on_clock, wait};
+use crate::restore::loading::{on_clock, wait};
 use crate::sandboxes::Sandbox;
-use crate::timeline::GPU;
+use crate::timeline::{Clock, GPU};
 use crate::workers::Worker;
 
 /// What a worker leaves behind that dies.

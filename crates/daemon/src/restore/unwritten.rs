@@ -13,7 +13,6 @@ use rekindle_protocol::worker::{Request, Response};
 use rekindle_store::Image;
 use serde_json::{Value, json};
 
-use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
@@ -83,7 +82,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
 
 fn serving(sandbox: &Sandbox) -> Result<Arc<Worker>> {
     sandbox.cpu("profiled")?;
-    checkpoint::serving_worker(sandbox)?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
+    sandbox.serving_worker()?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
 }
 
 fn unknown(sandbox: &Sandbox, reason: &str) -> Error {

@@ -27,7 +27,6 @@ use rekindle_sandbox::{Network, RUN_PATH, process};
 use crate::connection_limit::ConnectionLimit;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
-use crate::sleep::wake;
 use crate::workers::Worker;
 
 /// How many processes may be connected at once; others wait before it.
@@ -41,6 +40,9 @@ const PARTING: Duration = Duration::from_secs(2);
 /// How long a connection may take in all; a worker may have to be started.
 const VISIT: Duration = Duration::from_secs(30);
 
+/// Has the GPU half of a program that asks for it woken; why that failed before, if it did.
+pub type Wake = fn(&Arc<Sandbox>) -> Option<String>;
+
 pub struct AdmissionSocket {
     listener: UnixListener,
     closed: Arc<AtomicBool>,
@@ -50,7 +52,7 @@ pub struct AdmissionSocket {
 
 impl AdmissionSocket {
     /// Opens the socket of a sandbox and answers there until it is closed.
-    pub fn open(sandbox: &Arc<Sandbox>) -> Result<()> {
+    pub fn open(sandbox: &Arc<Sandbox>, wake: Wake) -> Result<()> {
         let path = sandbox.run_directory.join(ADMISSION_SOCKET);
         let failed = |source: io::Error| Error::io("listen on", &path, source);
         match fs::remove_file(&path) {
@@ -66,7 +68,7 @@ impl AdmissionSocket {
         let (closed, visits, keeper) =
             (admission.closed.clone(), admission.visits.clone(), Arc::downgrade(sandbox));
         sandbox.set_admission(admission);
-        std::thread::spawn(move || keep(&listener, &keeper, &closed, &visits));
+        std::thread::spawn(move || keep(&listener, &keeper, &closed, &visits, wake));
         Ok(())
     }
 
@@ -93,6 +95,7 @@ fn keep(
     sandbox: &Weak<Sandbox>,
     closed: &AtomicBool,
     visits: &Arc<ConnectionLimit>,
+    wake: Wake,
 ) {
     let answering = Arc::new(Mutex::new(()));
     loop {
@@ -110,7 +113,7 @@ fn keep(
         let visit = visits.enter();
         let answering = answering.clone();
         let begun = std::thread::Builder::new().spawn(move || {
-            if let Err(error) = receive_visitor(&sandbox, &stream, &answering) {
+            if let Err(error) = receive_visitor(&sandbox, &stream, &answering, wake) {
                 log::debug!(
                     "sandbox {:?}: a process that asked for a GPU was not answered: {error}",
                     sandbox.name()
@@ -135,7 +138,12 @@ fn wait_for_parting(mut stream: &UnixStream) {
     {}
 }
 
-fn receive_visitor(sandbox: &Arc<Sandbox>, stream: &UnixStream, answering: &Mutex<()>) -> Result<()> {
+fn receive_visitor(
+    sandbox: &Arc<Sandbox>,
+    stream: &UnixStream,
+    answering: &Mutex<()>,
+    wake: Wake,
+) -> Result<()> {
     let within = |time| Limits { bytes: LONGEST_ADMISSION, descriptors: 0, time: Some(time) };
     let refuse = |why: String| Ok(frame::send(stream, &Admission::Refused(why), &[])?);
     match frame::receive_within(stream, &within(KNOCK))? {
@@ -156,7 +164,7 @@ fn receive_visitor(sandbox: &Arc<Sandbox>, stream: &UnixStream, answering: &Mute
     }
     let answered = answering.lock().unwrap_or_else(PoisonError::into_inner);
     if sandbox.live_workers().iter().any(|worker| worker.client() == peer) {
-        let problem = wake::knocked(sandbox);
+        let problem = wake(sandbox);
         return Ok(frame::send(stream, &Admission::Waking { problem }, &[])?);
     }
     let (worker, client_end) = match admit(sandbox, peer) {

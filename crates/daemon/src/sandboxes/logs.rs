@@ -11,7 +11,6 @@ use rekindle_sandbox::log_index::{self, Indexed, Reader, Stream};
 
 use crate::error::{Error, Result};
 use crate::host::clock;
-use crate::recovery;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::log_lines::{self, Lines};
@@ -70,7 +69,7 @@ pub fn show(sandbox: &Arc<Sandbox>, request: &LogRequest, reply: &Reply<'_>) -> 
     let mut lines = request.lines.then(|| Lines::new(index));
     loop {
         // Asked before reading: what was printed before the end is then read before it is acted on.
-        let goes_on = request.follow && (sandbox.is_live() || recovery::goes_on(&sandbox.record()));
+        let goes_on = request.follow && (sandbox.is_live() || sandbox.record().goes_on());
         match &mut lines {
             None => send_bytes(&file, &mut from, u64::MAX, |_, bytes| Ok(reply.output(bytes.to_vec())?))?,
             Some(lines) => send_lines(&sandbox, &file, &mut from, lines, reply)?,

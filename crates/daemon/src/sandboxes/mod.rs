@@ -19,16 +19,17 @@ use crate::events;
 use crate::host::limits::Group;
 use crate::host::lock;
 use crate::host::places::Places;
-use crate::images::{cpu_pages, page_check};
+use crate::images::cpu_pages;
+use crate::images::verify::page_files;
 use crate::network;
 use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
-use crate::sleep;
 use crate::workers::Worker;
 
 pub mod admission;
+pub mod asleep;
 mod log_lines;
 pub mod logs;
 pub mod members;
@@ -37,9 +38,10 @@ mod operation;
 mod operation_lock;
 pub mod quiesce;
 pub mod record;
+pub mod recovery;
 pub mod registry;
 pub mod traces;
-mod workers;
+pub mod workers;
 
 /// How long a sandbox's init may take to put into the log what was printed. It may be serving something else.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -346,9 +348,9 @@ impl Sandbox {
             _ if self.record().recovery.is_some_and(|recovery| recovery.restarts()) => self.network.stopped(),
             _ => self.network.close(),
         }
-        sleep::end(self);
+        asleep::end(self);
         self.tell_of_sigbus(exit);
-        page_check::let_go(&self.pages);
+        page_files::let_go(&self.pages);
         // All its processes have ended.
         let out_of_memory = self.group().take().is_some_and(|group| group.ran_out_of_memory());
         if out_of_memory && exit.is_some_and(|exit| exit.shell_code() != 0) {

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::host::clock;
-use crate::recovery::Recovery;
-use crate::sleep::Asleep;
+use crate::sandboxes::asleep::Asleep;
+use crate::sandboxes::recovery::Recovery;
 
 /// The longest record read.
 const LONGEST: u64 = 16 << 20;
@@ -93,6 +93,11 @@ impl Record {
             limits: Limits::default(),
             user: None,
         }
+    }
+
+    /// Whether it is to be brought back if it fails, or is about to be.
+    pub fn goes_on(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| !recovery.over)
     }
 
     pub fn is_live(&self) -> bool {

@@ -3,15 +3,20 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::process::is_alive;
 use crate::pool::ImageKey;
 use crate::sandboxes::record::WorkerRecord;
 use crate::workers::{Address, OnEnd, Worker};
+
+/// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
+/// worker lets others wait, and the program most likely has its first answer to give.
+pub const FIRST_WORK: Duration = Duration::from_millis(150);
 
 impl Sandbox {
     /// The workers that have not ended.
@@ -25,6 +30,21 @@ impl Sandbox {
             worker.ended().is_some() && worker.is_settled() && is_alive(worker.client())
         };
         self.workers().iter().find(is_lost).cloned()
+    }
+
+    /// The worker of the one process that uses the GPU, if one does.
+    pub fn serving_worker(&self) -> Result<Option<Arc<Worker>>> {
+        if let Some(lost) = self.lost_worker() {
+            return Err(Error::WorkerDead { name: self.name(), how: lost.ended().unwrap_or_default() });
+        }
+        let mut serving = self.live_workers();
+        serving.retain(|worker| is_alive(worker.client()));
+        if serving.len() > 1 {
+            let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
+            let (name, count) = (self.name(), serving.len());
+            return Err(Error::ManyGpuProcesses { name, count, pids: pids.join(", ") });
+        }
+        Ok(serving.pop())
     }
 
     /// Ends a worker that is not needed any more.
@@ -104,6 +124,15 @@ impl Sandbox {
     /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn fill_pool(&self) {
         self.pool.refill();
+    }
+
+    /// As [`Sandbox::fill_pool`], once a program that just got its memory has had time for an answer.
+    pub fn fill_pool_later(self: &Arc<Sandbox>) {
+        let sandbox = self.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(FIRST_WORK);
+            sandbox.fill_pool();
+        });
     }
 
     /// Has a worker wait for an image on this sandbox's GPU.

@@ -1,7 +1,8 @@
 //! Answering the command line: a socket, a thread for each connection, one request on each.
 
-pub mod images;
+mod kill;
 mod remove;
+mod startup;
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::daemon::{Call, Event, Request};
+use rekindle_protocol::daemon::{Call, Event, Report, Request};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 use rekindle_sandbox::Work;
 use serde_json::{Value, json};
@@ -24,11 +25,12 @@ use crate::frameworks::App;
 use crate::host::doctor;
 use crate::host::places::Places;
 use crate::lifecycle::run::{self, RunRequest};
-use crate::lifecycle::{exec, kill};
-use crate::recovery::{self, Recovery};
+use crate::lifecycle::{exec, images};
+use crate::recovery;
 use crate::reply::Reply;
 use crate::restore::{load_order, unwritten};
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::sleep::wake;
 use crate::{checkpoint, containers, frameworks, restore, sleep};
@@ -211,6 +213,15 @@ fn answer_with(
     Ok(json!({ "name": name }))
 }
 
+/// Brings back what an image was taken of: a program, or a container.
+fn restore(daemon: &Daemon, request: &restore::RestoreRequest<'_>, reply: &Reply<'_>) -> Result<Report> {
+    let opened = restore::open(daemon, request, reply)?;
+    match &opened.metadata.container {
+        Some(of) => containers::restore(daemon, &opened.image, &opened.metadata, of, request, reply),
+        None => restore::restore(daemon, opened, request, reply),
+    }
+}
+
 /// The answer's fields are documented in `docs/commands.md`.
 fn answer(
     daemon: &Arc<Daemon>,
@@ -249,7 +260,7 @@ fn answer(
                 input: None,
                 recovery: None,
             };
-            json!(sandbox(&restore::restore(daemon, &request, reply)?.name)?.shown())
+            json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())
         }
         Request::Run {
             from: None,
@@ -366,7 +377,7 @@ fn answer(
                 input,
                 recovery: None,
             };
-            json!(restore::restore(daemon, &request, reply)?)
+            json!(restore(daemon, &request, reply)?)
         }
         Request::Device { name, gpu } => containers::device::make(daemon, &name, gpu.as_deref())?,
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
@@ -407,7 +418,7 @@ fn wait(mut sandbox: Arc<Sandbox>, reply: &Reply<'_>) -> Value {
         match sandbox.successor() {
             Some(successor) => sandbox = successor,
             None if sandbox.wait_end(Some(Duration::from_millis(500))).is_none() => {}
-            None if recovery::goes_on(&sandbox.record()) => std::thread::sleep(Duration::from_millis(20)),
+            None if sandbox.record().goes_on() => std::thread::sleep(Duration::from_millis(20)),
             None => break,
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::server::images;
+use crate::lifecycle::images;
 
 /// Removes the ended sandboxes of these names with their logs. A name that only an image has means that, unless just
 /// sandboxes are meant. All names are worked on, whatever happens to one.

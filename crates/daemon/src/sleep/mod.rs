@@ -14,50 +14,33 @@
 
 pub mod wake;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
 use rekindle_protocol::worker::{Request, Response, Status};
 use rekindle_store::{Part, Store};
-use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::host::places::Places;
 use crate::host::resources::{available_memory, free_space};
-use crate::images::machine;
+use crate::images::{machine, parse_part};
 use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
+use crate::sandboxes::asleep::{Asleep, forget};
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sandboxes::traces::Tracing;
-use crate::server::images::remove_when_free;
 use crate::timeline::{GPU, Timeline};
 use crate::workers::Worker;
-use crate::{checkpoint, fault};
 
 /// How long a worker may take to become a keeper.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
-/// How long what slept may be in use after it is not needed any more.
-const IN_USE_LIMIT: Duration = Duration::from_secs(10);
 /// What must stay free beside what is saved.
 const SPARE: u64 = 64 << 20;
-/// A GPU half that sleeps, as the record has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Asleep {
-    pub level: Level,
-    /// The store that it lies in, under the sandbox's id.
-    pub store: PathBuf,
-    pub image: PathBuf,
-    pub client: Quiesced,
-    /// The client, as the daemon sees it.
-    pub pid: i32,
-    pub bytes: u64,
-}
-
 /// Puts a program's GPU half to sleep.
 pub fn sleep(daemon: &Daemon, sandbox: &Sandbox, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
@@ -89,7 +72,7 @@ fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
         return Err(Error::AlreadyAsleep { name: record.name });
     }
     let worker = match record.mode {
-        Mode::Sandbox => checkpoint::serving_worker(sandbox)?,
+        Mode::Sandbox => sandbox.serving_worker()?,
         Mode::Driver => None,
     };
     let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;
@@ -123,7 +106,7 @@ fn fall_asleep(
         }
         other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
     };
-    let parts = parts.into_iter().map(|part| checkpoint::parse_part(action, part));
+    let parts = parts.into_iter().map(|part| parse_part(action, part));
     draft.adopt(parts.collect::<Result<Vec<Part>>>()?)?;
     draft.manifest().gpus = machine::gpus(status);
     let image = timeline.time("commit", || draft.commit())?;
@@ -161,15 +144,6 @@ fn let_go(worker: &Worker) -> Result<()> {
     Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
 }
 
-/// Removes what a sandbox that is no more has left asleep.
-pub fn end(sandbox: &Sandbox) {
-    if let Some(asleep) = sandbox.record().asleep {
-        // Who waits for it has its memory pinned.
-        sandbox.let_go_of(&asleep.image);
-        forget(&asleep.store, &sandbox.id);
-    }
-}
-
 /// Removes what is in the stores and belongs to no sandbox that sleeps.
 pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
     for level in [Level::Host, Level::Disk] {
@@ -179,17 +153,6 @@ pub fn clear_strays(places: &Places, sleeps: impl Fn(&str) -> bool) {
         for image in images.into_iter().flatten().filter(|image| !sleeps(&image.name)) {
             forget(&root, &image.name);
         }
-    }
-}
-
-pub fn forget(root: &Path, id: &str) {
-    // A worker may be made ready for it just now.
-    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id, IN_USE_LIMIT) {
-        Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
-        other => other.and_then(|()| store.collect().map(drop)),
-    });
-    if let Err(error) = removed {
-        log::warn!("what slept in {} stays there: {error}", root.display());
     }
 }
 

@@ -19,10 +19,10 @@ use crate::fault;
 use crate::images::preflight;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
-use crate::restore::loading;
+use crate::sandboxes::asleep::{Asleep, forget};
 use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Operation, Sandbox};
-use crate::sleep::{Asleep, forget, report, word};
+use crate::sleep::{report, word};
 use crate::timeline::{GPU, Timeline};
 use crate::workers::Worker;
 
@@ -98,7 +98,7 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
         Ok(()) => {
             sandbox.set_wake_problem(None);
             is_awake(sandbox, &asleep, &keeper, &worker);
-            loading::fill_pool_later(sandbox);
+            sandbox.fill_pool_later();
         }
         Err(error) => {
             sandbox.end_worker(&worker);

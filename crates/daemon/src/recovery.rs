@@ -9,8 +9,6 @@
 //! neither the program (exit code 0) nor the user wanted: a crash, a signal, the loss of its GPU worker, the end of the
 //! machine. Of several images the newest that comes back is taken; without any the program starts from its beginning.
 
-mod plan;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,22 +17,19 @@ use rekindle_protocol::daemon::State;
 use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::lifecycle::run;
+use crate::lifecycle::{images, run};
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
-use crate::server::images;
-
-use plan::{End, Next};
-pub use plan::{Recovery, unix_ms};
+use crate::sandboxes::recovery::{End, Next, Recovery, unix_ms};
 
 /// How long the driver may wait for the GPU's work to end.
 const GPU_WAIT: Duration = Duration::from_secs(10);
 
 /// Sees to a sandbox that has a plan until that is over.
 pub fn follow(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
-    if !goes_on(&sandbox.record()) {
+    if !sandbox.record().goes_on() {
         return;
     }
     let (daemon, mut sandbox) = (daemon.clone(), sandbox.clone());
@@ -47,11 +42,6 @@ pub fn follow(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
             }
         }
     });
-}
-
-/// Whether a sandbox is to be brought back if it fails, or is about to be.
-pub fn goes_on(record: &Record) -> bool {
-    record.recovery.as_ref().is_some_and(|recovery| !recovery.over)
 }
 
 /// Takes images until the program has ended.
@@ -132,7 +122,7 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
         }
         // Somebody has removed it, or runs something else under its name.
         let is_there = daemon.sandboxes.get(&sandbox.name()).is_ok_and(|found| Arc::ptr_eq(&found, sandbox));
-        if !is_there || !goes_on(&sandbox.record()) {
+        if !is_there || !sandbox.record().goes_on() {
             sandbox.stays_ended();
             return None;
         }
@@ -184,7 +174,9 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         input: None,
         recovery: Some(recovery),
     };
-    let report = restore::restore(daemon, &request, &Reply::to_nobody())?;
+    let reply = Reply::to_nobody();
+    let opened = restore::open(daemon, &request, &reply)?;
+    let report = restore::restore(daemon, opened, &request, &reply)?;
     daemon.sandboxes.get(&report.name)
 }
 

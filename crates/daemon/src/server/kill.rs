@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::containers::device;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::recovery::unix_ms;
+use crate::sandboxes::recovery::unix_ms;
 
 /// How long a program has between the request to end and the end.
 const GRACE: Duration = Duration::from_secs(5);

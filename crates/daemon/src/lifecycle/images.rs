@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rekindle_protocol::worker::Request;
 use rekindle_store::Store;
@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::images::driver_half::DriverHalf;
 use crate::images::metadata::ImageMetadata;
-use crate::images::soundness;
+use crate::images::remove_when_free;
+use crate::images::verify::cpu_half;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 
@@ -99,7 +100,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
 
 pub fn verify(store: &Store, name: &str, reply: &Reply<'_>) -> Result<Value> {
     let mut report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
-    report.problems.extend(soundness::faults_of(&store.image(name)?));
+    report.problems.extend(cpu_half::faults_of(&store.image(name)?));
     Ok(json!({
         "name": report.name,
         "sound": report.is_sound(),
@@ -127,7 +128,7 @@ pub fn export(store: &Store, name: &str, to: OwnedFd, reply: &Reply<'_>) -> Resu
 pub fn import(daemon: &Daemon, from: OwnedFd, name: Option<&str>, reply: &Reply<'_>) -> Result<Value> {
     let from = BufReader::with_capacity(PIECE, File::from(from));
     let progress = |done, total| reply.progress("import", done, total);
-    let check = |directory: &Path| soundness::faults_in(directory).into_iter().next();
+    let check = |directory: &Path| cpu_half::faults_in(directory).into_iter().next();
     let image = daemon.store.import(from, name, &check, &progress)?;
     Ok(json!({ "name": image.manifest().name }))
 }
@@ -168,20 +169,6 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),
         _ => Err(Error::Several(failures.iter().map(Error::to_string).collect())),
-    }
-}
-
-/// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
-/// it has become another program, an image's lock too.
-pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_store::Result<()> {
-    let began = Instant::now();
-    loop {
-        match store.remove(name) {
-            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < limit => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            other => return other,
-        }
     }
 }
 

@@ -1,37 +1,20 @@
-//! The page files that a restored program maps, read whole beside it.
-//!
-//! ```text
-//! restore  a glance at each file ─ the program runs ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ goes on, or is ended
-//! check                            pages that it touches first ─ all others ─ sound or damaged ─┘
-//! ```
-//!
-//! One thread reads, and gives way to all others. What does not match ends the program, and its sandbox says which image
-//! and which file is to blame. What was found whole is not read again ([`CHECKED`]). The program's own links of the files
-//! are read, so the image need not be held and may be removed meanwhile.
+//! Page files that programs map, read whole and compared with what their image says. What was found whole is not read
+//! again ([`CHECKED`]).
 
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use rekindle_protocol::worker::Phase;
-use rekindle_store::{Image, PageRun, Part, PartKind, Store, bounded};
+use rekindle_store::{Image, PageRun, Part, PartKind, bounded};
 
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::host::resources::give_way;
 use crate::images::checked_files::{CHECKED, place};
 use crate::images::shared_pages;
-use crate::reply::Reply;
-use crate::restore::loading::Clock;
-use crate::sandboxes::Sandbox;
-use crate::sandboxes::traces;
-use crate::timeline::PAGES;
 
-/// The phase of a trace.
-const PHASE: &str = "check what is mapped";
 const PAGE: u64 = 4096;
 
 /// Pages that a program touches first, and whose: our pid.
@@ -80,48 +63,8 @@ pub fn open_again(directory: &Path, image: Option<&Path>) -> Vec<Mapped> {
     shared_pages::read(directory).into_iter().flatten().filter_map(open).collect()
 }
 
-/// Checks what a program that runs maps, on threads of its own.
-pub fn follow(sandbox: &Arc<Sandbox>, files: Vec<Mapped>, first: First, clock: Option<Clock>) {
-    if files.is_empty() {
-        return;
-    }
-    let sandbox = sandbox.clone();
-    std::thread::spawn(move || {
-        let began_us = clock.map(|clock| clock.elapsed_us());
-        let (bytes, checked) = match check(files, &first, sandbox.record().image.as_deref()) {
-            Ok(None) => return,
-            Ok(Some(bytes)) => (bytes, Ok(())),
-            Err(error) => (0, Err(error)),
-        };
-        if let (Some(clock), Some(start_us)) = (clock, began_us) {
-            let duration_us = clock.elapsed_us() - start_us;
-            let (lane, name) = (PAGES.to_string(), PHASE.to_string());
-            let phase = Phase { lane, name, start_us, duration_us, bytes, ..Phase::default() };
-            traces::extend(&sandbox.traces, [phase]);
-        }
-        if let Err(error) = checked {
-            end(&sandbox, &error);
-        }
-    });
-}
-
-fn end(sandbox: &Sandbox, error: &Error) {
-    let image = sandbox.record().image.unwrap_or_default();
-    let what = if sandbox.is_live() {
-        "the program was ended"
-    } else {
-        "the program had ended before that was seen"
-    };
-    sandbox.report_problem_if_known(format!("memory of image {image:?} is damaged, and {what}: {error}"));
-    if let Ok(cpu) = sandbox.cpu("ended")
-        && let Err(error) = cpu.kill()
-    {
-        log::error!("a program whose memory is damaged was not ended: {error}");
-    }
-}
-
 /// Reads what is not known yet. The bytes read; none if there was nothing to read.
-fn check(mut files: Vec<Mapped>, first: &First, image: Option<&str>) -> Result<Option<u64>> {
+pub fn check(mut files: Vec<Mapped>, first: &First, image: Option<&str>) -> Result<Option<u64>> {
     fault::point("mapped-opened")?;
     files.sort_by_key(|mapped| place(&mapped.file));
     let mut unknown = Vec::new();
@@ -205,18 +148,6 @@ fn areas(maps: &str) -> Vec<Area> {
     maps.lines().filter_map(area).collect()
 }
 
-/// Reads all of an image before anything else is done with it, as `rekindle verify` does.
-pub fn verify(store: &Store, image: &Image, reply: &Reply<'_>) -> Result<()> {
-    let name = &image.manifest().name;
-    remembering(image, |_| {
-        let report = store.verify(name, &|done, total| reply.progress("verify", done, total))?;
-        match report.is_sound() {
-            true => Ok(()),
-            false => Err(Error::Damaged { image: name.clone(), problems: report.problems.join("; ") }),
-        }
-    })
-}
-
 /// Reads all of an image's page files, for a program that nobody here could end.
 pub fn check_whole(image: &Image, threads: usize) -> Result<()> {
     remembering(image, |unknown| {
@@ -225,7 +156,7 @@ pub fn check_whole(image: &Image, threads: usize) -> Result<()> {
 }
 
 /// Has `check` read the image's page files, those given at least, which are not known; and remembers that they are whole.
-fn remembering(image: &Image, check: impl FnOnce(&[&Part]) -> Result<()>) -> Result<()> {
+pub fn remembering(image: &Image, check: impl FnOnce(&[&Part]) -> Result<()>) -> Result<()> {
     let mut files = Vec::new();
     for part in image.parts(PartKind::CpuPages) {
         // What cannot be opened is told of by whoever reads it.

@@ -1,0 +1,49 @@
+//! A GPU half that sleeps: what is known of it, and removing it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rekindle_protocol::client::Quiesced;
+use rekindle_protocol::daemon::Level;
+use rekindle_store::Store;
+use serde::{Deserialize, Serialize};
+
+use crate::images::remove_when_free;
+use crate::sandboxes::Sandbox;
+
+/// How long what slept may be in use after it is not needed any more.
+const IN_USE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A GPU half that sleeps, as the record has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asleep {
+    pub level: Level,
+    /// The store that it lies in, under the sandbox's id.
+    pub store: PathBuf,
+    pub image: PathBuf,
+    pub client: Quiesced,
+    /// The client, as the daemon sees it.
+    pub pid: i32,
+    pub bytes: u64,
+}
+
+/// Removes what a sandbox that is no more has left asleep.
+pub fn end(sandbox: &Sandbox) {
+    if let Some(asleep) = sandbox.record().asleep {
+        // Who waits for it has its memory pinned.
+        sandbox.let_go_of(&asleep.image);
+        forget(&asleep.store, &sandbox.id);
+    }
+}
+
+/// Removes it from its store.
+pub fn forget(root: &Path, id: &str) {
+    // A worker may be made ready for it just now.
+    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id, IN_USE_LIMIT) {
+        Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
+        other => other.and_then(|()| store.collect().map(drop)),
+    });
+    if let Err(error) = removed {
+        log::warn!("what slept in {} stays there: {error}", root.display());
+    }
+}

@@ -1,0 +1,193 @@
+//! How a daemon starts, and what it takes over from the one before.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use rekindle_driver::Helper;
+use rekindle_protocol::daemon::State;
+use rekindle_sandbox::{Adopted, Sandbox as CpuHalf};
+use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
+
+use crate::caches::{CacheLimits, Caches};
+use crate::containers::{self, device};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::host::doctor;
+use crate::host::gpu;
+use crate::host::lock::{self, Lock};
+use crate::host::places::Places;
+use crate::host::resources::give_memory_back;
+use crate::images::verify::page_files;
+use crate::images::verify::page_files::First;
+use crate::network;
+use crate::pool::{PoolSize, WorkerPool};
+use crate::recovery;
+use crate::restore::mapped;
+use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::record::Record;
+use crate::sandboxes::{Sandbox, remove_directory};
+use crate::sleep;
+use crate::sleep::wake;
+
+impl Daemon {
+    /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
+    pub fn open(places: Places, pool: PoolSize, caches: CacheLimits) -> Result<Arc<Daemon>> {
+        give_memory_back();
+        doctor::tell_of_capabilities();
+        places.prepare()?;
+        let lock = Lock::take(&places)?;
+        let places = places.named();
+        let program =
+            std::env::current_exe().map_err(|source| Error::system("find this executable", source))?;
+        // Made and tidied without faults: those that a test asks for are for what comes after.
+        let store = Store::open_with(&places.store(), Faults::default())?;
+        for name in store.abandoned() {
+            log::warn!("the checkpoint to image {name:?} was not finished; what was written is removed");
+        }
+        let store = if std::env::var_os(DISK_BYTES_VARIABLE).is_some() {
+            Store::open(&places.store())?
+        } else {
+            store
+        };
+        let log = places.logs().join("driver-helper.log");
+        let driver = Helper::new(&program, places.driver(), log);
+        let caches = Caches::new(caches, store.root().to_path_buf());
+        let pool = WorkerPool::open(&places, program.clone(), pool, caches);
+        let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, lock));
+        daemon.clear_dumps();
+        daemon.adopt()?;
+        daemon.driver.recover_all();
+        for sandbox in daemon.sandboxes.all() {
+            recovery::follow(&daemon, &sandbox);
+        }
+        daemon.pool.prepare(&gpu::choose(None)?, None);
+        Ok(daemon)
+    }
+
+    fn adopt(&self) -> Result<()> {
+        let mut known = HashSet::new();
+        let mut adopted = Vec::new();
+        let mut records = Record::load_all(&self.places.sandboxes())?;
+        // A port leads to one that runs, before one that was stopped.
+        records.sort_by_key(Record::is_live);
+        for record in records {
+            known.insert(record.id.clone());
+            let sandbox = Sandbox::new(&self.places, &self.pool, record);
+            if sandbox.is_live()
+                && let Err(error) = sandbox.claim()
+            {
+                log::error!("sandbox {:?}: {error}", sandbox.name());
+                continue;
+            }
+            match sandbox.is_live() {
+                true if sandbox.record().device => {
+                    if let Err(error) = device::adopt(self, &sandbox) {
+                        log::error!("{error}");
+                    }
+                }
+                true => self.take_over(&sandbox),
+                false if sandbox.record().state == State::Stopped => {
+                    network::adopt(&self.publisher, &sandbox, None)
+                }
+                false => {}
+            }
+            adopted.push(sandbox);
+        }
+        self.sandboxes.adopt(adopted);
+        self.clear_strays(&known);
+        let sleeps = |id: &str| {
+            self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
+        };
+        sleep::clear_strays(&self.places, sleeps);
+        for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_string_lossy().into_owned();
+            if !self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.is_live()) {
+                remove_directory(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_over(&self, sandbox: &Arc<Sandbox>) {
+        let record = sandbox.record();
+        log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
+        if let Err(error) = sandbox.limit() {
+            sandbox.report_problem(error.to_string());
+        }
+        match (record.state, CpuHalf::adopt(&sandbox.run_directory)) {
+            (State::Restoring, adopted) => {
+                if let Ok(Adopted::Running(cpu)) = adopted {
+                    let _ = cpu.kill();
+                }
+                sandbox.reconnect_workers();
+                sandbox.ended(None);
+                sandbox.report_problem(
+                    "the daemon died while this was being restored; all it had taken was given back".into(),
+                );
+            }
+            (state, Ok(Adopted::Running(cpu))) => {
+                if let Err(error) = AdmissionSocket::open(sandbox, wake::knocked) {
+                    sandbox.report_problem(format!("no further process can use the GPU: {error}"));
+                }
+                sandbox.reconnect_workers();
+                wake::settle(sandbox);
+                network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
+                if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
+                    log::error!("{error}");
+                }
+                // Whether the daemon before came to that is not known.
+                let image = sandbox.record().image.and_then(|image| self.store.image(&image).ok());
+                let image = image.map(|image| image.path().to_path_buf());
+                let mapped = page_files::open_again(&sandbox.pages, image.as_deref());
+                mapped::follow(sandbox, mapped, First::default(), None);
+                if state == State::Checkpointing {
+                    sandbox.report_problem("the daemon died during a checkpoint; the checkpoint was undone and the program goes on".into());
+                }
+            }
+            (_, Ok(Adopted::Ended(exit))) => {
+                sandbox.reconnect_workers();
+                sandbox.ended(exit);
+            }
+            (_, Err(error)) => {
+                sandbox.reconnect_workers();
+                sandbox.ended(None);
+                sandbox.report_problem(format!("it ended while no daemon ran ({error})"));
+            }
+        }
+    }
+
+    /// Removes what checkpoints of an earlier daemon have left. CRIU may still be writing there until the sandboxes
+    /// have let it go; it keeps its directory by a descriptor and fails, as it is to.
+    fn clear_dumps(&self) {
+        for entry in std::fs::read_dir(self.places.dumps()).into_iter().flatten().flatten() {
+            containers::proof::clear(self, &entry.path());
+            if let Err(error) = std::fs::remove_dir_all(entry.path()) {
+                log::warn!("{} stays: {error}", entry.path().display());
+            }
+        }
+    }
+
+    /// Ends what runs in run directories of this state's daemons that no record knows, and removes them.
+    fn clear_strays(&self, known: &HashSet<String>) {
+        for entry in std::fs::read_dir(self.places.run_directories()).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if known.contains(&name) || !self.places.is_own(&name) {
+                continue;
+            }
+            let _claim = match lock::claim(&entry.path()) {
+                Ok(claim) => claim,
+                Err(error) => {
+                    log::warn!("{error}");
+                    continue;
+                }
+            };
+            log::warn!("{} belongs to no sandbox and is removed", entry.path().display());
+            if let Ok(Adopted::Running(cpu)) = CpuHalf::adopt(&entry.path()) {
+                let _ = cpu.kill();
+            }
+            if let Err(error) = remove_directory(&entry.path()) {
+                log::warn!("{error}");
+            }
+        }
+    }
+}
