@@ -383,9 +383,6 @@ pub(crate) fn receive(channel: &Channel, timeout: Option<Duration>, run_dir: &Pa
     match channel.recv() {
         Ok(Some((reply, _))) => Ok(reply),
         Ok(None) => Err(Error::Ended { run_dir: run_dir.into() }),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-            Err(Error::Ended { run_dir: run_dir.into() })
-        }
         Err(error) => Err(Error::io(what)(error)),
     }
 }

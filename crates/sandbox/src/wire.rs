@@ -1,18 +1,13 @@
-//! Messages with file descriptors over a Unix stream socket: a four-byte little-endian length, then JSON.
-//!
-//! Descriptors travel with a message's first byte. A message is at most [`LIMIT`] bytes; a longer one, and
-//! anything that is not JSON of the expected type, is an error that ends the conversation.
+//! Messages with file descriptors between the daemon and what it has running for it: the [frames](rekindle_protocol::frame)
+//! of everything here.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use rekindle_protocol::frame::{self, FrameError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-const LIMIT: usize = 16 << 20;
-const MOST_DESCRIPTORS: usize = 64;
 
 /// One end of a conversation.
 #[derive(Debug)]
@@ -35,62 +30,23 @@ impl Channel {
     }
 
     pub fn send<T: Serialize>(&self, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let body = serde_json::to_vec(message)?;
-        if body.len() > LIMIT {
-            return Err(io::Error::other(format!("a message of {} bytes, the limit is {LIMIT}", body.len())));
-        }
-        let mut bytes = Vec::with_capacity(4 + body.len());
-        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        let control = [ControlMessage::ScmRights(&raw)];
-        let control = if raw.is_empty() { &[][..] } else { &control[..] };
-        let sent = loop {
-            let parts = [IoSlice::new(&bytes)];
-            match sendmsg::<()>(self.socket.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None) {
-                Err(nix::Error::EINTR) => continue,
-                other => break other?,
-            }
-        };
-        (&self.socket).write_all(&bytes[sent..])
+        frame::send(&self.socket, message, descriptors).map_err(failed)
     }
 
     /// The next message, or `None` where the other side has closed.
     pub fn recv<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let mut header = [0u8; 4];
-        let (got, descriptors) = self.recv_first(&mut header)?;
-        if got == 0 {
-            return Ok(None);
+        match frame::receive(&self.socket) {
+            Err(FrameError::Closed) => Ok(None),
+            other => other.map(Some).map_err(failed),
         }
-        (&self.socket).read_exact(&mut header[got..])?;
-        let length = u32::from_le_bytes(header) as usize;
-        if length > LIMIT {
-            return Err(io::Error::other(format!("a message of {length} bytes, the limit is {LIMIT}")));
-        }
-        let mut body = vec![0; length];
-        (&self.socket).read_exact(&mut body)?;
-        Ok(Some((serde_json::from_slice(&body)?, descriptors)))
     }
+}
 
-    fn recv_first(&self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        let mut control = nix::cmsg_space!([RawFd; MOST_DESCRIPTORS]);
-        loop {
-            let mut parts = [IoSliceMut::new(buffer)];
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-            let message = match recvmsg::<()>(self.socket.as_raw_fd(), &mut parts, Some(&mut control), flags)
-            {
-                Err(nix::Error::EINTR) => continue,
-                other => other?,
-            };
-            let mut descriptors = Vec::new();
-            for part in message.cmsgs()? {
-                if let ControlMessageOwned::ScmRights(raw) = part {
-                    // SAFETY: the kernel has just installed these descriptors for this call; nothing else owns them.
-                    descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                }
-            }
-            return Ok((message.bytes, descriptors));
-        }
+fn failed(error: FrameError) -> io::Error {
+    match error {
+        FrameError::Io(error) => error,
+        FrameError::Closed => io::Error::new(io::ErrorKind::BrokenPipe, error),
+        other => io::Error::other(other),
     }
 }
 
@@ -104,6 +60,7 @@ impl AsFd for Channel {
 mod tests {
     use super::*;
     use std::fs::File;
+    use std::io::Write;
 
     #[test]
     fn a_long_message_with_descriptors_arrives_whole() {
@@ -132,6 +89,6 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         (&a).write_all(&[3, 0, 0, 0, b'"']).unwrap();
         drop(a);
-        assert!(Channel::new(b).recv::<String>().is_err());
+        assert!(Channel::new(b).recv::<String>().unwrap().is_none(), "half a message is none");
     }
 }
