@@ -31,7 +31,7 @@ def begin(rekindle):
     directory = rekindle.root / "served"
     directory.mkdir()
     (directory / "opened-file").write_text("contents")
-    rekindle.run("a", sys.executable, SERVER, directory, ports())
+    rekindle.run("a", sys.executable, SERVER, directory, ports(), "lock")
     assert rekindle.wait_lines("a", 1) == ["ready"]
     return directory
 

@@ -1,7 +1,7 @@
 """Has what nobody else can have at the same time: ports, sockets with paths and names, a locked file. Prints `ready`, and
 then a line for each connection to its Unix socket.
 
-server.py DIRECTORY ports|none
+server.py DIRECTORY [ports] [lock]
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from pathlib import Path
 def main():
     directory = Path(sys.argv[1])
     kept = []
-    for address in ("127.0.0.1", "0.0.0.0") if sys.argv[2] == "ports" else ():
+    for address in ("127.0.0.1", "0.0.0.0") if "ports" in sys.argv[2:] else ():
         server = socket.socket()
         server.bind((address, 0))
         server.listen()
@@ -26,7 +26,8 @@ def main():
     name.listen()
     kept.append(name)
     locked = open(directory / "locked", "w")
-    fcntl.flock(locked, fcntl.LOCK_EX)
+    if "lock" in sys.argv[2:]:
+        fcntl.flock(locked, fcntl.LOCK_EX)
     opened = open(directory / "opened-file")
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(directory / "socket"))

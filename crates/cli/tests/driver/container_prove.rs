@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::container::{Base, counted, goes_on, is_running, podman, said};
 use crate::harness::{Rekindle, end_of, wait};
 
-/// Has a socket with a path, a locked file and an open one in a directory of the machine's.
+/// Has a socket with a path and open files in a directory of the machine's.
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/generations/server.py");
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n >> /count; sleep 0.02; done";
 
@@ -28,7 +28,7 @@ impl Served {
         fs::write(directory.path().join("opened-file"), "contents").unwrap();
         let script = fs::canonicalize(SERVER).unwrap();
         let volumes = [format!("--volume={place}:{place}"), format!("--volume={0}:{0}:ro", script.display())];
-        let command = ["/usr/bin/python3", script.to_str().unwrap(), place, "none"];
+        let command = ["/usr/bin/python3", script.to_str().unwrap(), place];
         let name = base.start(name, &[&volumes[0], &volumes[1]], &command);
         let served = Served { directory, name };
         wait("the server", || served.path("socket").exists());
