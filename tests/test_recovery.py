@@ -114,7 +114,9 @@ def test_the_next_daemon_goes_on_with_it(rekindle):
 
 def test_one_without_its_gpu_memory_is_brought_back(rekindle):
     wrong = rekindle.root / "wrong"
-    rekindle("run", "-d", "--name", "a", "--every", "500ms", "--restart", "on-failure", "--gpu", "emulated", "--", *kills.words(0, 0, 1, "root", wrong))
+    rekindle(
+        "run", "-d", "--name", "a", "--every", "500ms", "--restart", "on-failure", "--gpu", "emulated", "--", *kills.words(0, 0, 1, "root", wrong)
+    )
     has_images(rekindle, 1)
     (worker,) = rekindle.sandbox("a")["workers"]
     os.kill(worker, signal.SIGKILL)
