@@ -104,10 +104,11 @@ enum Operation {
     Unmap(Range<u64>),
     Protect(Range<u64>, u64),
     Advise(Range<u64>, u64),
-    /// Every so many pages, some of them with zeros.
+    /// So many pages and then not so many, in turn; some of them with zeros.
     Write {
         pages: Range<u64>,
-        step: u64,
+        written: u64,
+        left: u64,
     },
     /// With what is there.
     WriteAgain(Range<u64>),
@@ -180,8 +181,9 @@ impl Running {
             Operation::Unmap(pages) => self.unmap(&pages),
             Operation::Protect(pages, protection) => self.change(&pages, |area| area.protection = protection),
             Operation::Advise(pages, advice) => self.change(&pages, |area| area.advice = advice),
-            Operation::Write { pages, step } => {
-                for page in pages.step_by(step as usize) {
+            Operation::Write { pages, written, left } => {
+                let first = pages.start;
+                for page in pages.filter(|page| (page - first) % (written + left) < written) {
                     if self.known.contains_key(&page) {
                         *next += 1;
                         let stamp = if next.is_multiple_of(13) { 0 } else { *next };
@@ -475,7 +477,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => pages().prop_map(Operation::Unmap),
         2 => (pages(), protection()).prop_map(|(pages, to)| Operation::Protect(pages, to)),
         1 => (pages(), prop::sample::select(vec![0, DONTFORK])).prop_map(|(pages, to)| Operation::Advise(pages, to)),
-        6 => (pages(), 1..6u64).prop_map(|(pages, step)| Operation::Write { pages, step }),
+        6 => (pages(), 1..20u64, 0..5u64)
+            .prop_map(|(pages, written, left)| Operation::Write { pages, written, left }),
         1 => pages().prop_map(Operation::WriteAgain),
         1 => pages().prop_map(Operation::GiveBack),
         2 => (pages(), 0..PAGES).prop_map(|(pages, to)| Operation::Move { pages, to }),
