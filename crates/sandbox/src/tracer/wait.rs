@@ -26,14 +26,15 @@ fn is_child(thread: i32) -> bool {
     is_first && parent(thread) == Some(std::process::id() as i32)
 }
 
-/// The status of a thread that has ended, which is taken note of by this but for a child of ours.
+/// The status of a thread that has ended, which is taken note of by this but for a child of ours. Stops, of which the kernel
+/// tells whatever is asked for, stay to be told of.
 pub fn ended(thread: i32) -> Option<i32> {
-    let ended = |flags| wait(thread, libc::WEXITED | libc::WNOHANG | flags).ok().flatten();
-    ended(libc::WNOWAIT).inspect(|_| {
-        if !is_child(thread) {
-            ended(0);
-        }
-    })
+    let known = wait(thread, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT).ok().flatten();
+    let status = known.filter(|status| !libc::WIFSTOPPED(*status))?;
+    if !is_child(thread) {
+        let _ = wait(thread, libc::WEXITED | libc::WNOHANG);
+    }
+    Some(status)
 }
 
 /// Waits until a thread stands, beside all that are traced; none once it has ended.
@@ -91,6 +92,25 @@ mod tests {
     use super::*;
     use crate::process::{Handle, children};
     use crate::tracer::request::ptrace;
+
+    #[test]
+    fn a_stop_is_no_end_and_stays_to_be_told_of() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        std::thread::spawn(move || {
+            ptrace(libc::PTRACE_SEIZE, pid, 0, 0).unwrap();
+            ptrace(libc::PTRACE_INTERRUPT, pid, 0, 0).unwrap();
+            while wait(pid, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT).unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(ended(pid), None);
+            assert_eq!(look(pid).unwrap().map(Stop::read), Some(Stop::Event));
+        })
+        .join()
+        .unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     #[test]
     fn the_end_of_the_first_process_of_a_pid_namespace_is_seen_though_another_of_it_is_traced() {
