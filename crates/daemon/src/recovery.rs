@@ -17,6 +17,7 @@ use rekindle_protocol::daemon::State;
 use crate::checkpoint;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::lifecycle::{images, run};
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
@@ -77,6 +78,7 @@ fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         prove: false,
     };
     checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody())?;
+    events::tell_of_image("image-made", &to);
     let mut beyond = Vec::new();
     sandbox.update(|record| {
         if let Some(recovery) = &mut record.recovery {

@@ -210,10 +210,7 @@ fn end_the_rest() {
 
 /// Does the work, or becomes it; why it could not.
 fn be(pid: i32, stdio: &[OwnedFd; 3], work: &Work) -> Option<NotStarted> {
-    match begin(pid, stdio, work) {
-        Ok(()) => None,
-        Err(why) => Some(why),
-    }
+    begin(pid, stdio, work).err()
 }
 
 fn begin(pid: i32, stdio: &[OwnedFd; 3], work: &Work) -> Result<(), NotStarted> {
