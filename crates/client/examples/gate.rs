@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{ADMISSION_SOCKET, Admission, AdmissionRequest, RUN_DIRECTORY};
 use rekindle_protocol::frame;
-use rekindle_protocol::worker::{Request, Response, socket_name};
+use rekindle_protocol::worker::{FIRST_CLIENT, Message, Reply, ask, greet, socket_name};
+
+/// How long a worker may take until it listens, and until it greets.
+const LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1).peekable();
@@ -81,22 +84,23 @@ fn admit(stream: &UnixStream, gpu: &OsString, directory: &Path, number: u32) -> 
         .spawn()?;
     let (ours, theirs) = UnixStream::pair()?;
     let daemon = connect(&socket)?;
-    let serve = Request::Serve { run_directory: directory.to_string_lossy().into_owned() };
-    frame::send(&daemon, &serve, &[theirs.as_fd()]).map_err(io::Error::other)?;
-    let (answer, _) = frame::receive::<Response>(&daemon).map_err(io::Error::other)?;
-    match answer {
-        Response::Failed(why) => {
+    greet(&daemon, "daemon", "worker", LIMIT).map_err(io::Error::other)?;
+    let serve = ask::Serve { run_directory: directory.to_string_lossy().into_owned() };
+    let message = Message { id: 1, client: FIRST_CLIENT, request: serve.into() };
+    frame::send(&daemon, &message, &[theirs.as_fd()]).map_err(io::Error::other)?;
+    match frame::receive::<Reply<()>>(&daemon).map_err(io::Error::other)?.0.answer {
+        Err(why) => {
             let refused = Admission::Refused(why);
             frame::send(stream, &refused, &[]).map_err(io::Error::other)?;
         }
-        _ => frame::send(stream, &Admission::Admitted, &[ours.as_fd()]).map_err(io::Error::other)?,
+        Ok(()) => frame::send(stream, &Admission::Admitted, &[ours.as_fd()]).map_err(io::Error::other)?,
     }
     std::thread::spawn(move || worker.wait());
     Ok(())
 }
 
 fn connect(socket: &Path) -> io::Result<UnixStream> {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + LIMIT;
     loop {
         match UnixStream::connect(socket) {
             Err(error) if Instant::now() > until => return Err(error),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CuResult};
 use rekindle_protocol::client::{
-    ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, RUN_DIRECTORY, ToWorker, Welcome,
-    file_name,
+    ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, CLIENT_VERSION, RUN_DIRECTORY,
+    ToWorker, Welcome, file_name,
 };
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, SharedError};
@@ -37,6 +37,11 @@ enum ConnectError {
     Refused(String),
     #[error("the daemon admitted this process but sent no socket to a worker")]
     NoSocket,
+    #[error(
+        "this process's libcuda.so.1 speaks version {CLIENT_VERSION} of the client's protocol, and its worker version {0}; \
+         use both of one installation"
+    )]
+    Version(u32),
     #[error("the worker gave no answer: {0}")]
     Welcome(FrameError),
     #[error("{0}")]
@@ -83,7 +88,7 @@ fn connect() -> std::result::Result<(), ConnectError> {
     let bytes = std::fs::metadata(&path).map_or(0, |m| m.len());
     let process = own_process();
     let descriptors: Vec<_> = process.iter().map(AsFd::as_fd).collect();
-    frame::send(&control, &ToWorker::Board { name: name.clone() }, &descriptors)
+    frame::send(&control, &ToWorker::Board { name: name.clone(), version: CLIENT_VERSION }, &descriptors)
         .map_err(ConnectError::Welcome)?;
     // A daemon that is gone has written down whom the worker serves.
     let _ = frame::send(&gate, &AdmissionRequest::Settled, &[]);
@@ -133,6 +138,9 @@ fn ask(gate: &Path) -> std::result::Result<(UnixStream, UnixStream, Welcome), Co
         Admission::Waking { .. } => return Err(ConnectError::NoSocket),
     }
     let control = UnixStream::from(descriptors.into_iter().next().ok_or(ConnectError::NoSocket)?);
-    let (welcome, _) = frame::receive(&control).map_err(ConnectError::Welcome)?;
+    let (welcome, _) = frame::receive::<Welcome>(&control).map_err(ConnectError::Welcome)?;
+    if welcome.version != CLIENT_VERSION {
+        return Err(ConnectError::Version(welcome.version));
+    }
     Ok((stream, control, welcome))
 }

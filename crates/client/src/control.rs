@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, ToClient, ToWorker};
+use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker};
 use rekindle_protocol::frame;
 
 use crate::session::Session;
@@ -92,6 +92,7 @@ fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
     let inside = gate::inside();
     if inside == 0 && genuine::settled() {
         return Some(ToWorker::Quiesced(Quiesced {
+            version: CLIENT_VERSION,
             process: session.process,
             socket_inode: inode(session),
             driver_attached: genuine::is_attached(),

@@ -19,6 +19,10 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
     format!("{kind}-{process}-{number}")
 }
 
+/// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
+/// boards are laid out. Raised with every change of them. A restored program speaks that of its image.
+pub const CLIENT_VERSION: u32 = 1;
+
 /// Of what is said at the admission socket. A daemon admits no process that speaks another one.
 pub const ADMISSION_VERSION: u32 = 1;
 /// The longest message that a process says there, bytes.
@@ -48,6 +52,9 @@ pub enum Admission {
 /// The worker's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Welcome {
+    /// The worker's [`CLIENT_VERSION`].
+    #[serde(default)]
+    pub version: u32,
     pub driver_version: i32,
     pub devices: Vec<DeviceInfo>,
     /// Path of the real driver library where there is one: the client passes the runtime's genuine tables on from it.
@@ -62,6 +69,9 @@ pub enum ToWorker {
     /// client's process (a pidfd), where the kernel gives one.
     Board {
         name: String,
+        /// The client's [`CLIENT_VERSION`].
+        #[serde(default)]
+        version: u32,
     },
     Ring {
         index: u32,
@@ -121,6 +131,9 @@ impl TouchedRange {
 /// What a checkpoint must know of a quiesced client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quiesced {
+    /// The client's [`CLIENT_VERSION`]. Images from before it was said have the first one.
+    #[serde(default = "first_version")]
+    pub version: u32,
     /// The pid as the program sees it.
     pub process: u32,
     /// Inode of the client's end of this socket, which CRIU is told about.
@@ -129,6 +142,10 @@ pub struct Quiesced {
     pub driver_attached: bool,
     /// Board, ring and pinned files that are mapped: (name, bytes).
     pub files: Vec<(String, u64)>,
+}
+
+fn first_version() -> u32 {
+    1
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -44,6 +44,8 @@ pub enum FrameError {
     TooManyDescriptors { found: usize, most: usize },
     #[error("descriptors of a message were lost, as too many files are open")]
     DescriptorsLost,
+    #[error("message {found} was answered where {expected} was asked")]
+    OutOfOrder { expected: u64, found: u64 },
     #[error("a message could not be understood: {0}; are both sides of the same version?")]
     Malformed(#[from] serde_json::Error),
 }

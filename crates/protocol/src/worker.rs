@@ -1,14 +1,87 @@
 //! Daemon ↔ worker. The worker listens on a socket of its own in the run directory, so that the next daemon finds it
-//! again; one request is answered before the next is read. The daemon's end closing in the middle of a checkpoint
-//! undoes it: the client resumes.
+//! again.
+//!
+//! ```text
+//!   daemon  Greeting ─ Message { id, client, request } ─────────────────────▶ worker
+//!           ◀────────────────────────── Greeting ─ Reply { id, answer } ─ …
+//! ```
+//!
+//! Both sides greet at once, and the worker refuses a daemon of another [`VERSION`] in a sentence. Each [request](ask)
+//! has an answer of its own type; one is answered before the next is read. The daemon's end closing in the middle of a
+//! checkpoint undoes it: the client resumes.
+
+pub mod ask;
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
-use crate::client::Quiesced;
 pub use crate::frame::MOST_DESCRIPTORS;
+use crate::frame::{self, FrameError, Limits};
+pub use ask::{Ask, Request};
+
+/// Of all that daemon and worker say to each other. Raised with every change.
+pub const VERSION: u32 = 1;
+
+/// The first thing that either side says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    pub version: u32,
+}
+
+/// The worker's number for a client.
+pub type ClientNumber = u32;
+/// The client that a worker has from the start.
+pub const FIRST_CLIENT: ClientNumber = 0;
+
+/// A request, and for which of the worker's clients.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Message {
+    /// The daemon's number for it; later ones are higher.
+    pub id: u64,
+    pub client: ClientNumber,
+    pub request: Request,
+}
+
+/// The answer to the message with this number, or why there is none: one sentence that says what was found, what was
+/// expected and what to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reply<T> {
+    pub id: u64,
+    pub answer: Result<T, String>,
+}
+
+/// Why the other side of a connection cannot be talked to.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetingError {
+    #[error(
+        "the {other} speaks version {found} of the worker's protocol, and this {own} version {VERSION}; what runs \
+         since before an upgrade has to be checkpointed or ended by the installation that started it"
+    )]
+    Version { own: &'static str, other: &'static str, found: u32 },
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// Greets the other side, and hears whether it speaks the same version.
+pub fn greet(
+    stream: &UnixStream,
+    own: &'static str,
+    other: &'static str,
+    limit: Duration,
+) -> Result<(), GreetingError> {
+    frame::send(stream, &Greeting { version: VERSION }, &[])?;
+    let limits = Limits { time: Some(limit), ..Limits::default() };
+    let (greeting, _) = frame::receive_within::<Greeting>(stream, &limits)?;
+    stream.set_read_timeout(None).map_err(FrameError::from)?;
+    match greeting {
+        Greeting { version: VERSION } => Ok(()),
+        Greeting { version } => Err(GreetingError::Version { own, other, found: version }),
+    }
+}
 
 /// Socket in the run directory where the worker with this number listens.
 pub fn socket_name(worker: u32) -> String {
@@ -26,186 +99,19 @@ pub enum Recording {
     Learned,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Request {
-    Status,
-    /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
-    /// outlives the daemon. Answered by its `Status`.
-    Take,
-    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone, and for images
-    /// that begin alike. With
-    /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.
-    Prepare {
-        image: String,
-        #[serde(default)]
-        register: bool,
-    },
-    /// What workers may have done of this image's restore for other images too. Answered by `Surveyed`.
-    Survey {
-        image: String,
-    },
-    /// Load the module of this image that has this key, for whoever takes this worker.
-    LoadAhead {
-        image: String,
-        key: String,
-    },
-    /// Unload those that wait under these keys.
-    UnloadAhead {
-        keys: Vec<String>,
-    },
-    /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
-    Serve {
-        run_directory: String,
-    },
-    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `leave_memory`: contents of
-    /// GPU memory will not be copied.
-    Quiesce {
-        limit_ms: u64,
-        leave_memory: bool,
-    },
-    /// Detach or attach the driver half of the process with this pid (as this worker sees it).
-    Detach {
-        pid: i32,
-        limit_ms: u32,
-    },
-    Attach {
-        pid: i32,
-    },
-    /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
-    Save {
-        staging: String,
-        /// Leave the contents of buffers where they are: `Sleep` is to follow.
-        leave_memory: bool,
-    },
-    /// Write the pinned memory into the staged image. Only while the program is frozen.
-    SavePinned {
-        staging: String,
-    },
-    /// How the next `Restore` loads contents of buffers. `order`: names of parts, those first that are loaded first.
-    /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`:
-    /// whether to note in which order requests name them. With a descriptor: a file in memory for the worker's journal,
-    /// without which no request runs ahead.
-    OnDemand {
-        run_ahead: bool,
-        order: Vec<String>,
-        record: Recording,
-    },
-    /// The record that was asked for, answered by `Uses`.
-    Uses,
-    /// Change all buffers a little: whatever is written to them is seen then. The program is good for nothing else any more.
-    Mark,
-    /// Which buffers still hold what the image at this path has of them, or were not written to since they were marked,
-    /// answered by `Unwritten`. `cheaply`: only where the device finds out by itself.
-    Unwritten {
-        image: String,
-        cheaply: bool,
-    },
-    /// Map no memory that other workers have mapped too: copy it.
-    Unshare,
-    /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
-    /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,
-    /// requests of the program wait.
-    Restore {
-        image: String,
-        run_directory: String,
-        /// What of the image lies in memories that came with [`Request::Cache`]; the rest is read from the store.
-        #[serde(default)]
-        cached: Vec<Cached>,
-    },
-    /// With a descriptor for each: memories that caches are kept in. Those of the host are mapped, and with `register`
-    /// made known to the GPU, for the life of the worker; those of a GPU are used for the next `Restore` alone.
-    Cache {
-        memories: Vec<CacheMemory>,
-        register: bool,
-    },
-    /// Make memory for a cache. Answered by `Made`. The worker has it mapped until it has loaded an image.
-    MakeCacheMemory {
-        memory: CacheMemory,
-    },
-    /// Let go of all GPU memory of caches.
-    LeaveCaches,
-    /// With a descriptor: memory from `MakeCacheMemory`. Load chunks of the image, checked, to where they are to lie in it.
-    FillCache {
-        image: String,
-        memory: CacheMemory,
-        into: Vec<Cached>,
-        /// Where the chunks may be found already.
-        cached: Vec<Cached>,
-    },
-    /// Answered with the phases since `Restore` when the contents of buffers are there. The worker ends if they cannot
-    /// be loaded.
-    Loaded,
-    /// Take the state as for `Restore`, in place of a worker that was killed before it had loaded all. The program runs
-    /// already; its requests wait for `GoOn`.
-    Replace {
-        image: String,
-        run_directory: String,
-    },
-    /// After `Replace` and `Loaded`, with two descriptors: the worker's end of the client's socket, and the journal of
-    /// the worker before.
-    GoOn {
-        pid: i32,
-    },
-    /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
-    Adopt {
-        pid: i32,
-        driver_attached: bool,
-    },
-    /// Give the GPU back, after `Quiesce` and `Save`: the process goes on without it as a keeper of the client's socket
-    /// and of the memory that was left. Its connections end; those made then are answered by the keeper.
-    Sleep,
-    /// To a keeper: what it keeps, from so many descriptors on. Answered by `Kept`.
-    HandOver {
-        from: usize,
-    },
-    /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of.
-    Memory {
-        names: Vec<String>,
-    },
-    /// Let the client go on.
-    Resume {
-        restored: bool,
-        driver_attached: bool,
-    },
-    Shutdown,
+/// A saved half: parts as the store describes them, and the phases' times.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Saved {
+    pub parts: Vec<serde_json::Value>,
+    pub phases: Vec<Phase>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Response {
-    Done,
-    Status(Status),
-    Quiesced(Quiesced),
-    /// Parts as the store describes them, and the phases' times.
-    Saved {
-        parts: Vec<serde_json::Value>,
-        phases: Vec<Phase>,
-    },
-    Restored {
-        phases: Vec<Phase>,
-    },
-    /// With one descriptor for each name, at most [`MOST_DESCRIPTORS`]; none when there are no more. The one without a
-    /// name is the client's socket.
-    Kept {
-        names: Vec<String>,
-    },
-    /// The modules that may be loaded before it is known for whom, and a mark for each step of what modules and streams
-    /// depend on: images whose marks begin alike are alike so far.
-    Surveyed {
-        modules: Vec<CommonModule>,
-        course: Vec<u64>,
-    },
-    /// With a descriptor of new memory.
-    Made,
-    /// Names of parts, the one named first first.
-    Uses {
-        names: Vec<String>,
-    },
-    /// Names of parts; none where it would have taken long.
-    Unwritten {
-        names: Option<Vec<String>>,
-    },
-    /// One sentence: what was found, what was expected, what to do.
-    Failed(String),
+/// The modules that may be loaded before it is known for whom, and a mark for each step of what modules and streams
+/// depend on: images whose marks begin alike are alike so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Surveyed {
+    pub modules: Vec<CommonModule>,
+    pub course: Vec<u64>,
 }
 
 /// A module that may be loaded before it is known for whom.
@@ -301,4 +207,26 @@ pub struct Status {
     pub events: u64,
     pub graphs: u64,
     pub operations: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_greets_with_another_version_is_told_so_in_a_sentence() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        frame::send(&theirs, &Greeting { version: VERSION + 8 }, &[]).unwrap();
+        let refused = greet(&ours, "daemon", "worker", Duration::from_secs(10)).unwrap_err().to_string();
+        let expected = format!(
+            "the worker speaks version {} of the worker's protocol, and this daemon version",
+            VERSION + 8
+        );
+        assert!(refused.starts_with(&expected), "{refused}");
+        frame::send(&ours, &Greeting { version: VERSION }, &[]).unwrap();
+        assert!(greet(&theirs, "worker", "daemon", Duration::from_secs(10)).is_ok());
+        drop(theirs);
+        let gone = greet(&ours, "daemon", "worker", Duration::from_secs(10));
+        assert!(matches!(gone, Err(GreetingError::Frame(_))), "{gone:?}");
+    }
 }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rekindle_protocol::client::{ToClient, ToWorker};
+use rekindle_protocol::client::{CLIENT_VERSION, ToClient, ToWorker};
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 
@@ -47,7 +47,13 @@ impl ClientThread {
 
     fn take(&self, message: ToWorker, descriptors: Vec<OwnedFd>) {
         match message {
-            ToWorker::Board { name } => self.board(name, descriptors.into_iter().next()),
+            ToWorker::Board { name, version: CLIENT_VERSION } => {
+                self.board(name, descriptors.into_iter().next());
+            }
+            ToWorker::Board { version, .. } => self.fail(format!(
+                "the program's libcuda.so.1 speaks version {version} of the client's protocol, and this worker version \
+                 {CLIENT_VERSION}; use both of one installation"
+            )),
             ToWorker::Ring { index, name } => self.ring(index, name),
             ToWorker::Called { token } => self.link.called(token),
             ToWorker::Quiesced(quiesced) => self.link.answered(Answer::Quiesced(quiesced)),

@@ -3,7 +3,7 @@
 //! One connection is served at a time. If it closes between `Quiesce` and `Resume`, the daemon has died or given the
 //! checkpoint up, and the worker undoes it.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::client::ToClient;
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::peer;
-use rekindle_protocol::worker::{Phase, Recording, Request, Response, Status};
+use rekindle_protocol::worker::{
+    self as protocol, Ask, FIRST_CLIENT, GreetingError, Message, Phase, Reply, Request, Status, ask,
+};
 
 use crate::dispatch::{Dispatcher, Ended, Remote};
 use crate::image::{self, LeftMemory, Loading};
@@ -25,6 +27,8 @@ mod client;
 mod images;
 mod standstill;
 
+/// How long who connects may take to greet.
+pub(crate) const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// A worker that nobody needs ends after this time.
 const LONELY: Duration = Duration::from_secs(60);
 
@@ -48,13 +52,19 @@ pub(crate) struct Control {
     demand: Option<Demand>,
 }
 
-/// See [`Request::OnDemand`].
-#[derive(Default)]
-struct Demand {
-    run_ahead: bool,
-    order: Vec<String>,
-    record: Recording,
-    journal: Option<OwnedFd>,
+/// How the next restore loads, with its journal.
+type Demand = (ask::OnDemand, Option<OwnedFd>);
+
+/// What a request is answered with, to be sent with descriptors.
+type Answer = Box<dyn FnOnce(&UnixStream, u64, &[BorrowedFd<'_>]) -> Result<(), FrameError>>;
+
+/// The answer to a request of this type.
+fn answer<A: Ask>(answer: A::Answer) -> Answer {
+    Box::new(move |stream, id, along| frame::send(stream, &Reply { id, answer: Ok(answer) }, along))
+}
+
+fn refuse(stream: &UnixStream, id: u64, problem: String) -> Result<(), FrameError> {
+    frame::send(stream, &Reply::<()> { id, answer: Err(problem) }, &[])
 }
 
 impl Control {
@@ -81,9 +91,9 @@ impl Control {
     }
 
     /// Goes on with a daemon that waits for its answer to [`Request::Loaded`].
-    pub(crate) fn go_on(mut self, stream: &UnixStream, waits: bool) {
+    pub(crate) fn go_on(mut self, stream: &UnixStream, waits: Option<u64>) {
         *self.conversations.daemon() = Daemon { stream: Some(stream.as_raw_fd()), waits };
-        let goes_on = !waits || self.answer_loaded(stream);
+        let goes_on = waits.is_none_or(|id| self.answer_loaded(stream, id));
         if goes_on {
             self.serve(stream);
         }
@@ -123,17 +133,26 @@ impl Control {
             log::warn!("a process of the sandbox is sent away that came where the daemon does");
             return Ok(None);
         }
-        daemon.stream = Some(stream.as_raw_fd());
-        Ok(Some(stream))
+        match protocol::greet(&stream, "worker", "daemon", GREETING_LIMIT) {
+            Ok(()) => {
+                daemon.stream = Some(stream.as_raw_fd());
+                Ok(Some(stream))
+            }
+            // It only wanted to know whether anybody listens.
+            Err(GreetingError::Frame(FrameError::Closed)) => Ok(None),
+            Err(error) => {
+                log::warn!("a daemon is sent away: {error}");
+                Ok(None)
+            }
+        }
     }
 
     /// False if the connection is no more.
-    fn answer_loaded(&self, stream: &UnixStream) -> bool {
+    fn answer_loaded(&self, stream: &UnixStream, id: u64) -> bool {
         let loaded = self.await_loaded();
         let mut daemon = self.conversations.daemon();
-        daemon.waits = false;
-        let response = loaded.clone().map_or_else(Response::Failed, |phases| Response::Restored { phases });
-        let sent = frame::send(stream, &response, &[]);
+        daemon.waits = None;
+        let sent = frame::send(stream, &Reply { id, answer: loaded.clone() }, &[]);
         self.remote.heard();
         if let Err(problem) = loaded {
             if let Some(client) = self.link.socket().filter(|_| sent.is_ok()) {
@@ -149,28 +168,34 @@ impl Control {
         loop {
             wait_readable(stream);
             let mut turn = conversations.daemon();
-            let (request, descriptors) = match frame::receive::<Request>(stream) {
+            let (Message { id, client, request }, descriptors) = match frame::receive(stream) {
                 Ok(received) => received,
                 Err(FrameError::Closed) => return,
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
-            if matches!(request, Request::Loaded) {
-                turn.waits = true;
+            if matches!(request, Request::Loaded(_)) {
+                turn.waits = Some(id);
                 drop(turn);
-                if !self.answer_loaded(stream) {
+                if !self.answer_loaded(stream, id) {
                     return;
                 }
                 continue;
             }
-            let end = matches!(request, Request::Shutdown);
-            let sleep = matches!(request, Request::Sleep);
-            let response = self.obey(request, descriptors, stream).unwrap_or_else(Response::Failed);
-            if let Response::Failed(problem) = &response {
-                log::warn!("a request of the daemon failed: {problem}");
-            }
+            let end = matches!(request, Request::Shutdown(_));
+            let sleep = matches!(request, Request::Sleep(_));
+            let obeyed = match client {
+                FIRST_CLIENT => self.obey(request, descriptors, stream),
+                other => Err(format!("this worker has no client {other}")),
+            };
+            let sleep = sleep && obeyed.is_ok();
             let along: Vec<OwnedFd> = std::mem::take(&mut self.along);
-            let along: Vec<_> = along.iter().map(AsFd::as_fd).collect();
-            let sent = frame::send(stream, &response, &along);
+            let sent = match obeyed {
+                Ok(answer) => answer(stream, id, &along.iter().map(AsFd::as_fd).collect::<Vec<_>>()),
+                Err(problem) => {
+                    log::warn!("a request of the daemon failed: {problem}");
+                    refuse(stream, id, problem)
+                }
+            };
             self.remote.heard();
             if end {
                 self.remote.end(Ended::Done);
@@ -178,7 +203,7 @@ impl Control {
             if let Err(error) = sent {
                 return log::warn!("the daemon's connection: {error}");
             }
-            if sleep && matches!(response, Response::Done) {
+            if sleep {
                 return log::error!("the worker stays awake: {}", self.sleep());
             }
         }
@@ -189,105 +214,114 @@ impl Control {
         request: Request,
         descriptors: Vec<OwnedFd>,
         stream: &UnixStream,
-    ) -> Result<Response, String> {
+    ) -> Result<Answer, String> {
         match request {
-            Request::Status => self.status().map(Response::Status),
-            Request::Take => self.take(descriptors).and_then(|()| self.status().map(Response::Status)),
-            Request::Prepare { image, register } => {
-                self.work(stream, move |dispatcher, _| image::prepare(dispatcher, image.as_ref(), register))?;
-                Ok(Response::Done)
+            Request::GetStatus(_) => self.status().map(answer::<ask::GetStatus>),
+            Request::Take(_) => {
+                self.take(descriptors)?;
+                self.status().map(answer::<ask::Take>)
             }
+            Request::Prepare(ask::Prepare { image, register }) => self
+                .work(stream, move |dispatcher, _| image::prepare(dispatcher, image.as_ref(), register))
+                .map(answer::<ask::Prepare>),
             // A sandbox that has taken this worker meanwhile has no use for them.
-            Request::Survey { .. } | Request::LoadAhead { .. } if !self.spare => {
+            Request::Survey(_) | Request::LoadAhead(_) if !self.spare => {
                 Err("this worker is in use".to_string())
             }
-            Request::Survey { image } => {
-                let (modules, course) =
-                    self.work(stream, move |dispatcher, _| image::survey(dispatcher, image.as_ref()))?;
-                Ok(Response::Surveyed { modules, course })
-            }
-            Request::LoadAhead { image, key } => {
-                self.work(stream, move |dispatcher, _| image::load_ahead(dispatcher, image.as_ref(), &key))?;
-                Ok(Response::Done)
-            }
-            Request::UnloadAhead { keys } => {
-                self.remote.ask(move |dispatcher| {
+            Request::Survey(ask::Survey { image }) => self
+                .work(stream, move |dispatcher, _| image::survey(dispatcher, image.as_ref()))
+                .map(answer::<ask::Survey>),
+            Request::LoadAhead(ask::LoadAhead { image, key }) => self
+                .work(stream, move |dispatcher, _| image::load_ahead(dispatcher, image.as_ref(), &key))
+                .map(answer::<ask::LoadAhead>),
+            Request::UnloadAhead(ask::UnloadAhead { keys }) => self
+                .remote
+                .ask(move |dispatcher| {
                     dispatcher.ahead.forget(&keys);
                     dispatcher.client.bind_anew();
-                })?;
-                Ok(Response::Done)
+                })
+                .map(answer::<ask::UnloadAhead>),
+            Request::Serve(ask::Serve { run_directory }) => {
+                self.welcome(run_directory.into(), descriptors).map(answer::<ask::Serve>)
             }
-            Request::Serve { run_directory } => self.welcome(run_directory.into(), descriptors),
-            Request::Quiesce { limit_ms, leave_memory } => {
-                self.quiesce(Duration::from_millis(limit_ms), leave_memory).map(Response::Quiesced)
+            Request::Quiesce(ask::Quiesce { limit_ms, leave_memory }) => {
+                self.quiesce(Duration::from_millis(limit_ms), leave_memory).map(answer::<ask::Quiesce>)
             }
-            Request::Detach { pid, limit_ms } => self.detach(pid, limit_ms),
-            Request::Attach { pid } => self.attach(pid),
-            Request::Save { staging, leave_memory } => self.save(stream, staging.into(), leave_memory),
-            Request::SavePinned { staging } => self.save_pinned(stream, staging.into()),
-            Request::Sleep if self.quiesced && self.link.is_connected() => Ok(Response::Done),
-            Request::Sleep => Err("only a program that stands still can be put to sleep".to_string()),
-            Request::HandOver { .. } => Err("this worker is awake and keeps nothing".to_string()),
-            Request::Memory { names } => {
+            Request::Detach(ask::Detach { pid, limit_ms }) => {
+                self.detach(pid, limit_ms).map(answer::<ask::Detach>)
+            }
+            Request::Attach(ask::Attach { pid }) => self.attach(pid).map(answer::<ask::Attach>),
+            Request::Save(ask::Save { staging, leave_memory }) => {
+                self.save(stream, staging.into(), leave_memory).map(answer::<ask::Save>)
+            }
+            Request::SavePinned(ask::SavePinned { staging }) => {
+                self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
+            }
+            Request::Sleep(_) if self.quiesced && self.link.is_connected() => Ok(answer::<ask::Sleep>(())),
+            Request::Sleep(_) => Err("only a program that stands still can be put to sleep".to_string()),
+            Request::HandOver(_) => Err("this worker is awake and keeps nothing".to_string()),
+            Request::Memory(ask::Memory { names }) => {
                 self.left.extend(names.into_iter().zip(descriptors));
-                Ok(Response::Done)
+                Ok(answer::<ask::Memory>(()))
             }
-            Request::Cache { memories, register } => self.take_cache(memories, descriptors, register),
-            Request::LeaveCaches => {
-                self.remote.ask(|dispatcher| {
+            Request::Cache(ask::Cache { memories, register }) => {
+                self.take_cache(memories, descriptors, register).map(answer::<ask::Cache>)
+            }
+            Request::LeaveCaches(_) => self
+                .remote
+                .ask(|dispatcher| {
                     dispatcher.cache.leave();
                     dispatcher.client.bind_anew();
-                })?;
-                Ok(Response::Done)
-            }
-            Request::MakeCacheMemory { memory } => {
+                })
+                .map(answer::<ask::LeaveCaches>),
+            Request::MakeCacheMemory(ask::MakeCacheMemory { memory }) => {
                 let made =
                     self.work(stream, move |dispatcher, _| image::make_cache_memory(dispatcher, memory))?;
                 self.along.push(made);
-                Ok(Response::Made)
+                Ok(answer::<ask::MakeCacheMemory>(()))
             }
-            Request::FillCache { image, memory, into, cached } => {
+            Request::FillCache(ask::FillCache { image, memory, into, cached }) => {
                 let descriptor = descriptors.into_iter().next().ok_or("no memory came along")?;
                 self.fill_cache(stream, image.into(), (memory, descriptor), into, cached)
+                    .map(answer::<ask::FillCache>)
             }
-            Request::OnDemand { run_ahead, order, record } => {
-                let journal = descriptors.into_iter().next();
-                self.demand = Some(Demand { run_ahead, order, record, journal });
-                Ok(Response::Done)
+            Request::OnDemand(demand) => {
+                self.demand = Some((demand, descriptors.into_iter().next()));
+                Ok(answer::<ask::OnDemand>(()))
             }
-            Request::Unwritten { image, cheaply } => {
-                let names = self.work(stream, move |dispatcher, stop| {
+            Request::Unwritten(ask::Unwritten { image, cheaply }) => self
+                .work(stream, move |dispatcher, stop| {
                     image::unwritten(dispatcher, image.as_ref(), cheaply, stop)
-                })?;
-                Ok(Response::Unwritten { names })
-            }
-            Request::Mark => {
+                })
+                .map(answer::<ask::Unwritten>),
+            Request::Mark(_) => {
                 self.unshare()?;
-                self.work(stream, image::mark)?;
-                Ok(Response::Done)
+                self.work(stream, image::mark).map(answer::<ask::Mark>)
             }
-            Request::Unshare => self.unshare().map(|()| Response::Done),
-            Request::Uses => {
+            Request::Unshare(_) => self.unshare().map(answer::<ask::Unshare>),
+            Request::Uses(_) => {
                 let names =
                     self.remote.ask(|dispatcher| dispatcher.uses.as_ref().map(|uses| uses.names()))?;
                 let names = names.ok_or("this worker was not asked to record what is used first")?;
-                Ok(Response::Uses { names })
+                Ok(answer::<ask::Uses>(names))
             }
-            Request::Restore { image, run_directory, cached } => {
-                self.restore(stream, image.into(), run_directory.into(), cached)
+            Request::Restore(ask::Restore { image, run_directory, cached }) => {
+                self.restore(stream, image.into(), run_directory.into(), cached).map(answer::<ask::Restore>)
             }
-            Request::Replace { image, run_directory } => {
+            Request::Replace(ask::Replace { image, run_directory }) => {
                 let remote = self.remote.clone();
-                let phases = self.work(stream, move |dispatcher, _| {
+                self.work(stream, move |dispatcher, _| {
                     ondemand::restore(dispatcher, image.as_ref(), run_directory.into(), &remote)
-                })?;
-                Ok(Response::Restored { phases })
+                })
+                .map(answer::<ask::Replace>)
             }
-            Request::GoOn { pid } => self.go_on_with(pid, descriptors),
-            Request::Loaded => Err("what is loaded is told beside other requests only".to_string()),
-            Request::Adopt { pid, driver_attached: _ } => self.adopt(pid, descriptors),
-            Request::Resume { restored, driver_attached } => self.resume(restored, driver_attached),
-            Request::Shutdown => Ok(Response::Done),
+            Request::GoOn(ask::GoOn { pid }) => self.go_on_with(pid, descriptors).map(answer::<ask::GoOn>),
+            Request::Loaded(_) => Err("what is loaded is told beside other requests only".to_string()),
+            Request::Adopt(ask::Adopt { pid, .. }) => self.adopt(pid, descriptors).map(answer::<ask::Adopt>),
+            Request::Resume(ask::Resume { restored, driver_attached }) => {
+                self.resume(restored, driver_attached).map(answer::<ask::Resume>)
+            }
+            Request::Shutdown(_) => Ok(answer::<ask::Shutdown>(())),
         }
     }
 

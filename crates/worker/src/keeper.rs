@@ -14,11 +14,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 
-use rekindle_protocol::frame;
+use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::peer;
-use rekindle_protocol::worker::{MOST_DESCRIPTORS, Request, Response, Status};
+use rekindle_protocol::worker::{self as protocol, MOST_DESCRIPTORS, Message, Reply, Request, Status, ask};
 use serde::{Deserialize, Serialize};
 
+use crate::control::GREETING_LIMIT;
 use crate::image::LeftMemory;
 use crate::successor;
 
@@ -125,6 +126,7 @@ impl Keeper {
             if listener
                 && let Ok((stream, _)) = self.listener.accept()
                 && peer::is_beside(&stream)
+                && greeted(&stream)
             {
                 self.daemon = Some(stream);
             }
@@ -134,31 +136,36 @@ impl Keeper {
     /// Answers one request; false if it was the last.
     fn answer(&mut self) -> bool {
         let Some(stream) = &self.daemon else { return true };
-        let (response, goes_on) = match frame::receive::<Request>(stream) {
-            Ok((Request::Status, _)) => (Response::Status(self.status.clone()), true),
-            Ok((Request::HandOver { from }, _)) => return self.hand_over(from),
-            Ok((Request::Shutdown, _)) => (Response::Done, false),
-            Ok(_) => (Response::Failed("the program's GPU half sleeps; wake it first".to_string()), true),
-            Err(_) => {
-                self.daemon = None;
-                return true;
+        let Ok((Message { id, request, .. }, _)) = frame::receive(stream) else {
+            self.daemon = None;
+            return true;
+        };
+        let ends = matches!(request, Request::Shutdown(_));
+        let sent = match request {
+            Request::GetStatus(_) => frame::send(stream, &Reply { id, answer: Ok(&self.status) }, &[]),
+            Request::HandOver(ask::HandOver { from }) => self.hand_over(stream, id, from),
+            Request::Shutdown(_) => frame::send(stream, &Reply { id, answer: Ok(()) }, &[]),
+            _ => {
+                let problem = "the program's GPU half sleeps; wake it first".to_string();
+                frame::send(stream, &Reply::<()> { id, answer: Err(problem) }, &[])
             }
         };
-        if frame::send(stream, &response, &[]).is_err() {
+        if sent.is_err() {
             self.daemon = None;
         }
-        goes_on
+        !ends
     }
 
-    fn hand_over(&mut self, from: usize) -> bool {
-        let Some(stream) = &self.daemon else { return true };
+    fn hand_over(&self, stream: &UnixStream, id: u64, from: usize) -> Result<(), FrameError> {
         let memory = self.memory.iter().map(|(name, memory)| (name.as_str(), memory.as_fd()));
         let all = std::iter::once(("", self.client.as_fd())).chain(memory);
         let (names, descriptors): (Vec<_>, Vec<_>) =
             all.skip(from).take(MOST_DESCRIPTORS).map(|(name, kept)| (name.to_string(), kept)).unzip();
-        if frame::send(stream, &Response::Kept { names }, &descriptors).is_err() {
-            self.daemon = None;
-        }
-        true
+        frame::send(stream, &Reply { id, answer: Ok(names) }, &descriptors)
     }
+}
+
+fn greeted(stream: &UnixStream) -> bool {
+    let greeted = protocol::greet(stream, "worker", "daemon", GREETING_LIMIT);
+    greeted.inspect_err(|error| log::warn!("a daemon is sent away: {error}")).is_ok()
 }

@@ -13,19 +13,14 @@ use common::{Client, Knobs, Worker, alone};
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::PINNED_RANGE;
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::{Saved, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::{Part, Store};
 use rekindle_worker::Ended;
 
-fn parts(response: Response) -> Vec<Part> {
-    match response {
-        Response::Saved { parts, phases } => {
-            assert!(!phases.is_empty());
-            parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()
-        }
-        other => panic!("{other:?}"),
-    }
+fn parts(saved: Saved) -> Vec<Part> {
+    assert!(!saved.phases.is_empty());
+    saved.parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()
 }
 
 /// Makes the files of the run directory anew, as the daemon does before a restore.
@@ -42,9 +37,9 @@ fn save(program: &Program, store: &Store, name: &str) -> std::path::PathBuf {
     program.daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
     draft
-        .adopt(parts(program.daemon.ask(Request::Save { staging: staging.clone(), leave_memory: false })))
+        .adopt(parts(program.daemon.ask(ask::Save { staging: staging.clone(), leave_memory: false })))
         .unwrap();
-    draft.adopt(parts(program.daemon.ask(Request::SavePinned { staging }))).unwrap();
+    draft.adopt(parts(program.daemon.ask(ask::SavePinned { staging }))).unwrap();
     let image = draft.commit().unwrap();
     image.path().to_owned()
 }
@@ -54,27 +49,18 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
     renew(directory, rings);
     let worker = Worker::start(directory);
     let daemon = worker.daemon();
-    let request = Request::Restore {
+    let request = ask::Restore {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
     };
-    match daemon.ask(request) {
-        Response::Restored { phases } => assert!(phases.iter().any(|phase| phase.name == "modules")),
-        other => panic!("{other:?}"),
-    }
+    assert!(daemon.ask(request).iter().any(|phase| phase.name == "modules"));
     let (ours, theirs) = UnixStream::pair().unwrap();
-    match daemon.ask_with(Request::Adopt { pid: 77, driver_attached: false }, &theirs) {
-        Response::Done => {}
-        other => panic!("{other:?}"),
-    }
+    daemon.ask_with(ask::Adopt { pid: 77, driver_attached: false }, &theirs);
     drop(theirs);
     let client = Client::restored(directory, ours);
-    daemon.done(Request::Resume { restored: true, driver_attached: false });
-    match daemon.ask(Request::Loaded) {
-        Response::Restored { phases } => assert_eq!(phases[0].name, "GPU memory"),
-        other => panic!("{other:?}"),
-    }
+    daemon.ask(ask::Resume { restored: true, driver_attached: false });
+    assert_eq!(daemon.ask(ask::Loaded {})[0].name, "GPU memory");
     let lane = client.old_lane(0);
     Program { worker, daemon, client, lane }
 }
@@ -145,7 +131,7 @@ fn a_program_goes_on_in_another_worker_where_it_was() {
 
     let image = save(&program, &store, "first");
     // The program may go on in the old worker.
-    program.daemon.done(Request::Resume { restored: false, driver_attached: false });
+    program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert_eq!(program.client.seen.resumed.load(Ordering::Acquire), 1);
     assert_eq!(words(&download(&mut program.lane, 0, small, 12)), [1, 2, 3]);
     program.end();
@@ -204,9 +190,7 @@ fn a_daemon_that_dies_in_a_checkpoint_undoes_it() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(&state.path().join("run"));
     program.daemon.quiesce();
-    let dying =
-        std::mem::replace(&mut program.daemon, common::Daemon { stream: UnixStream::pair().unwrap().0 });
-    drop(dying);
+    program.daemon.die();
     let since = Instant::now();
     while program.client.seen.resumed.load(Ordering::Acquire) == 0 {
         assert!(since.elapsed() < Duration::from_secs(60));
@@ -215,7 +199,7 @@ fn a_daemon_that_dies_in_a_checkpoint_undoes_it() {
     // The next daemon finds the worker.
     program.daemon = program.worker.daemon();
     program.daemon.quiesce();
-    program.daemon.done(Request::Resume { restored: false, driver_attached: false });
+    program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert!(program.lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());
     program.end();
 }
@@ -227,15 +211,15 @@ fn what_cannot_be_saved_is_said_and_the_program_goes_on() {
     let mut program = Program::start(&state.path().join("run"));
     program.client.seen.busy.store(true, Ordering::Release);
     assert_eq!(
-        program.daemon.fails(Request::Quiesce { limit_ms: 500, leave_memory: false }),
+        program.daemon.fails(ask::Quiesce { limit_ms: 500, leave_memory: false }),
         "a thread is in a call"
     );
     program.client.seen.busy.store(false, Ordering::Release);
     program.daemon.quiesce();
     let nowhere = state.path().join("nowhere").to_str().unwrap().to_string();
-    let problem = program.daemon.fails(Request::Save { staging: nowhere, leave_memory: false });
+    let problem = program.daemon.fails(ask::Save { staging: nowhere, leave_memory: false });
     assert!(problem.contains("nowhere"), "{problem}");
-    program.daemon.done(Request::Resume { restored: false, driver_attached: false });
+    program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert!(program.lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());
     program.end();
 }
@@ -245,12 +229,12 @@ fn restore_fails(directory: &Path, image: &Path, knobs: Arc<Knobs>) -> String {
     renew(directory, 1);
     let worker = Worker::start_with(directory, knobs);
     let daemon = worker.daemon();
-    let problem = daemon.fails(Request::Restore {
+    let problem = daemon.fails(ask::Restore {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
     });
-    daemon.done(Request::Shutdown);
+    daemon.ask(ask::Shutdown {});
     assert_eq!(worker.end(), Ended::Done);
     problem
 }

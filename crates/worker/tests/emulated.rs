@@ -17,7 +17,7 @@ use rekindle_cuda::{
 
 use rekindle_device::{DEVICE_RANGE, LaunchAttributes, ModuleKind};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::ask;
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
 use rekindle_worker::{Gpu, Opened};
@@ -82,14 +82,8 @@ fn save(daemon: &Daemon, store: &Store, name: &str) -> String {
     let draft = store.begin(name).unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    match daemon.ask(Request::Save { staging, leave_memory: false }) {
-        Response::Saved { parts, .. } => {
-            draft
-                .adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect())
-                .unwrap();
-        }
-        other => panic!("{other:?}"),
-    }
+    let parts = daemon.ask(ask::Save { staging, leave_memory: false }).parts;
+    draft.adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()).unwrap();
     draft.commit().unwrap().path().to_str().unwrap().to_string()
 }
 
@@ -107,22 +101,15 @@ fn restore(directory: &Path, image: String, form: Form) -> (Worker, Daemon, Clie
     let worker = worker(directory, form);
     let daemon = worker.daemon();
     let run_directory = directory.to_str().unwrap().to_string();
-    let counts = match daemon.ask(Request::Restore { image, run_directory, cached: Vec::new() }) {
-        Response::Restored { phases } => {
-            phases.into_iter().find(|phase| phase.name == "modules").unwrap().counts
-        }
-        other => panic!("{other:?}"),
-    };
+    let phases = daemon.ask(ask::Restore { image, run_directory, cached: Vec::new() });
+    let counts = phases.into_iter().find(|phase| phase.name == "modules").unwrap().counts;
     let (ours, theirs) = UnixStream::pair().unwrap();
-    daemon.ask_with(Request::Adopt { pid: 1, driver_attached: false }, &theirs);
+    daemon.ask_with(ask::Adopt { pid: 1, driver_attached: false }, &theirs);
     drop(theirs);
     let client = Client::restored(directory, ours);
-    daemon.done(Request::Resume { restored: true, driver_attached: false });
+    daemon.ask(ask::Resume { restored: true, driver_attached: false });
     // Nobody saves before that.
-    match daemon.ask(Request::Loaded) {
-        Response::Restored { .. } => {}
-        other => panic!("{other:?}"),
-    }
+    daemon.ask(ask::Loaded {});
     (worker, daemon, client, counts.into_iter().collect())
 }
 
@@ -238,7 +225,7 @@ fn a_kernel_that_goes_astray_ends_the_context_and_not_the_worker() {
     lane.send(StreamSynchronize { device: 0, stream: 0 }, &[]);
     assert_eq!(lane.answer::<StreamSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
-    assert!(matches!(daemon.ask(Request::Status), Response::Status(_)));
+    daemon.ask(ask::GetStatus {});
     client.die();
     worker.end();
 }
@@ -294,8 +281,7 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     let draft = store.begin("image").unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    rekindle_protocol::frame::send(&daemon.stream, &Request::Save { staging, leave_memory: false }, &[])
-        .unwrap();
+    daemon.send(ask::Save { staging, leave_memory: false }, &[]);
     std::thread::sleep(Duration::from_millis(100));
     drop(daemon);
     drop(draft);

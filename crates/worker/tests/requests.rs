@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -12,9 +14,10 @@ use rekindle_cuda::{
     CUDA_ERROR_OUT_OF_MEMORY,
 };
 use rekindle_device::{Copy3D, Launch, MemorySet, PINNED_RANGE};
-use rekindle_protocol::client::ToWorker;
+use rekindle_protocol::client::{CLIENT_VERSION, ToWorker};
+use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::{Greeting, VERSION, ask};
 use rekindle_worker::Ended;
 
 #[test]
@@ -52,10 +55,8 @@ fn a_program_allocates_copies_computes_and_frees() {
     assert_eq!(lane.ask(MemoryFree { device: 0, address: large + 512 }), Err(CUDA_ERROR_INVALID_VALUE));
     lane.ask(MemoryFree { device: 0, address: large }).unwrap();
     assert_eq!(lane.ask(MemoryAllocate { device: 0, bytes: 4 << 30 }), Err(CUDA_ERROR_OUT_OF_MEMORY));
-    match daemon.ask(Request::Status) {
-        Response::Status(status) => assert_eq!((status.modules, status.client, status.buffers), (1, 9, 1)),
-        other => panic!("{other:?}"),
-    }
+    let status = daemon.ask(ask::GetStatus {});
+    assert_eq!((status.modules, status.client, status.buffers), (1, 9, 1));
     lane.post(EventDestroy { id: 99 });
     lane.ask(ContextSynchronize { device: 0 }).unwrap();
     assert_eq!(lane.error(), CUDA_ERROR_INVALID_HANDLE.0);
@@ -99,7 +100,7 @@ fn waiting_for_one_thread_does_not_hold_up_another() {
     assert_eq!(two.ask(MemoryRange { address: memory }), Err(CUDA_ERROR_NOT_FOUND));
     assert!(!one.is_answered());
     // The program stops with a kernel running: the daemon is told, and the program goes on.
-    let problem = daemon.fails(Request::Quiesce { limit_ms: 200, leave_memory: false });
+    let problem = daemon.fails(ask::Quiesce { limit_ms: 200, leave_memory: false });
     assert!(problem.contains("still running"), "{problem}");
     flag.store(1, Ordering::Release);
     one.answer::<MemoryFree>().unwrap();
@@ -196,7 +197,7 @@ fn a_fault_is_told_to_everyone_who_waits() {
     let (offset, end) = (transfer.offset, transfer.end);
     lane.post(Download { device: 0, stream: 0, from: 1 << 40, offset, bytes: 4, end });
     lane.staging.wait(end, spin, || true).unwrap();
-    let problem = daemon.fails(Request::Quiesce { limit_ms: 1000, leave_memory: false });
+    let problem = daemon.fails(ask::Quiesce { limit_ms: 1000, leave_memory: false });
     assert!(problem.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{problem}");
     client.die();
     worker.end();
@@ -233,7 +234,7 @@ fn graphs_by_capture_and_by_hand() {
     assert_eq!(lane.ask(CaptureStatus { device: 0, stream: 2 }).unwrap().status, 1);
     launch(&mut lane, 2, 1, &[memory, 4]);
     launch(&mut lane, 2, 1, &[memory, 8]);
-    let problem = daemon.fails(Request::Quiesce { limit_ms: 300, leave_memory: false });
+    let problem = daemon.fails(ask::Quiesce { limit_ms: 300, leave_memory: false });
     assert!(problem.contains("capturing"), "{problem}");
     assert_eq!(lane.ask(CaptureEnd { device: 0, stream: 2, graph: 1 }), Ok(2));
     lane.ask(GraphInstantiate { graph: 1, exec: 1, flags: 0 }).unwrap();
@@ -337,7 +338,7 @@ fn a_worker_without_a_gpu_says_why() {
     let directory = tempfile::tempdir().unwrap();
     let worker =
         Worker::start_on(directory.path(), Default::default(), || Err("there is no GPU here".to_string()));
-    assert_eq!(worker.daemon().fails(Request::Status), "there is no GPU here");
+    assert_eq!(worker.daemon().fails(ask::GetStatus {}), "there is no GPU here");
     assert_eq!(worker.end(), Ended::Failed("there is no GPU here".to_string()));
 }
 
@@ -350,12 +351,35 @@ fn a_worker_serves_one_client() {
     let (client, _) = Client::connect(&worker, &daemon);
     let (_ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let run_directory = directory.path().to_str().unwrap().to_string();
-    match daemon.ask_with(Request::Serve { run_directory }, &theirs) {
-        Response::Failed(problem) => assert_eq!(problem, "this worker has a client already"),
-        other => panic!("{other:?}"),
-    }
+    let refused = daemon.asked(ask::Serve { run_directory }, &[theirs.as_fd()]);
+    assert_eq!(refused.unwrap_err(), "this worker has a client already");
     // A board outside the run directory is not opened.
-    let board = ToWorker::Board { name: "../board".to_string() };
+    let board = ToWorker::Board { name: "../board".to_string(), version: CLIENT_VERSION };
     rekindle_protocol::frame::send(&client.socket, &board, &[]).unwrap();
     assert!(matches!(worker.end(), Ended::Failed(problem) if problem.contains("../board")));
+}
+
+#[test]
+fn who_speaks_another_version_is_refused_in_a_sentence() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Worker::start(directory.path());
+    let stream = UnixStream::connect(directory.path().join("worker.sock")).unwrap();
+    frame::send(&stream, &Greeting { version: VERSION + 1 }, &[]).unwrap();
+    let (greeting, _) = frame::receive::<Greeting>(&stream).unwrap();
+    assert_eq!(greeting.version, VERSION);
+    assert!(matches!(frame::receive::<Greeting>(&stream), Err(FrameError::Closed)));
+
+    let daemon = worker.daemon();
+    let (client, welcome) = Client::connect(&worker, &daemon);
+    assert_eq!(welcome.version, CLIENT_VERSION);
+    let board = ToWorker::Board { name: "board-9-0".to_string(), version: CLIENT_VERSION + 1 };
+    frame::send(&client.socket, &board, &[]).unwrap();
+    match worker.end() {
+        Ended::Failed(problem) => assert!(
+            problem.contains(&format!("speaks version {} of the client's protocol", CLIENT_VERSION + 1)),
+            "{problem}"
+        ),
+        Ended::Done => panic!("it went on"),
+    }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached, Request, Response};
+use rekindle_protocol::worker::{CACHE_SLOT, CacheMemory, Cached, ask};
 use rekindle_store::{ContentHash, Image, PartKind};
 
 use super::cache::Cache;
@@ -146,8 +146,8 @@ impl Caches {
                 let into = lock(&self.gpus).get(gpu).map(rows).unwrap_or_default();
                 let image = path.to_string_lossy().into_owned();
                 let cached = cached.clone();
-                let request = Request::FillCache { image, memory: memory.described, into, cached };
-                worker.command("fill a cache", &request, &[memory.descriptor()])
+                let request = ask::FillCache { image, memory: memory.described, into, cached };
+                worker.ask("fill a cache", request, &[memory.descriptor()])
             });
             if filled.is_err() {
                 break;
@@ -192,13 +192,13 @@ impl Caches {
                 break;
             }
             let memory = self.make_gpu_memory(worker, part.bytes, image.manifest().sizes.gpu)?;
-            let request = Request::FillCache {
+            let request = ask::FillCache {
                 image: image.path().to_string_lossy().into_owned(),
                 memory: memory.described,
                 into: vec![shared::row(part, memory.described.number)],
                 cached: cached.to_vec(),
             };
-            worker.command("fill a cache", &request, &[memory.descriptor()])?;
+            worker.ask("fill a cache", request, &[memory.descriptor()])?;
             if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
                 cache.shared.add(*contents, memory, priority);
             }
@@ -246,12 +246,10 @@ impl Caches {
             return Err(Error::Worker { action, reason });
         }
         let memory = CacheMemory { number: self.next_number(), bytes, device: Some(0) };
-        let descriptor = match worker.ask_whole(action, &Request::MakeCacheMemory { memory }, &[], None)? {
-            (Response::Made, descriptors) => descriptors.into_iter().next(),
-            _ => None,
-        };
+        let ((), descriptors) = worker.ask_whole(action, ask::MakeCacheMemory { memory }, &[], None)?;
         let reason = || "it sent no descriptor".to_string();
-        let descriptor = descriptor.ok_or_else(|| Error::Worker { action, reason: reason() })?;
+        let descriptor =
+            descriptors.into_iter().next().ok_or_else(|| Error::Worker { action, reason: reason() })?;
         Ok(Memory::of_gpu(memory, descriptor))
     }
 }

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rekindle_protocol::worker::{CACHE_SLOT, Cached, MOST_DESCRIPTORS, Request, Status};
+use rekindle_protocol::worker::{CACHE_SLOT, Cached, MOST_DESCRIPTORS, Status, ask};
 use rekindle_store::{ContentHash, Image};
 use serde_json::{Value, json};
 
@@ -148,7 +148,7 @@ impl Caches {
             return Ok(status);
         }
         let_go();
-        worker.command("let go of caches", &Request::LeaveCaches, &[])?;
+        worker.ask("let go of caches", ask::LeaveCaches {}, &[])?;
         worker.status()
     }
 
@@ -255,7 +255,7 @@ impl CacheLease {
         for memories in self.memories.chunks(at_once) {
             let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor()).collect();
             let memories = memories.iter().map(|memory| memory.described).collect();
-            worker.command("read from caches", &Request::Cache { memories, register }, &descriptors)?;
+            worker.ask("read from caches", ask::Cache { memories, register }, &descriptors)?;
         }
         Ok(self.rows.clone())
     }

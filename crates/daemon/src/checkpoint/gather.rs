@@ -6,7 +6,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
-use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{Frozen, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
@@ -17,37 +16,18 @@ use crate::images::cpu_pages;
 use crate::images::driver_half::DriverHalf;
 use crate::images::machine;
 use crate::images::metadata::ImageMetadata;
-use crate::images::parse_part;
 use crate::images::verify::cpu_half;
 use crate::restore::proof;
 use crate::sandboxes::members;
-use crate::timeline::{CPU, GPU, PINNED};
-use crate::workers::Worker;
+use crate::timeline::{CPU, GPU};
+use crate::workers::{Worker, gpu_half};
 
 use super::attempt::{Attempt, QuiescedGpu, Subject};
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
     pub(super) fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
-        let request = Request::Save { staging: staging.to_string_lossy().into_owned(), leave_memory: false };
-        self.saved(worker, GPU, "save the GPU half", &request)
-    }
-
-    pub(super) fn saved(
-        &self,
-        worker: &Worker,
-        lane: &'static str,
-        action: &'static str,
-        request: &Request,
-    ) -> Result<Vec<Part>> {
-        let start_us = self.timeline.elapsed_us();
-        match worker.ask(action, request, &[], None)? {
-            Response::Saved { parts, phases } => {
-                self.timeline.lane(lane).merge(start_us, phases);
-                parts.into_iter().map(|part| parse_part(action, part)).collect()
-            }
-            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-        }
+        gpu_half::save(worker, staging, false, self.timeline)
     }
 
     /// The program stands still with its CPU half written: takes all that can only be had now.
@@ -65,9 +45,7 @@ impl Attempt<'_> {
         draft.adopt(parts)?;
         self.step("saved")?;
         if let Some(worker) = self.worker() {
-            let request = Request::SavePinned { staging: draft.path().to_string_lossy().into_owned() };
-            let pinned = self.saved(worker, PINNED, "save pinned memory", &request)?;
-            draft.adopt(pinned)?;
+            draft.adopt(gpu_half::save_pinned(worker, draft.path(), self.timeline)?)?;
         }
         self.step("pinned-saved")?;
         self.timeline.time("manifest", || self.describe(frozen, draft, quiesced))

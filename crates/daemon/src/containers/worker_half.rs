@@ -20,10 +20,9 @@ use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report, State};
 use rekindle_protocol::network::Network;
-use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{namespace, tree};
-use rekindle_store::{Draft, Image, Part};
+use rekindle_store::{Draft, Image};
 
 use super::dump::{Dump, Dumped};
 use super::engine::{Container, Engine};
@@ -38,7 +37,6 @@ use crate::host::gpu;
 use crate::images::machine;
 use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
-use crate::images::parse_part;
 use crate::images::verify::cpu_half;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
@@ -48,8 +46,8 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::members;
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sleep::wake;
-use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
-use crate::workers::Worker;
+use crate::timeline::{CPU, Clock, PINNED, Timeline};
+use crate::workers::{Worker, gpu_half};
 use crate::{fault, restore};
 
 /// The client that the program has mapped: it must be the same in a restore.
@@ -166,14 +164,14 @@ fn both(
     archive: &Path,
 ) -> Result<Dumped> {
     let timeline = dump.timeline;
-    let staging = draft.lock().unwrap_or_else(PoisonError::into_inner).path().to_string_lossy().into_owned();
+    let staging = draft.lock().unwrap_or_else(PoisonError::into_inner).path().to_path_buf();
     std::thread::scope(|scope| {
-        let request = Request::Save { staging: staging.clone(), leave_memory: false };
         let save = worker.map(|worker| {
+            let staging = &staging;
             scope.spawn(move || {
                 // The pages of the CPU half wait until that is done, however it ends.
                 let _done = Done(saved_first);
-                saved(worker, GPU, "save the GPU half", &request, timeline)
+                gpu_half::save(worker, staging, false, timeline)
             })
         });
         let gather = || -> Result<()> {
@@ -182,8 +180,7 @@ fn both(
             draft.adopt(parts)?;
             fault::point("saved")?;
             if let Some(worker) = worker {
-                let request = Request::SavePinned { staging: staging.clone() };
-                draft.adopt(saved(worker, PINNED, "save pinned memory", &request, timeline)?)?;
+                draft.adopt(gpu_half::save_pinned(worker, &staging, timeline)?)?;
             }
             fault::point("pinned-saved")?;
             worker.map_or(Ok(()), |worker| members::all_live(&[worker.client()]))
@@ -194,23 +191,6 @@ fn both(
 
 fn panicked<T>() -> Result<T> {
     Err(Error::Worker { action: "work on the GPU half", reason: "the thread that asked panicked".into() })
-}
-
-fn saved(
-    worker: &Worker,
-    lane: &'static str,
-    action: &'static str,
-    request: &Request,
-    timeline: &Timeline,
-) -> Result<Vec<Part>> {
-    let start_us = timeline.elapsed_us();
-    match worker.ask(action, request, &[], None)? {
-        Response::Saved { parts, phases } => {
-            timeline.lane(lane).merge(start_us, phases);
-            parts.into_iter().map(|part| parse_part(action, part)).collect()
-        }
-        other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-    }
 }
 
 /// Whether a process is in our network namespace, in which a restored program's socket was made.
@@ -297,8 +277,7 @@ fn both_halves(
             let loading = gpu.join().unwrap_or_else(|_| panicked())?;
             fault::point("restore-complete")?;
             let pid = find(relay_pid, client.process as i32)?;
-            let adopt = Request::Adopt { pid, driver_attached: false };
-            worker.command("take the program over", &adopt, &[worker_end.as_fd()])?;
+            gpu_half::adopt(worker, pid, false, worker_end.as_fd())?;
             *adopted.lock().unwrap_or_else(PoisonError::into_inner) = Some((pid, loading));
             Ok(())
         };
@@ -312,8 +291,7 @@ fn both_halves(
     worker.set_followed(true);
     worker.set_client(pid);
     sandbox.note_workers();
-    let resume = Request::Resume { restored: true, driver_attached: false };
-    timeline.time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))?;
+    timeline.time("resume", || gpu_half::resume(worker, true, false))?;
     fault::point("restore-running")?;
     let restore::GpuHalf { began_us, lease, journal } = half;
     let recovery = RecoveryState { client: worker_end, journal, pid };

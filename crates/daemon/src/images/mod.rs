@@ -13,17 +13,7 @@ pub mod verify;
 
 use std::time::{Duration, Instant};
 
-use rekindle_store::{Part, Store};
-
-use crate::error::{Error, Result};
-
-/// A part of an image, as the worker that wrote it describes it.
-pub fn parse_part(action: &'static str, part: serde_json::Value) -> Result<Part> {
-    serde_json::from_value(part).map_err(|error| Error::Worker {
-        action,
-        reason: format!("it described a part that is none: {error}"),
-    })
-}
+use rekindle_store::Store;
 
 /// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
 /// it has become another program, an image's lock too.

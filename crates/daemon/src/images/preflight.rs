@@ -1,5 +1,6 @@
 //! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
 
+use rekindle_protocol::client::CLIENT_VERSION;
 use rekindle_protocol::worker::Status;
 use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
@@ -30,6 +31,13 @@ pub fn check_machine(places: &Places, image: &Image, metadata: &ImageMetadata) -
             "it needs {} MB of memory and {} MB are available; free some",
             (pages + shared + SPARE_MEMORY) >> 20,
             memory >> 20
+        ));
+    }
+    if let Some(client) = metadata.client.as_ref().filter(|client| client.version != CLIENT_VERSION) {
+        reasons.push(format!(
+            "its program has a libcuda.so.1 that speaks version {} of the client's protocol, and this Rekindle \
+             version {CLIENT_VERSION}; restore it with the Rekindle that took it",
+            client.version
         ));
     }
     let room = free_space(&places.runs);

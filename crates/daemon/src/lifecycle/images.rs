@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::worker::Request;
+use rekindle_protocol::worker::ask;
 use rekindle_store::Store;
 use serde_json::{Value, json};
 
@@ -182,7 +182,7 @@ fn unshare(daemon: &Daemon, image: &str) {
         if worker.glance().is_none_or(|status| status.asleep) {
             continue;
         }
-        if let Err(error) = worker.command("have no shared buffers", &Request::Unshare, &[]) {
+        if let Err(error) = worker.ask("have no shared buffers", ask::Unshare {}, &[]) {
             log::warn!("an image stays in use: {error}");
         }
     }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rekindle_protocol::worker::CommonModule;
+use rekindle_protocol::worker::{CommonModule, Surveyed};
 
 /// So many images are looked at, those made last.
 const MOST_IMAGES: usize = 64;
@@ -27,14 +27,6 @@ pub(super) struct Modules {
     /// By GPU and directory.
     images: HashMap<(String, PathBuf), Known>,
     restores: HashMap<PathBuf, u64>,
-}
-
-/// What a worker says of an image.
-#[derive(Default)]
-pub(super) struct Surveyed {
-    pub modules: Vec<CommonModule>,
-    /// A mark for each step of what modules and streams depend on.
-    pub course: Vec<u64>,
 }
 
 struct Known {

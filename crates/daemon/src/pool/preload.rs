@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::worker::{CommonModule, Request, Response};
+use rekindle_protocol::worker::{CommonModule, Surveyed, ask};
 use rekindle_store::{Image, PartKind};
 
-use super::modules::{Identity, Planned, Surveyed};
+use super::modules::{Identity, Planned};
 use super::{State, WorkerPool};
 use crate::error::{Error, Result};
 use crate::workers::Worker;
@@ -93,16 +93,15 @@ impl WorkerPool {
         }
         let Ok(opened) = Image::open_unheld(&image.0) else { return Ok(true) };
         let learned = opened.load_order().ok().and_then(|order| order.restores);
-        let request = Request::Survey { image: image.0.to_string_lossy().into_owned() };
+        let request = ask::Survey { image: image.0.to_string_lossy().into_owned() };
         let action = "tell which modules an image has";
         let asked = match opened.parts(PartKind::WorkerState).next() {
-            Some(_) => worker.ask(action, &request, &[], Some(LIMIT)),
+            Some(_) => worker.ask_within(action, request, &[], Some(LIMIT)),
             // One of mode driver, or without a GPU half, has nothing for a worker.
-            None => Ok(Response::Surveyed { modules: Vec::new(), course: Vec::new() }),
+            None => Ok(Surveyed::default()),
         };
         let surveyed = match asked {
-            Ok(Response::Surveyed { modules, course }) => Surveyed { modules, course },
-            Ok(other) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
+            Ok(surveyed) => surveyed,
             Err(_) if preloads(&mut self.lock(), worker).is_none() => return Ok(false),
             // Whoever restores it is told.
             Err(Error::Worker { .. }) => Surveyed::default(),
@@ -128,27 +127,28 @@ impl WorkerPool {
 
     fn take_step(&self, worker: &Arc<Worker>, gpu: &str, step: Step) -> Result<()> {
         let action = "load a module ahead";
-        let request = match &step {
-            Step::Unload(keys) => Request::UnloadAhead { keys: keys.clone() },
+        let done = match &step {
+            Step::Unload(keys) => {
+                worker.ask_within(action, ask::UnloadAhead { keys: keys.clone() }, &[], Some(LIMIT))
+            }
             Step::Load(Planned { image, module }) => {
                 let image = image.to_string_lossy().into_owned();
-                Request::LoadAhead { image, key: module.key.clone() }
+                let request = ask::LoadAhead { image, key: module.key.clone() };
+                worker.ask_within(action, request, &[], Some(LIMIT))
             }
         };
-        let done = worker.ask(action, &request, &[], Some(LIMIT));
         let mut state = self.lock();
         match (done, step) {
-            (Ok(Response::Done), Step::Unload(keys)) => {
+            (Ok(()), Step::Unload(keys)) => {
                 if let Some(preloads) = preloads(&mut state, worker) {
                     preloads.loaded.retain(|module| !keys.contains(&module.key));
                 }
             }
-            (Ok(Response::Done), Step::Load(Planned { module, .. })) => {
+            (Ok(()), Step::Load(Planned { module, .. })) => {
                 if let Some(preloads) = preloads(&mut state, worker) {
                     preloads.loaded.push(module);
                 }
             }
-            (Ok(other), _) => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
             // One that was taken meanwhile refuses.
             (Err(_), _) if preloads(&mut state, worker).is_none() => {}
             (Err(Error::Worker { reason, .. }), Step::Load(planned)) => {

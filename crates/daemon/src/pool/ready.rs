@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rekindle_protocol::worker::Request;
+use rekindle_protocol::worker::ask;
 
 use super::wants::{ImageKey, Want};
 use super::{Spare, WorkerPool};
@@ -32,7 +32,7 @@ impl WorkerPool {
         let ready = worker.status().and_then(|_| match &want.image {
             Some(ImageKey { path, in_memory, .. }) => {
                 let (image, register) = (path.to_string_lossy().into_owned(), *in_memory);
-                worker.command("load an image's modules", &Request::Prepare { image, register }, &[])
+                worker.ask("load an image's modules", ask::Prepare { image, register }, &[])
             }
             None => Ok(()),
         });

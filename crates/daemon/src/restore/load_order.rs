@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_protocol::daemon::LoadOrder;
-use rekindle_protocol::worker::{Recording, Request, Response};
+use rekindle_protocol::worker::{Recording, ask};
 use rekindle_store::{Image, LoadOrder as Known};
 use serde_json::{Value, json};
 
@@ -46,8 +46,8 @@ pub fn tell(worker: &Worker, image: &Image, order: LoadOrder, record: bool) -> R
     let names = if order == LoadOrder::Worst { unused_first(image, names) } else { names };
     let journal = memfd_create("rekindle-journal", MFdFlags::MFD_CLOEXEC)
         .map_err(|errno| Error::system("make a file in memory", errno))?;
-    let request = Request::OnDemand { run_ahead, order: names, record };
-    worker.command("learn how to load", &request, &[journal.as_fd()])?;
+    let request = ask::OnDemand { run_ahead, order: names, record };
+    worker.ask("learn how to load", request, &[journal.as_fd()])?;
     Ok(journal)
 }
 
@@ -72,11 +72,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
     let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
     let worker = sandbox.serving_worker()?.ok_or_else(|| unknown("it does not use a GPU"))?;
-    let action = "tell which buffers were used first";
-    let parts = match worker.ask(action, &Request::Uses, &[], None)? {
-        Response::Uses { names } => names,
-        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-    };
+    let parts = worker.ask("tell which buffers were used first", ask::Uses {}, &[])?;
     daemon.store.image(&image)?.set_load_order(&parts)?;
     let shares = daemon.pool.caches.shares();
     Ok(json!({ "name": name, "image": image, "parts": parts, "shares": shares }))

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_protocol::worker::Phase;
 use rekindle_store::Image;
 
 use crate::caches::{CacheLease, Priority};
@@ -19,13 +19,11 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::traces;
 use crate::sandboxes::workers::FIRST_WORK;
 use crate::timeline::{Clock, GPU};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 /// So often another worker is put in the place of one that died: what kills each that comes is not chance.
 const MOST_REPLACEMENTS: u32 = 2;
 
-/// What a worker is asked about.
-const LOAD: &str = "load GPU memory";
 /// A load that has failed is told of at once.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -92,15 +90,12 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
 
 /// Waits until a worker has loaded all.
 pub fn wait(worker: &Worker) -> Result<Vec<Phase>> {
-    match worker.ask(LOAD, &Request::Loaded, &[], None)? {
-        Response::Restored { phases } => Ok(phases),
-        other => Err(Error::Worker { action: LOAD, reason: format!("it answered {other:?}") }),
-    }
+    gpu_half::loaded(worker, None)
 }
 
 /// Why a worker did not do what it was told in a restore: if a load has failed, it has let go of its client.
 pub fn cause(worker: &Worker, error: Error) -> Error {
-    match worker.ask(LOAD, &Request::Loaded, &[], Some(CAUSE_LIMIT)) {
+    match gpu_half::loaded(worker, Some(CAUSE_LIMIT)) {
         Err(cause @ Error::Worker { .. }) => cause,
         _ => error,
     }

@@ -21,7 +21,6 @@ use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::network::{Network, Port};
-use rekindle_protocol::worker::{Request, Response};
 use rekindle_sandbox::{ExternalSocket, Sandbox as CpuHalf};
 use rekindle_store::Image;
 
@@ -49,7 +48,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
 use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 use crate::{fault, frameworks, network};
 
 mod cpu;
@@ -293,10 +292,9 @@ impl Attempt<'_> {
         worker.set_followed(true);
         worker.set_client(pid);
         self.sandbox.runs(cpu)?;
-        let resume = Request::Resume { restored: true, driver_attached: false };
         self.sandbox.note_workers();
         self.timeline
-            .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
+            .time("resume", || gpu_half::resume(&worker, true, false))
             .map_err(|error| loading::cause(&worker, error))
             .and_then(|()| fault::point("restore-running"))
             .map_err(|error| self.sandbox.explain(error, RESTORED))
@@ -368,8 +366,7 @@ impl Attempt<'_> {
                 let pid =
                     pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
                 adopted = pid;
-                let adopt = Request::Adopt { pid, driver_attached: false };
-                let taken = worker.command("take the program over", &adopt, &[worker_end.as_fd()]);
+                let taken = gpu_half::adopt(worker, pid, false, worker_end.as_fd());
                 taken.map_err(|error| loading::cause(worker, error))?;
                 fault::point("restore-adopted")
             })?;
@@ -389,20 +386,10 @@ impl Attempt<'_> {
         let journal = load_order::tell(worker, self.image, self.request.order, self.request.record)?;
         let lease = caches.lend(self.image, &gpu);
         let cached = lease.hand_to(worker, false)?;
-        let action = "restore the GPU half";
-        let request = Request::Restore {
-            image: self.image.path().to_string_lossy().into_owned(),
-            run_directory: self.sandbox.run_directory.to_string_lossy().into_owned(),
-            cached,
-        };
-        let answer = worker.ask(action, &request, &[], None).map_err(|error| worker.refusal(error))?;
-        match answer {
-            Response::Restored { phases } => {
-                self.timeline.lane(GPU).merge(began_us, phases);
-                Ok(GpuHalf { began_us, lease, journal })
-            }
-            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-        }
+        let phases = gpu_half::restore(worker, self.image, &self.sandbox.run_directory, cached)
+            .map_err(|error| worker.refusal(error))?;
+        self.timeline.lane(GPU).merge(began_us, phases);
+        Ok(GpuHalf { began_us, lease, journal })
     }
 
     fn take_mapped(&self) -> Vec<Mapped> {

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use rekindle_protocol::worker::{Phase, Request, Response};
+use rekindle_protocol::worker::{Phase, ask};
 use rekindle_store::Image;
 
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::pool::ImageKey;
 use crate::restore::loading::{on_clock, wait};
 use crate::sandboxes::Sandbox;
 use crate::timeline::{Clock, GPU};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 /// What a worker leaves behind that dies.
 pub struct RecoveryState {
@@ -71,17 +71,12 @@ fn bring_up(
 ) -> Result<Vec<Phase>> {
     preflight::check_gpus(image, &worker.status()?)?;
     let start_us = clock.elapsed_us();
-    let action = "restore the GPU half once more";
-    let request = Request::Replace {
-        image: image.path().to_string_lossy().into_owned(),
-        run_directory: sandbox.run_directory.to_string_lossy().into_owned(),
-    };
-    let restored = match worker.ask(action, &request, &[], None)? {
-        Response::Restored { phases } => phases,
-        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-    };
+    let restored = gpu_half::replace(worker, image, &sandbox.run_directory)?;
     let loaded = wait(worker)?;
-    let go_on = Request::GoOn { pid: recovery.pid };
-    worker.command("go on", &go_on, &[recovery.client.as_fd(), recovery.journal.as_fd()])?;
+    worker.ask(
+        "go on",
+        ask::GoOn { pid: recovery.pid },
+        &[recovery.client.as_fd(), recovery.journal.as_fd()],
+    )?;
     Ok(on_clock([restored, loaded].concat(), start_us))
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::ask;
 use rekindle_store::Image;
 use serde_json::{Value, json};
 
@@ -54,7 +54,9 @@ fn follow_sharing(sandbox: &Sandbox, worker: &Worker, path: &Path) -> bool {
 /// Asks the worker which of the image's buffers still hold what it has, and keeps with it those that no program was seen
 /// to write to before. Their number; none if finding out would have taken long and is to be cheap.
 fn learn(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<usize>> {
-    ask(worker, image, cheaply)?.map(|names| image.learn_unwritten(&names).map_err(Error::from)).transpose()
+    unwritten(worker, image, cheaply)?
+        .map(|names| image.learn_unwritten(&names).map_err(Error::from))
+        .transpose()
 }
 
 /// What is to be known of a program that was marked, whose errors are none of its own.
@@ -63,7 +65,7 @@ const MARKED: &str =
 
 /// Changes the buffers of a program that is there to learn from: what is written to them then is seen.
 pub fn mark(sandbox: &Sandbox) -> Result<Value> {
-    serving(sandbox)?.command("mark buffers", &Request::Mark, &[])?;
+    serving(sandbox)?.ask("mark buffers", ask::Mark {}, &[])?;
     sandbox.report_problem(MARKED.to_string());
     Ok(json!({ "name": sandbox.name() }))
 }
@@ -74,7 +76,8 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     let image =
         sandbox.record().image.ok_or_else(|| unknown(sandbox, "it was not restored from an image"))?;
     let image = daemon.store.image(&image)?;
-    let names = ask(&worker, &image, false)?.ok_or_else(|| unknown(sandbox, "it did nothing on its GPU"))?;
+    let names =
+        unwritten(&worker, &image, false)?.ok_or_else(|| unknown(sandbox, "it did nothing on its GPU"))?;
     image.set_unwritten(&names)?;
     daemon.pool.look_again(image.path());
     Ok(json!({ "name": sandbox.name(), "unwritten": names }))
@@ -89,13 +92,10 @@ fn unknown(sandbox: &Sandbox, reason: &str) -> Error {
     Error::NotLearned { name: sandbox.name(), reason: reason.to_string() }
 }
 
-fn ask(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<String>>> {
+fn unwritten(worker: &Worker, image: &Image, cheaply: bool) -> Result<Option<Vec<String>>> {
     let action = "tell which buffers were not written to";
-    let request = Request::Unwritten { image: image.path().to_string_lossy().into_owned(), cheaply };
-    match worker.ask(action, &request, &[], None)? {
-        Response::Unwritten { names } => Ok(names),
-        other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-    }
+    let image = image.path().to_string_lossy().into_owned();
+    worker.ask(action, ask::Unwritten { image, cheaply }, &[])
 }
 
 /// Learns from a restored program once it rests after its first work, unless that was learned before. True if it was now.

@@ -21,7 +21,7 @@ use rekindle_protocol::client::{
     ADMISSION_SOCKET, ADMISSION_VERSION, Admission, AdmissionRequest, LONGEST_ADMISSION,
 };
 use rekindle_protocol::frame::{self, Limits};
-use rekindle_protocol::worker::Request;
+use rekindle_protocol::worker::ask;
 use rekindle_sandbox::{Network, RUN_PATH, process};
 
 use crate::connection_limit::ConnectionLimit;
@@ -206,14 +206,14 @@ fn admit(sandbox: &Arc<Sandbox>, peer: i32) -> Result<(Arc<Worker>, UnixStream)>
         // Its program is not the one that was restored here last.
         sandbox.note(|record| record.image = None);
     }
-    let serve = Request::Serve { run_directory: sandbox.run_directory.to_string_lossy().into_owned() };
+    let serve = ask::Serve { run_directory: sandbox.run_directory.to_string_lossy().into_owned() };
     let mut worker = free_worker(sandbox)?;
-    let mut served = worker.command("serve", &serve, &[worker_end.as_fd()]);
+    let mut served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
     if served.is_err() && worker.ended().is_some() {
         // One that nobody needed may have ended just now.
         worker = sandbox.start_worker(None)?;
         sandbox.fill_pool();
-        served = worker.command("serve", &serve, &[worker_end.as_fd()]);
+        served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
     }
     served?;
     worker.set_settled(false);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::ask;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sandboxes::Sandbox;
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 /// How long calls and kernels under way may take to finish.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
@@ -29,23 +29,15 @@ impl<'a> QuiesceBarrier<'a> {
     pub fn begin(sandbox: &'a Sandbox, worker: &'a Worker, leave_memory: bool) -> Result<QuiesceBarrier<'a>> {
         let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
         let action = "bring the program's GPU work to a stand";
-        match worker.ask(action, &Request::Quiesce { limit_ms, leave_memory }, &[], None)? {
-            Response::Quiesced(client) => {
-                Ok(QuiesceBarrier { sandbox, worker, client, detached: None, over: false })
-            }
-            other => Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-        }
+        let client = worker.ask(action, ask::Quiesce { limit_ms, leave_memory }, &[])?;
+        Ok(QuiesceBarrier { sandbox, worker, client, detached: None, over: false })
     }
 
     /// Detaches the driver half of the client, where there is one.
     pub fn detach(&mut self, pid: i32) -> Result<()> {
         if self.client.driver_attached {
             let limit_ms = DETACH_LIMIT.as_millis() as u32;
-            self.worker.command(
-                "detach the driver from the program",
-                &Request::Detach { pid, limit_ms },
-                &[],
-            )?;
+            self.worker.ask("detach the driver from the program", ask::Detach { pid, limit_ms }, &[])?;
             self.detached = Some(pid);
         }
         Ok(())
@@ -64,14 +56,10 @@ impl<'a> QuiesceBarrier<'a> {
     fn go_on(&mut self) -> Result<()> {
         self.over = true;
         let attached = match self.detached {
-            Some(pid) => self.worker.command("attach the driver again", &Request::Attach { pid }, &[]),
+            Some(pid) => self.worker.ask("attach the driver again", ask::Attach { pid }, &[]),
             None => Ok(()),
         };
-        let resume = Request::Resume {
-            restored: false,
-            driver_attached: self.client.driver_attached && attached.is_ok(),
-        };
-        self.worker.command("let the program's GPU work go on", &resume, &[])?;
+        gpu_half::resume(self.worker, false, self.client.driver_attached && attached.is_ok())?;
         attached
     }
 }

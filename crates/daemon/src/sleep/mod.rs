@@ -19,23 +19,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
-use rekindle_protocol::worker::{Request, Response, Status};
-use rekindle_store::{Part, Store};
+use rekindle_protocol::worker::{Status, ask};
+use rekindle_store::Store;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::host::places::Places;
 use crate::host::resources::{available_memory, free_space};
-use crate::images::{machine, parse_part};
+use crate::images::machine;
 use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::asleep::{Asleep, forget};
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sandboxes::traces::Tracing;
-use crate::timeline::{GPU, Timeline};
-use crate::workers::Worker;
+use crate::timeline::Timeline;
+use crate::workers::{Worker, gpu_half};
 
 /// How long a worker may take to become a keeper.
 const KEEPER_LIMIT: Duration = Duration::from_secs(5);
@@ -95,19 +95,7 @@ fn fall_asleep(
     let leave_memory = level == Level::Gpu;
     let barrier = timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, leave_memory))?;
     reply.progress("save", 0, 0);
-    let staging = draft.path().to_string_lossy().into_owned();
-    let start_us = timeline.elapsed_us();
-    let action = "save the GPU half";
-    let request = Request::Save { staging, leave_memory };
-    let parts = match worker.ask(action, &request, &[], None)? {
-        Response::Saved { parts, phases } => {
-            timeline.lane(GPU).merge(start_us, phases);
-            parts
-        }
-        other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-    };
-    let parts = parts.into_iter().map(|part| parse_part(action, part));
-    draft.adopt(parts.collect::<Result<Vec<Part>>>()?)?;
+    draft.adopt(gpu_half::save(worker, draft.path(), leave_memory, timeline)?)?;
     draft.manifest().gpus = machine::gpus(status);
     let image = timeline.time("commit", || draft.commit())?;
     let key = ImageKey::of_asleep(&image, level);
@@ -131,7 +119,7 @@ fn fall_asleep(
 /// Has the worker give the GPU back.
 fn let_go(worker: &Worker) -> Result<()> {
     let action = "give the GPU back";
-    worker.command(action, &Request::Sleep, &[])?;
+    worker.ask(action, ask::Sleep {}, &[])?;
     let began = Instant::now();
     while began.elapsed() < KEEPER_LIMIT {
         // The first connection ends with what the process was before.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Operation as Traced, SleepReport, State};
-use rekindle_protocol::worker::{Request, Response, Status};
+use rekindle_protocol::worker::{Status, ask};
 use rekindle_store::Image;
 
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Operation, Sandbox};
 use crate::sleep::{report, word};
 use crate::timeline::{GPU, Timeline};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 /// The part of a ring or board file that says how far each side has come.
 const HEADER: [u8; 4096] = [0; 4096];
@@ -130,27 +130,17 @@ fn bring_up(
     clear_rings(&sandbox.run_directory, &asleep.client)?;
     let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;
     fault::point("wake-begun")?;
-    let (start_us, action) = (timeline.elapsed_us(), "restore the GPU half");
-    let request = Request::Restore {
-        image: asleep.image.to_string_lossy().into_owned(),
-        run_directory: sandbox.run_directory.to_string_lossy().into_owned(),
-        cached: Vec::new(),
-    };
+    let start_us = timeline.elapsed_us();
+    let restored = gpu_half::restore(worker, image, &sandbox.run_directory, Vec::new())?;
+    timeline.lane(GPU).merge(start_us, restored);
     // Contents too: the keeper is there until nothing more can go wrong.
-    for request in [request, Request::Loaded] {
-        match worker.ask(action, &request, &[], None)? {
-            Response::Restored { phases } => timeline.lane(GPU).merge(start_us, phases),
-            other => return Err(Error::Worker { action, reason: format!("it answered {other:?}") }),
-        }
-    }
+    timeline.lane(GPU).merge(start_us, gpu_half::loaded(worker, None)?);
     fault::point("wake-restored")?;
     let driver_attached = asleep.client.driver_attached;
-    let adopt = Request::Adopt { pid: asleep.pid, driver_attached };
-    worker.command("take the program over", &adopt, &[client.as_fd()])?;
+    gpu_half::adopt(worker, asleep.pid, driver_attached, client.as_fd())?;
     fault::point("wake-adopted")?;
-    let resume = Request::Resume { restored: true, driver_attached };
     let resumed = timeline
-        .time("resume", || worker.command("let the program's GPU work go on", &resume, &[]))
+        .time("resume", || gpu_half::resume(worker, true, driver_attached))
         .and_then(|()| fault::point("wake-resumed"));
     match resumed {
         // It has the word, and goes on when it comes to read it: it may be stopped by a signal.
@@ -174,7 +164,7 @@ fn pass_on(keeper: &Worker, worker: &Worker) -> Result<OwnedFd> {
             client = Some(descriptors.remove(0));
         }
         let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        worker.command("take over memory", &Request::Memory { names }, &memory)?;
+        worker.ask("take over memory", ask::Memory { names }, &memory)?;
     }
     let action = "hand the sleeping program over";
     client.ok_or_else(|| Error::Worker { action, reason: "it has no client".to_string() })

@@ -15,11 +15,16 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Request, Response, Status, socket_name};
+use rekindle_protocol::frame::FrameError;
+use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
 
 use crate::error::{Error, Result};
 use crate::host::process;
+
+mod connection;
+pub mod gpu_half;
+
+use connection::Connection;
 
 /// How long a worker may take until it listens. It opens the GPU beside that.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -65,7 +70,7 @@ pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
 
 pub struct Worker {
     address: Mutex<Address>,
-    connection: Mutex<Option<UnixStream>>,
+    connection: Mutex<Option<Connection>>,
     pid: AtomicI32,
     client: AtomicI32,
     /// Its state as it was when it was taken.
@@ -117,10 +122,7 @@ impl Worker {
     pub fn take(&self, address: Address, output: &Path, on_end: OnEnd) -> Result<()> {
         let output = append(output)?;
         let action = "join a sandbox";
-        match self.ask(action, &Request::Take, &[output.as_fd()], None)? {
-            Response::Status(status) => *lock(&self.said) = Some(status),
-            other => return Err(unexpected(action, &other)),
-        }
+        *lock(&self.said) = Some(self.ask(action, ask::Take {}, &[output.as_fd()])?);
         let mut own = self.lock_address();
         for (from, to) in [(&own.socket, &address.socket), (&own.log, &address.log)] {
             std::fs::rename(from, to).map_err(|source| Error::io("move", from, source))?;
@@ -138,7 +140,8 @@ impl Worker {
     pub fn reconnect(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
         let stream = UnixStream::connect(&address.socket)
             .map_err(|source| Error::io("connect to", &address.socket, source))?;
-        let worker = Arc::new(Worker::new(address, 0, Some(stream), on_end));
+        let connection = greeted("connect to", stream)?;
+        let worker = Arc::new(Worker::new(address, 0, Some(connection), on_end));
         worker.client.store(client, Ordering::Relaxed);
         let pid = worker.status()?.pid;
         worker.pid.store(pid, Ordering::Relaxed);
@@ -150,10 +153,10 @@ impl Worker {
         Ok(worker)
     }
 
-    fn new(address: Address, pid: i32, stream: Option<UnixStream>, on_end: OnEnd) -> Worker {
+    fn new(address: Address, pid: i32, connection: Option<Connection>, on_end: OnEnd) -> Worker {
         Worker {
             address: Mutex::new(address),
-            connection: Mutex::new(stream),
+            connection: Mutex::new(connection),
             pid: AtomicI32::new(pid),
             client: AtomicI32::new(0),
             said: Mutex::new(None),
@@ -224,10 +227,7 @@ impl Worker {
     }
 
     pub fn status(&self) -> Result<Status> {
-        match self.ask("tell its state", &Request::Status, &[], Some(STATUS_LIMIT))? {
-            Response::Status(status) => Ok(status),
-            other => Err(unexpected("tell its state", &other)),
-        }
+        self.ask_within("tell its state", ask::GetStatus {}, &[], Some(STATUS_LIMIT))
     }
 
     /// As [`Worker::status`], of one that was taken just now: it is asked once.
@@ -238,73 +238,73 @@ impl Worker {
     /// The state, unless the worker is busy with something else or slow to answer.
     pub fn glance(&self) -> Option<Status> {
         let mut connection = self.connection.try_lock().ok()?;
-        let stream = connection.as_mut()?;
         let limit = Duration::from_millis(500);
-        match exchange(stream, &Request::Status, &[], Some(limit)) {
-            Ok((Response::Status(status), _)) => Some(status),
-            _ => {
-                // A late answer would be taken for the next request's.
+        match connection.as_mut()?.ask_in_passing(ask::GetStatus {}, limit) {
+            Ok(answer) => answer?.ok(),
+            Err(_) => {
                 *connection = None;
                 None
             }
         }
     }
 
-    /// Asks for something that is answered by `Done`.
-    pub fn command(
+    /// Asks for something.
+    pub fn ask<A: Ask>(
         &self,
         action: &'static str,
-        request: &Request,
+        request: A,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<()> {
-        match self.ask(action, request, descriptors, None)? {
-            Response::Done => Ok(()),
-            other => Err(unexpected(action, &other)),
-        }
+    ) -> Result<A::Answer> {
+        self.ask_within(action, request, descriptors, None)
     }
 
-    /// Asks for something; `Failed` comes back as an error.
-    pub fn ask(
+    /// As [`Worker::ask`], of one that is to answer within a limit.
+    pub fn ask_within<A: Ask>(
         &self,
         action: &'static str,
-        request: &Request,
+        request: A,
         descriptors: &[BorrowedFd<'_>],
         limit: Option<Duration>,
-    ) -> Result<Response> {
+    ) -> Result<A::Answer> {
         Ok(self.ask_whole(action, request, descriptors, limit)?.0)
     }
 
     /// Asks a keeper for what it keeps, from so many descriptors on.
     pub fn hand_over(&self, from: usize) -> Result<(Vec<String>, Vec<OwnedFd>)> {
         let action = "hand the sleeping program over";
-        match self.ask_whole(action, &Request::HandOver { from }, &[], Some(STATUS_LIMIT))? {
-            (Response::Kept { names }, descriptors) if names.len() == descriptors.len() => {
-                Ok((names, descriptors))
-            }
-            (other, _) => Err(unexpected(action, &other)),
+        let (names, descriptors) = self.ask_whole(action, ask::HandOver { from }, &[], Some(STATUS_LIMIT))?;
+        if names.len() != descriptors.len() {
+            let reason = format!("{} descriptors came with {} names", descriptors.len(), names.len());
+            return Err(Error::Worker { action, reason });
         }
+        Ok((names, descriptors))
     }
 
-    /// As [`Worker::ask`], with the descriptors that came with the answer.
-    pub fn ask_whole(
+    /// As [`Worker::ask_within`], with the descriptors that came with the answer.
+    pub fn ask_whole<A: Ask>(
         &self,
         action: &'static str,
-        request: &Request,
+        request: A,
         descriptors: &[BorrowedFd<'_>],
         limit: Option<Duration>,
-    ) -> Result<(Response, Vec<OwnedFd>)> {
-        let mut connection = self.lock();
-        if connection.is_none() {
-            *connection = Some(self.connect()?);
-        }
-        let Some(stream) = connection.as_mut() else {
-            return Err(Error::WorkerConnection { action, source: FrameError::Closed });
+    ) -> Result<(A::Answer, Vec<OwnedFd>)> {
+        let mut slot = self.lock();
+        let asked = match &mut *slot {
+            Some(connection) => connection.ask(request, descriptors, limit),
+            none => {
+                let stream = self.connect()?;
+                let connection = greeted(action, stream).map_err(|error| match error {
+                    Error::WorkerConnection { action, source } => self.lost(action, source),
+                    other => other,
+                })?;
+                none.insert(connection).ask(request, descriptors, limit)
+            }
         };
-        match exchange(stream, request, descriptors, limit) {
-            Ok((Response::Failed(reason), _)) => Err(Error::Worker { action, reason }),
-            Ok(answer) => Ok(answer),
+        match asked {
+            Ok((Ok(answer), descriptors)) => Ok((answer, descriptors)),
+            Ok((Err(reason), _)) => Err(Error::Worker { action, reason }),
             Err(source) => {
-                *connection = None;
+                *slot = None;
                 Err(self.lost(action, source))
             }
         }
@@ -343,7 +343,7 @@ impl Worker {
         if self.ended().is_some() {
             return;
         }
-        let asked = self.ask("shut down", &Request::Shutdown, &[], Some(Duration::from_secs(5)));
+        let asked = self.ask_within("shut down", ask::Shutdown {}, &[], Some(Duration::from_secs(5)));
         if asked.is_err() && self.ended().is_none() && self.pid() > 0 {
             let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(self.pid()),
@@ -399,7 +399,7 @@ impl Worker {
         lock(&self.address)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
         lock(&self.connection)
     }
 }
@@ -413,19 +413,12 @@ fn append(path: &Path) -> Result<File> {
     opened.map_err(|source| Error::io("open", path, source))
 }
 
-fn exchange(
-    stream: &UnixStream,
-    request: &Request,
-    descriptors: &[BorrowedFd<'_>],
-    limit: Option<Duration>,
-) -> std::result::Result<(Response, Vec<OwnedFd>), FrameError> {
-    stream.set_read_timeout(limit)?;
-    frame::send(stream, request, descriptors)?;
-    frame::receive(stream)
-}
-
-fn unexpected(action: &'static str, response: &Response) -> Error {
-    Error::Worker { action, reason: format!("it gave an answer that does not belong there: {response:?}") }
+/// A connection to a worker of the same version.
+fn greeted(action: &'static str, stream: UnixStream) -> Result<Connection> {
+    Connection::over(stream).map_err(|error| match error {
+        GreetingError::Frame(source) => Error::WorkerConnection { action, source },
+        other => Error::Worker { action, reason: other.to_string() },
+    })
 }
 
 fn describe(status: ExitStatus) -> String {

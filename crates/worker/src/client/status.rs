@@ -1,6 +1,6 @@
 //! What the client says of itself.
 
-use rekindle_protocol::client::Welcome;
+use rekindle_protocol::client::{CLIENT_VERSION, Welcome};
 use rekindle_protocol::worker::Status;
 
 use super::Client;
@@ -9,6 +9,7 @@ impl Client {
     pub(crate) fn welcome(&self) -> Welcome {
         let open = self.contexts.iter().flatten();
         Welcome {
+            version: CLIENT_VERSION,
             driver_version: self.gpus.platform.driver_version(),
             devices: self.gpus.infos(),
             real_driver: self.gpus.real_driver.clone(),

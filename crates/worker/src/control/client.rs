@@ -5,8 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rekindle_protocol::worker::Response;
-
 use super::Control;
 use crate::client_thread::ClientThread;
 use crate::dispatch::Activity;
@@ -14,11 +12,7 @@ use crate::ondemand;
 
 impl Control {
     /// Takes the client's socket and greets it.
-    pub(super) fn welcome(
-        &mut self,
-        directory: PathBuf,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Response, String> {
+    pub(super) fn welcome(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let for_engine = directory.clone();
         let welcome = self.remote.ask(move |dispatcher| {
             // Its program begins with nothing loaded.
@@ -30,26 +24,26 @@ impl Control {
         if !self.link.send(&welcome) {
             return Err("the client closed its socket before it was welcomed".to_string());
         }
-        Ok(Response::Done)
+        Ok(())
     }
 
-    pub(super) fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+    pub(super) fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let directory = self.remote.ask(move |dispatcher| {
             dispatcher.client.pid = pid;
             dispatcher.client.output.of_pid(pid);
             dispatcher.client.directory.clone()
         })?;
         self.connect(directory, descriptors)?;
-        Ok(Response::Done)
+        Ok(())
     }
 
     /// Takes over what another worker has left, which the descriptors are of: its client's socket and its journal.
-    pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<Response, String> {
+    pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
         self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
-        let adopted = self.adopt(pid, descriptors)?;
+        self.adopt(pid, descriptors)?;
         self.remote.run(|dispatcher| dispatcher.activity = Activity::Running);
-        Ok(adopted)
+        Ok(())
     }
 
     fn connect(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {

@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_protocol::worker::{CacheMemory, Cached, Response};
+use rekindle_protocol::worker::{CacheMemory, Cached, Phase, Saved, ask};
 
-use super::{Control, Demand};
+use super::Control;
 use crate::dispatch::Dispatcher;
 use crate::image::{self, LeftMemory, Wish};
 
@@ -17,7 +17,7 @@ impl Control {
         stream: &UnixStream,
         staging: PathBuf,
         leave_memory: bool,
-    ) -> Result<Response, String> {
+    ) -> Result<Saved, String> {
         if leave_memory {
             self.unshare()?;
         }
@@ -27,15 +27,15 @@ impl Control {
             Ok((image::save(dispatcher, &staging, leave, stop)?, left))
         })?;
         self.left = left;
-        Ok(Response::Saved { parts, phases })
+        Ok(Saved { parts, phases })
     }
 
-    pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Response, String> {
+    pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, String> {
         let save = move |dispatcher: &mut Dispatcher, _: &AtomicBool| {
             image::save_pinned(&dispatcher.client, &staging)
         };
         let (parts, phases) = self.work(stream, save)?;
-        Ok(Response::Saved { parts, phases })
+        Ok(Saved { parts, phases })
     }
 
     pub(super) fn restore(
@@ -44,12 +44,12 @@ impl Control {
         image: PathBuf,
         directory: PathBuf,
         cached: Vec<Cached>,
-    ) -> Result<Response, String> {
+    ) -> Result<Vec<Phase>, String> {
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
-        let Demand { run_ahead, order, record, journal } = self.demand.take().unwrap_or_default();
+        let (demand, journal) = self.demand.take().unwrap_or_default();
+        let ask::OnDemand { run_ahead: on_demand, order, record } = demand;
         let phases = self.work(stream, move |dispatcher, _| {
-            let (on_demand, again) = (run_ahead, false);
-            let wish = Wish { directory, left, cached, on_demand, order, record, again, journal };
+            let wish = Wish { directory, left, cached, on_demand, order, record, again: false, journal };
             let phases = image::restore(dispatcher, &image, wish, remote.clone())?;
             if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);
@@ -57,7 +57,7 @@ impl Control {
             Ok(phases)
         })?;
         self.held_back = true;
-        Ok(Response::Restored { phases })
+        Ok(phases)
     }
 
     pub(super) fn take_cache(
@@ -65,7 +65,7 @@ impl Control {
         memories: Vec<CacheMemory>,
         descriptors: Vec<OwnedFd>,
         register: bool,
-    ) -> Result<Response, String> {
+    ) -> Result<(), String> {
         if memories.len() != descriptors.len() {
             return Err(format!("{} memories came with {} descriptors", memories.len(), descriptors.len()));
         }
@@ -79,7 +79,7 @@ impl Control {
             }
             dispatcher.client.bind_anew();
         })?;
-        Ok(Response::Done)
+        Ok(())
     }
 
     pub(super) fn fill_cache(
@@ -89,10 +89,10 @@ impl Control {
         memory: (CacheMemory, OwnedFd),
         into: Vec<Cached>,
         cached: Vec<Cached>,
-    ) -> Result<Response, String> {
+    ) -> Result<(), String> {
         self.work(stream, move |dispatcher, stop| {
             image::fill_cache(dispatcher, &image, memory, &into, cached, stop)
         })?;
-        Ok(Response::Done)
+        Ok(())
     }
 }

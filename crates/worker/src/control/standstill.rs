@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
-use rekindle_protocol::worker::Response;
 
 use super::Control;
 use crate::dispatch::Dispatcher;
@@ -37,7 +36,7 @@ impl Control {
         drained.inspect_err(|_| self.undo())
     }
 
-    pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<Response, String> {
+    pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), String> {
         let platform = self.remote.ask(move |dispatcher| {
             dispatcher.client.pid = pid;
             dispatcher.client.gpus.platform.clone()
@@ -50,19 +49,19 @@ impl Control {
             self.detached = None;
             return Err(failed("detach from")(code));
         }
-        Ok(Response::Done)
+        Ok(())
     }
 
-    pub(super) fn attach(&mut self, pid: i32) -> Result<Response, String> {
+    pub(super) fn attach(&mut self, pid: i32) -> Result<(), String> {
         let platform = self.remote.ask(|dispatcher| dispatcher.client.gpus.platform.clone())?;
         let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
         platform.process_restore(pid).map_err(failed)?;
         platform.process_unlock(pid).map_err(failed)?;
         self.detached = None;
-        Ok(Response::Done)
+        Ok(())
     }
 
-    pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<Response, String> {
+    pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), String> {
         self.remote.run(Dispatcher::go_on);
         let message = ToClient::Resume { restored, driver_attached };
         let answered =
@@ -71,7 +70,7 @@ impl Control {
         self.held_back = false;
         self.detached = None;
         self.left.clear();
-        answered.map(|()| Response::Done).map_err(|unanswered| unanswered.to_string())
+        answered.map_err(|unanswered| unanswered.to_string())
     }
 
     /// Lets the client go on after a checkpoint that came to nothing.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use rekindle_device::{Device, Loaded, Module};
 use rekindle_protocol::fault;
-use rekindle_protocol::worker::CommonModule;
+use rekindle_protocol::worker::{CommonModule, Surveyed};
 use rekindle_store::{Image, PartKind};
 
 use super::course::Course;
@@ -90,15 +90,15 @@ impl Waiting {
 }
 
 /// Which of the image's modules may be loaded ahead here, and the marks of its [`Course`].
-pub(crate) fn survey(dispatcher: &mut Dispatcher, image: &Path) -> Result<(Vec<CommonModule>, Vec<u64>)> {
+pub(crate) fn survey(dispatcher: &mut Dispatcher, image: &Path) -> Result<Surveyed> {
     let image = Image::open_unheld(image)?;
     let state = State::decode(&read_state(&image)?)?;
     if check_gpus(&dispatcher.client, &state).is_err() {
-        return Ok((Vec::new(), Vec::new()));
+        return Ok(Surveyed::default());
     }
     let rows = state.modules.iter().filter(|row| stands_alone(&dispatcher.client, &state, row));
     let common = rows.map(|row| Ok(CommonModule { key: key(row)?, bytes: bytes(&image, row)? }));
-    Ok((common.collect::<Result<_>>()?, Course::of(&state)?.marks()))
+    Ok(Surveyed { modules: common.collect::<Result<_>>()?, course: Course::of(&state)?.marks() })
 }
 
 /// Loads the image's module with this key, if it is not there yet.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame;
-use rekindle_protocol::worker::{Phase, Recording, Response};
+use rekindle_protocol::worker::{Phase, Recording, Reply};
 use serde::{Deserialize, Serialize};
 
 use super::base::{self, Base, Described};
@@ -47,8 +47,8 @@ struct Inheritance {
     listener: RawFd,
     client: RawFd,
     daemon: Option<RawFd>,
-    /// The daemon waits to hear that all is loaded.
-    daemon_waits: bool,
+    /// The message of the daemon's that waits to hear that all is loaded.
+    daemon_waits: Option<u64>,
     journal: RawFd,
     /// What memory held when the journal began, where that is not what the image has.
     base: Option<(Described, RawFd)>,
@@ -173,8 +173,8 @@ fn go_on(
         Ok(dispatcher) => dispatcher,
         Err(problem) => {
             let problem = format!("the program's GPU half could not be restored once more: {problem}");
-            if let Some(daemon) = daemon.filter(|_| inheritance.daemon_waits) {
-                let _ = frame::send(&daemon, &Response::Failed(problem.clone()), &[]);
+            if let Some((daemon, id)) = daemon.zip(inheritance.daemon_waits) {
+                let _ = frame::send(&daemon, &Reply::<()> { id, answer: Err(problem.clone()) }, &[]);
                 // The daemon ends the program, which is not to see an error before.
                 wait_for_parting(&client);
             }

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 pub(crate) struct Daemon {
     /// None while there is no connection.
     pub stream: Option<RawFd>,
-    /// It waits for the answer to `Loaded`.
-    pub waits: bool,
+    /// The message that waits for the answer to `Loaded`.
+    pub waits: Option<u64>,
 }
 
 #[derive(Default)]

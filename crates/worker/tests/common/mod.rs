@@ -5,7 +5,8 @@
 pub mod fake;
 pub mod program;
 
-use std::os::fd::AsFd;
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,14 +17,17 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda::CuResult;
 use rekindle_device::DEVICE_RANGE;
-use rekindle_protocol::client::{Quiesced, ToClient, ToWorker, Welcome};
+use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker, Welcome};
 use rekindle_protocol::frame;
 use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
-use rekindle_protocol::worker::{Request, Response};
+use rekindle_protocol::worker::{Ask, ClientNumber, FIRST_CLIENT, Message, Reply, ask, greet};
 use rekindle_ring::{Board, BoardMapping, Liveness, Producer, Ring, Spin, Staging, Wait};
 use rekindle_worker::{Ended, Opened, serve};
 
 pub use fake::{FakePlatform, Knobs};
+
+/// How long a worker may take to answer.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Device addresses belong to the process: tests that use them run one after the other.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -85,8 +89,7 @@ impl Worker {
 
     pub fn daemon(&self) -> Daemon {
         let stream = UnixStream::connect(self.directory.join("worker.sock")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        Daemon { stream }
+        Daemon::over(stream)
     }
 
     pub fn has_ended(&self) -> bool {
@@ -101,38 +104,52 @@ impl Worker {
 
 pub struct Daemon {
     pub stream: UnixStream,
+    /// For whom it asks.
+    pub client: ClientNumber,
+    asked: Cell<u64>,
 }
 
 impl Daemon {
-    pub fn ask(&self, request: Request) -> Response {
-        frame::send(&self.stream, &request, &[]).unwrap();
-        frame::receive(&self.stream).unwrap().0
+    /// Greets the worker at the other end of a connection.
+    pub fn over(stream: UnixStream) -> Daemon {
+        greet(&stream, "daemon", "worker", LIMIT).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Daemon { stream, client: FIRST_CLIENT, asked: Cell::new(0) }
     }
 
-    pub fn ask_with(&self, request: Request, socket: &UnixStream) -> Response {
-        frame::send(&self.stream, &request, &[socket.as_fd()]).unwrap();
-        frame::receive(&self.stream).unwrap().0
+    /// Its end of the connection closes.
+    pub fn die(&self) {
+        self.stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
 
-    pub fn done(&self, request: Request) {
-        match self.ask(request) {
-            Response::Done => {}
-            other => panic!("{other:?}"),
-        }
+    pub fn ask<A: Ask>(&self, request: A) -> A::Answer {
+        self.asked(request, &[]).unwrap()
     }
 
-    pub fn fails(&self, request: Request) -> String {
-        match self.ask(request) {
-            Response::Failed(problem) => problem,
-            other => panic!("{other:?}"),
-        }
+    pub fn ask_with<A: Ask>(&self, request: A, socket: &UnixStream) -> A::Answer {
+        self.asked(request, &[socket.as_fd()]).unwrap()
+    }
+
+    pub fn asked<A: Ask>(&self, request: A, descriptors: &[BorrowedFd<'_>]) -> Result<A::Answer, String> {
+        self.send(request, descriptors);
+        let reply: Reply<A::Answer> = frame::receive(&self.stream).unwrap().0;
+        assert_eq!(reply.id, self.asked.get());
+        reply.answer
+    }
+
+    /// The first half of a request.
+    pub fn send<A: Ask>(&self, request: A, descriptors: &[BorrowedFd<'_>]) {
+        self.asked.set(self.asked.get() + 1);
+        let message = Message { id: self.asked.get(), client: self.client, request: request.into() };
+        frame::send(&self.stream, &message, descriptors).unwrap();
+    }
+
+    pub fn fails<A: Ask>(&self, request: A) -> String {
+        self.asked(request, &[]).err().unwrap()
     }
 
     pub fn quiesce(&self) -> Quiesced {
-        match self.ask(Request::Quiesce { limit_ms: 2000, leave_memory: false }) {
-            Response::Quiesced(quiesced) => quiesced,
-            other => panic!("{other:?}"),
-        }
+        self.ask(ask::Quiesce { limit_ms: 2000, leave_memory: false })
     }
 }
 
@@ -168,14 +185,12 @@ impl Client {
     pub fn connect(worker: &Worker, daemon: &Daemon) -> (Client, Welcome) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let run_directory = worker.directory.to_str().unwrap().to_string();
-        match daemon.ask_with(Request::Serve { run_directory }, &theirs) {
-            Response::Done => {}
-            other => panic!("{other:?}"),
-        }
+        daemon.ask_with(ask::Serve { run_directory }, &theirs);
         let (welcome, _) = frame::receive(&ours).unwrap();
         let board = BoardMapping::create(&worker.directory.join("board-9-0")).unwrap();
         board.set_client(Liveness::Alive);
-        frame::send(&ours, &ToWorker::Board { name: "board-9-0".to_string() }, &[]).unwrap();
+        frame::send(&ours, &ToWorker::Board { name: "board-9-0".to_string(), version: CLIENT_VERSION }, &[])
+            .unwrap();
         (Client::over(ours, &worker.directory, board), welcome)
     }
 
@@ -232,8 +247,13 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                 frame::send(socket, &ToWorker::Busy("a thread is in a call".to_string()), &[]).unwrap();
             }
             ToClient::Quiesce { .. } => {
-                let quiesced =
-                    Quiesced { process: 9, socket_inode: 1, driver_attached: false, files: Vec::new() };
+                let quiesced = Quiesced {
+                    version: CLIENT_VERSION,
+                    process: 9,
+                    socket_inode: 1,
+                    driver_attached: false,
+                    files: Vec::new(),
+                };
                 frame::send(socket, &ToWorker::Quiesced(quiesced), &[]).unwrap();
             }
             ToClient::Resume { .. } => {

@@ -1,0 +1,79 @@
+//! What is done to a program's GPU half, which a worker has: the same steps for a checkpoint, a restore, sleep, a
+//! replacement and a container.
+//!
+//! ```text
+//!   Quiesce ─ save ─ (frozen) save_pinned ─ resume                 restore ─ adopt ─ resume ─ loaded
+//! ```
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rekindle_protocol::worker::{Cached, Phase, Saved, ask};
+use rekindle_store::{Image, Part};
+
+use crate::error::{Error, Result};
+use crate::timeline::{GPU, Lane, PINNED, Timeline};
+
+use super::Worker;
+
+/// Writes the GPU half into an image in the making. `leave_memory`: the contents of buffers stay where they are.
+pub fn save(worker: &Worker, staging: &Path, leave_memory: bool, timeline: &Timeline) -> Result<Vec<Part>> {
+    let (action, start_us) = ("save the GPU half", timeline.elapsed_us());
+    let saved = worker.ask(action, ask::Save { staging: text(staging), leave_memory }, &[])?;
+    parts(action, saved, &timeline.lane(GPU), start_us)
+}
+
+/// Writes pinned memory into it. Only while the program is frozen.
+pub fn save_pinned(worker: &Worker, staging: &Path, timeline: &Timeline) -> Result<Vec<Part>> {
+    let (action, start_us) = ("save pinned memory", timeline.elapsed_us());
+    let saved = worker.ask(action, ask::SavePinned { staging: text(staging) }, &[])?;
+    parts(action, saved, &timeline.lane(PINNED), start_us)
+}
+
+fn parts(action: &'static str, saved: Saved, lane: &Lane<'_>, start_us: u64) -> Result<Vec<Part>> {
+    lane.merge(start_us, saved.phases);
+    let parse = |part| {
+        serde_json::from_value(part).map_err(|error| Error::Worker {
+            action,
+            reason: format!("it described a part that is none: {error}"),
+        })
+    };
+    saved.parts.into_iter().map(parse).collect()
+}
+
+/// Has a worker take the state of an image's GPU half; contents go on loading.
+pub fn restore(
+    worker: &Worker,
+    image: &Image,
+    run_directory: &Path,
+    cached: Vec<Cached>,
+) -> Result<Vec<Phase>> {
+    let request = ask::Restore { image: text(image.path()), run_directory: text(run_directory), cached };
+    worker.ask("restore the GPU half", request, &[])
+}
+
+/// As [`restore`], in place of a worker that died before it had loaded all.
+pub fn replace(worker: &Worker, image: &Image, run_directory: &Path) -> Result<Vec<Phase>> {
+    let request = ask::Replace { image: text(image.path()), run_directory: text(run_directory) };
+    worker.ask("restore the GPU half once more", request, &[])
+}
+
+/// Waits until all contents are loaded.
+pub fn loaded(worker: &Worker, limit: Option<Duration>) -> Result<Vec<Phase>> {
+    worker.ask_within("load GPU memory", ask::Loaded {}, &[], limit)
+}
+
+/// Gives a worker the client of the half that it has restored.
+pub fn adopt(worker: &Worker, pid: i32, driver_attached: bool, client: BorrowedFd<'_>) -> Result<()> {
+    worker.ask("take the program over", ask::Adopt { pid, driver_attached }, &[client])
+}
+
+/// Lets the client go on.
+pub fn resume(worker: &Worker, restored: bool, driver_attached: bool) -> Result<()> {
+    worker.ask("let the program's GPU work go on", ask::Resume { restored, driver_attached }, &[])
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

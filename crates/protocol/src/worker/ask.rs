@@ -1,0 +1,186 @@
+//! What a daemon asks a worker, and what each request is answered with.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{CacheMemory, Cached, Phase, Recording, Saved, Status, Surveyed};
+use crate::client::Quiesced;
+
+/// A request that has an answer of this type.
+pub trait Ask: Into<Request> {
+    type Answer: Serialize + DeserializeOwned + Send + 'static;
+}
+
+macro_rules! requests {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty, )* } => $answer:ty;
+    )*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug, Serialize, Deserialize)]
+            pub struct $name {
+                $( $(#[$field_doc])* pub $field: $type, )*
+            }
+
+            impl Ask for $name {
+                type Answer = $answer;
+            }
+
+            impl From<$name> for Request {
+                fn from(request: $name) -> Request {
+                    Request::$name(request)
+                }
+            }
+        )*
+
+        /// Any of them.
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        pub enum Request {
+            $( $name($name), )*
+        }
+    };
+}
+
+requests! {
+    GetStatus {} => Status;
+    /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
+    /// outlives the daemon. Answered by its state.
+    Take {} => Status;
+    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone, and for images
+    /// that begin alike. With
+    /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.
+    Prepare {
+        image: String,
+        register: bool,
+    } => ();
+    /// What workers may have done of this image's restore for other images too.
+    Survey {
+        image: String,
+    } => Surveyed;
+    /// Load the module of this image that has this key, for whoever takes this worker.
+    LoadAhead {
+        image: String,
+        key: String,
+    } => ();
+    /// Unload those that wait under these keys.
+    UnloadAhead {
+        keys: Vec<String>,
+    } => ();
+    /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
+    Serve {
+        run_directory: String,
+    } => ();
+    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `leave_memory`: contents of
+    /// GPU memory will not be copied.
+    Quiesce {
+        limit_ms: u64,
+        leave_memory: bool,
+    } => Quiesced;
+    /// Detach or attach the driver half of the process with this pid (as this worker sees it).
+    Detach {
+        pid: i32,
+        limit_ms: u32,
+    } => ();
+    Attach {
+        pid: i32,
+    } => ();
+    /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
+    Save {
+        staging: String,
+        /// Leave the contents of buffers where they are: `Sleep` is to follow.
+        leave_memory: bool,
+    } => Saved;
+    /// Write the pinned memory into the staged image. Only while the program is frozen.
+    SavePinned {
+        staging: String,
+    } => Saved;
+    /// How the next `Restore` loads contents of buffers. `order`: names of parts, those first that are loaded first.
+    /// `run_ahead`: requests of the program need not wait for all of them, only for those that they name. `record`:
+    /// whether to note in which order requests name them. With a descriptor: a file in memory for the worker's journal,
+    /// without which no request runs ahead.
+    #[derive(Default)]
+    OnDemand {
+        run_ahead: bool,
+        order: Vec<String>,
+        record: Recording,
+    } => ();
+    /// The record that was asked for.
+    Uses {} => Vec<String>;
+    /// Change all buffers a little: whatever is written to them is seen then. The program is good for nothing else any more.
+    Mark {} => ();
+    /// Which buffers still hold what the image at this path has of them, or were not written to since they were marked: names of
+    /// parts, none where it would have taken long. `cheaply`: only where the device finds out by itself.
+    Unwritten {
+        image: String,
+        cheaply: bool,
+    } => Option<Vec<String>>;
+    /// Map no memory that other workers have mapped too: copy it.
+    Unshare {} => ();
+    /// Take the state of the GPU half from the image at this path. `devices[i]` of the image becomes device `i` here.
+    /// Answered when all is in its place but the contents of buffers, which go on loading; until they are there,
+    /// requests of the program wait.
+    Restore {
+        image: String,
+        run_directory: String,
+        /// What of the image lies in memories that came with [`Cache`]; the rest is read from the store.
+        cached: Vec<Cached>,
+    } => Vec<Phase>;
+    /// With a descriptor for each: memories that caches are kept in. Those of the host are mapped, and with `register`
+    /// made known to the GPU, for the life of the worker; those of a GPU are used for the next `Restore` alone.
+    Cache {
+        memories: Vec<CacheMemory>,
+        register: bool,
+    } => ();
+    /// Make memory for a cache. A descriptor comes with the answer. The worker has it mapped until it has loaded an image.
+    MakeCacheMemory {
+        memory: CacheMemory,
+    } => ();
+    /// Let go of all GPU memory of caches.
+    LeaveCaches {} => ();
+    /// With a descriptor: memory from `MakeCacheMemory`. Load chunks of the image, checked, to where they are to lie in it.
+    FillCache {
+        image: String,
+        memory: CacheMemory,
+        into: Vec<Cached>,
+        /// Where the chunks may be found already.
+        cached: Vec<Cached>,
+    } => ();
+    /// Answered with the phases since [`Restore`] when the contents of buffers are there. The worker ends if they cannot
+    /// be loaded.
+    Loaded {} => Vec<Phase>;
+    /// Take the state as for `Restore`, in place of a worker that was killed before it had loaded all. The program runs
+    /// already; its requests wait for `GoOn`.
+    Replace {
+        image: String,
+        run_directory: String,
+    } => Vec<Phase>;
+    /// After `Replace` and `Loaded`, with two descriptors: the worker's end of the client's socket, and the journal of
+    /// the worker before.
+    GoOn {
+        pid: i32,
+    } => ();
+    /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
+    Adopt {
+        pid: i32,
+        driver_attached: bool,
+    } => ();
+    /// Give the GPU back, after `Quiesce` and `Save`: the process goes on without it as a keeper of the client's socket
+    /// and of the memory that was left. Its connections end; those made then are answered by the keeper.
+    Sleep {} => ();
+    /// To a keeper: what it keeps, from so many descriptors on. With the answer comes a descriptor for each name, at most
+    /// [`MOST_DESCRIPTORS`](super::MOST_DESCRIPTORS); none when there are no more. The one without a name is the client's
+    /// socket.
+    HandOver {
+        from: usize,
+    } => Vec<String>;
+    /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of.
+    Memory {
+        names: Vec<String>,
+    } => ();
+    /// Let the client go on.
+    Resume {
+        restored: bool,
+        driver_attached: bool,
+    } => ();
+    Shutdown {} => ();
+}
