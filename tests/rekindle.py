@@ -61,6 +61,8 @@ class Rekindle:
             REKINDLE_FAULT_MARKS=str(self.marks),
             **environment,
         )
+        # A line is one write, so that a checkpoint never finds half of one written.
+        self.environment.pop("PYTHONUNBUFFERED", None)
 
     def __enter__(self):
         return self
@@ -103,8 +105,9 @@ class Rekindle:
         return next(row for row in self.sandboxes() if row["name"] == name)
 
     def lines(self, name):
-        """What this run of the program has printed, and not one before a restore."""
-        lines = self("logs", name).splitlines()
+        """What this run of the program has printed, and not one before a restore: whole lines."""
+        # What stands behind the last line's end is one that is being written.
+        lines = self("logs", name).split("\n")[:-1]
         markers = [number for number, line in enumerate(lines) if line.startswith("--- rekindle: restored from the image ")]
         return lines[markers[-1] + 1 :] if markers else lines
 

@@ -11,7 +11,7 @@ import pytest
 from rekindle import ROOT, CommandError, Rekindle
 from test_bad_input import kill_daemon
 
-WEIGHTS = [sys.executable, "-u", ROOT / "crates/cli/tests/programs/weights.py"]
+WEIGHTS = [sys.executable, ROOT / "crates/cli/tests/programs/weights.py"]
 # More than is registered at once.
 MEGABYTES = 70
 # Less for a GPU in software that hashes them.

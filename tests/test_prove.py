@@ -86,7 +86,7 @@ def test_an_image_that_criu_refuses_is_none(after):
 
 
 def test_both_halves_are_proven(rekindle):
-    rekindle.run("a", sys.executable, "-u", COUNTER)
+    rekindle.run("a", sys.executable, COUNTER)
     rekindle.wait_lines("a", 3)
     for number, after in enumerate(["--leave-running", "--leave-running", "--stop"]):
         report = rekindle.json("checkpoint", "a", "--to", f"x{number}", "--prove", after)

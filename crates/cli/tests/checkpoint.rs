@@ -225,7 +225,7 @@ const NOBODY: &str = concat!(
 #[test]
 fn a_program_that_becomes_another_user_has_its_gpu() {
     let rekindle = Rekindle::new();
-    rekindle.start("nobody", &["python3", "-u", "-c", NOBODY]);
+    rekindle.start("nobody", &["python3", "-c", NOBODY]);
     rekindle.goes_on("nobody");
     rekindle.ok(&["sleep", "nobody"]);
     rekindle.goes_on("nobody");
@@ -428,7 +428,7 @@ fn what_criu_refuses_is_explained_and_the_program_goes_on() {
 fn a_restored_program_has_every_processor_that_it_had() {
     let rekindle = Rekindle::new();
     let threads = "import threading\nfor _ in range(20): threading.Thread(target=threading.Event().wait, daemon=True).start()\n";
-    rekindle.start("wide", &["python3", "-u", "-c", &(threads.to_string() + COUNTER[3])]);
+    rekindle.start("wide", &["python3", "-c", &(threads.to_string() + COUNTER[2])]);
     rekindle.goes_on("wide");
     rekindle.ok(&["checkpoint", "wide", "--to", "wide", "--stop"]);
     rekindle.ok(&["restore", "wide", "-d", "--name", "again"]);

@@ -88,7 +88,7 @@ fn end_of(rekindle: &Rekindle, name: &str) -> String {
 }
 
 fn image_of_weights(rekindle: &Rekindle) {
-    rekindle.start("weights", &["python3", "-u", WEIGHTS, "7", "24"]);
+    rekindle.start("weights", &["python3", WEIGHTS, "7", "24"]);
     rekindle.goes_on("weights");
     rekindle.ok(&["checkpoint", "weights", "--to", "image", "--stop"]);
 }
@@ -96,7 +96,7 @@ fn image_of_weights(rekindle: &Rekindle) {
 /// An image of a program that has not touched most of its memory since it was restored, and the file with that memory.
 fn restored_noise(rekindle: &Rekindle) -> PathBuf {
     let go = rekindle.path("go");
-    rekindle.start("noise", &["python3", "-u", NOISE, go.to_str().unwrap()]);
+    rekindle.start("noise", &["python3", NOISE, go.to_str().unwrap()]);
     wait("the program", || rekindle.lines("noise") == ["ready"]);
     rekindle.ok(&["checkpoint", "noise", "--to", "image", "--stop"]);
     let files = fs::read_dir(rekindle.path("state/store/images/image/pages")).unwrap();

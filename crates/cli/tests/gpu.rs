@@ -72,10 +72,9 @@ fn gpu_memory_is_shown() {
 #[test]
 fn processes_one_after_the_other_and_side_by_side() {
     let rekindle = Rekindle::new();
-    let program = GPU_COUNTER[2];
-    let script = format!(
-        "python3 -u {program} 3; python3 -u {program} 3; python3 -u {program} & exec python3 -u {program}"
-    );
+    let program = GPU_COUNTER[1];
+    let script =
+        format!("python3 {program} 3; python3 {program} 3; python3 {program} & exec python3 {program}");
     rekindle.start("many", &["sh", "-c", &script]);
     wait("all of them", || rekindle.lines("many").len() > 20);
     assert_eq!(rekindle.lines("many")[..6], ["1", "2", "3", "1", "2", "3"]);

@@ -6,8 +6,7 @@ use std::fs;
 
 use harness::{Rekindle, wait};
 
-const WEIGHTS: [&str; 3] =
-    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
+const WEIGHTS: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
 
 #[test]
 fn images_are_the_same_whoever_hashes() {

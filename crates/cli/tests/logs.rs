@@ -10,7 +10,7 @@ use harness::{COUNTER, Rekindle, end_of, wait};
 use serde_json::Value;
 
 /// Prints numbers as fast as it can.
-const FLOOD: [&str; 4] = ["python3", "-u", "-c", "n = 0\nwhile True:\n    print(n)\n    n += 1"];
+const FLOOD: [&str; 3] = ["python3", "-c", "n = 0\nwhile True:\n    print(n, flush=True)\n    n += 1"];
 
 fn whole_log(rekindle: &Rekindle, name: &str) -> Vec<String> {
     rekindle.ok(&["logs", "--", name]).lines().map(str::to_string).collect()
@@ -121,11 +121,10 @@ fn a_log_takes_no_more_room_than_it_may() {
 }
 
 /// Prints to both outputs, without end.
-const BOTH: [&str; 4] = [
+const BOTH: [&str; 3] = [
     "python3",
-    "-u",
     "-c",
-    "import sys, time\nn = 0\nwhile True:\n    print('out', n)\n    print('err', n, file=sys.stderr)\n    n += 1\n    time.sleep(0.02)",
+    "import sys, time\nn = 0\nwhile True:\n    print('out', n, flush=True)\n    print('err', n, file=sys.stderr)\n    n += 1\n    time.sleep(0.02)",
 ];
 
 fn lines_of(rekindle: &Rekindle, options: &[&str]) -> Vec<Value> {

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use harness::{Rekindle, is_alive, kill, wait};
 use serde_json::Value;
 
-const MODULES: [&str; 3] =
-    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];
+const MODULES: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];
 
 /// None waits for an image alone; those that wait for anybody load so many bytes ahead.
 fn started(bytes: &str) -> Rekindle {

@@ -71,7 +71,7 @@ fn a_working_directory_that_is_gone_is_told_of_in_a_sentence() {
     rekindle.ok(&["ps"]);
     let (directory, gone) = (rekindle.path("here"), rekindle.path("elsewhere"));
     std::fs::create_dir(&directory).unwrap();
-    let arguments = ["run", "-d", "--name", "n", "--", COUNTER[0], COUNTER[1], COUNTER[2], COUNTER[3]];
+    let arguments = ["run", "-d", "--name", "n", "--", COUNTER[0], COUNTER[1], COUNTER[2]];
     let started = rekindle.command(&arguments).current_dir(&directory).status().unwrap();
     assert!(started.success());
     rekindle.goes_on("n");

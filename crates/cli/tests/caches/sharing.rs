@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::harness::{Rekindle, wait};
 use crate::support::*;
 
-const MODEL: [&str; 3] = ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/model.py")];
+const MODEL: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/model.py")];
 const KERNEL_WRITES: &str = "10";
 const FILL_WRITES: &str = "12";
 

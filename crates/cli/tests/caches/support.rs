@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use crate::harness::{Rekindle, wait};
 
-pub const WEIGHTS: [&str; 3] =
-    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
+pub const WEIGHTS: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
 pub const MEGABYTE: u64 = 1 << 20;
 
 /// A program with weights of its own, for each seed others, taken as an image and stopped.

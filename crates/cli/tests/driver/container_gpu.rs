@@ -36,9 +36,9 @@ fn a_container_on_the_emulated_gpu_goes_on_from_its_image() {
     let label = format!("rekindle-test-{}", std::process::id());
     let device = Device::make(&rekindle, &label);
     assert_eq!(device.full_name, format!("rekindle.dev/gpu={label}"));
-    let programs = Path::new(GPU_COUNTER[2]).parent().unwrap();
+    let programs = Path::new(GPU_COUNTER[1]).parent().unwrap();
     let volume = format!("--volume={0}:{0}:ro", programs.display());
-    let script = format!("exec {} -u {} > /count", GPU_COUNTER[0], GPU_COUNTER[2]);
+    let script = format!("exec {} {} > /count", GPU_COUNTER[0], GPU_COUNTER[1]);
     let name = base.start("bump", &["--device", &device.full_name, &volume], &["/bin/sh", "-c", &script]);
     wait("the program", || counted(&name).len() > 3);
     let prove = ["checkpoint", "--container", &name, "--to", "one", "--leave-running", "--prove"];

@@ -117,9 +117,9 @@ fn what_went_to_a_pipe_goes_to_the_log_after_a_restore() {
 #[test]
 fn what_went_to_a_terminal_goes_to_the_log_after_a_restore() {
     let rekindle = Rekindle::new();
-    let code = "import os, pty, sys\npid, terminal = pty.fork()\nif pid == 0:\n    os.execvp('python3', ['python3', '-u', '-c', sys.argv[1]])\nprint(pid, flush=True)\nwhile True:\n    os.read(terminal, 1000)";
+    let code = "import os, pty, sys\npid, terminal = pty.fork()\nif pid == 0:\n    os.execvp('python3', ['python3', '-c', sys.argv[1]])\nprint(pid, flush=True)\nwhile True:\n    os.read(terminal, 1000)";
     let out = output(&rekindle);
-    let _terminal = Program::start(Command::new("python3").args(["-c", code, COUNTER[3]]), &out);
+    let _terminal = Program::start(Command::new("python3").args(["-c", code, COUNTER[2]]), &out);
     let pid = numbers(&out)[0].to_string();
     std::thread::sleep(std::time::Duration::from_millis(300));
     rekindle.ok(&["checkpoint", "--pid", &pid, "--to", "terminal", "--stop"]);

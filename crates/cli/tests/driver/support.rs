@@ -31,7 +31,8 @@ impl Program {
         // SAFETY: neither has conditions.
         let of_our_own = unsafe { libc::getsid(0) != 0 || libc::setsid() > 0 };
         assert!(of_our_own, "a session");
-        Program(command.spawn().unwrap())
+        // A line is one write, so that a checkpoint never finds half of one written.
+        Program(command.env_remove("PYTHONUNBUFFERED").spawn().unwrap())
     }
 
     pub fn pid(&self) -> String {

@@ -20,16 +20,15 @@ const REKINDLED: &str = env!("CARGO_BIN_EXE_rekindled");
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Counts and prints, forever, ten times a second.
-pub const COUNTER: [&str; 4] = [
+pub const COUNTER: [&str; 3] = [
     "python3",
-    "-u",
     "-c",
-    "import time\nn = 0\nwhile True:\n    print(n)\n    n += 1\n    time.sleep(0.02)",
+    "import time\nn = 0\nwhile True:\n    print(n, flush=True)\n    n += 1\n    time.sleep(0.02)",
 ];
 
 /// Counts on the GPU, as [`COUNTER`] does on the CPU.
-pub const GPU_COUNTER: [&str; 3] =
-    ["python3", "-u", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/bump.py")];
+pub const GPU_COUNTER: [&str; 2] =
+    ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/bump.py")];
 
 pub struct Rekindle {
     root: TempDir,
@@ -120,6 +119,8 @@ impl Rekindle {
             .env("REKINDLE_STATE", self.path("state"))
             .env("REKINDLE_RUN_ROOT", self.path("runs"))
             .env("REKINDLE_FAULT_MARKS", self.path("marks"))
+            // A line is one write, so that a checkpoint never finds half of one written.
+            .env_remove("PYTHONUNBUFFERED")
             .envs(self.always.iter().cloned())
             .envs(self.environment.iter().cloned());
     }
@@ -164,19 +165,19 @@ impl Rekindle {
         found.unwrap_or_else(|| panic!("no {name} in {all}")).clone()
     }
 
-    /// What this run of the program has printed, and not one before a restore.
+    /// What this run of the program has printed, and not one before a restore: whole lines.
     pub fn lines(&self, name: &str) -> Vec<String> {
         let all = self.ok(&["logs", "--", name]);
-        let all: Vec<String> = all.lines().map(str::to_string).collect();
+        // What stands behind the last line's end is one that is being written.
+        let whole = &all[..all.rfind('\n').map_or(0, |end| end + 1)];
+        let all: Vec<String> = whole.lines().map(str::to_string).collect();
         let begin = all.iter().rposition(|line| line.starts_with("--- rekindle: restored from the image "));
         all[begin.map_or(0, |marker| marker + 1)..].to_vec()
     }
 
     /// The numbers that [`COUNTER`] has printed.
     pub fn count(&self, name: &str) -> Vec<u64> {
-        let mut lines = self.lines(name);
-        // The last may not be whole yet.
-        lines.pop();
+        let lines = self.lines(name);
         lines.iter().map(|line| line.parse().unwrap_or_else(|_| panic!("{lines:?}"))).collect()
     }
 
