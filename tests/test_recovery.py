@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def has_images(rekindle, number):
     rekindle.wait(is_there, f"image {number}")
 
 
+def has_image_since(rekindle, is_so, what):
+    """Waits until something is so of the program, and then for an image of that."""
+    rekindle.wait(is_so, what)
+    # What is there may be older, and the next one under way.
+    numbers = [int(name.split(".")[1]) for name in recovery(rekindle)["images"]]
+    has_images(rekindle, max(numbers, default=0) + 2)
+
+
+def has_counted(rekindle):
+    has_image_since(rekindle, lambda: len(rekindle.lines("a")) >= 3, "3 lines")
+
+
 def is_back(rekindle, times):
     def is_so():
         row = rekindle.sandbox("a")
@@ -59,7 +72,7 @@ def end(rekindle):
 def test_after_a_crash_it_goes_on_from_its_last_image(rekindle):
     rekindle(*run(rekindle, "--every", "300ms", "--keep", "2", "--restart", "on-failure"))
     for times in (1, 2):
-        has_images(rekindle, 3 * times)
+        has_counted(rekindle)
         (rekindle.root / "crash").touch()
         is_back(rekindle, times)
     end(rekindle)
@@ -98,7 +111,7 @@ def test_what_the_user_ends_stays_ended(rekindle):
 
 def test_the_next_daemon_goes_on_with_it(rekindle):
     rekindle(*run(rekindle, "--every", "300ms", "--restart", "on-failure"))
-    has_images(rekindle, 1)
+    has_counted(rekindle)
     row = rekindle.sandbox("a")
     daemon = next(pid for pid, words in machine.processes_of(rekindle).items() if words[1:2] == ["--background"])
     os.kill(daemon, signal.SIGKILL)
@@ -106,10 +119,30 @@ def test_the_next_daemon_goes_on_with_it(rekindle):
     for pid in machine.tree(row["pid"]):
         kills.strike(pid)
     rekindle.wait(lambda: not machine.is_alive(row["pid"]), "the end of the program")
+    away = 3
+    time.sleep(away)
     is_back(rekindle, 1)
-    has_images(rekindle, int(recovery(rekindle)["images"][-1].split(".")[1]) + 1)
+    found = recovery(rekindle)
+    assert found["lost_ms"] >= away * 1000 > found["repeated_ms"], found
+    has_counted(rekindle)
     end(rekindle)
     assert runs_of(rekindle)[1][0] > 1
+
+
+def test_what_is_ended_while_it_waits_to_be_brought_back_stays_ended(rekindle):
+    (rekindle.root / "loop").touch()
+    rekindle(*run(rekindle, "--restart", "on-failure:100"))
+    rekindle.wait(lambda: recovery(rekindle)["recoveries"] >= 3, "some failures")
+    # It waits for seconds by now and runs for the time of a step.
+    rekindle("kill", "a")
+    (rekindle.root / "loop").unlink()
+
+    def stays():
+        return recovery(rekindle)["over"] and not rekindle.sandbox("a")["pid"]
+
+    rekindle.wait(stays, "the end of it")
+    time.sleep(3)
+    assert stays()
 
 
 def test_one_without_its_gpu_memory_is_brought_back(rekindle):
@@ -117,7 +150,7 @@ def test_one_without_its_gpu_memory_is_brought_back(rekindle):
     rekindle(
         "run", "-d", "--name", "a", "--every", "500ms", "--restart", "on-failure", "--gpu", "emulated", "--", *kills.words(0, 0, 1, "root", wrong)
     )
-    has_images(rekindle, 1)
+    has_image_since(rekindle, lambda: kills.steps(rekindle.sandbox("a")["pid"]), "the program")
     (worker,) = rekindle.sandbox("a")["workers"]
     os.kill(worker, signal.SIGKILL)
     is_back(rekindle, 1)

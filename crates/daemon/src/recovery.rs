@@ -104,12 +104,9 @@ fn end_of(record: &Record) -> End {
 
 /// The program that goes on in the place of one that has ended, if one does.
 fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbox>> {
-    let record = sandbox.record();
-    let (end, ended) = (end_of(&record), unix_ms());
-    let mut recovery = record.recovery?;
-    let mut next = recovery.ended(end, ended);
+    let end = end_of(&sandbox.record());
+    let mut next = plan(sandbox, |recovery| recovery.after(end))?;
     loop {
-        sandbox.note(|record| record.recovery = Some(recovery.clone()));
         match next {
             Next::Nothing => {
                 sandbox.stays_ended();
@@ -124,26 +121,38 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
         }
         // Somebody has removed it, or runs something else under its name.
         let is_there = daemon.sandboxes.get(&sandbox.name()).is_ok_and(|found| Arc::ptr_eq(&found, sandbox));
-        if !is_there || !sandbox.record().goes_on() {
+        let Some(recovery) = sandbox.record().recovery.filter(|recovery| is_there && !recovery.over) else {
             sandbox.stays_ended();
             return None;
-        }
-        match again(daemon, sandbox, &recovery, ended) {
+        };
+        match again(daemon, sandbox, &recovery) {
             Ok(next) => {
                 sandbox.set_successor(&next);
+                if !sandbox.record().goes_on() || !next.record().goes_on() {
+                    // The user has ended it while it was brought back, and nothing could be sent to it.
+                    next.note(|record| record.recovery.iter_mut().for_each(|recovery| recovery.over = true));
+                    next.end_program();
+                }
                 return Some(next);
             }
-            Err(error) => next = recovery.stayed(&error.to_string()),
+            Err(error) => next = plan(sandbox, |recovery| recovery.stayed(&error.to_string()))?,
         }
     }
 }
 
+/// Asks a sandbox's plan, which others may change at any time: a user who ends the program.
+fn plan(sandbox: &Sandbox, ask: impl FnOnce(&mut Recovery) -> Next) -> Option<Next> {
+    let mut next = None;
+    sandbox.note(|record| next = record.recovery.as_mut().map(ask));
+    next
+}
+
 /// Restores the newest image that comes back, or starts the program anew.
-fn again(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: u64) -> Result<Arc<Sandbox>> {
+fn again(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Result<Arc<Sandbox>> {
     let mut failed = None;
     for taken in recovery.taken.iter().rev() {
         let mut recovery = recovery.clone();
-        recovery.goes_on(Some(taken), ended, unix_ms());
+        recovery.goes_on(Some(taken), unix_ms());
         match restored(daemon, sandbox, &taken.image, recovery) {
             Ok(next) => return Ok(next),
             Err(error) => {
@@ -156,7 +165,7 @@ fn again(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: u6
             }
         }
     }
-    failed.map_or_else(|| started(daemon, sandbox, recovery, ended), Err)
+    failed.map_or_else(|| started(daemon, sandbox, recovery), Err)
 }
 
 fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery) -> Result<Arc<Sandbox>> {
@@ -182,9 +191,9 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
     daemon.sandboxes.get(&report.name)
 }
 
-fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery, ended: u64) -> Result<Arc<Sandbox>> {
+fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Result<Arc<Sandbox>> {
     let (record, mut recovery) = (sandbox.record(), recovery.clone());
-    recovery.goes_on(None, ended, unix_ms());
+    recovery.goes_on(None, unix_ms());
     let request = run::RunRequest {
         name: Some(record.name),
         gpu: Some(record.gpu),

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rekindle_protocol::daemon::{Happened, Sandbox as Shown, State};
 use rekindle_sandbox::{Exit, INIT_ARGUMENT, Sandbox as CpuHalf, Spec};
@@ -26,6 +26,7 @@ use crate::pool::WorkerPool;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
+use crate::sandboxes::recovery::since_1970_ms;
 use crate::workers::Worker;
 
 pub mod admission;
@@ -299,11 +300,16 @@ impl Sandbox {
 
     /// Ends a program that cannot go on, if it is brought back then.
     pub fn end_if_brought_back(&self) {
-        if self.record().recovery.is_some_and(|recovery| recovery.restarts())
-            && let Some(cpu) = self.cpu.get()
+        if self.record().recovery.is_some_and(|recovery| recovery.restarts()) {
+            self.end_program();
+        }
+    }
+
+    pub fn end_program(&self) {
+        if let Some(cpu) = self.cpu.get()
             && let Err(error) = cpu.kill()
         {
-            log::error!("a program without its GPU memory was not ended: {error}");
+            log::error!("the program of {:?} was not ended: {error}", self.name());
         }
     }
 
@@ -329,16 +335,31 @@ impl Sandbox {
         }
     }
 
-    /// Takes back all that the sandbox had and notes how it ended.
+    /// Takes back all that the sandbox had and notes how it ended, and that it did just now.
     pub fn ended(&self, exit: Option<Exit>) {
+        self.ended_at(exit, SystemTime::now());
+    }
+
+    /// As [`Sandbox::ended`], of one that ended while no daemon ran.
+    pub fn ended_at(&self, exit: Option<Exit>, time: SystemTime) {
         if let Some(admission) = self.admission.get() {
             admission.close();
         }
-        self.operation_lock.close(|| self.take_back(exit));
+        self.operation_lock.close(|| self.take_back(exit, time));
         log::info!("sandbox {:?} ended: {exit:?}", self.name());
     }
 
-    fn take_back(&self, exit: Option<Exit>) {
+    /// When its program last printed something, or its init last noted something, which it does at the end.
+    pub fn last_sign(&self) -> SystemTime {
+        let changed = |path: &Path| path.metadata().and_then(|found| found.modified()).ok();
+        [&self.log, &self.run_directory]
+            .into_iter()
+            .filter_map(|path| changed(path))
+            .max()
+            .unwrap_or_else(SystemTime::now)
+    }
+
+    fn take_back(&self, exit: Option<Exit>, time: SystemTime) {
         let workers = std::mem::take(&mut *self.workers());
         for worker in workers {
             worker.shut_down();
@@ -377,7 +398,10 @@ impl Sandbox {
                 None => State::Failed,
             };
             record.exit_code = exit.map(|exit| exit.shell_code());
-            record.ended = Some(crate::host::clock::now());
+            record.ended = Some(crate::host::clock::rfc3339(time));
+            if let Some(recovery) = &mut record.recovery {
+                recovery.ended(since_1970_ms(time));
+            }
             record.workers.clear();
             record.asleep = None;
         });

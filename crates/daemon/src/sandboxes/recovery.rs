@@ -37,6 +37,10 @@ pub struct Recovery {
     lost_ms: u64,
     /// When the user last sent it a signal, since 1970.
     asked_unix_ms: u64,
+    /// When this run of the program ended, since 1970.
+    ended_unix_ms: u64,
+    /// That end was asked about: a daemon that comes meanwhile counts it once.
+    is_counted: bool,
     /// It is not brought back any more.
     pub over: bool,
 }
@@ -44,7 +48,9 @@ pub struct Recovery {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Taken {
     pub image: String,
+    /// In the program's own time, and since 1970.
     at_ms: u64,
+    unix_ms: u64,
 }
 
 /// How a run of a program ended.
@@ -67,7 +73,11 @@ pub enum Next {
 }
 
 pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    since_1970_ms(SystemTime::now())
+}
+
+pub fn since_1970_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 impl Recovery {
@@ -86,6 +96,8 @@ impl Recovery {
             repeated_ms: 0,
             lost_ms: 0,
             asked_unix_ms: 0,
+            ended_unix_ms: 0,
+            is_counted: false,
             over: false,
         }
     }
@@ -96,7 +108,7 @@ impl Recovery {
 
     /// An image was begun at this time; what is beyond the number to be kept comes back.
     pub fn took(&mut self, image: String, begun: u64) -> Vec<String> {
-        self.taken.push(Taken { image, at_ms: self.own_ms(begun) });
+        self.taken.push(Taken { image, at_ms: self.own_ms(begun), unix_ms: begun });
         let beyond = self.taken.len().saturating_sub(self.plan.keep as usize);
         self.taken.drain(..beyond).map(|taken| taken.image).collect()
     }
@@ -105,15 +117,23 @@ impl Recovery {
         self.asked_unix_ms = now;
     }
 
-    /// The program ended, at this time.
-    pub fn ended(&mut self, end: End, now: u64) -> Next {
-        let was_asked = now.saturating_sub(self.asked_unix_ms) < ASKED.as_millis() as u64;
+    /// The program ended, at this time, or if that is a guess, not before its last image.
+    pub fn ended(&mut self, at: u64) {
+        self.ended_unix_ms = at.max(self.taken.last().map_or(0, |taken| taken.unix_ms));
+    }
+
+    /// What comes after such an end.
+    pub fn after(&mut self, end: End) -> Next {
+        let was_asked = self.ended_unix_ms.saturating_sub(self.asked_unix_ms) < ASKED.as_millis() as u64;
         let (Some(most), End::Failed(code), false, false) = (self.plan.restarts, end, was_asked, self.over)
         else {
             self.over = true;
             return Next::Nothing;
         };
-        let at = self.own_ms(now);
+        if std::mem::replace(&mut self.is_counted, true) {
+            return Next::Again(self.delay());
+        }
+        let at = self.own_ms(self.ended_unix_ms);
         if at > self.farthest_ms + self.plan.every_ms.unwrap_or(FARTHER_MS) {
             self.failures = 0;
         }
@@ -126,14 +146,16 @@ impl Recovery {
 
     /// It could not be brought back.
     pub fn stayed(&mut self, why: &str) -> Next {
+        if self.over {
+            return Next::Nothing;
+        }
         self.failed(self.plan.restarts.unwrap_or(0), why.to_string())
     }
 
     fn failed(&mut self, most: u32, how: String) -> Next {
         self.failures += 1;
         if self.failures <= most {
-            let doubled = FIRST_DELAY.saturating_mul(1 << (self.failures - 1).min(16));
-            return Next::Again(if self.failures == 1 { Duration::ZERO } else { doubled.min(LONGEST_DELAY) });
+            return Next::Again(self.delay());
         }
         self.over = true;
         let left = match self.taken.last() {
@@ -146,12 +168,21 @@ impl Recovery {
         ))
     }
 
-    /// It is about to run again from this image, or from its beginning; it ended at the first of these times.
-    pub fn goes_on(&mut self, from: Option<&Taken>, ended: u64, now: u64) {
+    /// Before the next try.
+    fn delay(&self) -> Duration {
+        match self.failures {
+            0 | 1 => Duration::ZERO,
+            more => FIRST_DELAY.saturating_mul(1 << (more - 1).min(16)).min(LONGEST_DELAY),
+        }
+    }
+
+    /// It is about to run again from this image, or from its beginning.
+    pub fn goes_on(&mut self, from: Option<&Taken>, now: u64) {
         let at_ms = from.map_or(0, |taken| taken.at_ms);
-        self.repeated_ms += self.own_ms(ended).saturating_sub(at_ms);
-        self.lost_ms += now.saturating_sub(ended);
+        self.repeated_ms += self.own_ms(self.ended_unix_ms).saturating_sub(at_ms);
+        self.lost_ms += now.saturating_sub(self.ended_unix_ms);
         self.recoveries += 1;
+        self.is_counted = false;
         (self.began_ms, self.began_unix_ms) = (at_ms, now);
     }
 
@@ -186,6 +217,11 @@ mod tests {
         Recovery { began_unix_ms: 1_000_000, ..Recovery::new(plan, Vec::new(), Vec::new()) }
     }
 
+    fn after(all: &mut Recovery, end: End, at: u64) -> Next {
+        all.ended(at);
+        all.after(end)
+    }
+
     #[test]
     fn as_many_images_are_kept_as_are_wanted() {
         let mut all = recovery(Some(10), None);
@@ -197,15 +233,15 @@ mod tests {
     #[test]
     fn what_was_wanted_is_not_brought_back() {
         let with = || recovery(None, Some(3));
-        assert_eq!(with().ended(End::Wanted, 1_060_000), Next::Nothing);
-        assert_eq!(recovery(None, None).ended(End::Failed(Some(1)), 1_060_000), Next::Nothing);
+        assert_eq!(after(&mut with(), End::Wanted, 1_060_000), Next::Nothing);
+        assert_eq!(after(&mut recovery(None, None), End::Failed(Some(1)), 1_060_000), Next::Nothing);
         let mut asked = with();
         asked.asked(1_059_000);
-        assert_eq!(asked.ended(End::Failed(Some(143)), 1_060_000), Next::Nothing);
+        assert_eq!(after(&mut asked, End::Failed(Some(143)), 1_060_000), Next::Nothing);
         assert!(asked.over);
         let mut earlier = with();
         earlier.asked(1_030_000);
-        assert_eq!(earlier.ended(End::Failed(Some(1)), 1_060_000), Next::Again(Duration::ZERO));
+        assert_eq!(after(&mut earlier, End::Failed(Some(1)), 1_060_000), Next::Again(Duration::ZERO));
     }
 
     #[test]
@@ -216,12 +252,12 @@ mod tests {
         let mut now = 1_008_000;
         let mut delays = Vec::new();
         let reason = loop {
-            match stuck.ended(End::Failed(Some(3)), now) {
+            match after(&mut stuck, End::Failed(Some(3)), now) {
                 Next::Again(delay) => delays.push(delay),
                 Next::Up(reason) => break reason,
                 Next::Nothing => panic!("it was not brought back"),
             }
-            stuck.goes_on(Some(&taken), now, now + 100);
+            stuck.goes_on(Some(&taken), now + 100);
             // As far as before.
             now += 100 + 3000;
         };
@@ -239,9 +275,29 @@ mod tests {
             farther.took("a".into(), now);
             let taken = farther.taken.last().unwrap().clone();
             now += 100;
-            assert_eq!(farther.ended(End::Failed(None), now), Next::Again(Duration::ZERO));
-            farther.goes_on(Some(&taken), now, now);
+            assert_eq!(after(&mut farther, End::Failed(None), now), Next::Again(Duration::ZERO));
+            farther.goes_on(Some(&taken), now);
         }
         assert_eq!(farther.shown().repeated_ms, 1000);
+    }
+
+    #[test]
+    fn an_end_counts_once_and_what_was_ended_meanwhile_stays_ended() {
+        let mut all = recovery(None, Some(2));
+        assert_eq!(after(&mut all, End::Failed(Some(1)), 1_060_000), Next::Again(Duration::ZERO));
+        // The next daemon asks again.
+        assert_eq!(all.after(End::Failed(Some(1))), Next::Again(Duration::ZERO));
+        assert_eq!(all.stayed("no GPU"), Next::Again(Duration::from_millis(500)));
+        assert_eq!(all.after(End::Failed(Some(1))), Next::Again(Duration::from_millis(500)));
+        // A machine that was away for a day.
+        all.goes_on(None, 87_460_000);
+        assert_eq!((all.shown().repeated_ms, all.shown().lost_ms), (60_000, 86_400_000));
+        assert_eq!(after(&mut all, End::Failed(Some(1)), 87_461_000), Next::Up(
+            "it is not brought back any more: it failed 3 times without coming farther (the last with code 1); there is no image of it".into()
+        ));
+        let mut ended = recovery(None, Some(2));
+        after(&mut ended, End::Failed(None), 1_060_000);
+        ended.over = true;
+        assert_eq!(ended.stayed("no GPU"), Next::Nothing);
     }
 }

@@ -45,19 +45,29 @@ pub fn kill(
 }
 
 fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> Result<()> {
-    let sandbox = daemon.sandboxes.get(name)?;
+    let mut sandbox = daemon.sandboxes.get(name)?;
     if sandbox.is_live() && sandbox.record().device && signal.is_none() {
         device::remove(daemon, &sandbox);
         return Ok(());
     }
-    let now = unix_ms();
-    sandbox.note(|record| {
-        if let Some(recovery) = &mut record.recovery {
-            recovery.asked(now);
-            recovery.over |= signal.is_none();
-        }
-    });
-    let cpu = sandbox.cpu(if signal.is_some() { "sent a signal" } else { "killed" })?;
+    let (now, mut is_to_stay) = (unix_ms(), false);
+    loop {
+        sandbox.note(|record| {
+            is_to_stay |= record.goes_on() && signal.is_none();
+            if let Some(recovery) = &mut record.recovery {
+                recovery.asked(now);
+                recovery.over |= signal.is_none();
+            }
+        });
+        // Who brings it back looks at the record after it has named the successor.
+        let Some(next) = sandbox.successor() else { break };
+        sandbox = next;
+    }
+    let cpu = match sandbox.cpu(if signal.is_some() { "sent a signal" } else { "killed" }) {
+        // It waits to be brought back, or is just brought back.
+        Err(_) if is_to_stay => return Ok(()),
+        other => other?,
+    };
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);
     }

@@ -109,7 +109,7 @@ impl Daemon {
     }
 
     fn take_over(&self, sandbox: &Arc<Sandbox>) {
-        let record = sandbox.record();
+        let (record, last_sign) = (sandbox.record(), sandbox.last_sign());
         log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
         if let Err(error) = sandbox.limit() {
             sandbox.report_problem(error.to_string());
@@ -146,11 +146,11 @@ impl Daemon {
             }
             (_, Ok(Adopted::Ended(exit))) => {
                 sandbox.reconnect_workers();
-                sandbox.ended(exit);
+                sandbox.ended_at(exit, last_sign);
             }
             (_, Err(error)) => {
                 sandbox.reconnect_workers();
-                sandbox.ended(None);
+                sandbox.ended_at(None, last_sign);
                 sandbox.report_problem(format!("it ended while no daemon ran ({error})"));
             }
         }
