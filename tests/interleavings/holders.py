@@ -175,7 +175,7 @@ class Scene:
         after = self.rng.uniform(0, 1.05) * usual * (0.5 if how == "there" else 1)
         if point:
             self.marks.choose(point)
-        standing = self.roots(root)
+        standing, self.before = self.roots(root), machine.pids()
         began = time.monotonic()
         running = kills.Command(self.rekindle, ("checkpoint", *who, "--to", image, "--stop"))
         victim = None
@@ -206,14 +206,17 @@ class Scene:
         return [pid for pid, words in known.items() if len(words) > 1 and ("rekindled" in words[0] or "sandbox-init" in words)] + [root]
 
     def points(self):
+        if self.kind == "relay":
+            return ["pages-begun", "pages-taken"]
         return [point for point in kills.CHECKPOINT if self.mode in ("driver", "pid") or not point.startswith("driver-")]
 
     def victims(self, standing, running):
-        found = set()
         if self.kind == "relay":
-            found = set(machine.processes_of(self.rekindle))
-        for pid in [*standing, running.child.pid]:
-            found.update(machine.tree(pid))
+            # The runtime's child and not ours: one of those that are there since, and has our place among its words.
+            found = machine.pids() - self.before
+            found = {pid for pid in found if machine.is_of(self.rekindle, machine.read(pid, "cmdline"))}
+        else:
+            found = {pid for root in [*standing, running.child.pid] for pid in machine.tree(root)}
         chosen = [pid for pid in sorted(found) if is_meant(self.kind, machine.read(pid, "cmdline").split("\0"))]
         if self.kind == "init":
             # The first process of the sandbox's namespace ends with the program, by the kernel's rule: it is no victim here.

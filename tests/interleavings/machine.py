@@ -17,6 +17,10 @@ def status(pid, field):
     return next((value.strip() for name, value in lines if name == field), "")
 
 
+def pids():
+    return {int(pid) for pid in os.listdir("/proc") if pid.isdigit()}
+
+
 def is_alive(pid):
     return status(pid, "State")[:1] not in ("", "Z", "X")
 
@@ -54,12 +58,15 @@ def held_by(pid):
     return None
 
 
+def is_of(rekindle, words):
+    return str(rekindle.root) in words or str(rekindle.run_root) in words
+
+
 def processes_of(rekindle):
     """All with this Rekindle's places among their words or in their environment, and their descendants, with their words."""
-    places = (str(rekindle.root), str(rekindle.run_root))
     found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if any(place in read(pid, name) for name in ("cmdline", "environ") for place in places):
-            found.update(tree(int(pid)))
+    for pid in pids():
+        if any(is_of(rekindle, read(pid, name)) for name in ("cmdline", "environ")):
+            found.update(tree(pid))
     found.discard(os.getpid())
     return {pid: read(pid, "cmdline").split("\0") for pid in found if is_alive(pid)}

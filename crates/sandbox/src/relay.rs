@@ -186,14 +186,18 @@ impl Asked {
         Ok(Some(Asked { channel, pid, images: images.into() }))
     }
 
-    /// Has CRIU begin. `at_step` runs while it waits at its step; it does not where CRIU fails before.
+    /// Has CRIU begin. `at_step` runs while it waits at its step; it does not where CRIU fails or the relay ends before.
+    /// `BrokenPipe`: the relay ended while `at_step` ran.
     pub fn lead(
         &self,
         course: Course<'_>,
         at_step: impl FnOnce() -> std::result::Result<(), String>,
     ) -> io::Result<()> {
         let (plan, descriptors) = course.plan();
-        self.channel.send(&plan, &descriptors)?;
+        match self.channel.send(&plan, &descriptors) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            other => other?,
+        }
         let Some((Reached, _)) = self.channel.recv()? else { return Ok(()) };
         let verdict = match at_step() {
             Ok(()) => Verdict::Commit,

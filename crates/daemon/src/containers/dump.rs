@@ -158,7 +158,16 @@ impl Dump<'_> {
             let led = asked.lead(course, || gather().map(|all| taken = Some(all)));
             // Pages of a CRIU that has ended in the middle do not come any more.
             let _ = shutdown(criu_end.as_raw_fd(), Shutdown::Both);
-            led.map_err(|source| Error::system("speak to the relay before CRIU", source))
+            led.map_err(|source| match source.kind() {
+                ErrorKind::BrokenPipe => Error::Engine {
+                    engine: Podman::NAME,
+                    action: "checkpoint the container",
+                    reason:
+                        "the relay before CRIU ended meanwhile; no image was taken, and the container goes on"
+                            .into(),
+                },
+                _ => Error::system("speak to the relay before CRIU", source),
+            })
         })?;
         Ok(taken)
     }
