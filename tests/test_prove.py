@@ -95,7 +95,7 @@ def test_both_halves_are_proven(rekindle):
     rekindle.wait_lines("b", 3)
 
 
-def test_a_daemon_that_dies_in_a_proof_leaves_the_program_running():
+def test_a_daemon_that_dies_in_a_proof_leaves_the_program_running_and_no_image():
     with Rekindle(REKINDLE_FAULT="proof-begun:kill") as rekindle:
         directory = begin(rekindle)
         with pytest.raises(CommandError):
@@ -104,3 +104,6 @@ def test_a_daemon_that_dies_in_a_proof_leaves_the_program_running():
         rekindle.wait(lambda: rekindle.sandbox("a")["state"] == "running", "the program to go on")
         assert is_alone(rekindle, "a")
         greet(directory)
+        # The next daemon has removed what nobody has proven.
+        assert rekindle.json("images")["images"] == []
+        assert not list((rekindle.state / "unproven").iterdir())

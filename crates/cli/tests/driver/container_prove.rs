@@ -101,6 +101,7 @@ fn an_image_of_a_container_is_proven_beside_it() {
     rekindle.set_fault(None);
     rekindle.ok(&["ps"]);
     wait("what is left of the proof to go", || of_proofs().is_empty());
+    assert_eq!(rekindle.images(), ["one"]);
 
     let report = rekindle.json(&checkpoint("three", "--stop"));
     assert!(has_proven(&report), "{report}");

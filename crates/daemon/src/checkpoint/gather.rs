@@ -79,22 +79,13 @@ impl Attempt<'_> {
         }
         self.step("before-commit")?;
         if let Some(draft) = slot.take() {
-            let image = self.timeline.time("commit", || draft.commit())?;
-            let id = image.manifest().id.clone();
-            if self.request.is_proof_wanted() {
-                self.prove(image)?;
-            }
+            let prove = |image: &Image| proof::prove(self.daemon, image);
+            let wanted = self.request.is_proof_wanted();
+            let (id, told) = proof::commit(self.daemon, draft, wanted, self.timeline, self.reply, prove)?;
+            self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(told);
             let _ = self.made.set(id);
         }
         fault::point("in-image")
-    }
-
-    /// Restores the image once beside its program. What does not come back is no image.
-    fn prove(&self, image: Image) -> Result<()> {
-        let prove = |image: &Image| proof::prove(self.daemon, image);
-        let warnings = proof::demand(self.daemon, image, self.timeline, self.reply, prove)?;
-        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warnings);
-        Ok(())
     }
 
     /// Has the program's memory mapped from the image on a restore.

@@ -9,7 +9,7 @@ use rekindle_protocol::daemon::{Mode, Report};
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{innermost_pid, tree};
-use rekindle_store::{Draft, Image};
+use rekindle_store::Draft;
 
 use super::containerd::Containerd;
 use super::dump::{Dump, Dumped};
@@ -76,21 +76,21 @@ pub fn by_podman(
     let metadata =
         ContainerMetadata { memory_beside: true, ..super::described(Podman::NAME, container, exported) };
     let processes = half.as_ref().map_or(0, |half: &DriverHalf| half.pids.len());
-    let seal = || {
+    let commit = || {
         timeline.time("cpu files", || memory.take(&draft))?;
         timeline.time("check", || cpu_half::check_draft(&draft))?;
-        seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)
+        let draft = complete(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)?;
+        proof::commit(daemon, container, draft, request, &timeline, reply)
     };
-    let prove = |image| proof::wished(daemon, container, image, request, &timeline, reply);
     let (stopped_us, warnings) = if request.leave_running {
         drop(stopped);
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
-        (stopped_us, seal().and_then(prove)?)
+        (stopped_us, commit()?)
     } else {
         let end = || timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container));
-        let ended = seal().and_then(prove).and_then(|warnings| end().map(|()| warnings));
+        let ended = commit().and_then(|warnings| end().map(|()| warnings));
         // What has ended hears of nothing; the driver brings the GPU half of what is there back to a program that runs.
         drop(stopped);
         let warnings = ended?;
@@ -128,21 +128,25 @@ pub fn by_containerd(
     let exported = timeline.lane(CPU).time("dump", export)?;
     let metadata = super::described(Containerd::NAME, container, exported);
     let processes = half.as_ref().map_or(0, |half| half.pids.len());
-    let seal = || seal(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline);
+    let commit = || -> Result<()> {
+        let draft = complete(draft, &archive, container, metadata.clone(), half.as_ref(), reply, &timeline)?;
+        timeline.time("commit", || draft.commit())?;
+        Ok(())
+    };
     if request.leave_running {
         // Those that were not there any more when CRIU came are not now.
         hold.as_ref().map_or(Ok(()), |hold| members::all_live(&hold.held.pids))?;
         let released = hold.map(|hold| driver_half::release(hold, &timeline));
         released.transpose()?;
         let stopped_us = timeline.elapsed_us();
-        seal()?;
+        commit()?;
         return Ok(report(&metadata, request.to, Mode::Driver, processes, &timeline, stopped_us, warnings));
     }
-    let sealed = seal();
+    let committed = commit();
     if let Some(hold) = hold {
         hold.forget();
     }
-    if let Err(error) = sealed {
+    if let Err(error) = committed {
         engine.go_on(container)?;
         bring_back(daemon, &engine, &metadata, &id, half.as_ref(), &[], &timeline)?;
         return Err(error);
@@ -179,8 +183,8 @@ fn hold<'a>(
     Ok(Some(hold))
 }
 
-/// Makes an image of the archive, and of what is in the draft already.
-fn seal(
+/// Adds the archive to what is in the draft already, so that it can become an image.
+fn complete(
     draft: Draft,
     archive: &Path,
     container: &Container,
@@ -188,7 +192,7 @@ fn seal(
     half: Option<&DriverHalf>,
     reply: &Reply<'_>,
     timeline: &Timeline,
-) -> Result<Image> {
+) -> Result<Draft> {
     reply.progress("commit", 0, 0);
     fault::point("frozen")?;
     reply.check_wanted()?;
@@ -218,5 +222,5 @@ fn seal(
     }
     fault::point("before-commit")?;
     reply.check_wanted()?;
-    Ok(timeline.time("commit", || draft.commit())?)
+    Ok(draft)
 }

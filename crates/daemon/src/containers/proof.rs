@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use rekindle_sandbox::aside;
-use rekindle_store::Image;
+use rekindle_store::{Draft, Image};
 
 use super::engine::{Container, Engine};
 use super::images::{DetachedImages, Import, find};
@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::metadata::ImageMetadata;
 use crate::reply::Reply;
-use crate::restore::proof::{self, NO_MORE, demand, unproven};
+use crate::restore::proof::{self, NO_MORE, unproven};
 use crate::timeline::Timeline;
 
 /// Where sockets with paths get other ones: a container's own, in memory.
@@ -33,19 +33,18 @@ const PLACE: &str = "/dev";
 /// Of the containers that a proof makes.
 const PREFIX: &str = "rekindle-proof-";
 
-/// Proves the image of a container that is there still, if that is wished. Returns what could not be proven.
-pub fn wished(
+/// Makes a draft the image of a container that is there still, and proves it, if that is wished. Returns what could not be
+/// proven.
+pub fn commit(
     daemon: &Daemon,
     container: &Container,
-    image: Image,
+    draft: Draft,
     request: &CheckpointRequest<'_>,
     timeline: &Timeline,
     reply: &Reply<'_>,
 ) -> Result<Vec<String>> {
-    match request.is_proof_wanted() {
-        true => demand(daemon, image, timeline, reply, |image| prove(daemon, container, image)),
-        false => Ok(Vec::new()),
-    }
+    let prove = |image: &Image| prove(daemon, container, image);
+    proof::commit(daemon, draft, request.is_proof_wanted(), timeline, reply, prove).map(|(_, told)| told)
 }
 
 /// Of a container of containerd's: refuses what was asked for, and warns of what is set.

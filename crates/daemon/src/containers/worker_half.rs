@@ -141,8 +141,7 @@ pub fn checkpoint(
         metadata.write(&mut manifest)?;
     }
     fault::point("before-commit")?;
-    let image = timeline.time("commit", || draft.commit())?;
-    let warnings = proof::wished(daemon, container, image, request, &timeline, reply)?;
+    let warnings = proof::commit(daemon, container, draft, request, &timeline, reply)?;
     if !request.leave_running {
         timeline.lane(CPU).time("end", || Podman::with(daemon.criu()?).stop(container))?;
         drop(stopped);

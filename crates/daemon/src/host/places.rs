@@ -85,6 +85,7 @@ impl Places {
             &self.state,
             &self.sandboxes(),
             &self.logs(),
+            &self.unproven(),
             &self.dumps(),
             &self.driver(),
             &self.pages(),
@@ -118,6 +119,11 @@ impl Places {
 
     pub fn sandboxes(&self) -> PathBuf {
         self.state.join("sandboxes")
+    }
+
+    /// Names images that are yet to be proven.
+    pub fn unproven(&self) -> PathBuf {
+        self.state.join("unproven")
     }
 
     pub fn logs(&self) -> PathBuf {

@@ -6,6 +6,8 @@
 //! ([`aside`]).
 
 use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,11 +15,13 @@ use std::sync::Mutex;
 
 use rekindle_protocol::daemon::{Limits, LoadOrder, State};
 use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
-use rekindle_store::Image;
+use rekindle_store::{Draft, Error as StoreError, Image, Manifest};
+use serde::{Deserialize, Serialize};
 
 use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::places::Places;
 use crate::images::metadata::ImageMetadata;
 use crate::images::{cpu_images, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
@@ -38,25 +42,91 @@ pub fn is_wanted_always() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == "on")
 }
 
-/// Has an image that was just made be proven, and removes one that does not come back. Returns what could not be proven, a
-/// sentence each.
-pub fn demand(
+/// Makes a draft an image. One that is to be proven stays one only if it comes back, even if this daemon dies meanwhile.
+/// Returns its id and what could not be proven, a sentence each.
+pub fn commit(
     daemon: &Daemon,
-    image: Image,
+    draft: Draft,
+    is_wanted: bool,
     timeline: &Timeline,
     reply: &Reply<'_>,
     prove: impl FnOnce(&Image) -> Result<Vec<String>>,
-) -> Result<Vec<String>> {
-    reply.progress("prove", 0, 0);
+) -> Result<(String, Vec<String>)> {
+    let note = is_wanted.then(|| Note::leave(&daemon.places, &draft.manifest())).transpose()?;
+    let image = timeline.time("commit", || draft.commit())?;
     let (name, id) = (image.manifest().name.clone(), image.manifest().id.clone());
+    let Some(note) = note else { return Ok((id, Vec::new())) };
+    reply.progress("prove", 0, 0);
     let proven = timeline.time("prove", || prove(&image));
     drop(image);
-    proven.map_err(|error| {
+    let told = proven.map_err(|error| {
         if let Err(error) = daemon.store.remove_made(&name, &id) {
             log::error!("the image of a checkpoint that was not proven stays: {error}");
         }
         Error::Unproven { reason: error.to_string() }
-    })
+    });
+    drop(note);
+    Ok((id, told?))
+}
+
+/// Removes the images that a daemon before this one did not come to prove.
+pub fn remove_unproven(daemon: &Daemon) {
+    for (path, image) in Note::all(&daemon.places) {
+        match daemon.store.remove_made(&image.name, &image.id) {
+            Ok(()) => {
+                log::warn!("the daemon died before the image {:?} was proven; it is removed", image.name)
+            }
+            // It was not made yet, or its name is another one's by now.
+            Err(StoreError::NoImage { .. }) => {}
+            Err(error) => {
+                log::error!("an image that was not proven stays: {error}");
+                continue;
+            }
+        }
+        drop(Note(path));
+    }
+}
+
+/// Says of an image that it is not proven yet, for as long as it is there.
+struct Note(PathBuf);
+
+impl Note {
+    fn leave(places: &Places, manifest: &Manifest) -> Result<Note> {
+        let note = Note(places.unproven().join(&manifest.id));
+        let image = Unproven { name: manifest.name.clone(), id: manifest.id.clone() };
+        let write = || -> io::Result<()> {
+            let mut file = File::create_new(&note.0)?;
+            file.write_all(&serde_json::to_vec(&image)?)?;
+            file.sync_all()?;
+            // As durable as the image will be.
+            File::open(places.unproven())?.sync_all()
+        };
+        write().map_err(|source| Error::io("write", &note.0, source))?;
+        Ok(note)
+    }
+
+    fn all(places: &Places) -> Vec<(PathBuf, Unproven)> {
+        let entries = fs::read_dir(places.unproven()).into_iter().flatten().flatten();
+        let read = |path: PathBuf| {
+            let image = serde_json::from_slice(&fs::read(&path).ok()?).ok()?;
+            Some((path, image))
+        };
+        entries.filter_map(|entry| read(entry.path())).collect()
+    }
+}
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            log::error!("{} stays, which has the image removed later: {error}", self.0.display());
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Unproven {
+    name: String,
+    id: String,
 }
 
 /// What is told of an image that is not proven.

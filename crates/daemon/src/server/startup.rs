@@ -22,7 +22,7 @@ use crate::images::verify::page_files::First;
 use crate::network;
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
-use crate::restore::mapped;
+use crate::restore::{mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
@@ -95,6 +95,7 @@ impl Daemon {
         }
         self.sandboxes.adopt(adopted);
         self.clear_strays(&known);
+        proof::remove_unproven(self);
         let sleeps = |id: &str| {
             self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
