@@ -39,7 +39,8 @@ class Native:
             for line in Path(f"/proc/sysvipc/{table}").read_text().splitlines()[1:]:
                 key, number, _, _, creator = line.split()[:5]
                 if int(key) == self.process.pid | 0x4B000000 or (table == "shm" and int(creator) == self.process.pid):
-                    subprocess.run(["ipcrm", option, number], check=True)
+                    # One that goes with its last process may be gone meanwhile.
+                    subprocess.run(["ipcrm", option, number], stderr=subprocess.DEVNULL, check=False)
 
 
 def survives(rekindle, script, *arguments, native=False):
