@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use jiff::{SignedDuration, Timestamp};
 use rekindle_protocol::daemon::{Level, Limits, LoadOrder, Mode, User};
+use rekindle_protocol::mounts::{Overlay, Volume};
 use rekindle_protocol::network::{Network, Port};
 
 use crate::person::Person;
@@ -59,6 +60,14 @@ pub enum Command {
         limits: LimitArguments,
         #[command(flatten)]
         setting: SettingArguments,
+        #[command(flatten)]
+        volumes: VolumeArguments,
+        /// Give the program a private layer over a directory, which takes what it writes there; may be given again.
+        ///
+        /// The layer is in memory, holds at most SIZE (1G if none is given), is kept in images, and goes with the sandbox.
+        /// Each restored program has its own.
+        #[arg(long = "overlay", value_name = "DIR[:SIZE]", conflicts_with = "from")]
+        overlays: Vec<Overlay>,
         /// How its GPU half will be taken: through Rekindle's own libcuda (sandbox), or by the driver's own checkpoint.
         #[arg(long, default_value = "auto")]
         mode: ModeArgument,
@@ -209,6 +218,8 @@ pub enum Command {
         network: NetworkArguments,
         #[command(flatten)]
         limits: LimitArguments,
+        #[command(flatten)]
+        volumes: VolumeArguments,
         /// For an image of mode driver: put what was on the GPU with UUID OLD on the one with UUID NEW.
         #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
         gpu_map: Vec<String>,
@@ -525,6 +536,16 @@ fn processors(text: &str) -> Result<u32, String> {
         Ok(value) if (0.01..=4096.0).contains(&value) => Ok((value * 1000.0).round() as u32),
         _ => Err("expected a number of processors, from 0.01 to 4096".to_string()),
     }
+}
+
+/// What a program sees beside the machine's files.
+#[derive(Debug, Args)]
+pub struct VolumeArguments {
+    /// Have the program see a directory or file of this machine's at another path, which must be there; may be given again.
+    ///
+    /// An image keeps it, and a restore mounts it again, or what it is given for the same place.
+    #[arg(long = "volume", value_name = "HOST:INSIDE[:ro]")]
+    pub volumes: Vec<Volume>,
 }
 
 /// What a program finds itself in.

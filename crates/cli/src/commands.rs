@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use rekindle_daemon::Places;
 use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
+use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
@@ -27,7 +28,19 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     )?;
     let printer = Printer { json: arguments.json, verbose: arguments.verbose };
     match arguments.command {
-        Command::Run { sandbox, network, limits, setting, mode, from, allow, recovery, command } => {
+        Command::Run {
+            sandbox,
+            network,
+            limits,
+            setting,
+            volumes,
+            overlays,
+            mode,
+            from,
+            allow,
+            recovery,
+            command,
+        } => {
             let (directory, environment) = surroundings()?;
             let (network, publish) = network.wanted();
             let mut request = Request::Run {
@@ -44,13 +57,14 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 publish,
                 user: None,
                 limits: limits.wanted(),
+                mounts: Mounts { volumes: volumes.volumes, overlays },
             };
             if let Request::Run { directory, environment, user, .. } = &mut request {
                 *user = setting.apply(directory, environment);
             }
             return run(&places, &printer, &request, sandbox.detach);
         }
-        Command::Restore { image, sandbox, network, limits, gpu_map, order, verify } => {
+        Command::Restore { image, sandbox, network, limits, volumes, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
             let (network, publish) = network.wanted();
             let SandboxArguments { name, gpu, detach } = sandbox;
@@ -66,6 +80,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 network,
                 publish,
                 limits,
+                volumes: volumes.volumes,
             };
             return restore(&places, &printer, &request, detach);
         }

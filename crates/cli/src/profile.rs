@@ -31,6 +31,7 @@ pub fn perform(
         network: None,
         publish: Vec::new(),
         limits: Limits::default(),
+        volumes: Vec::new(),
     };
     let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
     let name = report.name;

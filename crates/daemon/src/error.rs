@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_protocol::fault::Injected;
 use rekindle_protocol::frame::FrameError;
+use rekindle_protocol::mounts::Volume;
 use rekindle_protocol::network::Port;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -183,6 +184,12 @@ pub enum Error {
     )]
     PortsOfHost,
 
+    #[error("the volume {volume} cannot be mounted: {why}")]
+    NoVolume { volume: Volume, why: String },
+
+    #[error("{} cannot have a private layer: {why}", directory.display())]
+    NoOverlay { directory: PathBuf, why: String },
+
     #[error(
         "port {port} cannot be published: {by} listens on it; choose another (`-p PORT:PORT`), or end that one"
     )]
@@ -197,7 +204,7 @@ pub enum Error {
     CannotPublish { port: Port, source: io::Error },
 
     #[error(
-        "`--network`, `-p`, `--memory` and `--cpus` are for sandboxes; a container has its network and its limits from its engine"
+        "`--network`, `-p`, `--memory`, `--cpus` and `--volume` are for sandboxes; a container has its network, its limits and its volumes from its engine"
     )]
     NotOfContainers,
 

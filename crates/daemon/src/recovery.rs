@@ -182,6 +182,7 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         network: Some(record.network),
         publish: &record.ports,
         limits: record.limits,
+        volumes: &record.mounts.volumes,
         input: None,
         recovery: Some(recovery),
     };
@@ -206,6 +207,7 @@ fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Resu
         publish: record.ports,
         user: record.user,
         limits: record.limits,
+        mounts: record.mounts,
         framework: false,
         input: None,
         recovery: Some(recovery),

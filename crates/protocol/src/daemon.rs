@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mounts::{Mounts, Volume};
 use crate::network::{Network, Port};
 use crate::worker::Phase;
 
@@ -60,6 +61,8 @@ pub enum Request {
         user: Option<User>,
         #[serde(default)]
         limits: Limits,
+        #[serde(default)]
+        mounts: Mounts,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
     Framework {
@@ -181,6 +184,9 @@ pub enum Request {
         /// What is not limited here is as the image has it.
         #[serde(default)]
         limits: Limits,
+        /// They take the place of the image's at the same paths.
+        #[serde(default)]
+        volumes: Vec<Volume>,
     },
     /// Keeps what a restore with `record` has noted with its image.
     KeepOrder {
@@ -372,6 +378,8 @@ pub struct Sandbox {
     pub ports: Vec<Port>,
     #[serde(default)]
     pub limits: Limits,
+    #[serde(default, skip_serializing_if = "Mounts::is_empty")]
+    pub mounts: Mounts,
 }
 
 /// What a user wants for a program that may fail.

@@ -7,7 +7,7 @@
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //!
-//! And [`network`], what a program may be connected to, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
+//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
 //! who sends them.
 
 pub mod client;
@@ -15,6 +15,7 @@ pub mod daemon;
 pub mod descriptors;
 pub mod fault;
 pub mod frame;
+pub mod mounts;
 pub mod network;
 pub mod operation;
 pub mod peer;

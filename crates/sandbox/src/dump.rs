@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
 use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
+use crate::overlay;
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 use crate::tree::{Tree, Waiting};
@@ -78,7 +79,9 @@ impl Frozen<'_> {
 
     /// What the program needs of a machine that restores it.
     pub fn inventory(&self) -> Result<Inventory> {
-        let inventory = self.cpu.inventory()?;
+        let mut inventory = self.cpu.inventory()?;
+        let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
+        inventory.leave_out(&kept);
         // What is killed has lost its memory's map, and what was read of it may be nothing.
         let died = |pid: &i32| ending::is_dying(*pid) && process::tracer(*pid).is_some();
         match self.pids().into_values().find(died) {

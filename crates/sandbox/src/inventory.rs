@@ -1,8 +1,8 @@
 //! What a program needs of the machine that restores it, taken while it stands still and checked before a
 //! restore touches anything.
 //!
-//! Files in the run directory, in the sandbox's `/dev/shm`, deleted files and devices are not in it: they come
-//! from the image or from the daemon.
+//! Files in the run directory, in the sandbox's `/dev/shm`, in its layers over directories, deleted files and devices are
+//! not in it: they come from the image or from the daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,6 +13,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
@@ -22,6 +23,7 @@ use crate::input;
 use crate::lost_names::LostNames;
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
+use crate::overlay::Kept;
 
 const EDGE: u64 = 4096;
 
@@ -154,11 +156,20 @@ impl Inventory {
         Ok(out)
     }
 
+    /// Leaves out what an image brings along itself.
+    pub(crate) fn leave_out(&mut self, kept: &[Kept]) {
+        let is_kept = |path: &Path| kept.iter().any(|layer| layer.has(path));
+        self.files.retain(|file| !is_kept(&file.path));
+        self.open_files.retain(|file| !is_kept(&file.path));
+        self.directories.retain(|path| !is_kept(path));
+    }
+
     /// What on this machine is not as the program had it; empty if a restore may go on.
-    pub fn check(&self) -> Vec<Mismatch> {
-        let mut out: Vec<_> = self.files.iter().filter_map(MappedFile::check).collect();
-        out.extend(self.directories.iter().filter_map(|path| check_directory(path)));
-        out.extend(self.open_files.iter().filter_map(check_open));
+    /// It will see `mounts`.
+    pub fn check(&self, mounts: &Mounts) -> Vec<Mismatch> {
+        let mut out: Vec<_> = self.files.iter().filter_map(|file| file.check(mounts)).collect();
+        out.extend(self.directories.iter().filter_map(|path| check_directory(path, mounts)));
+        out.extend(self.open_files.iter().filter_map(|file| check_open(file, mounts)));
         let limit =
             fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|text| text.trim().parse().ok());
         if let Some(limit) = limit.filter(|&limit| self.highest_pid >= limit) {
@@ -180,8 +191,8 @@ fn working_directory(pid: i32) -> Option<PathBuf> {
     (!deleted && !is_elsewhere(&path)).then_some(path)
 }
 
-fn check_directory(path: &Path) -> Option<Mismatch> {
-    let cause = match fs::metadata(path) {
+fn check_directory(path: &Path, mounts: &Mounts) -> Option<Mismatch> {
+    let cause = match fs::metadata(mounts.on_host(path)) {
         Ok(found) if found.is_dir() => return None,
         Ok(_) => "it is no directory".to_owned(),
         Err(error) => error.to_string(),
@@ -190,9 +201,9 @@ fn check_directory(path: &Path) -> Option<Mismatch> {
 }
 
 /// A file that is written may have another size now, one that is read may not.
-fn check_open(file: &OpenFile) -> Option<Mismatch> {
+fn check_open(file: &OpenFile, mounts: &Mounts) -> Option<Mismatch> {
     let path = file.path.clone();
-    match fs::metadata(&path) {
+    match fs::metadata(mounts.on_host(&path)) {
         Err(error) => Some(Mismatch::Missing { path, cause: error.to_string() }),
         Ok(meta) if meta.len() != file.size && !file.is_written() => {
             let (found, expected) = (format!("{} bytes", meta.len()), format!("{} bytes", file.size));
@@ -227,9 +238,9 @@ impl MappedFile {
         Ok(Self { size: meta.len(), modified_ns, identity, path })
     }
 
-    fn check(&self) -> Option<Mismatch> {
+    fn check(&self, mounts: &Mounts) -> Option<Mismatch> {
         let path = self.path.clone();
-        let now = match Self::read(path.clone(), &self.path) {
+        let now = match Self::read(path.clone(), &mounts.on_host(&path)) {
             Ok(now) => now,
             Err(error) => return Some(Mismatch::Missing { path, cause: error.to_string() }),
         };
@@ -330,7 +341,7 @@ mod tests {
     fn own_process_matches_itself_and_a_change_is_told() {
         let taken = Inventory::take(&[std::process::id() as i32], std::process::id() as i32).unwrap();
         assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
-        assert_eq!(taken.check(), []);
+        assert_eq!(taken.check(&Mounts::default()), []);
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
@@ -344,7 +355,7 @@ mod tests {
             ..Inventory::default()
         };
         let said = |inventory: &Inventory| {
-            inventory.check().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+            inventory.check(&Mounts::default()).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
         };
         assert!(said(&inventory).contains("pid_max") && said(&inventory).contains("open files"));
         assert!(!said(&inventory).contains("data"));

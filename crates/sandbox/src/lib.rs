@@ -47,6 +47,7 @@ mod message;
 mod network;
 mod openfile;
 mod outputs;
+mod overlay;
 pub mod pages;
 mod peers;
 mod ports;

@@ -8,6 +8,7 @@
 
 use std::ffi::OsString;
 
+use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
@@ -42,6 +43,7 @@ pub struct Setup {
     pub log: Option<OsString>,
     pub criu_cache: Option<OsString>,
     pub pages: Option<OsString>,
+    pub mounts: Mounts,
     /// The most bytes of the log that are kept; 0: all.
     pub log_max: u64,
     pub control: i32,

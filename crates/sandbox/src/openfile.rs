@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
+use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::is_elsewhere;
@@ -37,8 +38,8 @@ impl OpenFile {
     }
 
     /// Whether the file has another size now; that it is gone is not for this to tell.
-    pub fn has_changed(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|meta| meta.len() != self.size)
+    pub fn has_changed(&self, mounts: &Mounts) -> bool {
+        fs::metadata(mounts.on_host(&self.path)).is_ok_and(|meta| meta.len() != self.size)
     }
 
     /// Opens the file as the program had it.
@@ -86,13 +87,13 @@ pub fn list(pid: i32, lost_names: &LostNames) -> io::Result<(Vec<OpenFile>, u64)
     Ok((out, highest))
 }
 
-/// Of `files`, those to be opened for CRIU. One that is open in two ways is left to CRIU: what is given to it
+/// Of `files`, which are seen through `mounts`, those to be opened for CRIU. One that is open in two ways is left to CRIU: what is given to it
 /// stands for every use of the path.
-pub fn to_pass(files: &[OpenFile]) -> Vec<OpenFile> {
+pub fn to_pass(files: &[OpenFile], mounts: &Mounts) -> Vec<OpenFile> {
     let alone = |file: &OpenFile| files.iter().all(|other| other.path != file.path || other == file);
     files
         .iter()
-        .filter(|file| file.is_written() && !file.is_appended_to() && file.has_changed() && alone(file))
+        .filter(|file| file.is_written() && !file.is_appended_to() && file.has_changed(mounts) && alone(file))
         .cloned()
         .collect()
 }
@@ -120,18 +121,18 @@ mod tests {
         assert_eq!((of(log.clone()).size, of(log.clone()).is_written()), (4, true));
         assert_eq!((of(data.clone()).position, of(data.clone()).is_written()), (2, false));
         let ours: Vec<_> = files.iter().filter(|file| file.path.starts_with(dir.path())).cloned().collect();
-        assert_eq!(to_pass(&ours), []);
+        assert_eq!(to_pass(&ours, &Mounts::default()), []);
 
         writer.write_all(b"two ").unwrap();
         (&appended).write_all(b"more").unwrap();
         fs::write(&data, "more data").unwrap();
-        let passed = to_pass(&ours);
+        let passed = to_pass(&ours, &Mounts::default());
         assert_eq!(passed.len(), 1);
         passed[0].open().unwrap().write_all(b"three").unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "one three");
         fs::write(&log, "one").unwrap();
         assert_eq!(passed[0].key(), log.to_str().unwrap()[1..]);
         let twice = [passed[0].clone(), OpenFile { position: 77, ..passed[0].clone() }];
-        assert_eq!(to_pass(&twice), []);
+        assert_eq!(to_pass(&twice, &Mounts::default()), []);
     }
 }

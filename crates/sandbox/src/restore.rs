@@ -107,7 +107,7 @@ impl Vacant {
         let command = Command::Restore(Restore {
             criu: spec.criu.command().to_vec(),
             sockets: spec.sockets.iter().map(|socket| socket.inode).collect(),
-            files: openfile::to_pass(&inventory.open_files),
+            files: openfile::to_pass(&inventory.open_files, &spec.sandbox.mounts),
             outputs: inventory.outputs,
             errors: inventory.errors,
             session_outside: inventory.session_outside,

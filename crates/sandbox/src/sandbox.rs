@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use rekindle_protocol::mounts::Mounts;
 use serde::Serialize;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -48,6 +49,8 @@ pub struct Spec {
     pub criu_cache: Option<PathBuf>,
     /// The directory of the page files that the program maps, if it is restored with such.
     pub pages: Option<PathBuf>,
+    /// What the program sees beside the machine's files.
+    pub mounts: Mounts,
     /// Its network, if it has one of its own.
     pub network: Option<Arc<Network>>,
     /// Files by which its processes come into groups of the kernel's that limit what they may use.
@@ -348,6 +351,7 @@ fn spawn(spec: &Spec, control: Channel) -> Result<Spawned> {
         log: spec.log.as_deref().map(absolute).transpose()?.map(Into::into),
         criu_cache: spec.criu_cache.as_deref().map(absolute).transpose()?.map(Into::into),
         pages: spec.pages.as_deref().map(absolute).transpose()?.map(Into::into),
+        mounts: spec.mounts.clone(),
         log_max: spec.log_max,
         control: control.as_raw_fd(),
         groups: spec.groups.iter().map(Into::into).collect(),

@@ -14,6 +14,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rekindle_protocol::mounts::Mounts;
+
 use crate::criu::Criu;
 use crate::dump::{DumpSpec, Frozen};
 use crate::error::{Error, Result};
@@ -56,6 +58,7 @@ fn take_and_bring_back(criu: &Criu, program: &Path, directory: &Path) -> Result<
             log: None,
             criu_cache: None,
             pages: None,
+            mounts: Mounts::default(),
             network: None,
             groups: Vec::new(),
             log_max: 0,

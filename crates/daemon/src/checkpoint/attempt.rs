@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{Shutdown, shutdown};
 use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::Served;
@@ -52,6 +53,7 @@ pub(super) struct Subject<'a> {
     pub(super) network: Network,
     pub(super) ports: Vec<Port>,
     pub(super) limits: Limits,
+    pub(super) mounts: Mounts,
     pub(super) cpu: Cpu<'a>,
 }
 

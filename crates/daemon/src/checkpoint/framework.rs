@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Limits, Mode, Report};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::RUN_PATH;
 
@@ -55,6 +56,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
             publish: Vec::new(),
             user: None,
             limits: Limits::default(),
+            mounts: Mounts::default(),
             allowed: Vec::new(),
             framework: true,
             input: None,

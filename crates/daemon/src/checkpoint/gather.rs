@@ -115,7 +115,7 @@ impl Attempt<'_> {
     }
 
     fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, quiesced: &QuiescedGpu<'_>) -> Result<()> {
-        let Subject { name, command, gpu, mode, cpu, network, ports, limits, .. } = &self.subject;
+        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, .. } = &self.subject;
         let inventory = frozen.inventory()?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
@@ -141,6 +141,7 @@ impl Attempt<'_> {
             network: *network,
             ports: ports.clone(),
             limits: *limits,
+            mounts: mounts.clone(),
             warnings,
         };
         metadata.write(&mut manifest)

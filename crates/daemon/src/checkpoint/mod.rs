@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rekindle_protocol::daemon::{Limits, Mode, Operation, Report, State};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::process::tree as process_tree;
 use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
@@ -141,6 +142,7 @@ fn attempt<'a>(
         network: record.network,
         ports: record.ports,
         limits: record.limits,
+        mounts: record.mounts,
         name: record.name,
         command: record.command,
         gpu: record.gpu,
@@ -197,6 +199,7 @@ pub fn checkpoint_pid(
         network: Network::Host,
         ports: Vec::new(),
         limits: Limits::default(),
+        mounts: Mounts::default(),
         name: names::stem(&command),
         command,
         gpu: "driver".to_string(),

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use rekindle_driver::Hold;
 use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{innermost_pid, tree};
@@ -216,6 +217,7 @@ fn complete(
             network: Network::Host,
             ports: Vec::new(),
             limits: Limits::default(),
+            mounts: Mounts::default(),
             warnings: Vec::new(),
         };
         metadata.write(&mut manifest)?;

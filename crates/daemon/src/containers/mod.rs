@@ -182,7 +182,11 @@ pub fn restore(
     request: &restore::RestoreRequest<'_>,
     reply: &Reply<'_>,
 ) -> Result<Report> {
-    if request.network.is_some() || !request.publish.is_empty() || !request.limits.is_none() {
+    if request.network.is_some()
+        || !request.publish.is_empty()
+        || !request.limits.is_none()
+        || !request.volumes.is_empty()
+    {
         return Err(Error::NotOfContainers);
     }
     let timeline = Timeline::begin();
@@ -200,7 +204,7 @@ pub fn restore(
     if [&of.namespace, &of.reference].into_iter().flatten().any(|word| word.starts_with('-')) {
         return Err(refused("what it says of its container is no name".to_string()));
     }
-    preflight::check_machine(&daemon.places, image, metadata)?;
+    preflight::check_machine(&daemon.places, image, metadata, &metadata.mounts)?;
     check_surroundings(of).map_err(refused)?;
     let pairs = driver_half::check(&daemon.driver, || daemon.criu(), image, metadata, request.gpu_map)?;
     archive_of(image)?;

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report, State};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{namespace, tree};
@@ -136,6 +137,7 @@ pub fn checkpoint(
             network: Network::Host,
             ports: Vec::new(),
             limits: Limits::default(),
+            mounts: Mounts::default(),
             warnings: Vec::new(),
         };
         metadata.write(&mut manifest)?;

@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod gpu;
 pub mod limits;
 pub mod lock;
+pub mod mounts;
 pub mod own_name;
 pub mod places;
 pub mod process;

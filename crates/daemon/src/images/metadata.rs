@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Limits;
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_sandbox::Inventory;
 use rekindle_store::{Image, Manifest};
@@ -42,6 +43,8 @@ pub struct ImageMetadata {
     pub ports: Vec<Port>,
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    #[serde(default, skip_serializing_if = "Mounts::is_empty")]
+    pub mounts: Mounts,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -1,6 +1,7 @@
 //! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
 
 use rekindle_protocol::client::CLIENT_VERSION;
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::worker::Status;
 use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
@@ -13,15 +14,20 @@ use crate::images::metadata::ImageMetadata;
 /// Memory that a restore needs beside what the program had.
 const SPARE_MEMORY: u64 = 64 << 20;
 
-/// Checks all that needs no GPU.
-pub fn check_machine(places: &Places, image: &Image, metadata: &ImageMetadata) -> Result<()> {
+/// Checks all that needs no GPU, for a program that will see `mounts`.
+pub fn check_machine(
+    places: &Places,
+    image: &Image,
+    metadata: &ImageMetadata,
+    mounts: &Mounts,
+) -> Result<()> {
     let mut reasons = Vec::new();
     if metadata.container.is_none() && image.parts(PartKind::CpuFile).next().is_none() {
         reasons.push("it has no CPU half".to_string());
     }
     let pages: u64 = image
         .parts(PartKind::CpuFile)
-        .filter(|part| part.name.starts_with("pages-"))
+        .filter(|part| part.name.starts_with("pages-") || part.name.starts_with("layer-"))
         .map(|part| part.bytes)
         .sum();
     let shared: u64 = metadata.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
@@ -49,7 +55,7 @@ pub fn check_machine(places: &Places, image: &Image, metadata: &ImageMetadata) -
             room >> 20
         ));
     }
-    reasons.extend(metadata.inventory.check().iter().map(ToString::to_string));
+    reasons.extend(metadata.inventory.check(mounts).iter().map(ToString::to_string));
     refuse(image, reasons)
 }
 

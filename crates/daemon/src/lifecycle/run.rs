@@ -7,12 +7,13 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::sync::Arc;
 
 use rekindle_protocol::daemon::{Limits, Mode, State, User};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::{client_library, gpu};
+use crate::host::{client_library, gpu, mounts};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::Recovery;
@@ -34,6 +35,8 @@ pub struct RunRequest {
     pub publish: Vec<Port>,
     pub user: Option<User>,
     pub limits: Limits,
+    /// What it is to see beside the machine's files.
+    pub mounts: Mounts,
     /// What it gets although it cannot be checkpointed with it.
     pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
@@ -50,6 +53,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         return Err(Error::NoCommand);
     }
     let (network, ports) = network::choose(Some(request.network), &request.publish, (request.network, &[]))?;
+    let mounts = mounts::settle(&request.mounts)?;
     let mut environment = request.environment.clone();
     let gpu = match request.mode {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
@@ -66,6 +70,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
                 network,
                 ports: ports.clone(),
                 limits: request.limits,
+                mounts: mounts.clone(),
                 user: request.user.clone(),
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
             };

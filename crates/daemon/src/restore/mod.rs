@@ -20,6 +20,7 @@ use std::thread::ScopedJoinHandle;
 use rekindle_driver::UuidPair;
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, LoadOrder, Mode, Operation, Report, State};
+use rekindle_protocol::mounts::{Mounts, Volume};
 use rekindle_protocol::network::{Network, Port};
 use rekindle_sandbox::{ExternalSocket, Sandbox as CpuHalf};
 use rekindle_store::Image;
@@ -28,7 +29,7 @@ use crate::caches::CacheLease;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::frameworks::App;
-use crate::host::gpu;
+use crate::host::{gpu, mounts};
 use crate::images::metadata::ImageMetadata;
 use crate::images::verify;
 use crate::images::verify::cpu_half;
@@ -83,6 +84,8 @@ pub struct RestoreRequest<'a> {
     pub network: Option<Network>,
     pub publish: &'a [Port],
     pub limits: Limits,
+    /// Volumes in place of the image's at the same paths, and others.
+    pub volumes: &'a [Volume],
     /// A pipe for the program's standard input, if that was one before.
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
@@ -149,6 +152,7 @@ pub fn restore(
 ) -> Result<Report> {
     let Opened { image, metadata, timeline, tracing, damaged_advice } = opened;
     let place = network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?;
+    let mounts = mounts::choose(&metadata.mounts, request.volumes)?;
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
@@ -156,7 +160,7 @@ pub fn restore(
     };
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
-        preflight::check_machine(&daemon.places, &image, &metadata)?;
+        preflight::check_machine(&daemon.places, &image, &metadata, &mounts)?;
         driver_half::check(&daemon.driver, || daemon.criu(), &image, &metadata, request.gpu_map)
     })?;
     timeline.time("check", || cpu_half::check(&image, available_threads()))?;
@@ -164,8 +168,9 @@ pub fn restore(
     reply.progress("restore", 0, 0);
     let mut tries = 0;
     let (sandbox, pending, mapped, warnings) = loop {
-        let sandbox = timeline
-            .time("places", || hold(daemon, &image, &metadata, request, (gpu.clone(), mode), &place))?;
+        let sandbox = timeline.time("places", || {
+            hold(daemon, &image, &metadata, request, (gpu.clone(), mode), &place, &mounts)
+        })?;
         let attempt = Attempt {
             daemon,
             sandbox: &sandbox,
@@ -234,6 +239,7 @@ fn hold(
     request: &RestoreRequest<'_>,
     (gpu, mode): (String, Mode),
     (network, ports): &(Network, Vec<Port>),
+    mounts: &Mounts,
 ) -> Result<Arc<Sandbox>> {
     let old_is_free = daemon.sandboxes.get(&metadata.name).is_ok_and(|sandbox| !sandbox.is_live())
         || matches!(daemon.sandboxes.get(&metadata.name), Err(Error::UnknownSandbox { .. }));
@@ -255,6 +261,7 @@ fn hold(
             network: *network,
             ports: ports.clone(),
             limits: request.limits.or(metadata.limits),
+            mounts: mounts.clone(),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.

@@ -163,7 +163,7 @@ pub fn in_place(
     metadata: &ImageMetadata,
     work: impl FnOnce(&Attempt<'_>) -> Result<Option<String>>,
 ) -> Result<Vec<String>> {
-    preflight::check_machine(&daemon.places, image, metadata)?;
+    preflight::check_machine(&daemon.places, image, metadata, &metadata.mounts)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
     let sandbox = daemon.sandboxes.add(None, "proof", |name, _| {
@@ -171,6 +171,7 @@ pub fn in_place(
             command: image.manifest().program.argv.clone(),
             directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
             image: Some(image.manifest().name.clone()),
+            mounts: metadata.mounts.clone(),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, metadata.gpu.clone())
         };
         create(daemon, record, None)
@@ -187,6 +188,7 @@ pub fn in_place(
         network: None,
         publish: &[],
         limits: Limits::default(),
+        volumes: &[],
         input: None,
         recovery: None,
     };

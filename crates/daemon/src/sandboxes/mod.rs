@@ -217,6 +217,7 @@ impl Sandbox {
             log: Some(self.log.clone()),
             criu_cache: Some(self.criu_cache.clone()),
             pages: Some(self.pages.clone()).filter(|pages| pages.is_dir()),
+            mounts: self.record().mounts,
             network: self.network.network().cloned(),
             groups: self.group().as_ref().map(Group::doors).unwrap_or_default(),
             log_max: self.log_max,

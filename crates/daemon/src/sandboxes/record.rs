@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::daemon::{Limits, Mode, Sandbox, State, User};
+use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,8 @@ pub struct Record {
     pub ports: Vec<Port>,
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    #[serde(default, skip_serializing_if = "Mounts::is_empty")]
+    pub mounts: Mounts,
     /// Whom it was started as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
@@ -91,6 +94,7 @@ impl Record {
             network: Network::Host,
             ports: Vec::new(),
             limits: Limits::default(),
+            mounts: Mounts::default(),
             user: None,
         }
     }
@@ -139,6 +143,7 @@ impl Record {
             network: self.network,
             ports: self.ports.clone(),
             limits: self.limits,
+            mounts: self.mounts.clone(),
         }
     }
 
@@ -247,6 +252,10 @@ mod tests {
             network: Network::Private,
             ports: vec!["8080:80".parse().unwrap()],
             limits: Limits { memory: Some(1), processors: None },
+            mounts: Mounts {
+                volumes: vec!["/a:/b:ro".parse().unwrap()],
+                overlays: vec!["/c".parse().unwrap()],
+            },
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
         };
         record.save(directory.path()).unwrap();

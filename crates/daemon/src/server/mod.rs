@@ -241,6 +241,7 @@ fn answer(
             network,
             publish,
             limits,
+            mounts,
             ..
         } => {
             let app = App::new(command, directory, environment)?;
@@ -257,6 +258,7 @@ fn answer(
                 network,
                 publish: &publish,
                 limits,
+                volumes: &mounts.volumes,
                 input: None,
                 recovery: None,
             };
@@ -276,6 +278,7 @@ fn answer(
             publish,
             user,
             limits,
+            mounts,
         } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
@@ -292,6 +295,7 @@ fn answer(
                 publish,
                 user,
                 limits,
+                mounts,
                 allowed: allow,
                 framework,
                 input,
@@ -361,7 +365,19 @@ fn answer(
                 checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
             made(json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?))
         }
-        Request::Restore { image, name, gpu, gpu_map, order, record, verify, network, publish, limits } => {
+        Request::Restore {
+            image,
+            name,
+            gpu,
+            gpu_map,
+            order,
+            record,
+            verify,
+            network,
+            publish,
+            limits,
+            volumes,
+        } => {
             let request = restore::RestoreRequest {
                 image: &image,
                 name: name.as_deref(),
@@ -374,6 +390,7 @@ fn answer(
                 network,
                 publish: &publish,
                 limits,
+                volumes: &volumes,
                 input,
                 recovery: None,
             };

@@ -16,6 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
+use rekindle_protocol::mounts::Overlay;
 
 use super::findings::Cache;
 use super::mounts::{Places, RUN_PATH, set_up};
@@ -25,8 +26,9 @@ use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
 use crate::conversation::Service;
 use crate::log_index::Indexed;
-use crate::message::{Command, Exit, Reply};
+use crate::message::{Command, Exit, NotStarted, Program, Reply};
 use crate::outputs::Output;
+use crate::overlay::Layers;
 use crate::wire::Channel;
 
 /// A daemon that dies in the middle of a message must not hold init up.
@@ -40,6 +42,9 @@ struct Init<'a> {
     /// What the program writes to outside of its tree, which goes to the log.
     outputs: Vec<Output>,
     log: Indexed,
+    /// What is to have a layer, and what has one.
+    overlays: &'a [Overlay],
+    layers: Layers,
     /// CRIU that has brought the program back and may not have ended.
     criu: Option<Service>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
@@ -77,6 +82,8 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         program: None,
         outputs: Vec::new(),
         log: Indexed::new(places.log_max),
+        overlays: &places.mounts.overlays,
+        layers: Layers::default(),
         criu: None,
         cache,
     })
@@ -182,7 +189,7 @@ impl Init<'_> {
                 self.drain();
                 (Reply::Flushed, false)
             }
-            (Command::Start(program), None) => match program::start(&program, descriptors.first()) {
+            (Command::Start(program), None) => match self.start(&program, descriptors.first()) {
                 Ok((program, outputs)) => {
                     self.outputs.extend(outputs);
                     (self.run(program), false)
@@ -190,10 +197,11 @@ impl Init<'_> {
                 Err(why) => (Reply::NotStarted(why), false),
             },
             (Command::Restore(restore), None) => {
-                let restored = freeze::restore(&restore, descriptors, channel);
+                let restored = freeze::restore(&restore, self.overlays, descriptors, channel);
                 match restored {
-                    Ok(freeze::Restored { program, outputs, mut criu, warnings }) => {
+                    Ok(freeze::Restored { program, outputs, layers, mut criu, warnings }) => {
                         self.outputs = outputs;
+                        self.layers = layers;
                         self.run(program);
                         let steps = criu.take_steps();
                         self.criu = Some(criu);
@@ -208,7 +216,7 @@ impl Init<'_> {
                 }
                 // What is left in a pipe goes into the image too, for nobody.
                 self.drain();
-                match freeze::dump(&dump, descriptors, program, channel) {
+                match freeze::dump(&dump, &self.layers, descriptors, program, channel) {
                     Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
                     Err(failed) => (failed.into(), false),
                 }
@@ -216,6 +224,15 @@ impl Init<'_> {
             (_, Some(_)) => (Reply::Failed("a program runs in this sandbox already".into()), false),
             (_, None) => (Reply::Failed("no program runs in this sandbox".into()), false),
         }
+    }
+
+    fn start(
+        &mut self,
+        program: &Program,
+        input: Option<&OwnedFd>,
+    ) -> Result<(Pid, [Output; 2]), NotStarted> {
+        self.layers = Layers::mount(self.overlays, None)?;
+        program::start(program, input)
     }
 
     fn run(&mut self, pid: Pid) -> Reply {

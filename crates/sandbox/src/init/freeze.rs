@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Pid;
+use rekindle_protocol::mounts::Overlay;
 
 use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
@@ -22,6 +23,7 @@ use crate::log_index::Stream;
 use crate::lost_names::{self, LostNames};
 use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
+use crate::overlay::Layers;
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
 use crate::tracer::Place;
@@ -44,6 +46,7 @@ impl From<Failed> for Reply {
 
 pub fn dump(
     dump: &Dump,
+    layers: &Layers,
     descriptors: Vec<OwnedFd>,
     program: Pid,
     channel: &Channel,
@@ -80,7 +83,8 @@ pub fn dump(
         lost_names::settle(&process::tree(program.as_raw()), &dir)?;
         devshm::all(shm)
             .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
-            .map_err(|error| format!("packing the files in /dev/shm: {error}"))
+            .map_err(|error| format!("packing the files in /dev/shm: {error}"))?;
+        layers.keep(&dir)
     };
     let course = Course { whole: None, log: dir.join(DUMP_LOG), restores: None };
     let patience = Duration::from_millis(dump.verdict_millis);
@@ -106,6 +110,7 @@ pub struct Restored {
     pub program: Pid,
     /// Our ends of what it writes to outside of its tree.
     pub outputs: Vec<Output>,
+    pub layers: Layers,
     /// It has done its work and is ending, which nobody need wait for before CRIU is wanted again.
     pub criu: Service,
     /// What it does not have as it had it: a sentence each.
@@ -113,7 +118,12 @@ pub struct Restored {
 }
 
 /// Has CRIU bring a program back. Its process is started at once, and told of the image when that is ready.
-pub fn restore(restore: &Restore, mut sockets: Vec<OwnedFd>, channel: &Channel) -> Result<Restored, Failed> {
+pub fn restore(
+    restore: &Restore,
+    overlays: &[Overlay],
+    mut sockets: Vec<OwnedFd>,
+    channel: &Channel,
+) -> Result<Restored, Failed> {
     let input = restore.input.as_ref().and_then(|key| Some((key, sockets.pop()?)));
     if sockets.len() != restore.sockets.len() {
         return Err(Failed::Criu("the sockets did not come with the command".into()));
@@ -159,6 +169,7 @@ pub fn restore(restore: &Restore, mut sockets: Vec<OwnedFd>, channel: &Channel) 
         devshm::unpack(&shared, Path::new("/dev/shm"))
             .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
     }
+    let layers = Layers::mount(overlays, Some(&dir)).map_err(Failed::Criu)?;
     let options = Options {
         images_dir: images.as_raw_fd(),
         work_dir: Some(work.as_raw_fd()),
@@ -200,7 +211,7 @@ pub fn restore(restore: &Restore, mut sockets: Vec<OwnedFd>, channel: &Channel) 
     one_processor.take().into_iter().for_each(OneProcessor::give_back);
     warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
     restored?
-        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, criu, warnings })
+        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, layers, criu, warnings })
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
 }
 

@@ -10,6 +10,7 @@ mod mounts;
 mod outer;
 pub(crate) mod program;
 mod reap;
+mod volumes;
 
 use std::os::fd::RawFd;
 

@@ -1,5 +1,5 @@
-//! What a sandbox sees of the file system: the host's, but a `/proc` and a `/dev/shm` of its own, and its run
-//! directory at [`RUN_PATH`], so that a path in a dumped program is right under any name.
+//! What a sandbox sees of the file system: the host's, but a `/proc` and a `/dev/shm` of its own, its volumes, and its
+//! run directory at [`RUN_PATH`], so that a path in a dumped program is right under any name.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -10,10 +10,12 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use rekindle_protocol::mounts::Mounts;
 
 use crate::pages::DIRECTORY;
 
 use super::findings::{Cache, FINDINGS_NAME};
+use super::volumes;
 
 /// Where the program finds the run directory.
 pub const RUN_PATH: &str = "/run/rekindle";
@@ -29,16 +31,19 @@ pub struct Places<'a> {
     pub index: Option<BorrowedFd<'a>>,
     pub cache: Option<&'a Cache>,
     pub pages: Option<BorrowedFd<'a>>,
+    /// What the program sees beside the machine's files.
+    pub mounts: &'a Mounts,
     /// The most bytes of the log that are kept.
     pub log_max: u64,
 }
 
-/// Mounts all; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
+/// Mounts all but overlays; to be called by pid 1 of fresh namespaces while `/proc` is still the host's.
 pub fn set_up(places: &Places<'_>) -> Result<(), String> {
     // What the host unmounts later is let go of here too; nothing of ours shows there.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&str>, "/", None::<&str>, slave, None::<&str>)
         .map_err(|error| format!("detaching the mounts from the host's: {error}"))?;
+    volumes::mount(&places.mounts.volumes)?;
     let on_tmpfs = statfs("/run").is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC);
     let cache = places.cache.filter(|_| !on_tmpfs);
     if cache.is_some() || make_dir(RUN_PATH.as_ref()).is_err() {
@@ -75,7 +80,7 @@ fn make_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-fn bind(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+pub(super) fn bind(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", source.as_raw_fd());
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
     Ok(mount(Some(source.as_str()), target, None::<&str>, flags, None::<&str>)?)

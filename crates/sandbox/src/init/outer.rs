@@ -126,6 +126,7 @@ fn start(setup: &Setup, control: &Channel, network: Option<OwnedFd>) -> Result<P
                 index: index.as_ref().map(File::as_fd),
                 cache: cache.as_ref(),
                 pages: pages.as_ref().map(File::as_fd),
+                mounts: &setup.mounts,
                 log_max: setup.log_max,
             };
             commands::main(&places, control)

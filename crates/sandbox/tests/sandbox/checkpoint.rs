@@ -90,7 +90,7 @@ fn a_program_goes_on_while_it_is_dumped_twice() {
             assert!(inventory.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
             assert!(!inventory.files.iter().any(|file| file.path.starts_with("/run")));
             assert!(inventory.highest_pid > 1000);
-            assert_eq!(inventory.check(), []);
+            assert_eq!(inventory.check(&Default::default()), []);
             Ok::<(), Error>(())
         };
         running.dump(&dir, true, frozen).unwrap();
@@ -158,7 +158,7 @@ fn a_program_goes_on_with_its_own_log() {
     grow_from(at_dump);
     sandbox.kill().unwrap();
     let at_end = lines(&own);
-    assert_eq!(inventory.check(), []);
+    assert_eq!(inventory.check(&Default::default()), []);
     let place = Place::new();
     let mut spec = RestoreSpec {
         sandbox: place.spec(),
@@ -183,7 +183,7 @@ fn a_program_goes_on_with_its_own_log() {
     let counted: Vec<usize> = text.lines().map(|line| line.parse().unwrap()).collect();
     assert!(counted.iter().copied().eq(1..=counted.len()), "{text}");
     fs::remove_file(&own).unwrap();
-    assert!(inventory.check()[0].to_string().contains("own.log"));
+    assert!(inventory.check(&Default::default())[0].to_string().contains("own.log"));
 }
 
 #[test]

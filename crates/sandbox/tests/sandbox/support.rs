@@ -78,6 +78,7 @@ pub fn spec_in(run_dir: &Path) -> Spec {
         log: None,
         criu_cache: None,
         pages: None,
+        mounts: Default::default(),
         network: None,
         groups: Vec::new(),
         log_max: 0,
