@@ -1,6 +1,9 @@
 //! Which processes of a tree may use a GPU: those that have a device of the driver's open or mapped, or its library.
 
+use rekindle_sandbox::process::maps;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +25,8 @@ fn candidate(pid: i32) -> Option<Candidate> {
     if device.is_some() {
         return Some(Candidate { pid, device });
     }
-    let maps = rekindle_sandbox::process::text(&format!("/proc/{pid}/maps")).ok()?;
-    let mapped: Vec<_> = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..]))).collect();
+    let areas = maps::if_there(pid);
+    let mapped: Vec<_> = areas.iter().map(|area| Path::new(OsStr::from_bytes(&area.name))).collect();
     let device = mapped.iter().find(|path| is_device(path)).map(|path| path.display().to_string());
     let library = mapped.iter().any(|path| is_library(path));
     (device.is_some() || library).then_some(Candidate { pid, device })

@@ -5,11 +5,10 @@
 //! not in it: they come from the image or from the daemon.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +23,7 @@ use crate::lost_names::LostNames;
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
 use crate::overlay::Kept;
+use crate::process::maps::{self, Area};
 
 const EDGE: u64 = 4096;
 
@@ -131,7 +131,7 @@ impl Inventory {
         let lost_names = LostNames::find(pids);
         let mut files = BTreeMap::new();
         for pid in pids {
-            for path in mapped_paths(&fs::read(format!("/proc/{pid}/maps"))?) {
+            for path in mapped_paths(&maps::of(*pid)?) {
                 if !files.contains_key(&path) {
                     // Reached through the process, so that it is the file that is mapped there.
                     let reached = Path::new("/proc").join(pid.to_string()).join("root").join(inner(&path));
@@ -280,43 +280,18 @@ fn edges(file: &File, size: u64) -> io::Result<String> {
     Ok(hasher.finalize().to_hex()[..32].to_owned())
 }
 
-/// The paths of the regular files in the contents of a `maps` file.
-fn mapped_paths(maps: &[u8]) -> Vec<PathBuf> {
-    let mut out = named_paths(maps);
+/// The paths of the regular files among areas.
+fn mapped_paths(areas: &[Area]) -> Vec<PathBuf> {
+    let mut out = named_paths(areas);
     out.retain(|path| !is_elsewhere(path));
     out
 }
 
-/// The paths of all that is mapped by a name it still has, in the contents of a `maps` file.
-pub(crate) fn named_paths(maps: &[u8]) -> Vec<PathBuf> {
-    let mut out: Vec<_> = maps.split(|&byte| byte == b'\n').filter_map(named_path).collect();
+/// The paths of all that is mapped by a name it still has.
+pub(crate) fn named_paths(areas: &[Area]) -> Vec<PathBuf> {
+    let mut out: Vec<_> = areas.iter().filter_map(Area::path).collect();
     out.sort();
     out.dedup();
-    out
-}
-
-fn named_path(line: &[u8]) -> Option<PathBuf> {
-    let start = line.iter().position(|&byte| byte == b'/')?;
-    let inode = line[..start].split(|&byte| byte == b' ').rfind(|field| !field.is_empty())?;
-    if inode == b"0" || line.ends_with(b" (deleted)") {
-        return None;
-    }
-    Some(PathBuf::from(OsString::from_vec(unescape(&line[start..]))))
-}
-
-/// The kernel writes a newline in a path as `\012`.
-fn unescape(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((&byte, after)) = rest.split_first() {
-        if rest.starts_with(b"\\012") {
-            out.push(b'\n');
-            rest = &rest[4..];
-        } else {
-            out.push(byte);
-            rest = after;
-        }
-    }
     out
 }
 
@@ -333,8 +308,9 @@ mod tests {
             7f00-7f01 rw-p 00000000 fe:00 77 /tmp/gone (deleted)\n\
             7f00-7f01 rw-p 00000000 fe:00 78 /tmp/a\\012b\n\
             7f00-7f01 rw-s 00000000 00:05 5 /dev/zero\n";
-        assert_eq!(mapped_paths(maps), [PathBuf::from("/tmp/a\nb"), PathBuf::from("/usr/bin/a b")]);
-        assert!(named_paths(maps).contains(&PathBuf::from("/dev/zero")));
+        let areas = maps::parse(maps);
+        assert_eq!(mapped_paths(&areas), [PathBuf::from("/tmp/a\nb"), PathBuf::from("/usr/bin/a b")]);
+        assert!(named_paths(&areas).contains(&PathBuf::from("/dev/zero")));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use crate::descriptors::{self, Described, FILES, Regular};
 use crate::ghost_file::{self, GHOST_LIMIT};
 use crate::pages::image::Entries;
+use crate::process::maps;
 use crate::proto::Message;
 
 const GONE: &[u8] = b" (deleted)";
@@ -163,17 +164,12 @@ fn each_use(pid: i32, is_gone: bool, mut with: impl FnMut(&Path, &Path, bool)) {
             with(&link, &entry.path(), is_written);
         }
     }
-    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut seen = HashSet::new();
-    for line in maps.split(|&byte| byte == b'\n').filter(|line| line.ends_with(GONE) == is_gone) {
-        let Some((span, rest)) = line.iter().position(|&byte| byte == b' ').map(|at| line.split_at(at))
-        else {
-            continue;
-        };
-        let Some(at) = line.iter().position(|&byte| byte == b'/') else { continue };
-        let is_written = rest.get(2) == Some(&b'w') && rest.get(4) == Some(&b's');
-        if seen.insert((&line[at..], is_written)) {
-            let reached = format!("/proc/{pid}/map_files/{}", String::from_utf8_lossy(span));
+    for area in maps::if_there(pid) {
+        let is_written = area.is_shared && area.may(libc::PROT_WRITE);
+        if area.is_deleted() == is_gone && area.name.starts_with(b"/") && seen.insert((area.name, is_written))
+        {
+            let reached = format!("/proc/{pid}/map_files/{:x}-{:x}", area.span.start, area.span.end);
             let reached = Path::new(&reached);
             if let Ok(link) = fs::read_link(reached) {
                 with(&link, reached, is_written);

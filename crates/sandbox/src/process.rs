@@ -1,5 +1,7 @@
 //! What `/proc` tells about the processes of a sandbox, seen from outside and from inside.
 
+pub mod maps;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -8,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use maps::Area;
 
 /// A process held by descriptor, so that a pid used again is never mistaken for it.
 #[derive(Debug)]
@@ -84,42 +88,31 @@ pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<boo
 
 /// The readable and writable private memory of a process that has no file and no name, in order.
 pub fn private_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    spans(pid, |name| name.is_none())
+    spans(pid, |area| is_plain(area) && area.name.is_empty())
 }
 
 /// As [`private_memory`], with that which `brk` gives and that which the program has named.
 pub fn allocated_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    spans(pid, |name| name.is_none_or(|name| name == "[heap]" || name.starts_with("[anon:")))
+    let is_named = |name: &[u8]| name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:");
+    spans(pid, |area| is_plain(area) && is_named(&area.name))
 }
 
 /// The private memory of a process that may hold code, in order.
 pub fn executable_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(text.lines().filter_map(executable_span).collect())
+    spans(pid, |area| area.may(libc::PROT_EXEC) && !area.is_shared)
+}
+
+fn spans(pid: i32, is_chosen: impl Fn(&Area) -> bool) -> io::Result<Vec<Range<u64>>> {
+    Ok(maps::of(pid)?.into_iter().filter(is_chosen).map(|area| area.span).collect())
+}
+
+fn is_plain(area: &Area) -> bool {
+    area.protection == libc::PROT_READ | libc::PROT_WRITE && area.is_anonymous()
 }
 
 /// Whether the kernel guards the process's return addresses, in memory that nobody else can write to.
 pub fn has_shadow_stack(pid: i32) -> bool {
     status_field(pid, "x86_Thread_features").is_some_and(|features| features.contains("shstk"))
-}
-
-fn spans(pid: i32, is_chosen: impl Fn(Option<&str>) -> bool) -> io::Result<Vec<Range<u64>>> {
-    let text = text(&format!("/proc/{pid}/maps"))?;
-    Ok(text
-        .lines()
-        .filter_map(private_span)
-        .filter(|(_, name)| is_chosen(*name))
-        .map(|(span, _)| span)
-        .collect())
-}
-
-/// Readable and writable private memory without a file, and its name.
-fn private_span(line: &str) -> Option<(Range<u64>, Option<&str>)> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let plain = words.next()? == "rw-p" && words.nth(2)? == "0";
-    let span = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    plain.then(|| (span, words.next()))
 }
 
 /// The descriptors of a process, with what each is called in `/proc`.
@@ -138,13 +131,6 @@ pub fn socket_descriptors(pid: i32) -> impl Iterator<Item = (i32, u64)> {
 }
 
 /// Private memory that may hold code.
-fn executable_span(line: &str) -> Option<Range<u64>> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let is_code = words.next()?.ends_with("xp");
-    is_code.then_some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
-}
-
 /// The inodes of a process's sockets.
 pub fn sockets(pid: i32) -> Vec<u64> {
     socket_descriptors(pid).map(|(_, inode)| inode).collect()
@@ -329,30 +315,21 @@ mod tests {
     }
 
     #[test]
-    fn plain_private_memory_alone_is_found() {
-        let found = private_span("7f52591db000-7f5370000000 rw-p 00000000 00:00 0 ");
-        assert_eq!(found, Some((0x7f52_591d_b000..0x7f53_7000_0000, None)));
-        let heap = private_span("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0 [heap]");
-        assert_eq!(heap, Some((0x55d0_c000_0000..0x55d0_c002_1000, Some("[heap]"))));
-        for other in [
-            "200000000-300200000 ---p 00000000 00:00 0 ",
-            "200800000-204000000 rw-s 00000000 00:05 142 /dev/nvidiactl",
-            "7f0000000000-7f0000001000 rw-p 00001000 08:01 77 /lib/x.so",
-            "",
-        ] {
-            assert_eq!(private_span(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn private_memory_with_code_is_found() {
-        let code = executable_span("400000-402000 r-xp 00001000 08:01 77 /bin/x");
-        assert_eq!(code, Some(0x40_0000..0x40_2000));
-        assert_eq!(executable_span("400000-402000 rwxp 00000000 00:00 0 "), code);
-        for other in
-            ["400000-402000 r-xs 00000000 00:01 1 /memfd:code", "400000-402000 rw-p 00000000 00:00 0", ""]
-        {
-            assert_eq!(executable_span(other), None, "{other}");
-        }
+    fn memory_is_told_apart_by_what_it_holds() {
+        let text = b"400000-402000 r-xp 00001000 08:01 77 /bin/x\n\
+            402000-403000 rwxp 00000000 00:00 0 \n\
+            403000-404000 r-xs 00000000 00:01 1 /memfd:code\n\
+            55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0 [heap]\n\
+            200000000-300200000 ---p 00000000 00:00 0 \n\
+            200800000-204000000 rw-s 00000000 00:05 142 /dev/nvidiactl\n\
+            7f0000000000-7f0000001000 rw-p 00001000 08:01 77 /lib/x.so\n\
+            7f52591db000-7f5370000000 rw-p 00000000 00:00 0 \n";
+        let plain: Vec<_> =
+            maps::parse(text).into_iter().filter(is_plain).map(|area| area.span.start).collect();
+        assert_eq!(plain, [0x55d0_c000_0000, 0x7f52_591d_b000]);
+        let ours = std::process::id() as i32;
+        let here = memory_is_told_apart_by_what_it_holds as *const () as u64;
+        assert!(executable_memory(ours).unwrap().iter().any(|span| span.contains(&here)));
+        assert!(private_memory(ours).unwrap().len() < allocated_memory(ours).unwrap().len());
     }
 }

@@ -5,6 +5,7 @@
 //! is seen to use something there is refused.
 
 use crate::process;
+use crate::process::maps::{self, Area};
 
 /// The kinds, with the fields in the kernel's list that hold the ids of processes.
 const KINDS: [(&str, &str, &[&str]); 2] =
@@ -17,10 +18,8 @@ pub fn refusal(pids: &[i32]) -> Option<String> {
         pids.iter().copied().filter(|pid| process::namespace(*pid, "ipc") == ours).collect();
     let used = sharing.first().and_then(|_| {
         let mapped = sharing.iter().find_map(|pid| {
-            let maps = process::text(&format!("/proc/{pid}/maps")).ok()?;
-            maps.lines()
-                .any(|line| line.contains(" /SYSV"))
-                .then(|| (*pid, "a shared memory segment".to_owned()))
+            let is_segment = |area: &Area| area.name.starts_with(b"/SYSV");
+            maps::if_there(*pid).iter().any(is_segment).then(|| (*pid, "a shared memory segment".to_owned()))
         });
         let listed =
             || KINDS.into_iter().find_map(|(list, what, fields)| listed(list, what, fields, &sharing));

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::{self, Inventory};
 use crate::lost_names::{self, LostNames};
+use crate::process::maps;
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
@@ -292,7 +293,7 @@ fn refused(cause: String) -> Error {
 fn shared_files(pid: i32) -> Vec<PathBuf> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let opened = links.filter_map(|entry| fs::read_link(entry.path()).ok());
-    let mut paths = inventory::named_paths(&fs::read(format!("/proc/{pid}/maps")).unwrap_or_default());
+    let mut paths = inventory::named_paths(&maps::if_there(pid));
     paths.extend(opened.filter(|path| !path.as_os_str().as_bytes().ends_with(b" (deleted)")));
     paths.retain(|path| path.starts_with(SHARED) && File::open(path).is_ok());
     paths.sort();

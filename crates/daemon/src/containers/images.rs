@@ -27,6 +27,7 @@ use crate::images::metadata::ContainerMetadata;
 use crate::images::verify::cpu_half;
 use crate::images::verify::page_files;
 use crate::timeline::{CPU, PAGES, Timeline};
+use rekindle_sandbox::process::maps::{self, Area};
 
 /// Images that lie beside an archive; what CRIU acts on is checked.
 pub struct DetachedImages<'a> {
@@ -78,13 +79,12 @@ impl<'a> DetachedImages<'a> {
 
     /// Which of these processes maps a page file still; none should once the driver has read them.
     pub fn mapped_by(&self, pids: &[i32]) -> Option<i32> {
-        let maps =
-            |pid: &i32| rekindle_sandbox::process::text(&format!("/proc/{pid}/maps")).unwrap_or_default();
-        let is_ours = |line: &str| {
-            let (directory, name) = line.rsplit_once('/').unwrap_or_default();
+        let is_ours = |area: &Area| {
+            let name = String::from_utf8_lossy(&area.name);
+            let (directory, name) = name.rsplit_once('/').unwrap_or_default();
             directory.ends_with(pages::DIRECTORY) && self.names.iter().any(|known| known == name)
         };
-        pids.iter().copied().find(|pid| maps(pid).lines().any(is_ours))
+        pids.iter().copied().find(|pid| maps::if_there(*pid).iter().any(is_ours))
     }
 }
 

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::request::{ptrace, registers, set_mask, set_registers};
-use super::tracee::{Area, GENERAL, Shared, Stop, Tracee, areas, descriptors, pending};
+use super::tracee::{GENERAL, Shared, Stop, Tracee, descriptors, pending};
 use super::wait;
+use crate::process::maps::{self, Area};
 
 /// The names of the memory that holds CRIU's code.
 const CODE: [&str; 2] = ["/memfd:CRIUMFD", "/dev/zero (deleted)"];
@@ -95,8 +96,10 @@ pub fn mend_shared(thread: i32, tracee: &mut Tracee, shared: &Shared, all: &[i32
     }
     let process = tracee.process;
     let mut calls: Vec<[u64; 4]> = Vec::new();
-    let code = |area: &&Area| CODE.iter().any(|name| area.name.starts_with(name)) && !is_known(area, shared);
-    let now = areas(process);
+    let code = |area: &&Area| {
+        CODE.iter().any(|name| area.name.starts_with(name.as_bytes())) && !is_known(area, shared)
+    };
+    let now = maps::if_there(process);
     calls.extend(
         now.iter()
             .filter(code)
@@ -137,7 +140,7 @@ fn changed<'a>(before: &'a [Area], now: &'a [Area]) -> impl Iterator<Item = &'a 
 /// Where a process has the instruction of a system call: the kernel maps some into each.
 fn call_instruction(process: i32, areas: &[Area]) -> io::Result<u64> {
     let missing = || io::Error::other(format!("process {process} has no vdso"));
-    let vdso = areas.iter().find(|area| area.name == "[vdso]").ok_or_else(missing)?;
+    let vdso = areas.iter().find(|area| area.name == b"[vdso]").ok_or_else(missing)?;
     let mut bytes = vec![0; (vdso.span.end - vdso.span.start) as usize];
     File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut bytes, vdso.span.start)?;
     let at = bytes.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL).ok_or_else(missing)?;
@@ -201,7 +204,7 @@ mod tests {
     use super::*;
 
     fn area(start: u64, end: u64, protection: i32) -> Area {
-        Area { span: start..end, protection, name: String::new() }
+        Area { span: start..end, protection, is_shared: false, offset: 0, inode: 0, name: Vec::new() }
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::calls::Memory;
 use super::request::{self, mask, registers, rseq};
+use crate::process::maps::{self, Area};
 use crate::process::status_field;
 
 /// The kinds of registers: general, vector and floating point, shadow stack.
@@ -111,7 +111,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn take(process: i32) -> Self {
-        Self { descriptors: descriptors(process), areas: areas(process), words: BTreeMap::new() }
+        Self { descriptors: descriptors(process), areas: maps::if_there(process), words: BTreeMap::new() }
     }
 }
 
@@ -120,48 +120,9 @@ pub fn descriptors(process: i32) -> BTreeSet<i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// A mapping of a process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Area {
-    pub span: Range<u64>,
-    /// As `mprotect` takes it.
-    pub protection: i32,
-    pub name: String,
-}
-
-pub fn areas(process: i32) -> Vec<Area> {
-    let text = fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().filter_map(area).collect()
-}
-
-fn area(line: &str) -> Option<Area> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let flags = words.next()?.as_bytes();
-    let bits = [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
-    let protection = bits.iter().filter(|(flag, _)| flags.contains(flag)).map(|(_, bit)| bit).sum();
-    let name = words.skip(3).collect::<Vec<_>>().join(" ");
-    let span = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    Some(Area { span, protection, name })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_area_is_read_with_its_protection_and_name() {
-        let found = area("7f00-8f00 r-xs 00000000 00:01 7  /memfd:CRIUMFD (deleted)").unwrap();
-        let expected = Area {
-            span: 0x7f00..0x8f00,
-            protection: libc::PROT_READ | libc::PROT_EXEC,
-            name: "/memfd:CRIUMFD (deleted)".into(),
-        };
-        assert_eq!(found, expected);
-        let none = area("1000-2000 ---p 00000000 00:00 0").unwrap();
-        assert_eq!((none.protection, none.name.as_str()), (0, ""));
-        assert_eq!(area("what"), None);
-    }
 
     #[test]
     fn stops_are_told_apart() {

@@ -3,7 +3,6 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +13,7 @@ use crate::fault;
 use crate::host::resources::give_way;
 use crate::images::checked_files::{CHECKED, place};
 use crate::images::shared_pages;
+use rekindle_sandbox::process::maps::{self, Area};
 
 const PAGE: u64 = 4096;
 
@@ -30,14 +30,6 @@ pub struct Mapped {
     file: File,
     /// What the user knows it by.
     shown: PathBuf,
-}
-
-/// An area of memory that maps a file.
-#[derive(Debug, PartialEq)]
-struct Area {
-    memory: Range<u64>,
-    offset: u64,
-    inode: u64,
 }
 
 /// Opens an image's page files where they are linked for a program, before that runs.
@@ -81,7 +73,7 @@ pub fn check(mut files: Vec<Mapped>, first: &First, image: Option<&str>) -> Resu
     }
     let areas = match first.pid {
         0 => Vec::new(),
-        pid => areas(&fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default()),
+        pid => maps::if_there(pid),
     };
     let order = order(&unknown, &places(&first.runs, &areas));
     let read = std::thread::scope(|scope| {
@@ -128,24 +120,11 @@ fn order(files: &[Mapped], first: &[(u64, u64)]) -> Vec<(usize, usize)> {
 fn places(runs: &[PageRun], areas: &[Area]) -> Vec<(u64, u64)> {
     let pages = runs.iter().flat_map(|run| (0..run.pages).map(|page| run.start.saturating_add(page * PAGE)));
     let find = |address: u64| {
-        let area = areas.get(areas.partition_point(|area| area.memory.end <= address))?;
-        let within = area.memory.contains(&address);
-        within.then(|| (area.inode, area.offset + (address - area.memory.start)))
+        let area = areas.get(areas.partition_point(|area| area.span.end <= address))?;
+        let is_in_file = area.inode != 0 && area.span.contains(&address);
+        is_in_file.then(|| (area.inode, area.offset + (address - area.span.start)))
     };
     pages.filter_map(find).collect()
-}
-
-/// The areas of a process that map files, from its `maps`.
-fn areas(maps: &str) -> Vec<Area> {
-    let area = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |word: &str| u64::from_str_radix(word, 16).ok();
-        let (_, offset, _, inode) = (words.next()?, words.next()?, words.next()?, words.next()?);
-        let inode = inode.parse().ok().filter(|inode| *inode != 0)?;
-        Some(Area { memory: number(start)?..number(end)?, offset: number(offset)?, inode })
-    };
-    maps.lines().filter_map(area).collect()
 }
 
 /// Reads all of an image's page files, for a program that nobody here could end.
@@ -200,11 +179,10 @@ mod tests {
 
     #[test]
     fn what_is_touched_first_is_found_in_the_files() {
-        let maps = "1000-5000 rw-p 00200000 08:01 77 /run/rekindle/pages/anon-1\n\
+        let text = b"1000-5000 rw-p 00200000 08:01 77 /run/rekindle/pages/anon-1\n\
                     5000-6000 rw-p 00000000 00:00 0 [heap]\n\
                     8000-a000 r--p 00001000 08:01 78 /run/rekindle/pages/with a space\n";
-        let areas = areas(maps);
-        assert_eq!(areas.len(), 2);
+        let areas = maps::parse(text);
         let run = |start, pages| PageRun { start, pages, written: false };
         let places = places(&[run(0x9000, 2), run(0x0, 1), run(0x4000, 2), run(0x1000, 1)], &areas);
         assert_eq!(places, [(78, 0x2000), (77, 0x203000), (77, 0x200000)]);
