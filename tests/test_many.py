@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from leaks import campaign
+from leaks.holdings import STEADY, held, processes
 from rekindle import Rekindle
 from test_features import FEATURES
 from test_training import AHEAD, OPTIONS, reference  # noqa: F401
@@ -13,8 +15,6 @@ from training.pace import Pace
 
 INSTANCES = 4
 RESTORES = 100
-# What is the same at so many looks one after the other stays so.
-STEADY = 20
 # Less than the image has, so that some comes from each cache and some from the store.
 CACHES = {"REKINDLE_HOST_CACHE": "48M", "REKINDLE_GPU_CACHE": "16M"}
 
@@ -104,22 +104,6 @@ def test_sockets_that_the_kernel_named_have_other_names_in_each_instance(rekindl
     assert rekindle.wait_lines("again", 3)[-1].split() == names[0]
 
 
-def processes(rekindle):
-    """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(rekindle.root).encode() in (path / "environ").read_bytes():
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            pass
-    return found
-
-
-def daemon(rekindle):
-    return next(pid for pid, command in processes(rekindle).items() if "rekindled" in command.split()[0] and " worker" not in command)
-
-
 def cached(rekindle):
     """Bytes of the one image in the host's cache and in the GPU's, and whether both are full."""
     shown = rekindle.json("images")
@@ -127,21 +111,6 @@ def cached(rekindle):
     gpu = rekindle.gpu
     held = held["host"], held["gpus"].get(gpu, 0)
     return held, held == (caches["host"]["limit_bytes"], caches["gpu_limit_bytes"])
-
-
-def held(rekindle):
-    """All that restores could leave behind."""
-    pid = daemon(rekindle)
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    files = [path for root in (rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps") for path in root.rglob("*")]
-    return {
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-        "threads": int(status["Threads"]),
-        "processes": len(processes(rekindle)),
-        "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        "files": len(files),
-        "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
-    }, int(status["RssAnon"].split()[0]) << 10
 
 
 @pytest.mark.parametrize(
@@ -199,3 +168,8 @@ def test_restores_and_kills_in_a_row_leave_nothing_behind(program, caches, resto
         (rekindle.root / "go").touch()
         rekindle.restore("image", "last")
         assert rekindle.wait_end("last") == ["ok"]
+
+
+def test_many_sandboxes_at_once_after_restores_in_a_row_leave_nothing_behind(rekindle):
+    found = campaign.run(rekindle, restores=8, sandboxes=6)
+    assert not found["leaked"], (found["leaked"], found["files"])

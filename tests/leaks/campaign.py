@@ -1,0 +1,106 @@
+"""Many restores in a row and many sandboxes at once, after which all is as it was before."""
+
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from leaks.holdings import STEADY, daemon, files_of_sandboxes, held, on_disk, processes
+
+INSTANCE = Path(__file__).parent / "instance.py"
+# What restores leave once, as what is learned of an image, is there after so many.
+WARM_UP = 10
+# How many commands begin sandboxes at once.
+HANDS = 4
+# The allocator keeps for the next what threads have worked with.
+ALLOWED_MEMORY = 8 << 20
+
+
+class Campaign:
+    """On a Rekindle of its own, with the image of one program."""
+
+    def __init__(self, rekindle):
+        self.rekindle = rekindle
+        self.go = rekindle.root / "go"
+        self.restore_ms = []
+        self.peak = {}
+        rekindle.run("program", sys.executable, INSTANCE, self.go)
+        assert rekindle.wait_lines("program", 1) == ["ready"], rekindle.lines("program")
+        rekindle("checkpoint", "program", "--to", "image", "--stop")
+
+    def row(self, count):
+        """Restores, each of which is ended before the next."""
+        for _ in range(count):
+            began = time.monotonic()
+            self.rekindle.restore("image", "again")
+            self.restore_ms.append((time.monotonic() - began) * 1e3)
+            self.rekindle("kill", "again")
+
+    def crowd(self, count):
+        """Sandboxes beside each other. Every second one is killed; the others find all that they should have, and end."""
+        names = [f"of-many-{number}" for number in range(count)]
+        with ThreadPoolExecutor(HANDS) as hands:
+            list(hands.map(lambda name: self.rekindle.restore("image", name), names))
+            running = [row["name"] for row in self.rekindle.sandboxes() if row["state"] == "running"]
+            assert sorted(running) == sorted(names), f"{len(running)} of {count} run"
+            pid = daemon(self.rekindle)
+            self.peak = {
+                "sandboxes": len(running),
+                "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+                "processes": len(processes(self.rekindle)),
+            }
+            self.rekindle("kill", *names[1::2])
+            self.go.touch()
+            ended = list(hands.map(self.rekindle.wait_end, names[::2]))
+            codes = {row["exit_code"] for row in self.rekindle.sandboxes() if row["name"] in names[::2]}
+        self.go.unlink()
+        assert ended == [["ok"]] * len(ended) and codes == {0}, codes
+
+    def settled(self):
+        """What is held once all that has ended is forgotten, and the same for some time."""
+        rekindle, seen = self.rekindle, []
+        rekindle("prune")
+
+        def is_settled():
+            pool = rekindle.json("ps")["pool"]
+            now, memory = held(rekindle)
+            seen.append((now, memory))
+            ready = pool and all(spare["ready"] for spare in pool) and now["processes"] == 1 + len(pool)
+            return ready and not now["unreaped"] and [before for before, _ in seen[-STEADY:]] == [now] * STEADY
+
+        try:
+            rekindle.wait(is_settled, "all to settle")
+        except TimeoutError:
+            raise AssertionError(f"this stays: {seen[-1]}, {processes(rekindle)}") from None
+        now, memory = seen[-1]
+        return {**now, **on_disk(rekindle), "memory of the daemon": memory}
+
+
+def run(rekindle, restores, sandboxes):
+    """The campaign, and what it has found."""
+    campaign = Campaign(rekindle)
+    campaign.row(WARM_UP)
+    campaign.crowd(sandboxes)
+    before = campaign.settled()
+    campaign.restore_ms.clear()
+    marks = [time.monotonic()]
+    campaign.row(restores)
+    marks.append(time.monotonic())
+    campaign.crowd(sandboxes)
+    marks.append(time.monotonic())
+    after = campaign.settled()
+    allowed = {"memory of the daemon": ALLOWED_MEMORY}
+    times = sorted(campaign.restore_ms)
+    return {
+        "restores": restores,
+        "sandboxes": sandboxes,
+        "before": before,
+        "after": after,
+        "allowed": allowed,
+        "leaked": {what: count - before[what] for what, count in after.items() if count - before[what] > allowed.get(what, 0)},
+        "files": [str(path) for path in files_of_sandboxes(rekindle)],
+        "peak": campaign.peak,
+        "restore_ms": {"median": round(times[len(times) // 2], 1), "longest": round(times[-1], 1)},
+        "seconds": {"restores": round(marks[1] - marks[0], 1), "sandboxes": round(marks[2] - marks[1], 1)},
+    }

@@ -1,0 +1,74 @@
+"""All that sandboxes could leave behind of a Rekindle: counted."""
+
+import contextlib
+import os
+from pathlib import Path
+
+# What is the same at so many looks one after the other stays so.
+STEADY = 20
+
+
+def processes(rekindle):
+    """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(rekindle.root).encode() in (path / "environ").read_bytes():
+                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return found
+
+
+def daemon(rekindle):
+    found = [pid for pid, command in processes(rekindle).items() if Path(command.split()[0]).name == "rekindled"]
+    # Workers and what holds sandboxes are the same program, told so by a word, and begin later.
+    return min(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]))
+
+
+def unreaped(parent):
+    """Children that have ended and whose parent has not asked how."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, above = path.read_text().rsplit(")", 1)[1].split()[:2]
+        except OSError:
+            continue
+        found += state == "Z" and int(above) == parent
+    return found
+
+
+def inside(rekindle):
+    """Processes in mount namespaces of its sandboxes; CRIU's have no environment by which they could be known."""
+    found, own = 0, os.readlink("/proc/self/ns/mnt")
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(path / "ns/mnt") != own and rekindle.run_root.name in (path / "mountinfo").read_text()
+    return found
+
+
+def files_of_sandboxes(rekindle):
+    """What lies in memory, and what the disk has for those that run."""
+    return [path for root in (rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps") for path in root.rglob("*")]
+
+
+def held(rekindle):
+    """All of the daemon's and of what runs, but for the disk's; and the daemon's own memory."""
+    pid = daemon(rekindle)
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+        "processes": len(processes(rekindle)),
+        "processes in sandboxes": inside(rekindle),
+        "unreaped": unreaped(pid),
+        "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        "files": len(files_of_sandboxes(rekindle)),
+        "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
+    }, int(status["RssAnon"].split()[0]) << 10
+
+
+def on_disk(rekindle):
+    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own."""
+    files = [path for path in rekindle.state.rglob("*") if path.is_file() and not path.name.startswith("daemon.log")]
+    return {"files on disk": len(files), "bytes on disk": sum({path.lstat().st_ino: path.lstat().st_blocks * 512 for path in files}.values())}
