@@ -57,8 +57,8 @@ class Campaign:
         self.go.unlink()
         assert ended == [["ok"]] * len(ended) and codes == {0}, codes
 
-    def settled(self):
-        """What is held once all that has ended is forgotten, and the same for some time."""
+    def settled(self, before=None):
+        """What is held once all that has ended is forgotten, and the same for some time; if that can be, no more than before."""
         rekindle, seen = self.rekindle, []
         rekindle("prune")
 
@@ -67,12 +67,16 @@ class Campaign:
             now, memory = held(rekindle)
             seen.append((now, memory))
             ready = pool and all(spare["ready"] for spare in pool) and now["processes"] == 1 + len(pool)
-            return ready and not now["unreaped"] and [before for before, _ in seen[-STEADY:]] == [now] * STEADY
+            is_more = before and any(count > before[what] for what, count in now.items())
+            is_steady = [then for then, _ in seen[-STEADY:]] == [now] * STEADY
+            return ready and is_steady and not is_more and not now["unreaped"]
 
         try:
             rekindle.wait(is_settled, "all to settle")
         except TimeoutError:
-            raise AssertionError(f"this stays: {seen[-1]}, {processes(rekindle)}") from None
+            # What stays for so long is left behind, as the report will say.
+            if not before:
+                raise AssertionError(f"this stays: {seen[-1]}, {processes(rekindle)}") from None
         now, memory = seen[-1]
         return {**now, **on_disk(rekindle), "memory of the daemon": memory}
 
@@ -89,8 +93,9 @@ def run(rekindle, restores, sandboxes):
     marks.append(time.monotonic())
     campaign.crowd(sandboxes)
     marks.append(time.monotonic())
-    after = campaign.settled()
+    after = campaign.settled(before)
     allowed = {"memory of the daemon": ALLOWED_MEMORY}
+    leaked = {what: count - before[what] for what, count in after.items() if count - before[what] > allowed.get(what, 0)}
     times = sorted(campaign.restore_ms)
     return {
         "restores": restores,
@@ -98,8 +103,8 @@ def run(rekindle, restores, sandboxes):
         "before": before,
         "after": after,
         "allowed": allowed,
-        "leaked": {what: count - before[what] for what, count in after.items() if count - before[what] > allowed.get(what, 0)},
-        "files": [str(path) for path in files_of_sandboxes(rekindle)],
+        "leaked": leaked,
+        "files": [str(path) for path in files_of_sandboxes(rekindle)] if leaked else [],
         "peak": campaign.peak,
         "restore_ms": {"median": round(times[len(times) // 2], 1), "longest": round(times[-1], 1)},
         "seconds": {"restores": round(marks[1] - marks[0], 1), "sandboxes": round(marks[2] - marks[1], 1)},
