@@ -104,6 +104,22 @@ def test_results_are_those_of_the_uninterrupted_run(images, kind, order):
     assert mended == (order != "none" and kind != "named"), (kind, order)
 
 
+def test_one_that_is_killed_while_its_buffers_load_has_no_problem(images):
+    rekindle, _ = images("named")
+
+    def directories():
+        return set(rekindle.run_root.glob("run/*"))
+
+    before = directories()
+    for name in ("killed-1", "killed-2", "killed-3"):
+        restore(rekindle, name, "default")
+        rekindle.reached("loading-begun")
+        load(rekindle)
+        rekindle("kill", name)
+        rekindle.wait(lambda: directories() <= before, "its end")
+        assert (rekindle.sandbox(name)["state"], rekindle.sandbox(name)["problem"]) == ("killed", None)
+
+
 def test_launches_run_before_all_is_loaded_and_results_wait(images):
     rekindle, expected = images("named")
     ahead(rekindle, "early")

@@ -48,7 +48,7 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
             let Err(Error::WorkerEnded { how, .. }) = &waited else { break };
-            if !sandbox.is_live() {
+            if sandbox.has_lost_client(&worker) {
                 break;
             }
             log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", sandbox.name());
@@ -65,7 +65,7 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
                 sandbox.leave_alone(&worker);
             }
             // A program that ended takes its worker with it.
-            Err(_) if !sandbox.is_live() => {}
+            Err(_) if sandbox.has_lost_client(&worker) => {}
             Err(error) => end(&sandbox, &image, &error),
         }
         if failed {

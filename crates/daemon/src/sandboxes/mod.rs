@@ -27,7 +27,7 @@ use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
 use crate::sandboxes::recovery::since_1970_ms;
-use crate::workers::Worker;
+use crate::sandboxes::workers::Workers;
 
 pub mod admission;
 pub mod asleep;
@@ -77,7 +77,7 @@ pub struct Sandbox {
     pub network: network::Place,
     /// What limits it.
     group: Mutex<Option<Group>>,
-    workers: Mutex<Vec<Arc<Worker>>>,
+    workers: Mutex<Workers>,
     /// Of checkpoints, falling asleep and waking.
     operation_lock: OperationLock,
     wake_problem: Mutex<Option<String>>,
@@ -361,8 +361,7 @@ impl Sandbox {
     }
 
     fn take_back(&self, exit: Option<Exit>, time: SystemTime) {
-        let workers = std::mem::take(&mut *self.workers());
-        for worker in workers {
+        for worker in self.workers().close() {
             worker.shut_down();
         }
         match exit {

@@ -174,6 +174,19 @@ mod tests {
     }
 
     #[test]
+    fn one_that_has_ended_is_given_no_worker() {
+        let root = tempfile::tempdir().unwrap();
+        let places = places(root.path());
+        let ended = sandbox(&places, "one", State::Running);
+        std::fs::create_dir(&ended.run_directory).unwrap();
+        ended.ended(None);
+        // Somebody made the directory again meanwhile: what a worker would put there nobody would remove.
+        std::fs::create_dir(&ended.run_directory).unwrap();
+        let refused = ended.take_worker(None, false).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::EndedMeanwhile { .. }), "{refused}");
+    }
+
+    #[test]
     fn ten_thousand_live_sandboxes_keep_their_names() {
         let root = tempfile::tempdir().unwrap();
         let (places, registry) = (places(root.path()), Registry::default());

@@ -18,10 +18,25 @@ use crate::workers::{Address, OnEnd, Worker};
 /// worker lets others wait, and the program most likely has its first answer to give.
 pub const FIRST_WORK: Duration = Duration::from_millis(150);
 
+/// Those of a sandbox. Once its program has ended there are no more, for they would be left behind with what they make.
+#[derive(Default)]
+pub(super) struct Workers {
+    all: Vec<Arc<Worker>>,
+    closed: bool,
+}
+
+impl Workers {
+    /// All that there are, after which there come none.
+    pub(super) fn close(&mut self) -> Vec<Arc<Worker>> {
+        self.closed = true;
+        std::mem::take(&mut self.all)
+    }
+}
+
 impl Sandbox {
     /// The workers that have not ended.
     pub fn live_workers(&self) -> Vec<Arc<Worker>> {
-        self.workers().iter().filter(|worker| worker.ended().is_none()).cloned().collect()
+        self.workers().all.iter().filter(|worker| worker.ended().is_none()).cloned().collect()
     }
 
     /// The last worker that served `client`, if it is dead and the client is not.
@@ -29,7 +44,7 @@ impl Sandbox {
         let is_lost = |worker: &&Arc<Worker>| {
             worker.ended().is_some() && worker.is_settled() && is_alive(worker.client())
         };
-        self.workers().iter().find(is_lost).cloned()
+        self.workers().all.iter().find(is_lost).cloned()
     }
 
     /// The worker of the one process that uses the GPU, if one does.
@@ -49,7 +64,7 @@ impl Sandbox {
 
     /// Ends a worker that is not needed any more.
     pub fn end_worker(&self, worker: &Worker) {
-        self.workers().retain(|held| held.number() != worker.number());
+        self.workers().all.retain(|held| held.number() != worker.number());
         // It is nobody's loss.
         worker.set_client(0);
         worker.shut_down();
@@ -66,7 +81,10 @@ impl Sandbox {
     /// [refuse](Worker::refusal) this one.
     pub fn take_worker(self: &Arc<Sandbox>, image: Option<&ImageKey>, or_alike: bool) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
-        let used = workers.iter().map(|worker| worker.number()).max().unwrap_or(0);
+        if workers.closed {
+            return Err(Error::EndedMeanwhile { name: self.name(), wanted: "given a GPU worker" });
+        }
+        let used = workers.all.iter().map(|worker| worker.number()).max().unwrap_or(0);
         let mut number = self.last_number.load(Ordering::Relaxed).max(used) + 1;
         // One that is ending, of an earlier daemon too, still has its place.
         while self.worker_address(number).socket.exists() {
@@ -76,7 +94,7 @@ impl Sandbox {
         let gpu = self.record().gpu;
         let address = self.worker_address(number);
         let worker = self.pool.worker(&gpu, image, or_alike, address, &self.log, || self.on_worker_end())?;
-        workers.push(worker.clone());
+        workers.all.push(worker.clone());
         Ok(worker)
     }
 
@@ -84,7 +102,7 @@ impl Sandbox {
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
         for WorkerRecord { number, client } in self.record().workers {
             match Worker::reconnect(self.worker_address(number), client, self.on_worker_end()) {
-                Ok(worker) => self.workers().push(worker),
+                Ok(worker) => self.workers().all.push(worker),
                 Err(error) if is_alive(client) => {
                     self.report_problem(format!(
                         "its GPU worker died while no daemon ran ({error}); its GPU memory is lost"
@@ -153,6 +171,12 @@ impl Sandbox {
         }
     }
 
+    /// Whether the process that a worker served has ended or is about to, so that the worker's end is no loss.
+    pub fn has_lost_client(&self, worker: &Worker) -> bool {
+        let client = worker.client();
+        !self.is_live() || !is_alive(client) || ending::is_dying(client)
+    }
+
     fn on_worker_end(self: &Arc<Sandbox>) -> OnEnd {
         let sandbox: Weak<Sandbox> = Arc::downgrade(self);
         Box::new(move |worker| {
@@ -171,7 +195,7 @@ impl Sandbox {
         })
     }
 
-    pub(super) fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
+    pub(super) fn workers(&self) -> MutexGuard<'_, Workers> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
