@@ -2,6 +2,7 @@
 
 import errno
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,6 +76,17 @@ def refused(rekindle, *arguments):
     return error.value.message
 
 
+def lies_on_overlayfs(place):
+    return subprocess.run(["stat", "-f", "-c", "%T", place], capture_output=True, text=True).stdout.strip() == "overlayfs"
+
+
+@pytest.fixture
+def plain(rekindle):
+    """Directories can have a layer here."""
+    if lies_on_overlayfs(rekindle.root):
+        pytest.skip("the directory for temporary files lies on an overlayfs, which cannot have another one over it")
+
+
 def files(place):
     return {path.name: path.read_text() for path in place.iterdir() if path.is_file()}
 
@@ -142,7 +154,7 @@ def test_volumes_that_are_not_as_they_were_are_refused_before_anything_begins(re
     assert puppets.do("said = data.read(3)", "again") == ["one"]
 
 
-def test_a_layer_takes_what_each_instance_writes_beside_itself(rekindle, puppets, places):
+def test_a_layer_takes_what_each_instance_writes_beside_itself(rekindle, puppets, places, plain):
     app = places("app", state="old", removed="there", read="unchanged")
     (app / "package").mkdir()
     (app / "package/module").write_text("code")
@@ -226,7 +238,7 @@ said = [me, len(os.read(watch, 4096)) > 0]
     assert str(app) not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_files_beneath_a_layer_are_checked_and_those_in_it_are_not(rekindle, puppets, places):
+def test_files_beneath_a_layer_are_checked_and_those_in_it_are_not(rekindle, puppets, places, plain):
     app = places("app", read="beneath" * 1000, written="old")
     puppets.run("--overlay", app)
     puppets.do(f"read = open('{app}/read')\nwritten = open('{app}/written', 'a')\nwritten.write('new')\nwritten.flush()\nsaid = read.read(3)")
@@ -240,7 +252,7 @@ def test_files_beneath_a_layer_are_checked_and_those_in_it_are_not(rekindle, pup
     assert f"{app}/read, which the program used, cannot be read" in refused(rekindle, "restore", "image")
 
 
-def test_a_layer_that_is_full_is_so_for_the_program_alone(rekindle, puppets, places):
+def test_a_layer_that_is_full_is_so_for_the_program_alone(rekindle, puppets, places, plain):
     host, app = places("host", data="of a volume"), places("app")
     puppets.run("--volume", f"{host}:{app}", "--overlay", f"{app}:1M")
     write = f"open('{app}/large', 'wb', buffering=0).write(b'1' * (1 << 19))\nsaid = os.path.getsize('{app}/large')"
@@ -260,7 +272,7 @@ for _ in range(2048):
     assert files(host) == {"data": "of a volume"} and not files(app)
 
 
-def test_what_cannot_be_mounted_is_refused_in_a_sentence(rekindle, places):
+def test_what_cannot_be_mounted_is_refused_in_a_sentence(rekindle, places, plain):
     host, inside = places("host", data=""), places("inside")
     run = ("run", "--gpu", rekindle.gpu)
     for volume, word in (
@@ -293,3 +305,16 @@ def test_what_cannot_be_mounted_is_refused_in_a_sentence(rekindle, places):
             rekindle(*run, "--overlay", wrong, "--", "true")
         assert error.value.code == 2 and "expected" in error.value.message
     assert not rekindle.sandboxes()
+
+
+def test_a_directory_on_an_overlayfs_is_refused_a_second_one(rekindle, places):
+    lower, upper, work, merged = (places(name) for name in ("lower", "upper", "work", "merged"))
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    mounted = subprocess.run(["mount", "-t", "overlay", "none", "-o", options, merged], capture_output=True, text=True)
+    if mounted.returncode and not lies_on_overlayfs(merged):
+        pytest.skip(f"no overlayfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        why = refused(rekindle, "run", "--gpu", rekindle.gpu, "--overlay", merged, "--", "true")
+    finally:
+        subprocess.run(["umount", merged], capture_output=True)
+    assert "it lies on an overlayfs itself" in why

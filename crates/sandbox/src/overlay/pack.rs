@@ -306,7 +306,8 @@ mod tests {
         hole.seek(SeekFrom::Start(1 << 23)).unwrap();
         hole.write_all(b"middle").unwrap();
         hole.set_len(1 << 24).unwrap();
-        xattr::set(upper.join("d/file"), "user.word", b"value").unwrap();
+        // Not all file systems have them.
+        let has_attributes = xattr::set(upper.join("d/file"), "user.word", b"value").is_ok();
         for path in ["d/file", "symlink", "d", ""] {
             set_modified(&upper.join(path), (1_000_000_000, 42)).unwrap();
         }
@@ -320,7 +321,8 @@ mod tests {
         assert!(fs::metadata(other.join("hole")).unwrap().blocks() < 1000);
         assert_eq!(fs::read_link(other.join("symlink")).unwrap(), Path::new("/nowhere"));
         assert!(fs::metadata(other.join("pipe")).unwrap().file_type().is_fifo());
-        assert_eq!(xattr::get(other.join("d/file"), "user.word").unwrap().unwrap(), b"value");
+        let value = has_attributes.then(|| b"value".to_vec());
+        assert_eq!(xattr::get(other.join("d/file"), "user.word").unwrap_or_default(), value);
         let found = |path: &str| fs::symlink_metadata(other.join(path)).unwrap();
         assert_eq!(found("d/file").mode() & 0o7777, 0o4750);
         assert_eq!(found("d/file").ino(), found("link").ino());
