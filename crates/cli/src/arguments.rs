@@ -81,6 +81,8 @@ pub enum Command {
         allow: Vec<String>,
         #[command(flatten)]
         recovery: RecoveryArguments,
+        #[command(flatten)]
+        terminal: TerminalArguments,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,
@@ -145,6 +147,14 @@ pub enum Command {
         /// The command and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
         command: Vec<String>,
+    },
+    /// Come to the terminal of a program that was started with one (`run -t`).
+    ///
+    /// What is typed goes to the program, Ctrl-C too. Ctrl-P Ctrl-Q lets go of it; it goes on, as it does when the terminal
+    /// here goes away. If the program ends, its exit code becomes that of this command.
+    Attach {
+        #[arg(value_name = "SANDBOX")]
+        name: String,
     },
     /// Copy files or directories into a sandbox or out of it.
     ///
@@ -470,6 +480,17 @@ pub struct SandboxArguments {
     /// Return as soon as the program runs.
     #[arg(short, long)]
     pub detach: bool,
+}
+
+/// Whether a program has a terminal.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TerminalArguments {
+    /// Give the program a terminal: without -d this one, with -d one that `attach` comes to.
+    #[arg(short, long, conflicts_with = "from")]
+    pub tty: bool,
+    /// Pass what is typed here on to the program, which is done without -d in any case.
+    #[arg(short, long)]
+    pub interactive: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

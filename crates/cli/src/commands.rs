@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
 use crate::input::Input;
 use crate::settings::Settings;
-use crate::{archive, cancel, copy, exec, filter, pages, profile, show, trace};
+use crate::{archive, cancel, copy, exec, filter, pages, profile, show, terminal, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -39,6 +39,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             from,
             allow,
             recovery,
+            terminal,
             command,
         } => {
             let (directory, environment) = surroundings()?;
@@ -58,9 +59,19 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 user: None,
                 limits: limits.wanted(),
                 mounts: Mounts { volumes: volumes.volumes, overlays },
+                terminal: terminal.tty.then(|| terminal::size().unwrap_or_default()),
             };
             if let Request::Run { directory, environment, user, .. } = &mut request {
                 *user = setting.apply(directory, environment);
+                if terminal.tty {
+                    terminal::describe(environment);
+                }
+            }
+            if sandbox.detach && terminal.interactive && !terminal.tty {
+                return Err(Error::NobodyTypes);
+            }
+            if terminal.tty && !sandbox.detach {
+                return terminal::run(&places, &printer, &request);
             }
             return run(&places, &printer, &request, sandbox.detach);
         }
@@ -116,6 +127,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             printer.print_json(&answer);
             return Ok(code);
         }
+        Command::Attach { name } => return terminal::attach(&places, &printer, &name),
         Command::Cp { from, to } => {
             let answer = copy::perform(&places, from, to)?;
             printer.print_json(&answer);
@@ -305,7 +317,7 @@ fn warn(report: &Report) {
 }
 
 /// The program's exit code as ours. One that was checkpointed and stopped ended well.
-fn code_of(ended: &Sandbox) -> ExitCode {
+pub fn code_of(ended: &Sandbox) -> ExitCode {
     match (ended.state, ended.exit_code) {
         (State::Stopped, _) => ExitCode::SUCCESS,
         (_, Some(code)) => ExitCode::from(code.clamp(0, 255) as u8),
@@ -377,14 +389,14 @@ impl Printer {
     }
 
     /// For commands that say nothing to people when they work.
-    fn print_json(&self, answer: &Value) {
+    pub fn print_json(&self, answer: &Value) {
         if self.json {
             self.print(answer, String::new);
         }
     }
 
     /// Where a program's output goes: standard output is the document's when one is wanted.
-    fn output(&self) -> Output {
+    pub fn output(&self) -> Output {
         if self.json { Output::Stderr } else { Output::Stdout }
     }
 }

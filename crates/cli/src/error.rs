@@ -28,6 +28,14 @@ pub enum Error {
     Lost(#[from] FrameError),
     #[error("the daemon gave an answer that could not be understood ({0}); is it of another version?")]
     Answer(#[from] serde_json::Error),
+    #[error(
+        "standard input is no terminal, which a program with a terminal is used by; start it with `run -d -t`, and come to it by `rekindle attach` from a terminal"
+    )]
+    NoTerminal,
+    #[error(
+        "nobody types for a program in the background that has no terminal; leave out -i or -d, or give it one with -t"
+    )]
+    NobodyTypes,
     #[error("a copy goes from here to a sandbox or from a sandbox to here; give one end as SANDBOX:PATH")]
     Ends,
     #[error("the settings in {} cannot be used: {reason}", file.display())]

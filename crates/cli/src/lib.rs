@@ -23,6 +23,7 @@ mod progress;
 mod recovery;
 pub mod settings;
 mod show;
+mod terminal;
 mod trace;
 
 use std::process::ExitCode;

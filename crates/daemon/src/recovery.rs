@@ -209,6 +209,7 @@ fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Resu
         limits: record.limits,
         mounts: record.mounts,
         framework: false,
+        terminal: record.terminal,
         input: None,
         recovery: Some(recovery),
     };

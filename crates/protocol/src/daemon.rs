@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mounts::{Mounts, Volume};
 use crate::network::{Network, Port};
+use crate::terminal::WindowSize;
 use crate::worker::Phase;
 
 /// A request, with which directories the user has named: it is for a daemon that has these.
@@ -63,6 +64,16 @@ pub enum Request {
         limits: Limits,
         #[serde(default)]
         mounts: Mounts,
+        /// Its standard input, output and error are a terminal of this size. What comes along is then the socket of who
+        /// [uses](crate::terminal) that, and not a pipe.
+        #[serde(default)]
+        terminal: Option<WindowSize>,
+    },
+    /// Uses a program's terminal by the [socket](crate::terminal) that comes along. With `again` a program that has failed
+    /// and is brought back is waited for.
+    Attach {
+        name: String,
+        again: bool,
     },
     /// Makes a framework image: runs a program until it is ready for an app.
     Framework {

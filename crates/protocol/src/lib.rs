@@ -6,6 +6,7 @@
 //! | client ↔ worker, beside the rings | a Unix socket, frames | [`client`] |
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
+//! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
 //! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
 //! who sends them.
@@ -19,4 +20,5 @@ pub mod mounts;
 pub mod network;
 pub mod operation;
 pub mod peer;
+pub mod terminal;
 pub mod worker;

@@ -49,6 +49,10 @@ pub enum Error {
     TimedOut { what: String, after: Duration },
     #[error("the sandbox in {run_dir} has ended", run_dir = run_dir.display())]
     Ended { run_dir: PathBuf },
+    #[error(
+        "the program has no terminal; `rekindle run -t` starts one with a terminal, and `rekindle logs -f` follows this one"
+    )]
+    NoTerminal,
     #[error("the sandbox's init answered {found}, expected {expected}; is it of another version?")]
     Protocol { found: String, expected: &'static str },
     #[error("the caller's step failed: {0}")]

@@ -4,11 +4,12 @@
 //! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
 //! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
 //! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that. `Flush` is answered by
-//! `Flushed`.
+//! `Flushed`, `Attach` by `Attached` or `NoTerminal`.
 
 use std::ffi::OsString;
 
 use rekindle_protocol::mounts::Mounts;
+use rekindle_protocol::terminal::WindowSize;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
@@ -55,8 +56,14 @@ pub struct Setup {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
-    /// A pipe may come along, which is its standard input then.
-    Start(Program),
+    /// With a terminal the socket of one who uses it may come along, without one a pipe for its standard input.
+    Start {
+        program: Program,
+        /// Its standard input, output and error are a terminal of this size.
+        terminal: Option<WindowSize>,
+    },
+    /// The socket comes along of one who uses the program's terminal.
+    Attach,
     /// One descriptor comes along: the images directory.
     Dump(Dump),
     /// A descriptor for each of the sockets comes along, and one for its standard input if that is replaced.
@@ -130,6 +137,8 @@ pub enum Reply {
     Aborted(String),
     Failed(String),
     Flushed,
+    Attached,
+    NoTerminal,
 }
 
 /// Why a program does not run.

@@ -2,19 +2,23 @@
 //!
 //! A program's standard output and standard error are such from the beginning: two pipes, whose contents init moves to
 //! the log, so that the program never meets a full disk there. A restore cannot bring readers back. It gives the program new ones in their
-//! places, and what it writes there goes to its log too. Each is known by CRIU's own name for it.
+//! places, and what it writes there goes to its log too: pipes, and [terminals](crate::terminal). Each is known by CRIU's own
+//! name for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::Path;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::log_index::Stream;
+use crate::process;
 
+/// The device by which a process opens the terminal that controls it, whichever that is.
+const CURRENT: u64 = 0x500;
 const PIECE: usize = 1 << 16;
 /// As much as an unprivileged program may ask for.
 const PIPE_BYTES: i32 = 1 << 20;
@@ -34,18 +38,34 @@ struct Ends {
 pub struct Pipes {
     /// Pipes by CRIU's name.
     pipes: BTreeMap<String, Ends>,
-    /// Pseudo-terminals by their number, with CRIU's name.
-    terminals: BTreeMap<u32, String>,
+    /// Pseudo-terminals by their number, with their device and CRIU's name.
+    terminals: BTreeMap<u32, (u64, String)>,
     /// Terminals whose other side is in the tree.
     own: BTreeSet<u32>,
+    /// CRIU's name for what is open as [`CURRENT`], and the devices that it stands for.
+    current: BTreeMap<String, BTreeSet<u64>>,
 }
 
 /// CRIU's names for all that the processes `pids` write to and nobody among them reads.
 pub fn outside(pids: &[i32]) -> Vec<String> {
     let seen = Pipes::of(pids);
     let pipes = seen.pipes.into_iter().filter(|(_, ends)| ends.written && !ends.read).map(|(key, _)| key);
-    let terminals = seen.terminals.into_iter().filter(|(number, _)| !seen.own.contains(number));
-    pipes.chain(terminals.map(|(_, key)| key)).collect()
+    let mut terminals = seen.terminals;
+    terminals.retain(|number, _| !seen.own.contains(number));
+    let (devices, keys): (BTreeSet<u64>, Vec<String>) = terminals.into_values().unzip();
+    // One that stands for a terminal of the tree's own is CRIU's.
+    let current = seen.current.into_iter().filter(|(_, meant)| meant.is_subset(&devices)).map(|(key, _)| key);
+    pipes.chain(keys).chain(current).collect()
+}
+
+/// Whether CRIU's name `key` is a terminal's.
+pub fn is_terminal(key: &str) -> bool {
+    key.starts_with("tty[")
+}
+
+/// Whether it is that of a terminal which is open as the one that controls its process.
+pub fn is_current(key: &str) -> bool {
+    key.starts_with(&format!("tty[{CURRENT:x}:"))
 }
 
 /// Those of [`outside`] that are the processes' standard error, and the standard output of none.
@@ -65,7 +85,7 @@ impl Pipes {
             for entry in entries.flatten() {
                 let (Ok(link), number) = (fs::read_link(entry.path()), entry.file_name()) else { continue };
                 let info = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number);
-                seen.note(&link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
+                seen.note(*pid, &link, &entry.path(), &fs::read_to_string(info).unwrap_or_default());
             }
         }
         seen
@@ -76,7 +96,7 @@ impl Pipes {
         self.pipes.get(key).is_some_and(|ends| ends.read && !ends.written)
     }
 
-    fn note(&mut self, link: &Path, descriptor: &Path, info: &str) {
+    fn note(&mut self, pid: i32, link: &Path, descriptor: &Path, info: &str) {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let Some(text) = link.to_str() else { return };
         if text.starts_with("pipe:[") {
@@ -88,7 +108,15 @@ impl Pipes {
             ends.stderr |= descriptor.ends_with("2");
         } else if let Some(number) = text.strip_prefix("/dev/pts/").and_then(|number| number.parse().ok()) {
             if let Ok(meta) = fs::metadata(descriptor) {
-                self.terminals.insert(number, format!("tty[{:x}:{:x}]", meta.st_rdev(), meta.st_dev()));
+                let device = meta.st_rdev();
+                self.terminals.insert(number, (device, format!("tty[{device:x}:{:x}]", meta.st_dev())));
+            }
+        } else if text == "/dev/tty" {
+            if let Ok(meta) = fs::metadata(descriptor)
+                && meta.st_rdev() == CURRENT
+            {
+                let key = format!("tty[{CURRENT:x}:{:x}]", meta.st_dev());
+                self.current.entry(key).or_default().extend(process::controlling_terminal(pid));
             }
         } else if text.ends_with("/ptmx") {
             self.own.extend(field("tty-index:").and_then(|number| number.parse::<u32>().ok()));
@@ -98,10 +126,10 @@ impl Pipes {
 
 /// Those of `keys` that CRIU must be told of at a dump.
 pub fn external(keys: &[String]) -> impl Iterator<Item = String> {
-    keys.iter().filter(|key| key.starts_with("tty[")).cloned()
+    keys.iter().filter(|key| is_terminal(key)).cloned()
 }
 
-/// Our end of what a restored program writes to.
+/// Our end of a pipe that the program writes to.
 #[derive(Debug)]
 pub struct Output {
     ours: OwnedFd,
@@ -110,17 +138,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Makes a new one for `key`: our end, and the program's.
-    pub fn make(key: &str, stream: Stream) -> io::Result<(Output, OwnedFd)> {
-        let (ours, theirs) = if key.starts_with("tty[") {
-            terminal()?
-        } else {
-            let (read, write) = io::pipe()?;
-            let ends = (OwnedFd::from(read), OwnedFd::from(write));
-            // A smaller one does, with more waiting.
-            let _ = fcntl(&ends.0, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
-            ends
-        };
+    /// Makes a new one: our end, and the program's.
+    pub fn make(stream: Stream) -> io::Result<(Output, OwnedFd)> {
+        let (read, write) = io::pipe()?;
+        let (ours, theirs) = (OwnedFd::from(read), OwnedFd::from(write));
+        // A smaller one does, with more waiting.
+        let _ = fcntl(&ours, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let flags = OFlag::from_bits_retain(fcntl(&ours, FcntlArg::F_GETFL)?);
         fcntl(&ours, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         Ok((Output { ours, stream }, theirs))
@@ -150,33 +173,6 @@ impl AsFd for Output {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ours.as_fd()
     }
-}
-
-fn terminal() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (mut ours, mut theirs) = (-1, -1);
-    let none = std::ptr::null_mut::<libc::c_char>();
-    // SAFETY: writes two integers; no name, settings or size are asked for.
-    let made = unsafe {
-        libc::openpty(
-            &mut ours,
-            &mut theirs,
-            none,
-            std::ptr::null_mut(),
-            std::ptr::null_mut::<libc::winsize>(),
-        )
-    };
-    if made < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: openpty has just made both for us.
-    let pair = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
-    for fd in [&pair.0, &pair.1] {
-        // SAFETY: marks a descriptor that this process holds.
-        if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(pair)
 }
 
 #[cfg(test)]
@@ -227,17 +223,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_either_kind_comes_to_the_log() {
-        for key in ["pipe:[1]", "tty[8801:3]"] {
-            let (ours, theirs) = Output::make(key, Stream::Stdout).unwrap();
-            let mut log = Vec::new();
-            let mut drain = || ours.drain(|bytes| log.extend_from_slice(bytes));
-            assert!(drain(), "nothing yet");
-            fs::File::from(theirs.try_clone().unwrap()).write_all(b"one").unwrap();
-            assert!(drain());
-            drop(theirs);
-            assert!(!drain(), "its writer is gone");
-            assert_eq!(log, b"one");
-        }
+    fn what_is_written_comes_to_the_log() {
+        let (ours, theirs) = Output::make(Stream::Stdout).unwrap();
+        let mut log = Vec::new();
+        let mut drain = || ours.drain(|bytes| log.extend_from_slice(bytes));
+        assert!(drain(), "nothing yet");
+        fs::File::from(theirs.try_clone().unwrap()).write_all(b"one").unwrap();
+        assert!(drain());
+        drop(theirs);
+        assert!(!drain(), "its writer is gone");
+        assert_eq!(log, b"one");
     }
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{getsockopt, sockopt};
+use rekindle_protocol::terminal::WindowSize;
 
 use crate::error::{Error, Result};
 use crate::exec::{Guest, Work};
@@ -104,18 +105,30 @@ pub(crate) struct Empty {
     pub channel: Channel,
 }
 
+/// What a program has for its standard input; its output goes to its log.
+#[derive(Debug, Clone, Copy)]
+pub enum Standard<'a> {
+    Empty,
+    Pipe(BorrowedFd<'a>),
+    /// A terminal, for its output and errors too, and the socket of one who uses it.
+    Terminal(WindowSize, Option<BorrowedFd<'a>>),
+}
+
 impl Sandbox {
     /// Starts `program` in a new sandbox. Its standard input is empty.
     pub fn start(spec: &Spec, program: &Program) -> Result<Self> {
-        Self::start_with(spec, program, None)
+        Self::start_with(spec, program, Standard::Empty)
     }
 
-    /// As [`Self::start`], with a pipe for its standard input.
-    pub fn start_with(spec: &Spec, program: &Program, input: Option<BorrowedFd<'_>>) -> Result<Self> {
+    pub fn start_with(spec: &Spec, program: &Program, standard: Standard<'_>) -> Result<Self> {
         let empty = Empty::make(spec)?;
-        let started = empty
-            .send(&message::Command::Start(program.clone()), input.as_slice())
-            .and_then(|()| empty.recv(None));
+        let (terminal, comes) = match standard {
+            Standard::Empty => (None, None),
+            Standard::Pipe(pipe) => (None, Some(pipe)),
+            Standard::Terminal(size, user) => (Some(size), user),
+        };
+        let command = message::Command::Start { program: program.clone(), terminal };
+        let started = empty.send(&command, comes.as_slice()).and_then(|()| empty.recv(None));
         let result = match started {
             Ok(Reply::Running(pid)) => return Ok(empty.with_program(pid)),
             Ok(Reply::NotStarted(NotStarted { cause, shell_code })) => {
@@ -199,6 +212,17 @@ impl Sandbox {
         match receive(&channel, Some(within), &self.run_dir)? {
             Reply::Flushed => Ok(()),
             other => Err(unexpected(&other, "Flushed")),
+        }
+    }
+
+    /// Has somebody use the program's terminal by their [socket](rekindle_protocol::terminal).
+    pub fn attach(&self, user: BorrowedFd<'_>) -> Result<()> {
+        let channel = self.connect()?;
+        channel.send(&message::Command::Attach, &[user]).map_err(Error::io("asking the sandbox's init"))?;
+        match receive(&channel, None, &self.run_dir)? {
+            Reply::Attached => Ok(()),
+            Reply::NoTerminal => Err(Error::NoTerminal),
+            other => Err(unexpected(&other, "Attached")),
         }
     }
 

@@ -59,6 +59,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
             mounts: Mounts::default(),
             allowed: Vec::new(),
             framework: true,
+            terminal: None,
             input: None,
             recovery: None,
         },

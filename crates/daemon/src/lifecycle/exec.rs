@@ -1,8 +1,9 @@
-//! A command, or a copy of files, beside a sandbox's program.
+//! A command, or a copy of files, beside a sandbox's program; and somebody at its terminal.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rekindle_protocol::daemon::PassOn;
@@ -52,6 +53,30 @@ pub fn copy(
             Err(Error::Copy { name: sandbox.name(), reason: format!("it ended with code {code}") })
         }
         Ended::Failed(why) => Err(Error::Copy { name: sandbox.name(), reason: why.cause }),
+    }
+}
+
+/// How often a program that is brought back is looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Has somebody use a program's terminal; with `again` also that of one which is being brought back after a failure.
+/// Whether there is one: not if the program has ended for good.
+pub fn attach(daemon: &Daemon, name: &str, user: OwnedFd, again: bool, reply: &Reply<'_>) -> Result<bool> {
+    loop {
+        let sandbox = daemon.sandboxes.get(name)?;
+        let attached = sandbox.cpu("attached to").and_then(|cpu| Ok(cpu.attach(user.as_fd())?));
+        match attached {
+            Ok(()) => return Ok(true),
+            Err(error) if !again => return Err(error),
+            // It has ended, or is about to.
+            Err(Error::NotRunning { .. } | Error::Sandbox(rekindle_sandbox::Error::Ended { .. })) => {}
+            Err(error) => return Err(error),
+        }
+        let has_ended = sandbox.wait_end(Some(LOOK_AGAIN)).is_some();
+        if reply.is_gone() || (has_ended && !sandbox.record().goes_on()) {
+            return Ok(false);
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

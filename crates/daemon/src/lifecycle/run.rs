@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rekindle_protocol::daemon::{Limits, Mode, State, User};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
-use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf};
+use rekindle_protocol::terminal::WindowSize;
+use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf, Standard};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -41,7 +42,9 @@ pub struct RunRequest {
     pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
     pub framework: bool,
-    /// A pipe for its standard input, which is empty without one.
+    /// Whether its standard input, output and error are a terminal, and of which size.
+    pub terminal: Option<WindowSize>,
+    /// A pipe for its standard input, which is empty without one; with a terminal the socket of who uses that.
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
     pub recovery: Option<Recovery>,
@@ -72,6 +75,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
                 limits: request.limits,
                 mounts: mounts.clone(),
                 user: request.user.clone(),
+                terminal: request.terminal,
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
             };
             create(daemon, record, former)
@@ -148,7 +152,12 @@ fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String,
             groups,
         }),
     };
-    let cpu = CpuHalf::start_with(&sandbox.spec(), &program, request.input.as_ref().map(AsFd::as_fd))?;
+    let standard = match (request.terminal, request.input.as_ref().map(AsFd::as_fd)) {
+        (Some(size), user) => Standard::Terminal(size, user),
+        (None, Some(pipe)) => Standard::Pipe(pipe),
+        (None, None) => Standard::Empty,
+    };
+    let cpu = CpuHalf::start_with(&sandbox.spec(), &program, standard)?;
     fault::point("run-started")?;
     sandbox.runs(cpu)?;
     sandbox.is_up()

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rekindle_protocol::daemon::{Limits, Mode, Sandbox, State, User};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
+use rekindle_protocol::terminal::WindowSize;
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,9 @@ pub struct Record {
     /// Whom it was started as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
+    /// Whether it was started with a terminal, and of which size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<WindowSize>,
 }
 
 /// A worker that may still run.
@@ -96,6 +100,7 @@ impl Record {
             limits: Limits::default(),
             mounts: Mounts::default(),
             user: None,
+            terminal: None,
         }
     }
 
@@ -257,6 +262,7 @@ mod tests {
                 overlays: vec!["/c".parse().unwrap()],
             },
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
+            terminal: Some(WindowSize::default()),
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

@@ -5,7 +5,7 @@ mod remove;
 mod startup;
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -163,6 +163,16 @@ fn input(descriptors: Vec<OwnedFd>) -> Result<Option<OwnedFd>> {
     }
 }
 
+/// What came with a request to use a terminal by.
+fn terminal_user(descriptor: OwnedFd) -> Result<OwnedFd> {
+    match rekindle_sandbox::terminal::is_packet_socket(descriptor.as_fd()) {
+        true => Ok(descriptor),
+        false => {
+            Err(Error::system("use a terminal", std::io::Error::other("what came is no socket for packets")))
+        }
+    }
+}
+
 /// Tells of an image that was made, by the field of the answer that has its name.
 fn made(answer: Value) -> Value {
     let name = answer["image"].as_str().or(answer["name"].as_str());
@@ -207,6 +217,15 @@ fn answer_with(
         }
         Request::CopyOut { name, path } => (name, Work::Pack(path.into())),
         Request::CopyIn { name, path } => (name, Work::Unpack(path.into())),
+        Request::Attach { name, again } => {
+            let user = terminal_user(one(descriptors)?)?;
+            let attached = exec::attach(daemon, &name, user, again, reply)?;
+            return Ok(json!({ "name": name, "attached": attached }));
+        }
+        Request::Run { terminal: Some(_), .. } if !descriptors.is_empty() => {
+            let user = terminal_user(one(descriptors)?)?;
+            return answer(daemon, request, Some(user), reply);
+        }
         request => return answer(daemon, request, input(descriptors)?, reply),
     };
     exec::copy(daemon, &*daemon.sandboxes.get(&name)?, work, descriptors, reply)?;
@@ -279,6 +298,7 @@ fn answer(
             user,
             limits,
             mounts,
+            terminal,
         } => {
             let mode = mode.unwrap_or_default();
             let framework = false;
@@ -298,6 +318,7 @@ fn answer(
                 mounts,
                 allowed: allow,
                 framework,
+                terminal,
                 input,
                 recovery,
             };
@@ -421,6 +442,7 @@ fn answer(
         Request::Shutdown => json!({}),
         // Answered above.
         Request::Exec { .. }
+        | Request::Attach { .. }
         | Request::CopyOut { .. }
         | Request::CopyIn { .. }
         | Request::Export { .. }

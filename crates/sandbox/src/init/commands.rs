@@ -3,8 +3,9 @@
 //! While no program has been started, init ends with its last connection; after that it lives as long as the
 //! program, whether a daemon listens or not.
 
-use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -17,18 +18,20 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use rekindle_protocol::mounts::Overlay;
+use rekindle_protocol::terminal::WindowSize;
 
 use super::findings::Cache;
 use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
-use super::program::{open_index, open_log};
+use super::program::{Started, open_index, open_log};
 use super::reap::{end, reap, record_pid};
 use super::{SOCKET, freeze, program};
 use crate::conversation::Service;
-use crate::log_index::Indexed;
+use crate::log_index::{Indexed, Stream};
 use crate::message::{Command, Exit, NotStarted, Program, Reply};
 use crate::outputs::Output;
 use crate::overlay::Layers;
+use crate::terminal::Terminal;
 use crate::wire::Channel;
 
 /// A daemon that dies in the middle of a message must not hold init up.
@@ -41,6 +44,8 @@ struct Init<'a> {
     program: Option<Pid>,
     /// What the program writes to outside of its tree, which goes to the log.
     outputs: Vec<Output>,
+    /// The one that it was started with first.
+    terminals: Vec<Terminal>,
     log: Indexed,
     /// What is to have a layer, and what has one.
     overlays: &'a [Overlay],
@@ -81,6 +86,7 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         channels: vec![first],
         program: None,
         outputs: Vec::new(),
+        terminals: Vec::new(),
         log: Indexed::new(places.log_max),
         overlays: &places.mounts.overlays,
         layers: Layers::default(),
@@ -89,13 +95,37 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
     })
 }
 
+/// The log, open for as long as something is moved there. One that takes no more must not stop the program.
+struct Opened<'a> {
+    log: &'a mut Indexed,
+    file: io::Result<File>,
+    index: Option<File>,
+}
+
+impl<'a> Opened<'a> {
+    fn new(log: &'a mut Indexed) -> Opened<'a> {
+        Opened { log, file: open_log(), index: open_index() }
+    }
+
+    fn append(&mut self, stream: Stream, bytes: &[u8]) {
+        match &self.file {
+            Ok(file) => self.log.append(file, self.index.as_ref(), stream, bytes),
+            Err(error) => self.log.lose(bytes.len(), error),
+        }
+    }
+}
+
 impl Init<'_> {
     fn serve(mut self) -> ! {
         loop {
             let ready = self.wait();
-            let (channels, outputs) = ready.split_at(2 + self.channels.len());
+            let (channels, others) = ready.split_at(2 + self.channels.len());
+            let (outputs, terminals) = others.split_at(self.outputs.len());
             if outputs.contains(&true) {
                 self.drain();
+            }
+            if terminals.contains(&true) {
+                self.serve_terminals();
             }
             if ready[0] {
                 self.take_signals();
@@ -115,12 +145,13 @@ impl Init<'_> {
         }
     }
 
-    /// Which of the signals, the listener, the channels and the outputs have something.
+    /// Which of the signals, the listener, the channels, the outputs and the terminals have something.
     fn wait(&self) -> Vec<bool> {
         let fds = [self.signals.as_fd(), self.listener.as_fd()].into_iter();
         let fds = fds.chain(self.channels.iter().map(AsFd::as_fd));
-        let fds: Vec<BorrowedFd<'_>> = fds.chain(self.outputs.iter().map(AsFd::as_fd)).collect();
-        let mut polled: Vec<_> = fds.iter().map(|&fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let fds = fds.chain(self.outputs.iter().map(AsFd::as_fd)).map(|fd| (fd, PollFlags::POLLIN));
+        let terminals = self.terminals.iter().flat_map(Terminal::awaited);
+        let mut polled: Vec<_> = fds.chain(terminals).map(|(fd, flags)| PollFd::new(fd, flags)).collect();
         // An interrupted poll leaves nothing ready; the next round asks again.
         let _ = poll(&mut polled, PollTimeout::NONE);
         polled.iter().map(|fd| fd.revents().is_some_and(|events| !events.is_empty())).collect()
@@ -139,22 +170,43 @@ impl Init<'_> {
         }
         // What it wrote before it ended is in the log before its end is told.
         self.drain();
-        reap(self.program);
+        self.reap();
+    }
+
+    /// Ends with the program if that has ended; who uses its terminal has then seen all of it.
+    fn reap(&mut self) {
+        if let Some(how) = reap(self.program) {
+            self.drain_terminals();
+            self.terminals.iter_mut().for_each(Terminal::part);
+            end(how)
+        }
     }
 
     /// Moves what the program wrote to the log; outputs that it has closed are dropped.
     fn drain(&mut self) {
-        if self.outputs.is_empty() {
-            return;
+        if !self.outputs.is_empty() {
+            let mut log = Opened::new(&mut self.log);
+            self.outputs.retain(|output| output.drain(|bytes: &[u8]| log.append(output.stream, bytes)));
         }
-        let (log, opened, index) = (&mut self.log, open_log(), open_index());
-        // A log that takes no more must not stop the program.
-        self.outputs.retain(|output| {
-            output.drain(|bytes: &[u8]| match &opened {
-                Ok(file) => log.append(file, index.as_ref(), output.stream, bytes),
-                Err(error) => log.lose(bytes.len(), error),
-            })
-        });
+        self.serve_terminals();
+    }
+
+    /// Moves what is printed on terminals and typed there.
+    fn serve_terminals(&mut self) {
+        if !self.terminals.is_empty() {
+            let mut log = Opened::new(&mut self.log);
+            let terminals = self.terminals.iter_mut();
+            terminals.for_each(|terminal| terminal.serve(|bytes| log.append(Stream::Stdout, bytes)));
+        }
+    }
+
+    /// Takes what is printed on terminals, whoever has not taken what was before that.
+    fn drain_terminals(&mut self) {
+        if !self.terminals.is_empty() {
+            let mut log = Opened::new(&mut self.log);
+            let terminals = self.terminals.iter_mut();
+            terminals.for_each(|terminal| terminal.drain(|bytes| log.append(Stream::Stdout, bytes)));
+        }
     }
 
     fn accept(&mut self) {
@@ -175,32 +227,50 @@ impl Init<'_> {
         self.cache.take_if(|cache| cache.copy_out());
         self.drain();
         if stopped {
+            self.drain_terminals();
+            self.terminals.iter_mut().for_each(Terminal::part);
             end(Exit::Stopped)
         }
         // Whoever waited for CRIU and what it held may have taken the signal that tells of an end.
-        reap(self.program);
+        self.reap();
         told
     }
 
     /// The answer, and whether the program was stopped as asked.
-    fn answer(&mut self, command: Command, descriptors: Vec<OwnedFd>, channel: &Channel) -> (Reply, bool) {
+    fn answer(
+        &mut self,
+        command: Command,
+        mut descriptors: Vec<OwnedFd>,
+        channel: &Channel,
+    ) -> (Reply, bool) {
         match (command, self.program) {
             (Command::Flush, _) => {
                 self.drain();
                 (Reply::Flushed, false)
             }
-            (Command::Start(program), None) => match self.start(&program, descriptors.first()) {
-                Ok((program, outputs)) => {
-                    self.outputs.extend(outputs);
-                    (self.run(program), false)
+            (Command::Start { program, terminal }, None) => {
+                match self.start(&program, terminal, descriptors.pop()) {
+                    Ok(Started { program, outputs, terminal }) => {
+                        self.outputs = outputs;
+                        self.terminals.extend(terminal);
+                        (self.run(program), false)
+                    }
+                    Err(why) => (Reply::NotStarted(why), false),
                 }
-                Err(why) => (Reply::NotStarted(why), false),
+            }
+            (Command::Attach, Some(_)) => match (self.terminals.first_mut(), descriptors.pop()) {
+                (Some(terminal), Some(user)) => {
+                    terminal.join(user);
+                    (Reply::Attached, false)
+                }
+                (None, _) => (Reply::NoTerminal, false),
+                (_, None) => (Reply::Failed("no socket came with the command".into()), false),
             },
             (Command::Restore(restore), None) => {
                 let restored = freeze::restore(&restore, self.overlays, descriptors, channel);
                 match restored {
-                    Ok(freeze::Restored { program, outputs, layers, mut criu, warnings }) => {
-                        self.outputs = outputs;
+                    Ok(freeze::Restored { program, outputs, terminals, layers, mut criu, warnings }) => {
+                        (self.outputs, self.terminals) = (outputs, terminals);
                         self.layers = layers;
                         self.run(program);
                         let steps = criu.take_steps();
@@ -216,6 +286,7 @@ impl Init<'_> {
                 }
                 // What is left in a pipe goes into the image too, for nobody.
                 self.drain();
+                self.drain_terminals();
                 match freeze::dump(&dump, &self.layers, descriptors, program, channel) {
                     Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
                     Err(failed) => (failed.into(), false),
@@ -229,10 +300,11 @@ impl Init<'_> {
     fn start(
         &mut self,
         program: &Program,
-        input: Option<&OwnedFd>,
-    ) -> Result<(Pid, [Output; 2]), NotStarted> {
+        terminal: Option<WindowSize>,
+        comes: Option<OwnedFd>,
+    ) -> Result<Started, NotStarted> {
         self.layers = Layers::mount(self.overlays, None)?;
-        program::start(program, input)
+        program::start(program, terminal, comes)
     }
 
     fn run(&mut self, pid: Pid) -> Reply {

@@ -6,12 +6,13 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Pid;
 use rekindle_protocol::mounts::Overlay;
+use rekindle_protocol::terminal::WindowSize;
 
 use super::affinity::OneProcessor;
 use super::mounts::{LOG_PATH, RUN_PATH};
@@ -26,6 +27,7 @@ use crate::outputs::{self, Output};
 use crate::overlay::Layers;
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
+use crate::terminal::Terminal;
 use crate::tracer::Place;
 use crate::wire::Channel;
 use crate::{devshm, input, process};
@@ -111,6 +113,8 @@ pub struct Restored {
     /// Our ends of what it writes to outside of its tree.
     pub outputs: Vec<Output>,
     pub layers: Layers,
+    /// The one that it was started with first.
+    pub terminals: Vec<Terminal>,
     /// It has done its work and is ending, which nobody need wait for before CRIU is wanted again.
     pub criu: Service,
     /// What it does not have as it had it: a sentence each.
@@ -144,20 +148,14 @@ pub fn restore(
         inherit.push((file.key(), opened.as_raw_fd()));
         files.push(opened);
     }
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for key in &restore.outputs {
-        let stream = if restore.errors.contains(key) { Stream::Stderr } else { Stream::Stdout };
-        let made =
-            Output::make(key, stream).map_err(|error| Failed::Criu(format!("replacing {key}: {error}")))?;
-        inherit.push((key.clone(), made.1.as_raw_fd()));
-        ours.push(made.0);
-        theirs.push(made.1);
-    }
+    let Replaced { outputs, terminals, theirs } = replace(restore, &mut inherit)?;
     let passed: Vec<_> = inherit.iter().map(|(_, fd)| *fd).collect();
     // Pids that the program had elsewhere may be any.
     set_last_pid(restore.highest_pid.max(1))
         .map_err(|error| Failed::Criu(format!("choosing CRIU's pid: {error}")))?;
     let mut criu = Service::spawn(&restore.criu, &passed, None)?;
+    // CRIU has them.
+    drop(theirs);
     let (Begin { steps_told }, images) = begin(channel)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
     if let Some((key, pipe)) = &input {
@@ -211,8 +209,51 @@ pub fn restore(
     one_processor.take().into_iter().for_each(OneProcessor::give_back);
     warnings.extend(attributes.take().into_iter().flat_map(Attributes::set));
     restored?
-        .map(|program| Restored { program: Pid::from_raw(program), outputs: ours, layers, criu, warnings })
+        .map(|program| Restored {
+            program: Pid::from_raw(program),
+            outputs,
+            terminals,
+            layers,
+            criu,
+            warnings,
+        })
         .ok_or_else(|| Failed::Criu("CRIU restored a program without telling its pid".into()))
+}
+
+/// Our ends of what a restored program writes to, and what CRIU gives it.
+struct Replaced {
+    outputs: Vec<Output>,
+    terminals: Vec<Terminal>,
+    theirs: Vec<OwnedFd>,
+}
+
+/// Makes what a program wrote to anew. CRIU sets terminals as they were.
+fn replace(restore: &Restore, inherit: &mut Vec<(String, RawFd)>) -> Result<Replaced, Failed> {
+    let (mut outputs, mut terminals, mut theirs) = (Vec::new(), Vec::<Terminal>::new(), Vec::new());
+    let failed = |key: &str| {
+        let key = key.to_owned();
+        move |error| Failed::Criu(format!("replacing {key}: {error}"))
+    };
+    for key in &restore.outputs {
+        let end = if outputs::is_terminal(key) {
+            // What stands for a terminal comes behind it.
+            let stands = outputs::is_current(key) && !terminals.is_empty();
+            if !stands {
+                terminals.push(Terminal::make(WindowSize::default()).map_err(failed(key))?);
+            }
+            let meant = if stands { terminals.first() } else { terminals.last() };
+            // CRIU closes each that it is given.
+            meant.map(|terminal| terminal.slave().try_clone()).transpose().map_err(failed(key))?
+        } else {
+            let stream = if restore.errors.contains(key) { Stream::Stderr } else { Stream::Stdout };
+            let (ours, end) = Output::make(stream).map_err(failed(key))?;
+            outputs.push(ours);
+            Some(end)
+        };
+        inherit.extend(end.iter().map(|end| (key.clone(), end.as_raw_fd())));
+        theirs.extend(end);
+    }
+    Ok(Replaced { outputs, terminals, theirs })
 }
 
 /// Waits for the image, for as long as the daemon lives.

@@ -1,4 +1,5 @@
-//! Starting the program: a session leader with a high pid, its outputs in pipes that init empties into the log.
+//! Starting the program: a session leader with a high pid, its outputs in pipes that init empties into the log, or all of
+//! its standard files a terminal that controls it.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -14,10 +15,13 @@ use nix::unistd::{
     AccessFlags, ForkResult, Gid, Pid, Uid, access, execve, fork, setgroups, setresgid, setresuid, setsid,
 };
 
+use rekindle_protocol::terminal::WindowSize;
+
 use super::mounts::{INDEX_PATH, LOG_PATH};
 use crate::log_index::Stream;
 use crate::message::{NotStarted, Program, User};
 use crate::outputs::Output;
+use crate::terminal::{self, Terminal};
 use crate::withheld::withhold;
 
 /// CRIU takes the first pids of a fresh namespace for itself; those to be restored lie above.
@@ -41,8 +45,25 @@ pub fn open_index() -> Option<File> {
     OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(INDEX_PATH).ok()
 }
 
-/// The program, and our ends of its outputs.
-pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, [Output; 2]), NotStarted> {
+/// A program that runs, and our ends of what it reads and writes.
+pub struct Started {
+    pub program: Pid,
+    pub outputs: Vec<Output>,
+    pub terminal: Option<Terminal>,
+}
+
+/// What a program has for its standard input, output and error.
+enum Standard<'a> {
+    Files { input: Option<&'a OwnedFd>, outputs: [OwnedFd; 2] },
+    Terminal(&'a Terminal),
+}
+
+/// Starts it. What comes along is the socket of who uses its terminal, or a pipe for its input.
+pub fn start(
+    program: &Program,
+    terminal: Option<WindowSize>,
+    comes: Option<OwnedFd>,
+) -> Result<Started, NotStarted> {
     let name = program.args.first().ok_or("its command is empty".to_owned())?;
     check_directory(Path::new(&program.cwd))?;
     let path = find(name, &program.env, Path::new(&program.cwd))?;
@@ -53,27 +74,51 @@ pub fn start(program: &Program, input: Option<&OwnedFd>) -> Result<(Pid, [Output
     let args = program.args.iter().map(|arg| text(arg.as_bytes())).collect::<Result<Vec<_>, _>>()?;
     let env = program.env.iter().map(|(key, value)| text(&[key.as_bytes(), b"=", value.as_bytes()].concat()));
     let env = env.collect::<Result<Vec<_>, _>>()?;
-    let make = |stream| {
-        Output::make("pipe", stream).map_err(|error| format!("making a pipe for its output: {error}"))
+    let mut outputs = Vec::new();
+    let mut terminal = terminal
+        .map(Terminal::make)
+        .transpose()
+        .map_err(|error| format!("making a terminal for it: {error}"))?;
+    let standard = match &terminal {
+        Some(terminal) => {
+            if let Some(user) = &program.user {
+                terminal.give_to(user.uid).map_err(|error| format!("giving it its terminal: {error}"))?;
+            }
+            Standard::Terminal(terminal)
+        }
+        None => {
+            let mut make = |stream| {
+                let (ours, theirs) = Output::make(stream)?;
+                outputs.push(ours);
+                Ok(theirs)
+            };
+            let made = make(Stream::Stdout).and_then(|stdout| Ok([stdout, make(Stream::Stderr)?]));
+            let made = made.map_err(|error: io::Error| format!("making a pipe for its output: {error}"))?;
+            Standard::Files { input: comes.as_ref(), outputs: made }
+        }
     };
-    let (stdout, stderr) = (make(Stream::Stdout)?, make(Stream::Stderr)?);
     let (mut failed, told) = io::pipe().map_err(|error| format!("making a pipe: {error}"))?;
     set_last_pid(FIRST_PID - 1).map_err(|error| format!("choosing its pid: {error}"))?;
     // SAFETY: this process has one thread.
     match unsafe { fork() }.map_err(|error| format!("fork: {error}"))? {
         ForkResult::Child => {
-            let why = become_program(&path, &args, &env, program, input, [&stdout.1, &stderr.1]);
+            let why = become_program(&path, &args, &env, program, &standard);
             // Nobody else can be told.
             let _ = serde_json::to_writer(&told, &why);
             // SAFETY: _exit ends this process and returns to nothing.
             unsafe { libc::_exit(127) }
         }
         ForkResult::Parent { child } => {
-            drop(told);
+            drop((told, standard));
             let mut why = String::new();
             failed.read_to_string(&mut why).map_err(|error| format!("waiting for it: {error}"))?;
             match serde_json::from_str(&why) {
-                _ if why.is_empty() => Ok((child, [stdout.0, stderr.0])),
+                _ if why.is_empty() => {
+                    if let Some(terminal) = &mut terminal {
+                        comes.into_iter().for_each(|user| terminal.join(user));
+                    }
+                    Ok(Started { program: child, outputs, terminal })
+                }
                 Ok(why) => Err(why),
                 Err(_) => Err(why.into()),
             }
@@ -87,8 +132,7 @@ fn become_program(
     args: &[CString],
     env: &[CString],
     program: &Program,
-    input: Option<&OwnedFd>,
-    outputs: [&OwnedFd; 2],
+    standard: &Standard<'_>,
 ) -> NotStarted {
     let steps = || -> Result<(), String> {
         setsid().map_err(|error| format!("setsid: {error}"))?;
@@ -97,8 +141,18 @@ fn become_program(
             .map_err(|error| format!("making a namespace for System V objects: {error}"))?;
         // Opened here: CRIU cannot name a file of the mount namespace that init came from.
         let null = File::open("/dev/null").map_err(|error| format!("opening /dev/null: {error}"))?;
-        let input = input.map_or(null.as_raw_fd(), AsRawFd::as_raw_fd);
-        for (fd, to) in [(input, 0), (outputs[0].as_raw_fd(), 1), (outputs[1].as_raw_fd(), 2)] {
+        let files = match standard {
+            Standard::Files { input, outputs: [stdout, stderr] } => {
+                [input.map_or(null.as_raw_fd(), AsRawFd::as_raw_fd), stdout.as_raw_fd(), stderr.as_raw_fd()]
+            }
+            Standard::Terminal(terminal) => {
+                let slave = terminal.slave();
+                terminal::take_control(slave)
+                    .map_err(|error| format!("making the terminal its own: {error}"))?;
+                [slave.as_raw_fd(); 3]
+            }
+        };
+        for (fd, to) in files.into_iter().zip(0..) {
             // SAFETY: dup2 on descriptors that this process holds.
             if unsafe { libc::dup2(fd, to) } < 0 {
                 return Err(format!("opening descriptor {to}: {}", io::Error::last_os_error()));

@@ -11,22 +11,22 @@ use super::mounts::RUN_PATH;
 use super::{EXIT_FILE, PID_FILE};
 use crate::message::Exit;
 
-/// Reaps whatever has ended; where the program is among it, its end is recorded and the sandbox ends with it.
-pub fn reap(program: Option<Pid>) {
+/// Reaps whatever has ended; how the program has, if it is among it.
+pub fn reap(program: Option<Pid>) -> Option<Exit> {
     loop {
         let status = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
             Ok(status) => status,
             Err(nix::Error::EINTR) => continue,
-            Err(_) => return,
+            Err(_) => return None,
         };
         let ended = match status {
             WaitStatus::Exited(pid, code) => (pid, Exit::Code(code)),
             WaitStatus::Signaled(pid, signal, _) => (pid, Exit::Signal(signal as i32)),
-            WaitStatus::StillAlive => return,
+            WaitStatus::StillAlive => return None,
             _ => continue,
         };
         if Some(ended.0) == program {
-            end(ended.1)
+            return Some(ended.1);
         }
     }
 }
