@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::engine::ArgValueCandidates;
 use jiff::{SignedDuration, Timestamp};
 use rekindle_protocol::daemon::{Level, Limits, LoadOrder, Mode, User};
 use rekindle_protocol::mounts::{Overlay, Volume};
@@ -10,6 +11,7 @@ use rekindle_protocol::network::{Network, Port};
 
 use crate::person::Person;
 
+use crate::completion;
 use crate::copy::End;
 use crate::exec::variable;
 use crate::filter::Filter;
@@ -72,7 +74,7 @@ pub enum Command {
         #[arg(long, default_value = "auto")]
         mode: ModeArgument,
         /// The framework image to start from, whose program becomes this one.
-        #[arg(long, value_name = "IMAGE", conflicts_with = "mode")]
+        #[arg(long, value_name = "IMAGE", conflicts_with = "mode", add = ArgValueCandidates::new(completion::images))]
         from: Option<String>,
         /// Give the program what a checkpoint cannot take, and what it is therefore not given else.
         ///
@@ -98,9 +100,19 @@ pub enum Command {
         #[arg(short, long = "filter", value_name = "KEY=VALUE")]
         filters: Vec<Filter>,
     },
+    /// Show what programs use, every second: processors, memory of the host and of the GPU, what goes to the GPU and back.
+    ///
+    /// Without names all that run are shown. It ends when all that were named have ended. With --json, a document a line.
+    Stats {
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
+        names: Vec<String>,
+        /// Show it once.
+        #[arg(long)]
+        no_stream: bool,
+    },
     /// Show what a sandbox's program has printed.
     Logs {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
         name: String,
         /// Go on until the program has ended.
         #[arg(short, long)]
@@ -117,7 +129,7 @@ pub enum Command {
     },
     /// End sandboxes: SIGTERM first, SIGKILL after 5 seconds.
     Kill {
-        #[arg(required = true, value_name = "SANDBOX")]
+        #[arg(required = true, value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         names: Vec<String>,
         /// Send this signal in place of ending the sandbox.
         #[arg(short, long, value_name = "NUMBER")]
@@ -125,7 +137,7 @@ pub enum Command {
     },
     /// End sandboxes as `kill` does, with as much time for the program as you say.
     Stop {
-        #[arg(required = true, value_name = "SANDBOX")]
+        #[arg(required = true, value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         names: Vec<String>,
         /// How long each program has between SIGTERM and SIGKILL, in seconds.
         #[arg(short, long, value_name = "SECONDS", default_value_t = 10.0, value_parser = grace)]
@@ -136,7 +148,7 @@ pub enum Command {
     /// Standard input, output and error are passed on, and its exit code becomes that of this command. It is no part of
     /// the program: a checkpoint does not take it.
     Exec {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
         /// A variable of its environment, beside the program's own; NAME alone takes its value from here.
         #[arg(short, long = "env", value_name = "NAME[=VALUE]", value_parser = variable)]
@@ -153,7 +165,7 @@ pub enum Command {
     /// What is typed goes to the program, Ctrl-C too. Ctrl-P Ctrl-Q lets go of it; it goes on, as it does when the terminal
     /// here goes away. If the program ends, its exit code becomes that of this command.
     Attach {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
     },
     /// Copy files or directories into a sandbox or out of it.
@@ -167,7 +179,7 @@ pub enum Command {
     },
     /// Wait until a sandbox has ended, print its exit code and end with that.
     Wait {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
         name: String,
     },
     /// Make an emulated GPU for a container: a device by the name `rekindle.dev/gpu=NAME`.
@@ -184,7 +196,7 @@ pub enum Command {
     #[command(group = ArgGroup::new("after").required(true).args(["leave_running", "stop"]))]
     Checkpoint {
         /// The sandbox's name, as `ps` shows it.
-        #[arg(value_name = "SANDBOX", required_unless_present_any = ["pid", "container"])]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running), required_unless_present_any = ["pid", "container"])]
         name: Option<String>,
         /// A process that was started without Rekindle, with all its children.
         #[arg(long, value_name = "PID", conflicts_with = "name")]
@@ -221,6 +233,7 @@ pub enum Command {
     /// Without -d its output is then shown, as `run` does.
     Restore {
         /// The image's name, as `images` shows it.
+        #[arg(add = ArgValueCandidates::new(completion::images))]
         image: String,
         #[command(flatten)]
         sandbox: SandboxArguments,
@@ -246,6 +259,7 @@ pub enum Command {
     /// program do what it is for, keeps the order with the image, and ends the sandbox. The command finds the sandbox's
     /// name in REKINDLE_SANDBOX.
     Profile {
+        #[arg(add = ArgValueCandidates::new(completion::images))]
         image: String,
         /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
         #[arg(long, value_name = "GPU")]
@@ -256,7 +270,7 @@ pub enum Command {
     },
     /// Give a program's GPU back while it needs none. It wakes by itself at its next GPU call.
     Sleep {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
         /// Where its GPU memory goes.
         #[arg(long, default_value = "host")]
@@ -264,12 +278,12 @@ pub enum Command {
     },
     /// Have a program that sleeps ready for its next GPU call.
     Wake {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
     },
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
-        #[arg(value_name = "SANDBOX")]
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
         name: String,
         /// Where the picture goes (SVG); SANDBOX.trace.svg in this directory if not given.
         #[arg(long, value_name = "FILE")]
@@ -288,14 +302,20 @@ pub enum Command {
     /// List images.
     Images,
     /// Show what is inside an image.
-    Inspect { image: String },
+    Inspect {
+        #[arg(add = ArgValueCandidates::new(completion::images))]
+        image: String,
+    },
     /// Read an image through and check every byte of it.
-    Verify { image: String },
+    Verify {
+        #[arg(add = ArgValueCandidates::new(completion::images))]
+        image: String,
+    },
     /// Remove ended sandboxes with their logs, and images.
     ///
     /// A name that a sandbox and an image have is refused; --sandbox, or `rmi`, says which is meant.
     Rm {
-        #[arg(required = true, value_name = "NAME")]
+        #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(completion::removable))]
         names: Vec<String>,
         /// The names are of sandboxes.
         #[arg(long)]
@@ -303,6 +323,7 @@ pub enum Command {
     },
     /// Write an image as one file, which `import` takes in elsewhere.
     Export {
+        #[arg(add = ArgValueCandidates::new(completion::images))]
         image: String,
         /// The file; `-` is standard output.
         file: PathBuf,
@@ -317,10 +338,14 @@ pub enum Command {
         name: Option<String>,
     },
     /// Give an image another name. Both have the same contents, and each can be removed.
-    Tag { image: String, name: String },
+    Tag {
+        #[arg(add = ArgValueCandidates::new(completion::images))]
+        image: String,
+        name: String,
+    },
     /// Remove images.
     Rmi {
-        #[arg(required = true, value_name = "IMAGE")]
+        #[arg(required = true, value_name = "IMAGE", add = ArgValueCandidates::new(completion::images))]
         images: Vec<String>,
     },
     /// Remove all ended sandboxes with their logs.
@@ -333,7 +358,7 @@ pub enum Command {
     Doctor,
     /// End the daemon. Sandboxes go on, and the next command starts a daemon that finds them again.
     Shutdown,
-    /// Print completions for a shell.
+    /// Print completions for a shell, which then completes names of sandboxes and images too.
     Completions { shell: clap_complete::Shell },
     /// Write the man pages into a directory.
     Man { directory: PathBuf },

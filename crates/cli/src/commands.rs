@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
 use crate::input::Input;
 use crate::settings::Settings;
-use crate::{archive, cancel, copy, exec, filter, pages, profile, show, terminal, trace};
+use crate::{archive, cancel, completion, copy, exec, filter, pages, profile, show, stats, terminal, trace};
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
@@ -100,6 +100,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
+        Command::Stats { names, no_stream } => stats::perform(&places, &printer, &names, no_stream)?,
         Command::Logs { name, follow, since, tail, timestamps } => {
             let lines = timestamps || printer.json;
             let request = Request::Logs { name, follow, own: false, since_us: since, tail, lines };
@@ -250,7 +251,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             printer.print(&answer, || show::pruned(&answer));
         }
         Command::Shutdown => shutdown(&places, &printer)?,
-        Command::Completions { shell } => pages::completions(shell),
+        Command::Completions { shell } => completion::register(shell)?,
         Command::Man { directory } => pages::man(&directory)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -135,6 +135,7 @@ fn changes_nothing(request: &Request) -> bool {
     matches!(
         request,
         Request::List
+            | Request::Stats { .. }
             | Request::Logs { .. }
             | Request::Wait { .. }
             | Request::Trace { .. }

@@ -8,6 +8,7 @@ mod archive;
 mod arguments;
 mod cancel;
 mod commands;
+mod completion;
 mod connection;
 mod copy;
 mod error;
@@ -23,6 +24,7 @@ mod progress;
 mod recovery;
 pub mod settings;
 mod show;
+mod stats;
 mod terminal;
 mod trace;
 
@@ -36,6 +38,7 @@ pub use error::{Error, Result};
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
+    completion::answer();
     let arguments = Arguments::parse();
     let as_json = arguments.json;
     match commands::perform(arguments) {

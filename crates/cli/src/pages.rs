@@ -1,4 +1,4 @@
-//! Man pages and completions, made from the definition of the command line.
+//! Man pages, made from the definition of the command line.
 
 use std::path::Path;
 
@@ -6,11 +6,6 @@ use clap::CommandFactory;
 
 use crate::arguments::Arguments;
 use crate::error::{Error, Result};
-
-pub fn completions(shell: clap_complete::Shell) {
-    let mut command = Arguments::command();
-    clap_complete::generate(shell, &mut command, "rekindle", &mut std::io::stdout());
-}
 
 /// Writes `rekindle.1` and a page for each of its commands.
 pub fn man(directory: &Path) -> Result<()> {

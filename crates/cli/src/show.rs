@@ -6,6 +6,8 @@ use rekindle_protocol::daemon::{Happened, LogLine, Mode, Operation, Report, Sand
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
+use crate::stats::Used;
+
 pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
     let mut table = table(&[
         "NAME",
@@ -31,6 +33,36 @@ pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
             sandbox.ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             shorten(&sandbox.command.join(" "), 40),
             sandbox.problem.clone().unwrap_or_default(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// What programs use.
+pub fn stats(all: &[Used]) -> String {
+    let mut table = table(&[
+        "NAME",
+        "STATE",
+        "PROCESSORS",
+        "HOST MEMORY",
+        "GPU MEMORY",
+        "PINNED",
+        "TO GPU",
+        "FROM GPU",
+        "PROCESSES",
+    ]);
+    let size = |known: Option<u64>| known.map_or_else(|| "-".to_string(), bytes);
+    for Used { stats, processor_percent } in all {
+        table.add_row([
+            stats.name.clone(),
+            text(&serde_json::to_value(stats.state).unwrap_or_default()),
+            processor_percent.map_or_else(|| "-".to_string(), |percent| format!("{percent:.1} %")),
+            size(stats.host_bytes),
+            size(stats.device_bytes),
+            size(stats.pinned_bytes),
+            size(stats.to_gpu_bytes),
+            size(stats.from_gpu_bytes),
+            stats.processes.to_string(),
         ]);
     }
     table.trim_fmt()

@@ -352,7 +352,7 @@ fn the_command_line_documents_itself() {
     rekindle.ok(&["man", directory.to_str().unwrap()]);
     let page = std::fs::read_to_string(directory.join("rekindle-checkpoint.1")).unwrap();
     assert!(page.contains("leave"), "{page}");
-    assert!(rekindle.ok(&["completions", "bash"]).contains("checkpoint"));
+    assert!(rekindle.ok(&["completions", "bash"]).contains("rekindle"));
     let output = rekindle.output(&["checkpoint", "x"]);
     assert_eq!(output.status.code(), Some(2));
 }

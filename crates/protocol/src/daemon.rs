@@ -112,6 +112,10 @@ pub enum Request {
         name: String,
     },
     List,
+    /// What programs use just now: those of these names, or all that run.
+    Stats {
+        names: Vec<String>,
+    },
     Logs {
         name: String,
         follow: bool,
@@ -391,6 +395,25 @@ pub struct Sandbox {
     pub limits: Limits,
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+}
+
+/// What a sandbox's program uses at a moment. None of a number: it is not known just now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    pub name: String,
+    pub state: State,
+    /// How many processes the program has.
+    pub processes: u64,
+    /// Processor time that they have used so far.
+    pub processor_us: u64,
+    /// Their share of the host's memory, pages that several processes have divided among those.
+    pub host_bytes: Option<u64>,
+    pub device_bytes: Option<u64>,
+    pub shared_bytes: Option<u64>,
+    pub pinned_bytes: Option<u64>,
+    /// What was copied to its GPUs and from them, for the program by its worker.
+    pub to_gpu_bytes: Option<u64>,
+    pub from_gpu_bytes: Option<u64>,
 }
 
 /// What a user wants for a program that may fail.

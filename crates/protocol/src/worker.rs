@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -207,6 +207,11 @@ pub struct Status {
     pub events: u64,
     pub graphs: u64,
     pub operations: u64,
+    /// What the program has had copied to its GPUs and from them since this worker has it; not what graphs copy.
+    #[serde(default)]
+    pub to_gpu_bytes: u64,
+    #[serde(default)]
+    pub from_gpu_bytes: u64,
 }
 
 #[cfg(test)]

@@ -12,3 +12,4 @@ pub mod own_name;
 pub mod places;
 pub mod process;
 pub mod resources;
+pub mod usage;

@@ -41,6 +41,7 @@ pub mod quiesce;
 pub mod record;
 pub mod recovery;
 pub mod registry;
+mod stats;
 pub mod traces;
 pub mod workers;
 

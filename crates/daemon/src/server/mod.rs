@@ -357,6 +357,14 @@ fn answer(
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
         }
+        Request::Stats { names } => {
+            let wanted = match names.is_empty() {
+                true => daemon.sandboxes.all().into_iter().filter(|sandbox| sandbox.is_live()).collect(),
+                false => names.iter().map(|name| sandbox(name)).collect::<Result<Vec<_>>>()?,
+            };
+            let stats: Vec<_> = wanted.iter().map(|sandbox| sandbox.stats()).collect();
+            json!({ "sandboxes": stats })
+        }
         Request::Logs { name, follow, own, since_us, tail, lines } => {
             let request = logs::LogRequest { follow, own, since_us, tail, lines };
             logs::show(&sandbox(&name)?, &request, reply)?;

@@ -97,8 +97,16 @@ pub(crate) struct Client {
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
     pub operations: u64,
+    pub transferred: Transferred,
     outputs: u32,
     fault_noted: bool,
+}
+
+/// How many bytes have gone between the host and the GPUs for the program.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Transferred {
+    pub to_gpu: u64,
+    pub from_gpu: u64,
 }
 
 impl Client {
@@ -131,6 +139,7 @@ impl Client {
             waiting: Waiting::default(),
             history: 0,
             operations: 0,
+            transferred: Transferred::default(),
             outputs: 0,
             fault_noted: false,
         };

@@ -55,6 +55,9 @@ impl Client {
         let Upload { device, stream, to, offset, bytes, end } = request;
         let issued =
             self.stage(origin, device, stream, offset, bytes, end, |area, at| (to.wrapping_add(at), area));
+        if issued.is_ok() {
+            self.transferred.to_gpu += bytes;
+        }
         self.abandon_if_failed(origin, device, end, issued)
     }
 
@@ -62,6 +65,9 @@ impl Client {
         let Download { device, stream, from, offset, bytes, end } = request;
         let issued =
             self.stage(origin, device, stream, offset, bytes, end, |area, at| (area, from.wrapping_add(at)));
+        if issued.is_ok() {
+            self.transferred.from_gpu += bytes;
+        }
         self.abandon_if_failed(origin, device, end, issued)
     }
 

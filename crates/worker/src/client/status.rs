@@ -47,6 +47,8 @@ impl Client {
             events: self.events.count() as u64,
             graphs: (self.graphs.count() + self.execs.count()) as u64,
             operations: self.operations,
+            to_gpu_bytes: self.transferred.to_gpu,
+            from_gpu_bytes: self.transferred.from_gpu,
         }
     }
 

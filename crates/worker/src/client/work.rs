@@ -73,13 +73,32 @@ impl Client {
     pub(super) fn copy_bytes(&mut self, origin: Origin, request: Copy) -> Result<()> {
         let Copy { device, stream, to, from, bytes } = request;
         let work = |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
-        self.issue(origin, device, stream, work, |stream| Step::Copy { stream, to, from, bytes })
+        self.issue(origin, device, stream, work, |stream| Step::Copy { stream, to, from, bytes })?;
+        self.count_copy(to, from, bytes);
+        Ok(())
     }
 
     pub(super) fn copy_rows(&mut self, origin: Origin, request: CopyStrided) -> Result<()> {
         let CopyStrided { device, stream, copy } = request;
         let work = |device: &dyn Device, stream| device.copy_3d(&copy, stream);
-        self.issue(origin, device, stream, work, |stream| Step::CopyStrided { stream, copy })
+        self.issue(origin, device, stream, work, |stream| Step::CopyStrided { stream, copy })?;
+        self.count_copy(copy.to, copy.from, copy.width * copy.height * copy.depth);
+        Ok(())
+    }
+
+    /// Counts what goes between the host and a GPU. What is being recorded for a graph goes nowhere yet.
+    fn count_copy(&mut self, to: u64, from: u64, bytes: u64) {
+        if self.recordings.is_empty() {
+            match (self.is_pinned(to), self.is_pinned(from)) {
+                (false, true) => self.transferred.to_gpu += bytes,
+                (true, false) => self.transferred.from_gpu += bytes,
+                _ => {}
+            }
+        }
+    }
+
+    fn is_pinned(&self, address: u64) -> bool {
+        self.pinned.iter().any(|pinned| (pinned.address..pinned.address + pinned.bytes).contains(&address))
     }
 
     pub(super) fn fill(&mut self, origin: Origin, request: SetMemory) -> Result<()> {

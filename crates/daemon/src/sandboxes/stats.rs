@@ -1,0 +1,35 @@
+//! What the programs of sandboxes use just now.
+
+use rekindle_protocol::daemon::{State, Stats};
+
+use crate::host::usage;
+use crate::sandboxes::Sandbox;
+
+impl Sandbox {
+    /// A worker that has something else to do is not waited for.
+    pub fn stats(&self) -> Stats {
+        let record = self.record();
+        let cpu = self.cpu("looked at").ok();
+        let used = usage::of(cpu.into_iter().flat_map(|cpu| cpu.pids().into_values()));
+        let workers = self.live_workers();
+        let told: Vec<_> = match record.state {
+            State::Running | State::Asleep => workers.iter().filter_map(|worker| worker.glance()).collect(),
+            _ => Vec::new(),
+        };
+        let known = !told.is_empty() && told.len() == workers.len();
+        let sum =
+            |of: fn(&rekindle_protocol::worker::Status) -> u64| known.then(|| told.iter().map(of).sum());
+        Stats {
+            name: record.name,
+            state: record.state,
+            processes: used.processes,
+            processor_us: used.processor_us,
+            host_bytes: used.memory.filter(|_| used.processes > 0),
+            device_bytes: sum(|status| status.device_bytes),
+            shared_bytes: sum(|status| status.shared_bytes),
+            pinned_bytes: sum(|status| status.pinned_bytes),
+            to_gpu_bytes: sum(|status| status.to_gpu_bytes),
+            from_gpu_bytes: sum(|status| status.from_gpu_bytes),
+        }
+    }
+}
