@@ -26,6 +26,11 @@ def workers(rekindle):
     return {pid for pid, words in of_it if words[0].endswith("rekindled") and words[1:2] == ["worker"]}
 
 
+def is_settled(rekindle):
+    """What the daemon opens for the next worker is open then."""
+    rekindle.wait(lambda: [spare for spare in rekindle.json("ps")["pool"] if spare["ready"]], "the next worker")
+
+
 def counted(rekindle, name):
     """The numbers that a program has counted to, among what else is in its log."""
     return [int(line) for line in rekindle.lines(name) if line.isdigit()]
@@ -45,7 +50,7 @@ def test_garbage_at_a_programs_own_doors_changes_nothing(rekindle):
     fuzz = f"while [ ! -e {go} ]; do sleep 0.01; done; {sys.executable} {FUZZ} 7 {ROUNDS} {doors}; exec sleep infinity"
     rekindle.run("program", "sh", "-c", f"({fuzz}) & exec {sys.executable} {BUMP}")
     goes_on(rekindle, "program")
-    rekindle.wait(lambda: [spare for spare in rekindle.json("ps")["pool"] if spare["ready"]], "the next worker")
+    is_settled(rekindle)
     before = rekindle.sandbox("program")
     daemon, processes = daemon_of(rekindle), len(workers(rekindle))
     open_before = descriptors(daemon)
@@ -65,6 +70,7 @@ def test_garbage_at_a_programs_own_doors_changes_nothing(rekindle):
 def test_garbage_at_the_daemons_socket_changes_nothing(rekindle):
     rekindle.run("program", sys.executable, BUMP)
     goes_on(rekindle, "program")
+    is_settled(rekindle)
     daemon = daemon_of(rekindle)
     open_before = descriptors(daemon)
     # A process outside of the sandbox is no client of its admission socket either.
@@ -81,6 +87,7 @@ def test_garbage_at_the_daemons_socket_changes_nothing(rekindle):
 def test_who_says_nothing_holds_nobody_up(rekindle):
     """Connections that never ask for anything are closed in time, and others are answered meanwhile."""
     rekindle.run("program", "sleep", "infinity")
+    is_settled(rekindle)
     daemon = daemon_of(rekindle)
     open_before = descriptors(daemon)
     silent = "import socket, sys, time\nheld = [socket.socket(socket.AF_UNIX) for _ in range(100)]\n[one.connect(sys.argv[1]) for one in held]\nprint('held', flush=True)\ntime.sleep(600)"
