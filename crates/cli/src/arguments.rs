@@ -1,15 +1,19 @@
 //! The command line, defined once: parsing, help, man pages and completions come from here.
 
-use std::path::{Path, PathBuf};
+mod choices;
+mod sandbox;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 use jiff::{SignedDuration, Timestamp};
-use rekindle_protocol::daemon::{Level, Limits, LoadOrder, Mode, User};
-use rekindle_protocol::mounts::{Overlay, Volume};
-use rekindle_protocol::network::{Network, Port};
+use rekindle_protocol::mounts::Overlay;
 
-use crate::person::Person;
+pub use choices::{EngineArgument, LevelArgument, ModeArgument, OrderArgument};
+pub use sandbox::{
+    LimitArguments, NetworkArguments, SandboxArguments, SettingArguments, TerminalArguments, VolumeArguments,
+};
 
 use crate::completion;
 use crate::copy::End;
@@ -393,83 +397,6 @@ pub enum ImageCommand {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ModeArgument {
-    /// `sandbox` for what Rekindle starts, `driver` for what it did not.
-    Auto,
-    Sandbox,
-    Driver,
-}
-
-impl ModeArgument {
-    pub fn wanted(self) -> Option<Mode> {
-        match self {
-            ModeArgument::Auto => None,
-            ModeArgument::Sandbox => Some(Mode::Sandbox),
-            ModeArgument::Driver => Some(Mode::Driver),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EngineArgument {
-    Podman,
-    Containerd,
-}
-
-impl EngineArgument {
-    pub fn wanted(self) -> String {
-        match self {
-            EngineArgument::Podman => "podman",
-            EngineArgument::Containerd => "containerd",
-        }
-        .to_string()
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OrderArgument {
-    /// GPU calls wait until all is loaded.
-    None,
-    /// As the image has them. GPU calls wait for what they name.
-    Default,
-    /// As recorded by `rekindle profile` or learned from earlier restores, else as the image has them.
-    Profile,
-    /// What is needed first comes last; to measure what an order is worth.
-    Worst,
-}
-
-impl OrderArgument {
-    pub fn wanted(self) -> LoadOrder {
-        match self {
-            OrderArgument::None => LoadOrder::None,
-            OrderArgument::Default => LoadOrder::Default,
-            OrderArgument::Profile => LoadOrder::Profile,
-            OrderArgument::Worst => LoadOrder::Worst,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LevelArgument {
-    /// It stays on the GPU; the context goes.
-    Gpu,
-    /// Into this machine's memory.
-    Host,
-    /// Below the state directory.
-    Disk,
-}
-
-impl LevelArgument {
-    pub fn wanted(self) -> Level {
-        match self {
-            LevelArgument::Gpu => Level::Gpu,
-            LevelArgument::Host => Level::Host,
-            LevelArgument::Disk => Level::Disk,
-        }
-    }
-}
-
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
@@ -491,135 +418,6 @@ fn grace(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=86_400.0).contains(&value) => Ok(value),
         _ => Err("expected a number of seconds, at most 86400".to_string()),
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct SandboxArguments {
-    /// Name of the sandbox; one is made up if none is given.
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
-    #[arg(long, value_name = "GPU")]
-    pub gpu: Option<String>,
-    /// Return as soon as the program runs.
-    #[arg(short, long)]
-    pub detach: bool,
-}
-
-/// Whether a program has a terminal.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct TerminalArguments {
-    /// Give the program a terminal: without -d this one, with -d one that `attach` comes to.
-    #[arg(short, long, conflicts_with = "from")]
-    pub tty: bool,
-    /// Pass what is typed here on to the program, which is done without -d in any case.
-    #[arg(short, long)]
-    pub interactive: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NetworkArgument {
-    /// The machine's.
-    Host,
-    /// One of its own, with a loopback and the ports that are published, so that many can use the same ports.
-    Private,
-}
-
-/// The network of a program, and its ports.
-#[derive(Debug, Args)]
-pub struct NetworkArguments {
-    /// The program's network; the image's if none is given, or else the machine's.
-    #[arg(long, value_name = "NETWORK")]
-    network: Option<NetworkArgument>,
-    /// Have a TCP port of this machine lead to the program's port TO, in a private network; may be given again.
-    ///
-    /// It stays open while the program sleeps or is checkpointed, and from its stop until it is restored under its name.
-    /// PORT 0 is one that is free.
-    #[arg(short, long, value_name = "[ADDRESS:]PORT:TO")]
-    publish: Vec<Port>,
-}
-
-impl NetworkArguments {
-    pub fn wanted(self) -> (Option<Network>, Vec<Port>) {
-        let network = self.network.map(|network| match network {
-            NetworkArgument::Host => Network::Host,
-            NetworkArgument::Private => Network::Private,
-        });
-        (network, self.publish)
-    }
-}
-
-/// The least memory that a program may be limited to: its sandbox and CRIU take some of it.
-const LEAST_MEMORY: u64 = 16 << 20;
-
-/// What a program may use.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct LimitArguments {
-    /// The most memory of the host that the program and its sandbox may use; K, M, G or T may follow.
-    #[arg(long, value_name = "BYTES", value_parser = memory)]
-    memory: Option<u64>,
-    /// How many processors it may keep busy, such as 1.5.
-    #[arg(long, value_name = "NUMBER", value_parser = processors)]
-    cpus: Option<u32>,
-}
-
-impl LimitArguments {
-    pub fn wanted(self) -> Limits {
-        Limits { memory: self.memory, processors: self.cpus }
-    }
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let bytes = rekindle_daemon::parse_bytes(text)?;
-    let least = LEAST_MEMORY >> 20;
-    if bytes < LEAST_MEMORY { Err(format!("expected at least {least}M")) } else { Ok(bytes) }
-}
-
-/// In thousandths.
-fn processors(text: &str) -> Result<u32, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (0.01..=4096.0).contains(&value) => Ok((value * 1000.0).round() as u32),
-        _ => Err("expected a number of processors, from 0.01 to 4096".to_string()),
-    }
-}
-
-/// What a program sees beside the machine's files.
-#[derive(Debug, Args)]
-pub struct VolumeArguments {
-    /// Have the program see a directory or file of this machine's at another path, which must be there; may be given again.
-    ///
-    /// An image keeps it, and a restore mounts it again, or what it is given for the same place.
-    #[arg(long = "volume", value_name = "HOST:INSIDE[:ro]")]
-    pub volumes: Vec<Volume>,
-}
-
-/// What a program finds itself in.
-#[derive(Debug, Args)]
-pub struct SettingArguments {
-    /// Run it as this user, by number or name; HOME, USER and LOGNAME are those of a user that this machine knows.
-    #[arg(long, value_name = "UID[:GID]|NAME[:GROUP]", conflicts_with = "from")]
-    user: Option<Person>,
-    /// Set a variable of its environment, which is else that of this command; may be given again.
-    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
-    variables: Vec<(String, String)>,
-    /// Its working directory, if not this one.
-    #[arg(short, long, value_name = "DIR")]
-    workdir: Option<PathBuf>,
-}
-
-impl SettingArguments {
-    /// The user, and what is set of the environment; and the directory, which begins at `here`.
-    pub fn apply(self, here: &mut String, environment: &mut Vec<(String, String)>) -> Option<User> {
-        let (user, known) = self.user.map(|person| (person.user, person.environment)).unzip();
-        for (name, value) in known.into_iter().flatten().chain(self.variables) {
-            environment.retain(|(other, _)| *other != name);
-            environment.push((name, value));
-        }
-        if let Some(directory) = self.workdir {
-            *here = Path::new(here).join(directory).to_string_lossy().into_owned();
-        }
-        user
     }
 }
 

@@ -1,0 +1,140 @@
+//! What is said of a sandbox, by `run` and by `restore`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use rekindle_protocol::daemon::{Limits, User};
+use rekindle_protocol::mounts::Volume;
+use rekindle_protocol::network::{Network, Port};
+
+use crate::exec::variable;
+use crate::person::Person;
+
+#[derive(Debug, Args)]
+pub struct SandboxArguments {
+    /// Name of the sandbox; one is made up if none is given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
+    #[arg(long, value_name = "GPU")]
+    pub gpu: Option<String>,
+    /// Return as soon as the program runs.
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+/// Whether a program has a terminal.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct TerminalArguments {
+    /// Give the program a terminal: without -d this one, with -d one that `attach` comes to.
+    #[arg(short, long, conflicts_with = "from")]
+    pub tty: bool,
+    /// Pass what is typed here on to the program, which is done without -d in any case.
+    #[arg(short, long)]
+    pub interactive: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetworkArgument {
+    /// The machine's.
+    Host,
+    /// One of its own, with a loopback and the ports that are published, so that many can use the same ports.
+    Private,
+}
+
+/// The network of a program, and its ports.
+#[derive(Debug, Args)]
+pub struct NetworkArguments {
+    /// The program's network; the image's if none is given, or else the machine's.
+    #[arg(long, value_name = "NETWORK")]
+    network: Option<NetworkArgument>,
+    /// Have a TCP port of this machine lead to the program's port TO, in a private network; may be given again.
+    ///
+    /// It stays open while the program sleeps or is checkpointed, and from its stop until it is restored under its name.
+    /// PORT 0 is one that is free.
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:TO")]
+    publish: Vec<Port>,
+}
+
+impl NetworkArguments {
+    pub fn wanted(self) -> (Option<Network>, Vec<Port>) {
+        let network = self.network.map(|network| match network {
+            NetworkArgument::Host => Network::Host,
+            NetworkArgument::Private => Network::Private,
+        });
+        (network, self.publish)
+    }
+}
+
+/// The least memory that a program may be limited to: its sandbox and CRIU take some of it.
+const LEAST_MEMORY: u64 = 16 << 20;
+
+/// What a program may use.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LimitArguments {
+    /// The most memory of the host that the program and its sandbox may use; K, M, G or T may follow.
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    memory: Option<u64>,
+    /// How many processors it may keep busy, such as 1.5.
+    #[arg(long, value_name = "NUMBER", value_parser = processors)]
+    cpus: Option<u32>,
+}
+
+impl LimitArguments {
+    pub fn wanted(self) -> Limits {
+        Limits { memory: self.memory, processors: self.cpus }
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = rekindle_daemon::parse_bytes(text)?;
+    let least = LEAST_MEMORY >> 20;
+    if bytes < LEAST_MEMORY { Err(format!("expected at least {least}M")) } else { Ok(bytes) }
+}
+
+/// In thousandths.
+fn processors(text: &str) -> Result<u32, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.01..=4096.0).contains(&value) => Ok((value * 1000.0).round() as u32),
+        _ => Err("expected a number of processors, from 0.01 to 4096".to_string()),
+    }
+}
+
+/// What a program sees beside the machine's files.
+#[derive(Debug, Args)]
+pub struct VolumeArguments {
+    /// Have the program see a directory or file of this machine's at another path, which must be there; may be given again.
+    ///
+    /// An image keeps it, and a restore mounts it again, or what it is given for the same place.
+    #[arg(long = "volume", value_name = "HOST:INSIDE[:ro]")]
+    pub volumes: Vec<Volume>,
+}
+
+/// What a program finds itself in.
+#[derive(Debug, Args)]
+pub struct SettingArguments {
+    /// Run it as this user, by number or name; HOME, USER and LOGNAME are those of a user that this machine knows.
+    #[arg(long, value_name = "UID[:GID]|NAME[:GROUP]", conflicts_with = "from")]
+    user: Option<Person>,
+    /// Set a variable of its environment, which is else that of this command; may be given again.
+    #[arg(short = 'e', long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    variables: Vec<(String, String)>,
+    /// Its working directory, if not this one.
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<PathBuf>,
+}
+
+impl SettingArguments {
+    /// The user, and what is set of the environment; and the directory, which begins at `here`.
+    pub fn apply(self, here: &mut String, environment: &mut Vec<(String, String)>) -> Option<User> {
+        let (user, known) = self.user.map(|person| (person.user, person.environment)).unzip();
+        for (name, value) in known.into_iter().flatten().chain(self.variables) {
+            environment.retain(|(other, _)| *other != name);
+            environment.push((name, value));
+        }
+        if let Some(directory) = self.workdir {
+            *here = Path::new(here).join(directory).to_string_lossy().into_owned();
+        }
+        user
+    }
+}
