@@ -59,7 +59,7 @@ fn a_dumped_and_ended_program_goes_on_where_it_was() {
     assert_went_on(&before, &after);
     assert_eq!(after["ring"], 1, "the shared mapping is the new, empty file");
     assert_eq!(after["ring_daemon"], 42, "it is shared with us");
-    second.sandbox.flush(SOON).unwrap();
+    second.sandbox.flush(Duration::from_secs(120)).unwrap();
     assert_eq!(second.place.log(), "said\n", "the log starts afresh");
     assert_eq!(second.sandbox.host_pid(1000), second.sandbox.root_pid());
 
