@@ -359,7 +359,7 @@ fn a_container_goes_on_when_the_daemon_or_criu_is_killed() {
         assert!(!scene.rekindle.output(&words).status.success());
         // Nobody starts another daemon before this has been seen.
         scene.go_on(2);
-        wait("the helper's end", || scene.helper().is_none());
+        scene.wait_helper_end();
         // It may still be archiving.
         wait("Podman", || is_running(&name));
         scene.rekindle.set_fault(None);

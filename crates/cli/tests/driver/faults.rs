@@ -52,7 +52,7 @@ fn a_killed_daemon_s_helper_brings_the_program_back() {
         assert!(!scene.checkpoint(&program, "image", "--stop").status.success());
         // Nobody starts another daemon before this has been seen.
         scene.go_on(2);
-        wait("the helper's end", || scene.helper().is_none());
+        scene.wait_helper_end();
         scene.rekindle.set_fault(None);
         assert!(scene.rekindle.images().is_empty(), "{point}");
         scene.assert_tidy();

@@ -5,10 +5,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::harness::{Rekindle, wait};
+use crate::harness::{PATIENCE, Rekindle, wait};
 use crate::support::{Program, goes_on, numbers};
 
 /// How long a step of the driver may take in tests, milliseconds.
@@ -162,6 +163,22 @@ impl Scene {
         children.into_iter().find(|child| {
             fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|words| words.contains("\0swrk\0"))
         })
+    }
+
+    /// Waits until the helper of a daemon that was killed has ended; says what it does if it does not.
+    pub fn wait_helper_end(&self) {
+        let began = Instant::now();
+        while let Some(helper) = self.helper() {
+            if began.elapsed() > PATIENCE {
+                let tasks = fs::read_dir(format!("/proc/{helper}/task")).into_iter().flatten().flatten();
+                let of = |task: &Path, name| fs::read_to_string(task.join(name)).unwrap_or_default();
+                let doing: Vec<_> =
+                    tasks.map(|task| (of(&task.path(), "wchan"), of(&task.path(), "syscall"))).collect();
+                let log = fs::read_to_string(self.rekindle.path("state/logs/driver-helper.log"));
+                panic!("the helper {helper} goes on: {doing:?}; {log:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// The helper of this scene's daemon.

@@ -17,7 +17,7 @@ const REKINDLE: &str = env!("CARGO_BIN_EXE_rekindle");
 const REKINDLED: &str = env!("CARGO_BIN_EXE_rekindled");
 
 /// How long anything may take that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Counts and prints, forever, ten times a second.
 pub const COUNTER: [&str; 3] = [
