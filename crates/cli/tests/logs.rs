@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle, end_of, wait};
+use harness::{COUNTER, Rekindle, end_of, is_alive, wait};
 use serde_json::Value;
 
 /// Prints numbers as fast as it can.
@@ -233,4 +233,21 @@ fn the_index_of_a_log_is_bounded_too_and_what_is_kept_has_its_time() {
 
 fn end_of_reading(child: std::process::Child) -> String {
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+}
+
+#[test]
+fn what_a_program_prints_as_its_last_is_in_its_log() {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_fault(Some("reaping:hang"));
+    let go = rekindle.path("go");
+    let code = format!("while [ ! -e {} ]; do sleep 0.01; done; echo said", go.display());
+    rekindle.start("late", &["sh", "-c", &code]);
+    // Init has looked at what was printed so far, and is about to look for ends.
+    rekindle.reached("reaping");
+    let program = rekindle.sandbox("late")["pid"].as_i64().unwrap() as i32;
+    std::fs::write(&go, "").unwrap();
+    wait("its end", || !is_alive(program));
+    rekindle.let_go("reaping");
+    wait("its end to be told", || rekindle.sandbox("late")["pid"] == 0);
+    assert_eq!(whole_log(&rekindle, "late"), ["said"]);
 }

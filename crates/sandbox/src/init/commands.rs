@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
+use rekindle_protocol::fault;
 use rekindle_protocol::mounts::Overlay;
 use rekindle_protocol::terminal::WindowSize;
 
@@ -168,14 +169,15 @@ impl Init<'_> {
                 (Ok(_), None) => exit(1),
             }
         }
-        // What it wrote before it ended is in the log before its end is told.
-        self.drain();
         self.reap();
     }
 
-    /// Ends with the program if that has ended; who uses its terminal has then seen all of it.
+    /// Ends with the program if that has ended. All that it wrote is in the log then, and seen by who uses its terminal.
     fn reap(&mut self) {
+        // A fault here can but hang or kill: an end is not to be refused.
+        let _ = fault::point("reaping");
         if let Some(how) = reap(self.program) {
+            self.drain();
             self.drain_terminals();
             self.terminals.iter_mut().for_each(Terminal::part);
             end(how)
