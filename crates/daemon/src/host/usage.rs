@@ -54,7 +54,8 @@ mod tests {
         assert_eq!(before.processes, 1);
         let bytes = vec![1u8; 64 << 20];
         let more = of([own]).memory.unwrap() - before.memory.unwrap();
-        assert!(more >= bytes.len() as u64 - (1 << 20), "{more}");
+        // Other tests of this process give memory back meanwhile.
+        assert!(more >= bytes.len() as u64 / 2, "{more}");
         while of([own]).processor_us < before.processor_us + 30_000 {
             std::hint::black_box(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>());
         }
