@@ -59,13 +59,14 @@ pub fn commit(
     reply.progress("prove", 0, 0);
     let proven = timeline.time("prove", || prove(&image));
     drop(image);
-    let told = proven.map_err(|error| {
-        if let Err(error) = daemon.store.remove_made(&name, &id) {
-            log::error!("the image of a checkpoint that was not proven stays: {error}");
+    let told = proven.map_err(|error| Error::Unproven { reason: error.to_string() });
+    match told.is_err().then(|| daemon.store.remove_made(&name, &id)) {
+        Some(Err(error)) => {
+            log::error!("the image of a checkpoint that was not proven stays until the next daemon: {error}");
+            std::mem::forget(note);
         }
-        Error::Unproven { reason: error.to_string() }
-    });
-    drop(note);
+        Some(Ok(())) | None => drop(note),
+    }
     Ok((id, told?))
 }
 
