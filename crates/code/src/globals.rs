@@ -1,22 +1,29 @@
-//! A module's variables as one buffer, wherever that lies.
+//! A module's variables and user constants as one buffer, wherever that lies.
 //!
 //! ```text
-//!  buffer   initialised variables (.nv.global.init) │ zeros (.nv.global)
+//!  buffer   initialised variables (.nv.global.init) │ user constants (.nv.constant3) │ zeros (.nv.global)
 //! ```
+//! Kernels read constants from a bank that each piece has for itself. The buffer has what the program asks for, writes
+//! and reads by their names; whoever launches a kernel brings the bank up to it ([`Globals::constants`]).
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::cubin::{Cubin, KIND_OBJECT};
 use crate::error::{Error, Result};
 use crate::prepare::Whole;
 
 const SECTION: &str = ".nv.global";
+/// The bank of user constants.
+pub(crate) const CONSTANTS: &str = ".nv.constant3";
+/// What device memory that is copied to a bank begins at a multiple of.
+const CONSTANTS_ALIGNMENT: u64 = 256;
 /// No GPU has room for more.
 const MOST: u64 = 1 << 40;
 /// Relocations that write an address of eight bytes into data.
 const ADDRESS_KINDS: [u32; 2] = [2, 4];
 
-/// A variable of the module.
+/// A variable or user constant of the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
     pub name: String,
@@ -25,13 +32,15 @@ pub struct Global {
     pub bytes: u64,
 }
 
-/// What a buffer of the module's variables must hold.
+/// What a buffer of the module's variables and user constants must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Globals {
     pub bytes: u64,
     pub alignment: u64,
     /// In the order of their names.
     pub all: Vec<Global>,
+    /// Where the user constants lie in the buffer.
+    pub constants: Range<u64>,
     /// How the buffer begins; what follows is zeros.
     initial: Vec<u8>,
     /// Where the buffer holds the address of one of its own bytes: (at, of).
@@ -64,27 +73,39 @@ impl Places {
 
 pub(crate) fn globals(cubin: &Cubin<'_>) -> Result<std::result::Result<(Globals, Places), Whole>> {
     let mut found = Globals { alignment: 1, ..Globals::default() };
-    let mut places = HashMap::new();
+    let (mut places, mut constants) = (HashMap::new(), None);
     let (with_bits, without): (Vec<_>, Vec<_>) = (0..cubin.sections.len())
         .filter(|index| is_globals(cubin.sections[*index].name) && !cubin.sections[*index].is_relocations())
         .partition(|index| cubin.sections[*index].has_bits());
-    for index in with_bits.into_iter().chain(without) {
+    let bank = cubin.named(CONSTANTS).filter(|index| cubin.sections[*index].has_bits());
+    for index in with_bits.into_iter().chain(bank).chain(without) {
         let section = &cubin.sections[index];
-        let start = found.bytes.next_multiple_of(section.alignment.max(1));
+        let is_bank = bank == Some(index);
+        let alignment = section.alignment.max(if is_bank { CONSTANTS_ALIGNMENT } else { 1 });
+        let start = found.bytes.next_multiple_of(alignment);
         let end = start.checked_add(section.size).filter(|end| *end <= MOST);
         found.bytes = end.ok_or(Error::GlobalsSize { most: MOST })?;
-        found.alignment = found.alignment.max(section.alignment);
-        places.insert(index, start);
+        found.alignment = found.alignment.max(alignment);
+        match is_bank {
+            true => {
+                found.constants = start..found.bytes;
+                constants = Some((index, start));
+            }
+            false => {
+                places.insert(index, start);
+            }
+        }
         if section.has_bits() {
             found.initial.resize(start as usize, 0);
             found.initial.extend_from_slice(section.data);
         }
     }
     for symbol in cubin.symbols.iter().filter(|symbol| symbol.kind() == KIND_OBJECT) {
-        let Some((index, start)) = symbol.section.and_then(|index| Some((index, *places.get(&index)?)))
-        else {
-            continue;
+        let place = |index| {
+            let of_bank = constants.filter(|(bank, _)| *bank == index);
+            of_bank.or_else(|| Some((index, *places.get(&index)?)))
         };
+        let Some((index, start)) = symbol.section.and_then(place) else { continue };
         let section = &cubin.sections[index];
         let end = symbol.value.checked_add(symbol.size);
         if end.is_none_or(|end| end > section.size) {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use crate::cubin::Cubin;
 use crate::error::Result;
+use crate::globals::CONSTANTS;
 use crate::notes::{self, Note, notes};
+use crate::prepare::is_reserved;
 
 /// From this version of the ABI on a kernel's section of shared memory has room for what the system keeps.
 const ABI_WITH_RESERVED: u8 = 8;
@@ -26,8 +28,10 @@ pub struct Kernel {
     pub local: Option<u32>,
     /// Static shared memory of a block, as its section says.
     pub shared: u64,
-    /// Whether that counts what the system keeps for itself in.
-    pub reserved_counted: bool,
+    /// Whether that counts what the system keeps for itself in; none where it cannot be told.
+    pub reserved_counted: Option<bool>,
+    /// Bytes of the module's user constants.
+    pub constants: u32,
     /// The most threads of a block, where the program has said so.
     pub threads: Option<u32>,
     /// Blocks of a cluster, where the program has said so.
@@ -64,19 +68,19 @@ impl Kernel {
     /// do not tell.
     pub fn attributes(&self, limits: &Limits) -> [Option<i32>; ATTRIBUTES] {
         let shared = self.static_shared(limits);
+        let left = shared.map(|shared| limits.shared.saturating_sub(shared));
         let number = |value: u32| i32::try_from(value).ok();
         let cluster = |axis: usize| number(self.cluster.map_or(0, |sizes| sizes[axis]));
         [
             number(self.threads.unwrap_or_else(|| self.most_threads(limits))),
-            number(shared),
-            // Modules with user constants are never taken apart.
-            Some(0),
+            shared.and_then(number),
+            number(self.constants),
             self.local.and_then(number),
             number(self.registers),
             number(self.ptx_capability),
             number(self.capability),
             Some(0),
-            number(limits.shared.saturating_sub(shared)),
+            left.and_then(number),
             Some(-1),
             Some(i32::from(self.cluster.is_some())),
             cluster(0),
@@ -88,9 +92,10 @@ impl Kernel {
     }
 
     /// Without what the system keeps, which newer tools count into the section.
-    fn static_shared(&self, limits: &Limits) -> u32 {
+    fn static_shared(&self, limits: &Limits) -> Option<u32> {
         let shared = u32::try_from(self.shared).unwrap_or(u32::MAX);
-        if self.reserved_counted { shared.saturating_sub(limits.reserved_shared) } else { shared }
+        let reserved = if self.reserved_counted? { limits.reserved_shared } else { 0 };
+        Some(shared.saturating_sub(reserved))
     }
 
     /// As many as there are registers for.
@@ -126,6 +131,13 @@ impl BySymbol {
 pub(crate) fn kernels(cubin: &Cubin<'_>) -> Result<Vec<Kernel>> {
     let of_module = BySymbol::read(cubin)?;
     let ptx_capability = ptx_capability(cubin).unwrap_or(cubin.capability);
+    let constants = cubin.named(CONSTANTS).map_or(0, |section| cubin.sections[section].size);
+    // Of those in between, some count it in.
+    let names_reserved = cubin.symbols.iter().any(|symbol| is_reserved(symbol.name));
+    let reserved_counted = match cubin.abi >= ABI_WITH_RESERVED {
+        true => Some(true),
+        false => (!names_reserved).then_some(false),
+    };
     let mut all = Vec::new();
     for (index, symbol) in cubin.symbols.iter().enumerate().filter(|(_, symbol)| symbol.is_kernel()) {
         let index = index as u32;
@@ -135,7 +147,8 @@ pub(crate) fn kernels(cubin: &Cubin<'_>) -> Result<Vec<Kernel>> {
             local: of_module.get(notes::MIN_STACK_SIZE, index).filter(|bytes| *bytes != u32::MAX),
             capability: cubin.capability,
             ptx_capability,
-            reserved_counted: cubin.abi >= ABI_WITH_RESERVED,
+            constants: u32::try_from(constants).unwrap_or(u32::MAX),
+            reserved_counted,
             parameters: Some(Vec::new()),
             ..Kernel::default()
         };

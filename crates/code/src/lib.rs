@@ -9,7 +9,8 @@
 //! that was loaded before. Here they become a buffer that somebody else places: code reaches globals through a table
 //! of addresses (`.nv.constant4`), linked code by halves of addresses in instructions, both of which relocations fill;
 //! [`Prepared::piece`] fills them in and leaves the relocations out. A piece
-//! has one kernel and what that can reach, so that it loads as fast as it is small.
+//! has one kernel and what that can reach, so that it loads as fast as it is small. Each has a bank of the module's user
+//! constants for itself ([`Globals::constants`]).
 //!
 //! What cannot be taken apart so is [`Preparation::Whole`], with the reason. Input is not trusted: what does not make
 //! sense is an [`Error`], never a panic, and no size in it is believed before it was compared with the bytes.

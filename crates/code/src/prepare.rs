@@ -12,7 +12,6 @@ use crate::piece;
 
 /// The table through which code reaches globals and the driver's functions.
 pub(crate) const ADDRESSES: &str = ".nv.constant4";
-const USER_CONSTANTS: &str = ".nv.constant3";
 /// The driver's own functions, which it finds for any module.
 const DRIVER_FUNCTIONS: [&str; 4] = ["vprintf", "__assertfail", "malloc", "free"];
 /// Names for shared memory that the system keeps for itself.
@@ -31,8 +30,6 @@ pub enum Whole {
     SeveralCubins(usize),
     #[error("its code is for compute capability {0}, whose second form is not taken apart")]
     Architecture(u32),
-    #[error("it has {0} bytes of user constants")]
-    Constants(u64),
     #[error("its variable {0} is managed memory")]
     Managed(String),
     #[error("it has the texture, surface or sampler {0}")]
@@ -57,7 +54,6 @@ impl Whole {
             Whole::Relocatable => "relocatable",
             Whole::SeveralCubins(_) => "several-cubins",
             Whole::Architecture(_) => "architecture",
-            Whole::Constants(_) => "constants",
             Whole::Managed(_) => "managed",
             Whole::Texture(_) => "texture",
             Whole::FunctionInData { .. } => "function-in-data",
@@ -190,7 +186,6 @@ fn examine(cubin: &Cubin<'_>) -> Result<std::result::Result<(), Whole>> {
     }
     for section in cubin.sections.iter().filter(|section| section.size > 0) {
         match section.name {
-            USER_CONSTANTS => return Ok(Err(Whole::Constants(section.size))),
             ".nv.uft" | ".nv.udt" | ".nv.uft.entry" | ".nv.udt.entry" => {
                 return Ok(Err(Whole::Unified(section.name.to_owned())));
             }
@@ -213,10 +208,14 @@ fn examine(cubin: &Cubin<'_>) -> Result<std::result::Result<(), Whole>> {
     Ok(Ok(()))
 }
 
+/// Whether a symbol stands for shared memory that the system keeps for itself.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    RESERVED.iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// Whether the driver finds an undefined symbol for any module.
 fn known(symbol: &Symbol<'_>) -> std::result::Result<(), Whole> {
-    let reserved = RESERVED.iter().any(|prefix| symbol.name.starts_with(prefix));
-    match reserved || DRIVER_FUNCTIONS.contains(&symbol.name) {
+    match is_reserved(symbol.name) || DRIVER_FUNCTIONS.contains(&symbol.name) {
         true => Ok(()),
         false => Err(Whole::ForeignFunction(symbol.name.to_owned())),
     }

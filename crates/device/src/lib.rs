@@ -16,7 +16,7 @@ pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
-pub use prepared::{Piece, PreparedCode};
+pub use prepared::{Constants, Piece, PreparedCode};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -129,10 +129,12 @@ pub trait Device: Send + Sync {
 
     // Modules.
 
-    /// Takes code apart; none where it has to be loaded whole, for a reason that is logged.
-    fn prepare(&self, _code: &Code, _options: &[(i32, u64)]) -> Option<Arc<dyn PreparedCode>> {
-        None
-    }
+    /// Takes code apart; where it has to be loaded whole, a word for the reason, which is logged.
+    fn prepare(
+        &self,
+        code: &Code,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Arc<dyn PreparedCode>, &'static str>;
     /// Loads PTX, a cubin or a fatbin. The device keeps `code` as long as the module is loaded.
     fn module_load(
         &self,

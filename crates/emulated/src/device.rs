@@ -196,8 +196,12 @@ impl Device for EmulatedDevice {
         self.space.unregister(address, self.info.index)
     }
 
-    fn prepare(&self, code: &Code, options: &[(i32, u64)]) -> Option<Arc<dyn PreparedCode>> {
-        EmulatedCode::prepare(code, options).map(|code| Arc::new(code) as Arc<dyn PreparedCode>)
+    fn prepare(
+        &self,
+        code: &Code,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Arc<dyn PreparedCode>, &'static str> {
+        Ok(Arc::new(EmulatedCode::prepare(code, options).ok_or("unreadable")?))
     }
 
     fn module_load(

@@ -10,7 +10,7 @@ use rekindle_device::{FunctionInfo, Launch, Parameter, Result};
 use rekindle_ptx::Entry;
 
 use crate::attributes::{CAPABILITY, MAX_BLOCK, MAX_GRID, MAX_THREADS, SHARED, SHARED_OPTIN};
-use crate::module::LoadedModule;
+use crate::module::{LoadedModule, constant_bytes};
 use crate::occupancy::{self, Need};
 
 // `CUfunction_attribute`.
@@ -38,6 +38,42 @@ pub(crate) struct Settings {
     cluster: [u32; 3],
     non_portable: bool,
     policy: i32,
+}
+
+/// What the driver says of a kernel.
+pub(crate) fn describe(
+    module: &rekindle_ptx::Module,
+    entry: &Entry,
+    settings: &Settings,
+    register_limit: u32,
+) -> FunctionInfo {
+    let version = module.version();
+    let clamp = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    FunctionInfo {
+        attributes: vec![
+            clamp(most_threads(entry)),
+            clamp(entry.static_shared),
+            clamp(constant_bytes(module.globals())),
+            clamp(entry.local),
+            clamp(entry.registers.min(register_limit)),
+            clamp(version.0 * 10 + version.1),
+            clamp(CAPABILITY.0 * 10 + CAPABILITY.1),
+            0,
+            clamp(settings.dynamic_shared),
+            settings.carveout,
+            i32::from(entry.cluster.is_some()),
+            clamp(settings.cluster[0]),
+            clamp(settings.cluster[1]),
+            clamp(settings.cluster[2]),
+            i32::from(settings.non_portable),
+            settings.policy,
+        ],
+        parameters: entry
+            .parameters
+            .iter()
+            .map(|parameter| Parameter { offset: parameter.offset, size: parameter.size })
+            .collect(),
+    }
 }
 
 impl Settings {
@@ -73,34 +109,8 @@ impl Kernel {
     }
 
     pub fn info(&self) -> FunctionInfo {
-        let (entry, settings) = (self.entry(), self.settings());
-        let version = self.module.module.version();
-        let clamp = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
-        FunctionInfo {
-            attributes: vec![
-                clamp(most_threads(entry)),
-                clamp(entry.static_shared),
-                clamp(self.module.constant_bytes),
-                clamp(entry.local),
-                clamp(self.registers()),
-                clamp(version.0 * 10 + version.1),
-                clamp(CAPABILITY.0 * 10 + CAPABILITY.1),
-                0,
-                clamp(settings.dynamic_shared),
-                settings.carveout,
-                i32::from(entry.cluster.is_some()),
-                clamp(settings.cluster[0]),
-                clamp(settings.cluster[1]),
-                clamp(settings.cluster[2]),
-                i32::from(settings.non_portable),
-                settings.policy,
-            ],
-            parameters: entry
-                .parameters
-                .iter()
-                .map(|parameter| Parameter { offset: parameter.offset, size: parameter.size })
-                .collect(),
-        }
+        let Kernel { module, .. } = self;
+        describe(&module.module, self.entry(), &self.settings(), module.register_limit)
     }
 
     pub fn set(&self, attribute: i32, value: i32) -> Result<()> {

@@ -1,5 +1,6 @@
 //! A loaded module: its PTX decoded, its globals and constants in device memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -21,6 +22,12 @@ pub(crate) fn register_limit(options: &[(i32, u64)]) -> u32 {
     u32::try_from(asked).unwrap_or(0)
 }
 
+/// The most registers of a thread that options and code allow.
+pub(crate) fn registers_of_thread(code: &[u8], options: &[(i32, u64)]) -> u32 {
+    let limits = [register_limit(options), fatbin::register_limit(code)];
+    limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(u32::MAX)
+}
+
 pub(crate) struct LoadedModule {
     pub module: ptx::Module,
     /// Device address of each of `module.globals()`.
@@ -30,27 +37,56 @@ pub(crate) struct LoadedModule {
     pub settings: Mutex<Vec<Settings>>,
     /// What the program or its linking allowed a thread; what a kernel needs beyond it counts as spilled.
     pub register_limit: u32,
-    /// Of all constants together.
-    pub constant_bytes: u32,
     _block: Option<Block>,
     _code: Code,
 }
 
-/// Where each variable lies in the module's memory, and the bytes of all.
-pub(crate) fn layout(variables: &[ptx::Global]) -> Result<(Vec<u64>, u64), LoadError> {
-    let mut offsets = Vec::with_capacity(variables.len());
-    let mut end = 0_u64;
-    for variable in variables {
+/// Where each variable lies in the module's memory.
+pub(crate) struct Layout {
+    pub offsets: Vec<u64>,
+    /// Those of all constants, which come last.
+    pub constants: Range<u64>,
+}
+
+impl Layout {
+    /// Of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.constants.end
+    }
+}
+
+pub(crate) fn is_constant(variable: &ptx::Global) -> bool {
+    variable.space == ptx::Space::Const
+}
+
+pub(crate) fn layout(variables: &[ptx::Global]) -> Result<Layout, LoadError> {
+    let mut offsets = vec![0; variables.len()];
+    let (mut end, mut constants) = (0_u64, None);
+    let mut order: Vec<usize> = (0..variables.len()).collect();
+    order.sort_by_key(|index| is_constant(&variables[*index]));
+    for index in order {
+        let variable = &variables[index];
         // No two modules lie on one page, and no alignment of PTX is larger.
         let align = variable.align.clamp(1, LARGEST_ALIGNMENT).next_power_of_two().max(16);
-        let offset = end.next_multiple_of(align);
-        offsets.push(offset);
+        let first = is_constant(variable) && constants.is_none();
+        // So that constants are aligned in a bank of theirs too.
+        let offset = end.next_multiple_of(if first { LARGEST_ALIGNMENT } else { align });
+        if is_constant(variable) {
+            constants.get_or_insert(offset);
+        }
+        offsets[index] = offset;
         end = offset.checked_add(variable.size).filter(|end| *end < 1 << 40).ok_or_else(|| LoadError {
             code: CUDA_ERROR_OUT_OF_MEMORY,
             log: format!("`{}` takes {} bytes, which no device has", variable.name, variable.size),
         })?;
     }
-    Ok((offsets, end))
+    Ok(Layout { offsets, constants: constants.unwrap_or(end)..end })
+}
+
+/// Bytes of all constants, as a kernel's attributes tell.
+pub(crate) fn constant_bytes(variables: &[ptx::Global]) -> u32 {
+    let constants = variables.iter().filter(|variable| is_constant(variable));
+    u32::try_from(constants.map(|variable| variable.size).sum::<u64>()).unwrap_or(u32::MAX)
 }
 
 /// The contents of the module's memory at `start`, up to where only zeros follow.
@@ -76,11 +112,10 @@ pub(crate) fn initial(variables: &[ptx::Global], offsets: &[u64], start: u64) ->
 impl LoadedModule {
     pub fn load(code: Code, options: &[(i32, u64)], arena: &Arc<Arena>) -> Result<LoadedModule, LoadError> {
         let module = image::module(&image::texts(code.bytes())?)?;
-        let limits = [register_limit(options), fatbin::register_limit(code.bytes())];
-        let register_limit = limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(u32::MAX);
+        let register_limit = registers_of_thread(code.bytes(), options);
         let at = options.iter().find(|row| row.0 == OPTION_MODULE_ADDRESS).map(|row| row.1);
         let variables = module.globals();
-        let (offsets, end) = layout(variables)?;
+        let layout = layout(variables)?;
         let settings = Mutex::new(module.entries().iter().map(Settings::new).collect());
         if variables.is_empty() {
             let (addresses, globals) = (Vec::new(), Vec::new());
@@ -90,30 +125,36 @@ impl LoadedModule {
                 globals,
                 settings,
                 register_limit,
-                constant_bytes: 0,
                 _block: None,
                 _code: code,
             });
         }
         let placed = options.iter().find(|row| row.0 == OPTION_GLOBALS_ADDRESS).map(|row| row.1);
-        let block = match placed {
-            Some(_) => None,
-            None => Some(arena.take(end, at).map_err(|code| LoadError {
+        // Where the globals lie in a buffer, a bank of the constants is all that is the module's own.
+        let own = if placed.is_some() { layout.constants.clone() } else { 0..layout.bytes() };
+        let bytes = own.end - own.start;
+        let take = || {
+            arena.take(bytes, at).map_err(|code| LoadError {
                 code,
                 log: match at {
                     Some(at) => format!(
-                        "the module's {end} bytes of globals do not fit at {at:#x}, where they were asked for"
+                        "the module's {bytes} bytes of globals do not fit at {at:#x}, where they were asked for"
                     ),
                     None => {
-                        format!("the module's {end} bytes of globals do not fit into the device's memory")
+                        format!("the module's {bytes} bytes of globals do not fit into the device's memory")
                     }
                 },
-            })?),
+            })
         };
-        let start = block.as_ref().map_or(placed.unwrap_or_default(), |block| block.range.start);
-        let addresses: Vec<u64> = offsets.iter().map(|offset| start.wrapping_add(*offset)).collect();
+        let block = (bytes > 0).then(take).transpose()?;
+        let bank = block.as_ref().map(|block| block.range.start.wrapping_sub(own.start));
+        let start = placed.or(bank).unwrap_or_default();
+        let place = |offset: u64| if own.contains(&offset) { bank.unwrap_or(start) } else { start };
+        let addresses: Vec<u64> =
+            layout.offsets.iter().map(|offset| place(*offset).wrapping_add(*offset)).collect();
         if let Some(block) = &block {
-            block.write(0, &initial(variables, &offsets, start));
+            let initial = initial(variables, &layout.offsets, start);
+            block.write(0, initial.get(own.start as usize..).unwrap_or_default());
         }
         let globals: Vec<Global> = variables
             .iter()
@@ -122,19 +163,9 @@ impl LoadedModule {
                 name: variable.name.clone(),
                 address: *address,
                 bytes: variable.size,
-                constant: variable.space == ptx::Space::Const,
+                constant: is_constant(variable),
             })
             .collect();
-        let constant: u64 = globals.iter().filter(|global| global.constant).map(|global| global.bytes).sum();
-        Ok(LoadedModule {
-            module,
-            addresses,
-            globals,
-            settings,
-            register_limit,
-            constant_bytes: u32::try_from(constant).unwrap_or(u32::MAX),
-            _block: block,
-            _code: code,
-        })
+        Ok(LoadedModule { module, addresses, globals, settings, register_limit, _block: block, _code: code })
     }
 }

@@ -134,9 +134,12 @@ impl Device for NvidiaDevice {
         ask!(self, cuMemHostUnregister(address))
     }
 
-    fn prepare(&self, code: &Code, _options: &[(i32, u64)]) -> Option<Arc<dyn PreparedCode>> {
-        let (major, minor) = self.info.compute_capability;
-        NvidiaCode::prepare(code, major * 10 + minor).map(|code| Arc::new(code) as Arc<dyn PreparedCode>)
+    fn prepare(
+        &self,
+        code: &Code,
+        _options: &[(i32, u64)],
+    ) -> std::result::Result<Arc<dyn PreparedCode>, &'static str> {
+        Ok(Arc::new(NvidiaCode::prepare(code, &self.info)?))
     }
 
     fn module_load(

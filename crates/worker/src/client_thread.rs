@@ -71,6 +71,10 @@ impl ClientThread {
                 self.remote.use_board(board);
                 self.remote.run(move |dispatcher| {
                     dispatcher.client.board = Some(board);
+                    // It begins without an image. Letting go of them takes a while.
+                    if let Some(blocks) = dispatcher.blocks.take() {
+                        std::thread::spawn(move || drop(blocks));
+                    }
                     dispatcher.client.board_name = name;
                     if let Some(process) = process {
                         dispatcher.client.output.of(process);

@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispa
 use rekindle_ring::{Board, Merge, Record, Spin};
 
 use crate::client::{Client, Lane, Thread};
-use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared};
+use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
 use crate::ondemand::Uses;
 
 mod activity;
@@ -48,6 +48,8 @@ pub(crate) struct Dispatcher {
     pub prepared: Option<Prepared>,
     /// Modules that whatever comes may need.
     pub ahead: Ahead,
+    /// What the contents of whatever image comes are copied through, in a worker that waits.
+    pub blocks: Option<Preparing>,
     pub cache: CacheMemories,
     /// How loading has ended.
     pub loaded: Option<Outcome>,
@@ -75,6 +77,7 @@ impl Dispatcher {
             activity: Activity::Running,
             prepared: None,
             ahead: Ahead::default(),
+            blocks: None,
             cache: CacheMemories::default(),
             loaded: None,
             marks: None,

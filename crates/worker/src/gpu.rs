@@ -78,14 +78,14 @@ impl Gpu {
     }
 }
 
-/// How modules are loaded: `whole` or in `pieces`.
+/// How modules are loaded: in `pieces`, or `whole`.
 const CODE_VARIABLE: &str = "REKINDLE_CODE";
 
 /// `Err` is one sentence.
 fn in_pieces() -> Result<bool, String> {
     match std::env::var(CODE_VARIABLE).as_deref() {
-        Err(_) | Ok("" | "whole") => Ok(false),
-        Ok("pieces") => Ok(true),
+        Err(_) | Ok("" | "pieces") => Ok(true),
+        Ok("whole") => Ok(false),
         Ok(other) => Err(format!("{CODE_VARIABLE} is {other:?}; set it to whole or pieces")),
     }
 }

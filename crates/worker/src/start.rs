@@ -18,7 +18,7 @@ use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
-use crate::{keeper, ondemand};
+use crate::{image, keeper, ondemand};
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -91,7 +91,11 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
             let again = |dispatcher: &mut Dispatcher, inbox: &_| {
                 ondemand::do_again(dispatcher, inbox, listens, &conversations)
             };
-            let ended = Dispatcher::new(client).run(&inbox, again);
+            let mut dispatcher = Dispatcher::new(client);
+            if spare {
+                dispatcher.blocks = image::blocks(&dispatcher.client);
+            }
+            let ended = dispatcher.run(&inbox, again);
             inbox.refuse(match &ended {
                 Ended::Done => "the worker is ending".to_string(),
                 Ended::Failed(problem) => problem.clone(),

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 
-use rekindle_code::Prepared;
+use rekindle_code::{Limits, Prepared};
 
-use crate::compiler::{LINKED, ROUND, SAMPLE, prepared};
+use crate::compiler::{HOPPER, LINKED, ROUND, SAMPLE, compile, prepared};
 
 const ADDRESS: u64 = 0x6000_0000_0000;
+const LIMITS: Limits = Limits { registers: 65536, threads: 1024, shared: 49152, reserved_shared: 1024 };
 
 /// Contents of the sections with names.
 fn sections(cubin: &[u8]) -> BTreeMap<String, Vec<u8>> {
@@ -144,6 +145,35 @@ fn functions_that_call_each_other_in_a_round_go_with_their_kernel() {
 }
 
 #[test]
+fn each_piece_has_a_bank_of_the_user_constants_and_the_buffer_has_them_by_name() {
+    let source = r#"
+        __device__ float sum, product = 7;
+        static __constant__ float factors[8] = {1, 2, 3};
+        __constant__ int last = 5;
+        extern "C" __global__ void reads(float *x) { x[0] = factors[threadIdx.x] + last + sum * product; }
+        extern "C" __global__ void other(float *x) { x[0] = 1; }
+    "#;
+    let cubin = compile(source, &[HOPPER, "-cubin"]);
+    let whole = prepared(&cubin);
+    let bank = &sections(&cubin)[".nv.constant3"];
+    for kernel in ["reads", "other"] {
+        assert_eq!(&sections(&whole.piece(kernel, ADDRESS).unwrap())[".nv.constant3"], bank);
+        assert_eq!(whole.kernels[kernel].attributes(&LIMITS)[2], Some(bank.len() as i32));
+    }
+    let globals = &whole.globals;
+    let constants = globals.constants.start as usize..globals.constants.end as usize;
+    let initial = globals.initial(ADDRESS);
+    assert_eq!(&initial[constants.clone()], &bank[..]);
+    assert_eq!(constants.start % 256, 0);
+    for (name, value) in [("factors", 1.0f32.to_le_bytes()), ("last", 5i32.to_le_bytes())] {
+        let at = offset(&whole, name) as usize;
+        assert!(constants.contains(&at) && initial[at..at + 4] == value, "{name}");
+    }
+    assert_eq!(initial[offset(&whole, "product") as usize..][..4], 7f32.to_le_bytes());
+    assert!(offset(&whole, "sum") as usize >= constants.end);
+}
+
+#[test]
 fn a_kernel_that_is_not_there_is_an_error() {
     let error = prepared(&SAMPLE).piece("nowhere", ADDRESS).unwrap_err();
     assert_eq!(error.to_string(), "the cubin has no kernel nowhere");
@@ -153,9 +183,7 @@ fn a_kernel_that_is_not_there_is_an_error() {
 fn notes_tell_what_the_compiler_says() {
     let whole = prepared(&SAMPLE);
     let kernel = &whole.kernels["shared"];
-    let limits =
-        rekindle_code::Limits { registers: 65536, threads: 1024, shared: 49152, reserved_shared: 1024 };
-    let attributes = kernel.attributes(&limits);
+    let attributes = kernel.attributes(&LIMITS);
     assert_eq!(attributes[..2], [Some(1024), Some(512)]);
     assert_eq!(attributes[5..7], [Some(90), Some(90)]);
     assert_eq!(attributes[8], Some(49152 - 512));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::worker::ask;
-use rekindle_store::Store;
+use rekindle_store::{Manifest, PartKind, Store};
 use serde_json::{Value, json};
 
 use crate::caches::Caches;
@@ -62,6 +62,12 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
 }
 
 /// The manifest, with what its chunks come to in place of the chunks.
+/// How its modules are loaded, on each worker.
+fn code(manifest: &Manifest) -> Vec<&Value> {
+    let states = manifest.parts.iter().filter(|part| part.kind == PartKind::WorkerState);
+    states.filter_map(|part| part.attributes.get("code")).collect()
+}
+
 pub fn inspect(store: &Store, name: &str) -> Result<Value> {
     let image = store.image(name)?;
     let manifest = image.manifest();
@@ -93,6 +99,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         "machine": manifest.machine,
         "gpus": manifest.gpus,
         "sizes": manifest.sizes,
+        "code": code(manifest),
         "files": manifest.files,
         "parts": parts,
     }))

@@ -89,12 +89,17 @@ impl Client {
         }
         let GraphObject { device, handle, ref recipe, .. } = *self.graphs.get(graph)?;
         let recipe = recipe.clone();
+        self.check_writes(&recipe)?;
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
         self.execs.insert(exec, ExecObject { device, handle: instance, flags, recipe })
     }
 
     pub(super) fn launch_graph(&mut self, origin: Origin, request: GraphLaunch) -> Result<()> {
         let (device, stream) = self.enter(origin, request.device, request.stream)?;
+        if self.constants_told {
+            let recipe = self.execs.get(request.exec)?.recipe.clone();
+            self.fill_banks(device, &recipe, stream)?;
+        }
         let exec = self.execs.get(request.exec)?;
         self.context(device)?.device.graph_launch(exec.handle, stream)?;
         if self.recordings.is_empty() {

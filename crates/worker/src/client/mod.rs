@@ -4,6 +4,7 @@
 //! and answered when the work is done.
 
 mod capture;
+mod constants;
 mod context;
 mod events;
 mod faults;
@@ -39,12 +40,13 @@ use crate::link::Link;
 use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
+pub(crate) use constants::Bank;
 pub(crate) use context::Context;
 pub(crate) use faults::Mending;
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
-pub(crate) use pieces::{Body, GlobalsBuffer, Pieces};
+pub(crate) use pieces::{Body, GlobalsBuffer, Pieces, load_piece};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use staging::Lane;
 pub(crate) use table::Table;
@@ -94,6 +96,8 @@ pub(crate) struct Client {
     pub mended: bool,
     pub recordings: HashMap<u64, Recording>,
     pub waiting: Waiting,
+    /// The program knows where constants of some module in pieces are.
+    pub constants_told: bool,
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
     pub operations: u64,
@@ -137,6 +141,7 @@ impl Client {
             mended: false,
             recordings: HashMap::new(),
             waiting: Waiting::default(),
+            constants_told: false,
             history: 0,
             operations: 0,
             transferred: Transferred::default(),

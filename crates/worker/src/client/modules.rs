@@ -3,14 +3,22 @@
 use rekindle_cuda::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS,
 };
-use rekindle_device::{Code, FunctionInfo, GpuKind, LoadError, Loaded, Result};
+use rekindle_device::{Code, FunctionInfo, GpuKind, LinkInput, LoadError, Loaded, Result};
 use rekindle_protocol::operation::{
     Answer, CodeSource, FunctionFound, FunctionGet, FunctionSet, GlobalGet, Id, ModuleLoad, ModuleLoaded,
     Origin,
 };
 
-use super::{Body, Client, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject};
+use super::{Body, Client, FunctionObject, GlobalGiven, GlobalsBuffer, ModuleObject, Pieces};
 use crate::code::LoadedCode;
+
+/// The word of [`rekindle_device::Device::prepare`] for code that has to be compiled.
+const PTX: &str = "ptx";
+/// `CU_JIT_INPUT_PTX`, `CU_JIT_INPUT_FATBINARY`.
+const INPUT_PTX: u32 = 1;
+const INPUT_FATBIN: u32 = 3;
+/// How a fatbin begins.
+const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 
 impl Client {
     pub(super) fn load_module(&mut self, request: ModuleLoad<'_>, trailer: &[u8]) -> Result<ModuleLoaded> {
@@ -20,11 +28,22 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.bind(device)?;
-        let code = self.code_of(source, trailer)?;
-        let (body, log) = match self.take_apart(device, &code, &options)? {
-            Some(pieces) => (Body::Pieces(pieces), String::new()),
-            None => match self.context(device)?.device.module_load(code.code(), kind, &options) {
-                Ok(Loaded { module, log }) => (Body::Whole(module), log),
+        let mut code = self.code_of(source, trailer)?;
+        let mut log = String::new();
+        let apart = match self.gpus.in_pieces {
+            true => match self.take_apart(device, &code, &options)? {
+                Err(PTX) => self.compile_apart(device, &mut code, &options, &mut log)?.map_err(Some),
+                apart => apart.map_err(Some),
+            },
+            false => Err(None),
+        };
+        let (body, whole) = match apart {
+            Ok(pieces) => (Body::Pieces(pieces), None),
+            Err(whole) => match self.context(device)?.device.module_load(code.code(), kind, &options) {
+                Ok(Loaded { module, log: said }) => {
+                    log = said;
+                    (Body::Whole(module), whole.map(str::to_string))
+                }
                 Err(LoadError { code, log }) => return Ok(ModuleLoaded { status: code.0, log }),
             },
         };
@@ -32,9 +51,37 @@ impl Client {
         let globals = Vec::new();
         self.modules.insert(
             id,
-            ModuleObject { device, kind, options, code, body, loaded_at, unloaded_at: None, globals },
+            ModuleObject { device, kind, options, code, body, loaded_at, unloaded_at: None, globals, whole },
         )?;
         Ok(ModuleLoaded { status: CUDA_SUCCESS.0, log })
+    }
+
+    /// Compiles PTX once, so that what came out is taken apart, and kept in place of the PTX. What does not compile is
+    /// left to the loading, which says why.
+    fn compile_apart(
+        &mut self,
+        device: usize,
+        code: &mut LoadedCode,
+        options: &[(i32, u64)],
+        log: &mut String,
+    ) -> Result<std::result::Result<Pieces, &'static str>> {
+        let given = code.code();
+        let is_fatbin = given.bytes().starts_with(&FATBIN);
+        let kind = if is_fatbin { INPUT_FATBIN } else { INPUT_PTX };
+        let input = LinkInput { kind, name: "", bytes: given.bytes() };
+        let (cubin, said) = match self.on(device)?.link(&[input], options) {
+            Ok(compiled) => compiled,
+            Err(LoadError { code, log }) => {
+                log::info!("PTX of {} bytes is left to loading: {code}; {}", given.bytes().len(), log.trim());
+                return Ok(Err(PTX));
+            }
+        };
+        let compiled = LoadedCode::Owned(Code::new(cubin));
+        let apart = self.take_apart(device, &compiled, options)?;
+        if apart.is_ok() {
+            (*code, *log) = (compiled, said);
+        }
+        Ok(apart)
     }
 
     fn code_of(&mut self, source: CodeSource<'_>, trailer: &[u8]) -> Result<LoadedCode> {
@@ -117,17 +164,29 @@ impl Client {
         }
         let module = self.modules.get(module_id)?;
         let (device, whole) = (module.device, module.body.whole());
-        let handle = match whole {
-            Some(module) => self.on(device)?.function(module, name)?,
-            None => self.piece(module_id, name)?,
+        let told = match whole {
+            Some(_) => None,
+            None => self.prepared(module_id)?.info(name),
         };
-        let info = self.on(device)?.function_info(handle)?;
+        let (handle, info) = match told {
+            // It is loaded when it is first used.
+            Some(info) => (None, info),
+            None => {
+                let handle = match whole {
+                    Some(module) => self.on(device)?.function(module, name)?,
+                    None => self.piece(module_id, name)?,
+                };
+                (Some(handle), self.on(device)?.function_info(handle)?)
+            }
+        };
         let function = FunctionObject {
             device,
             module: module_id,
             name: name.to_string(),
-            handle: Some(handle),
-            at: self.next_history(),
+            handle,
+            bank: self.bank(module_id, name)?,
+            used: 0,
+            at: if handle.is_some() { self.next_history() } else { 0 },
             attributes: Vec::new(),
             cache: None,
         };
@@ -168,8 +227,11 @@ impl Client {
             Body::Whole(handle) => (module.device, *handle),
             Body::Pieces(pieces) => {
                 let start = pieces.globals.address;
-                let found = self.prepared(request.module)?.global(request.name);
-                let (offset, bytes) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                let prepared = self.prepared(request.module)?;
+                let (offset, bytes) = prepared.global(request.name).ok_or(CUDA_ERROR_NOT_FOUND)?;
+                if prepared.constants().is_some_and(|constants| constants.range.contains(&offset)) {
+                    self.tell_constants(request.module)?;
+                }
                 return Ok((start + offset, bytes));
             }
         };

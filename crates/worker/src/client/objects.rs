@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Stream};
 use rekindle_protocol::operation::Id;
 
-use super::{Body, Recipe};
+use super::{Bank, Body, Recipe};
 use crate::code::LoadedCode;
 
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,8 @@ pub(crate) struct ModuleObject {
     /// Moments of look-ups, loads and streams share one count; none while it is loaded.
     pub unloaded_at: Option<u64>,
     pub globals: Vec<GlobalGiven>,
+    /// Why it could not be taken apart, if that was tried.
+    pub whole: Option<String>,
 }
 
 /// A global whose address the program asked for.
@@ -64,7 +66,12 @@ pub(crate) struct FunctionObject {
     pub name: String,
     /// None until the kernel is loaded.
     pub handle: Option<Function>,
+    /// Constants that a launch has to fill before.
+    pub bank: Option<Bank>,
+    /// When it was loaded; 0 until then.
     pub at: u64,
+    /// How many operations the program had made when it was last launched.
+    pub used: u64,
     /// Attributes that the program set.
     pub attributes: Vec<(i32, i32)>,
     pub cache: Option<i32>,

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CuResult};
-use rekindle_device::{Function, LoadError, Loaded, Module, ModuleKind, PreparedCode, Result};
+use rekindle_device::{Device, Function, LoadError, Loaded, Module, ModuleKind, Piece, PreparedCode, Result};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,16 @@ pub(crate) struct Pieces {
     /// None until it is needed: a restored module is taken apart once more then.
     prepared: Option<Arc<dyn PreparedCode>>,
     pub globals: GlobalsBuffer,
-    loaded: HashMap<String, Module>,
+    /// The program knows where its constants are.
+    pub constants_told: bool,
+    loaded: HashMap<String, LoadedPiece>,
+    /// Pieces that an image brought, by their kernels; cut before, and loaded when they are needed.
+    cut: HashMap<String, Arc<Piece>>,
+}
+
+struct LoadedPiece {
+    module: Module,
+    piece: Arc<Piece>,
 }
 
 /// What the device has of a module.
@@ -45,12 +54,43 @@ pub(crate) enum Body {
 
 impl Pieces {
     /// Those of an image, of which nothing is loaded.
-    pub(crate) fn restored(globals: GlobalsBuffer) -> Pieces {
-        Pieces { prepared: None, globals, loaded: HashMap::new() }
+    pub(crate) fn restored(globals: GlobalsBuffer, constants_told: bool) -> Pieces {
+        Pieces { prepared: None, globals, constants_told, loaded: HashMap::new(), cut: HashMap::new() }
+    }
+
+    /// A piece as it was cut before.
+    pub(crate) fn bring(&mut self, kernel: &str, piece: Arc<Piece>) {
+        self.cut.insert(kernel.to_string(), piece);
+    }
+
+    /// The code of a piece, if it was cut here or before.
+    pub(crate) fn code(&self, kernel: &str) -> Option<&Arc<Piece>> {
+        self.loaded.get(kernel).map(|loaded| &loaded.piece).or_else(|| self.cut.get(kernel))
+    }
+
+    /// A piece that was loaded beside; false where it is loaded already.
+    pub(crate) fn add(&mut self, kernel: &str, piece: Arc<Piece>, module: Module) -> bool {
+        if self.loaded.contains_key(kernel) {
+            return false;
+        }
+        self.cut.remove(kernel);
+        self.loaded.insert(kernel.to_string(), LoadedPiece { module, piece });
+        true
+    }
+
+    /// The module that a kernel was loaded as.
+    pub(super) fn piece(&self, kernel: &str) -> Option<Module> {
+        self.loaded.get(kernel).map(|loaded| loaded.module)
+    }
+
+    /// Where the constants are, as far as the code was taken apart here.
+    pub(super) fn constants(&self) -> Option<Range<u64>> {
+        let range = self.prepared.as_ref()?.constants()?.range;
+        Some(self.globals.address + range.start..self.globals.address + range.end)
     }
 
     pub(crate) fn modules(&self) -> impl Iterator<Item = Module> + '_ {
-        self.loaded.values().copied()
+        self.loaded.values().map(|loaded| loaded.module)
     }
 }
 
@@ -71,18 +111,16 @@ impl Body {
 }
 
 impl Client {
-    /// Takes code apart and makes its globals, if that is asked for and can be.
+    /// Takes code apart and makes its globals, if that is asked for; a word where it cannot be.
     pub(super) fn take_apart(
         &mut self,
         device: usize,
         code: &LoadedCode,
         options: &[(i32, u64)],
-    ) -> Result<Option<Pieces>> {
-        if !self.gpus.in_pieces {
-            return Ok(None);
-        }
-        let Some(prepared) = self.context(device)?.device.prepare(&code.code(), options) else {
-            return Ok(None);
+    ) -> Result<std::result::Result<Pieces, &'static str>> {
+        let prepared = match self.context(device)?.device.prepare(&code.code(), options) {
+            Ok(prepared) => prepared,
+            Err(word) => return Ok(Err(word)),
         };
         let bytes = prepared.globals_bytes();
         let mut globals = GlobalsBuffer { bytes, ..GlobalsBuffer::default() };
@@ -98,7 +136,7 @@ impl Client {
                 return Err(code);
             }
         }
-        Ok(Some(Pieces { prepared: Some(prepared), globals, loaded: HashMap::new() }))
+        Ok(Ok(Pieces { prepared: Some(prepared), ..Pieces::restored(globals, false) }))
     }
 
     /// Gives the buffer of globals back that nobody uses any more.
@@ -121,7 +159,8 @@ impl Client {
         }
         let (code, options, bytes) = (object.code.code(), object.options.clone(), pieces.globals.bytes);
         let gpu = self.context(object.device)?.device.clone();
-        let prepared = gpu.prepare(&code, &options).filter(|prepared| prepared.globals_bytes() == bytes);
+        let prepared = gpu.prepare(&code, &options).ok();
+        let prepared = prepared.filter(|prepared| prepared.globals_bytes() == bytes);
         let prepared = prepared.ok_or_else(|| {
             log::error!("module {module} cannot be taken apart as it was when the image was taken");
             CUDA_ERROR_INVALID_IMAGE
@@ -137,27 +176,21 @@ impl Client {
         let object = self.modules.get(module)?;
         let Body::Pieces(pieces) = &object.body else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let (device, globals) = (object.device, pieces.globals.address);
-        let loaded = pieces.loaded.get(name).copied();
+        let (loaded, cut) = (pieces.piece(name), pieces.cut.get(name).cloned());
         self.bind(device)?;
         let gpu = self.context(device)?.device.clone();
         if let Some(loaded) = loaded {
             return gpu.function(loaded, name);
         }
-        let piece = self.prepared(module)?.piece(name, globals)?;
-        let loaded = gpu.module_load(piece.code, ModuleKind::Library, &piece.options);
-        let Loaded { module: loaded, .. } = loaded.map_err(|error| refused(name, error))?;
-        match gpu.function(loaded, name) {
-            Ok(function) => {
-                if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
-                    pieces.loaded.insert(name.to_string(), loaded);
-                }
-                Ok(function)
-            }
-            Err(code) => {
-                gpu.module_unload(loaded)?;
-                Err(code)
-            }
+        let piece = match cut {
+            Some(piece) => piece,
+            None => Arc::new(self.prepared(module)?.piece(name, globals)?),
+        };
+        let (loaded, function) = load_piece(&*gpu, name, &piece)?;
+        if let Body::Pieces(pieces) = &mut self.modules.get_mut(module)?.body {
+            pieces.add(name, piece, loaded);
         }
+        Ok(function)
     }
 
     /// A kernel's device and handle; loaded now, with what the program has set for it, if it is not yet.
@@ -177,7 +210,9 @@ impl Client {
         if let Some(config) = cache {
             gpu.set_function_cache(handle, config)?;
         }
-        self.functions.get_mut(id)?.handle = Some(handle);
+        let (bank, at) = (self.bank(module, &name)?, self.next_history());
+        let function = self.functions.get_mut(id)?;
+        (function.handle, function.bank, function.at) = (Some(handle), bank, at);
         Ok((device, handle))
     }
 
@@ -186,6 +221,19 @@ impl Client {
         let module = self.functions.get(function).ok()?.module;
         let globals = self.modules.get(module).ok()?.body.pieces()?.globals;
         (globals.bytes > 0).then(|| globals.address..globals.address + globals.bytes)
+    }
+}
+
+/// Has the device load a piece, and gives its kernel. The driver may put off all of it until a kernel is asked for.
+pub(crate) fn load_piece(gpu: &dyn Device, kernel: &str, piece: &Piece) -> Result<(Module, Function)> {
+    let loaded = gpu.module_load(piece.code.clone(), ModuleKind::Library, &piece.options);
+    let Loaded { module, .. } = loaded.map_err(|error| refused(kernel, error))?;
+    match gpu.function(module, kernel) {
+        Ok(function) => Ok((module, function)),
+        Err(code) => {
+            gpu.module_unload(module)?;
+            Err(code)
+        }
     }
 }
 

@@ -39,14 +39,19 @@ impl Client {
         parameters: &[u8],
     ) -> Result<()> {
         let (device, handle) = self.enter(origin, device, stream)?;
-        let kernel = self.functions.get(function)?;
+        let now = self.operations;
+        let kernel = self.functions.get_mut(function)?;
+        kernel.used = now;
         if kernel.device != device {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let kernel = match kernel.handle {
-            Some(kernel) => kernel,
-            None => self.kernel(function)?.1,
+        let (kernel, bank) = match kernel.handle {
+            Some(loaded) => (loaded, kernel.bank),
+            None => (self.kernel(function)?.1, self.functions.get(function)?.bank),
         };
+        if let Some(bank) = bank {
+            self.fill_bank(device, bank, handle)?;
+        }
         self.context(device)?.device.launch(kernel, &launch, handle, parameters)?;
         self.note(device, handle, |stream| Step::Launch {
             stream,

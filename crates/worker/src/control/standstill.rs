@@ -19,7 +19,7 @@ impl Control {
         let began = Instant::now();
         self.quiesced = true;
         self.remote.run(move |dispatcher| {
-            let blocks = if leave_memory { None } else { image::blocks_for_save(&dispatcher.client) };
+            let blocks = if leave_memory { None } else { image::blocks(&dispatcher.client) };
             dispatcher.expect_stop(blocks);
         });
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };

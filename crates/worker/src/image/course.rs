@@ -33,7 +33,7 @@ impl Course {
             let hash = match moment {
                 Moment::Load(n) => next(last, &(at, 0u8, &state.modules[n])),
                 Moment::Unload(n) => next(last, &(at, 1u8, state.modules[n].loaded_at)),
-                Moment::Function(row) => next(last, &(at, 2u8, row)),
+                Moment::Function(row) | Moment::Piece(row) => next(last, &(at, 2u8, row)),
                 Moment::Global(n, given) => next(last, &(at, 3u8, state.modules[n].loaded_at, given)),
                 Moment::Stream(row) => next(last, &(at, 4u8, row)),
                 Moment::OwnStream(thread, device) => next(last, &(at, 5u8, thread, device)),

@@ -7,6 +7,7 @@
 //! | `gpu-buffer`, "physical-N" | a handle that the program made itself |
 //! | `gpu-buffer`, "globals-N" | the globals and constants of the module that was loaded Nth, one after the other |
 //! | `module`, named by hash | code that came from no file |
+//! | `module`, "kernels" | kernels of modules in pieces, as they were cut and loaded |
 //! | `pinned`, named as the file | pinned host memory |
 
 mod ahead;
@@ -18,6 +19,7 @@ mod course;
 mod disk;
 mod error;
 mod hidden;
+mod kernels;
 mod loading;
 mod pinned;
 mod prepare;
@@ -50,7 +52,7 @@ pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
 pub(crate) use restore::{Wish, restore};
-pub(crate) use save::{blocks_for_save, save};
+pub(crate) use save::{blocks, save};
 pub(crate) use unwritten::{Marks, mark, unwritten};
 pub(crate) use upload::upload;
 

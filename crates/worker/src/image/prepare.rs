@@ -35,7 +35,7 @@ pub(crate) fn prepare(dispatcher: &mut Dispatcher, image: &Path, register: bool)
     }
     let image = Image::open(image)?;
     let state = State::decode(&read_state(&image)?)?;
-    let mut begun = begin(&mut dispatcher.client, &image, &state)?;
+    let mut begun = begin(dispatcher, &image, &state)?;
     restore_memory::leave_free(&mut dispatcher.client, &state)?;
     let course = Course::of(&state)?;
     let none = (0, OwnStreams::new());

@@ -10,14 +10,16 @@ use rekindle_store::Image;
 
 use super::ahead::Ahead;
 use super::error::{Result, device};
-use super::restore_code::{check_global, contents, function, load, whole};
-use super::state::{FunctionState, State, StreamState};
+use super::restore_code::{check_global, contents, function, in_pieces, load, piece, whole};
+use super::state::{FunctionState, ModuleState, State, StreamState};
 use crate::client::{Client, GlobalGiven, ModuleObject, StreamObject};
 
 pub(super) enum Moment<'s> {
     Load(usize),
     Unload(usize),
     Function(&'s FunctionState),
+    /// A kernel of a module in pieces.
+    Piece(&'s FunctionState),
     Global(usize, &'s GlobalGiven),
     Stream(&'s StreamState),
     /// A thread's default stream: the thread's number, the device.
@@ -48,7 +50,10 @@ pub(super) fn replay(
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
-                let module = load(client, image, row, ahead)?;
+                let module = match state.pieces_of(row) {
+                    Some(_) => in_pieces(client, image, (state, row))?,
+                    None => load(client, image, (state, row), ahead)?,
+                };
                 match row.id {
                     Some(id) => {
                         client.modules.insert(id, module).map_err(device("number a module as before"))?
@@ -67,6 +72,7 @@ pub(super) fn replay(
                 }
             }
             Moment::Function(row) => function(client, row)?,
+            Moment::Piece(row) => piece(client, row)?,
             Moment::Global(n, given) => {
                 let module = match state.modules[n].id {
                     Some(id) => client.modules.get(id).map_err(device("find a module"))?,
@@ -103,15 +109,20 @@ pub(super) fn replay(
 
 pub(super) fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
-    for (n, module) in
-        state.modules.iter().enumerate().filter(|(_, module)| state.pieces_of(module).is_none())
-    {
+    let is_ordered = state.is_ordered();
+    let taken = |module: &ModuleState| is_ordered || state.pieces_of(module).is_none();
+    for (n, module) in state.modules.iter().enumerate().filter(|(_, module)| taken(module)) {
         moments.push((module.loaded_at, Moment::Load(n)));
         moments.extend(module.unloaded_at.map(|at| (at, Moment::Unload(n))));
         moments.extend(module.given.iter().map(|given| (given.at, Moment::Global(n, given))));
     }
-    let functions = state.functions.iter().filter(|function| !state.pieces.contains_key(&function.module));
-    moments.extend(functions.map(|function| (function.at, Moment::Function(function))));
+    for function in &state.functions {
+        match state.pieces.contains_key(&function.module) {
+            false => moments.push((function.at, Moment::Function(function))),
+            true if is_ordered && function.at > 0 => moments.push((function.at, Moment::Piece(function))),
+            true => {}
+        }
+    }
     moments.extend(state.streams.iter().map(|stream| (stream.at, Moment::Stream(stream))));
     for thread in &state.threads {
         let own = |(device, at): &(usize, u64)| (*at, Moment::OwnStream(thread.index, *device));
@@ -160,7 +171,7 @@ mod tests {
             .map(|(at, moment)| match moment {
                 Moment::Load(n) => (at, "load", n as u64),
                 Moment::Unload(n) => (at, "unload", n as u64),
-                Moment::Function(_) => (at, "function", 0),
+                Moment::Function(_) | Moment::Piece(_) => (at, "function", 0),
                 Moment::Global(n, _) => (at, "global", n as u64),
                 Moment::Stream(row) => (at, "stream", row.id.map_or(0, u64::from)),
                 Moment::OwnStream(thread, _) => (at, "own stream", u64::from(thread)),

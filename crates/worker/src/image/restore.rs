@@ -19,7 +19,7 @@ use super::replay::OwnStreams;
 use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
-use super::{LeftMemory, STATE_PART, contents, replay, restore_code, restore_memory, save_memory};
+use super::{LeftMemory, STATE_PART, contents, kernels, replay, restore_code, restore_memory, save_memory};
 use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Mending, Recipe};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
@@ -59,7 +59,7 @@ pub(crate) fn restore(
     let state = State::decode(&encoded)?;
     let begun = match dispatcher.prepared.take() {
         Some(prepared) => prepared.of(&mut dispatcher.client, &image, &state)?,
-        None => begin(&mut dispatcher.client, &image, &state)?,
+        None => begin(dispatcher, &image, &state)?,
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
@@ -121,6 +121,7 @@ pub(crate) fn restore(
         hidden,
         order,
     };
+    let beside = remote.clone();
     let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
     let done = begun.replayed.as_ref().map_or(0, |replayed| replay::loads(&state, replayed.steps) as u64);
     let own_streams = match begun.replayed {
@@ -131,6 +132,7 @@ pub(crate) fn restore(
         }
     };
     restore_code::pieces(&mut dispatcher.client, &image, &state)?;
+    kernels::load_beside(&dispatcher.client, &state, beside);
     timer.lap("modules", 0);
     let found = done + dispatcher.ahead.found();
     let in_pieces = state.pieces.len() as u64;
@@ -169,9 +171,12 @@ pub(super) struct Replayed {
 }
 
 /// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
-pub(super) fn begin(client: &mut Client, image: &Image, state: &State) -> Result<Begun> {
+pub(super) fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Begun> {
+    let waiting = dispatcher.blocks.take();
+    let client = &mut dispatcher.client;
     let any = client.any_device().map_err(device("be used"))?;
-    let blocks = restore_memory::has_contents(image, state).then(|| contents::prepare(any));
+    let make = || waiting.unwrap_or_else(|| contents::prepare(any));
+    let blocks = restore_memory::has_contents(image, state).then(make);
     check_gpus(client, state)?;
     client.gpus.platform.expect_placements(&state.placements);
     client.history = state.history;

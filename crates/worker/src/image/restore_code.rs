@@ -9,8 +9,8 @@ use rekindle_store::{Image, PartKind};
 use super::ahead::{self, Ahead};
 use super::block::{Block, Blocks};
 use super::error::{Error, Result, device};
-use super::save_memory;
 use super::state::{CodeState, FunctionState, ModuleState, State, globals_part};
+use super::{kernels, save_memory};
 use crate::client::{Body, Client, FunctionObject, GlobalGiven, ModuleObject, Pieces};
 use crate::code::LoadedCode;
 
@@ -21,7 +21,7 @@ const BLOCK: usize = 2 << 20;
 pub(super) fn load(
     client: &mut Client,
     image: &Image,
-    row: &ModuleState,
+    (state, row): (&State, &ModuleState),
     ahead: &mut Ahead,
 ) -> Result<ModuleObject> {
     let waiting = match ahead.is_empty() {
@@ -34,6 +34,7 @@ pub(super) fn load(
     };
     let object = |code, handle| ModuleObject {
         body: Body::Whole(handle),
+        whole: row.id.and_then(|id| state.whole.get(&id).cloned()),
         device: row.device,
         kind: row.kind,
         options: row.options.clone(),
@@ -113,6 +114,8 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
         module: row.module,
         name: row.name.clone(),
         handle: Some(handle),
+        bank: None,
+        used: 0,
         at: row.at,
         attributes: row.attributes.clone(),
         cache: row.cache,
@@ -120,36 +123,66 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
     client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
 }
 
-/// Modules in pieces, with their kernels, of which nothing is loaded: their globals are among the buffers.
-pub(super) fn pieces(client: &mut Client, image: &Image, state: &State) -> Result<()> {
-    for row in &state.modules {
-        let (Some(id), Some(globals)) = (row.id, state.pieces_of(row)) else { continue };
-        let object = ModuleObject {
-            device: row.device,
-            kind: row.kind,
-            options: row.options.clone(),
-            code: code(client, image, row)?,
-            body: Body::Pieces(Pieces::restored(globals)),
-            loaded_at: row.loaded_at,
-            unloaded_at: None,
-            globals: Vec::new(),
-        };
-        client.modules.insert(id, object).map_err(device("number a module as before"))?;
-    }
-    for row in state.functions.iter().filter(|row| state.pieces.contains_key(&row.module)) {
-        let index = client.modules.get(row.module).map_err(device("find a module"))?.device;
-        let function = FunctionObject {
-            device: index,
-            module: row.module,
-            name: row.name.clone(),
-            handle: None,
-            at: row.at,
-            attributes: row.attributes.clone(),
-            cache: row.cache,
-        };
-        client.functions.insert(row.id, function).map_err(device("number a kernel as before"))?;
-    }
+/// A module in pieces, of which nothing is loaded: its globals are among the buffers.
+pub(super) fn in_pieces(
+    client: &mut Client,
+    image: &Image,
+    (state, row): (&State, &ModuleState),
+) -> Result<ModuleObject> {
+    let globals = state.pieces_of(row).unwrap_or_default();
+    let told = row.id.is_some_and(|id| state.constants_told.contains(&id));
+    Ok(ModuleObject {
+        device: row.device,
+        kind: row.kind,
+        options: row.options.clone(),
+        code: code(client, image, row)?,
+        body: Body::Pieces(Pieces::restored(globals, told)),
+        loaded_at: row.loaded_at,
+        unloaded_at: None,
+        globals: Vec::new(),
+        whole: None,
+    })
+}
+
+/// A kernel of a module in pieces, which is loaded when it is first used.
+fn deferred(client: &mut Client, row: &FunctionState) -> Result<()> {
+    let function = FunctionObject {
+        device: client.modules.get(row.module).map_err(device("find a module"))?.device,
+        module: row.module,
+        name: row.name.clone(),
+        handle: None,
+        bank: None,
+        used: 0,
+        at: row.at,
+        attributes: row.attributes.clone(),
+        cache: row.cache,
+    };
+    client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
+}
+
+/// The same, loaded in its turn, since it shapes the addresses of others.
+pub(super) fn piece(client: &mut Client, row: &FunctionState) -> Result<()> {
+    deferred(client, row)?;
+    client.kernel(row.id).map_err(device(format!("load kernel {} again", row.name)))?;
+    client.functions.get_mut(row.id).map_err(device("find a kernel"))?.at = row.at;
     Ok(())
+}
+
+/// All modules in pieces and their kernels that had no turn.
+pub(super) fn pieces(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+    for row in state.modules.iter().filter(|row| state.pieces_of(row).is_some()) {
+        let Some(id) = row.id.filter(|id| client.modules.is_free(*id)) else { continue };
+        let module = in_pieces(client, image, (state, row))?;
+        client.modules.insert(id, module).map_err(device("number a module as before"))?;
+    }
+    let kernels = state.functions.iter().filter(|row| state.pieces.contains_key(&row.module));
+    for row in kernels {
+        if client.functions.is_free(row.id) {
+            deferred(client, row)?;
+        }
+    }
+    client.constants_told |= !state.constants_told.is_empty();
+    kernels::bring(client, image, state)
 }
 
 /// What the driver has of a module that is not in pieces.
@@ -174,6 +207,9 @@ pub(super) fn check_global(client: &Client, module: &ModuleObject, given: &Globa
 
 /// Fills globals and constants.
 pub(super) fn contents(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+    if state.modules.iter().all(|row| row.contents.is_empty()) {
+        return Ok(());
+    }
     let gpus = save_memory::gpus(client);
     let any = client.any_device().map_err(device("be used"))?;
     let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use rekindle_device::DeviceInfo;
 use rekindle_protocol::worker::Phase;
 use rekindle_store::{Part, PartKind, Staging};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::STATE_PART;
 use super::block::Preparing;
@@ -19,8 +19,8 @@ use super::{LeftMemory, contents, save_code, save_memory};
 use crate::client::{Client, Context, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
-/// Begins to make what [`save`] will copy through.
-pub(crate) fn blocks_for_save(client: &Client) -> Option<Preparing> {
+/// Begins to make what [`save`] or a restore will copy through.
+pub(crate) fn blocks(client: &Client) -> Option<Preparing> {
     client.any_device().ok().map(contents::prepare)
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn save(
             format!("it takes {} bytes, more than the {MOST_BYTES} that can be read again", encoded.len());
         return Err(Error::State(text));
     }
-    parts.push(staging.put(PartKind::WorkerState, STATE_PART, json!({}), &encoded)?);
+    parts.push(staging.put(PartKind::WorkerState, STATE_PART, state.code_attributes(), &encoded)?);
     timer.lap("worker state", encoded.len() as u64);
     let parts = parts.iter().map(describe).collect::<Result<_>>()?;
     Ok((parts, timer.phases()))

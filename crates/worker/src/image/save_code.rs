@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::block::{Block, Blocks, Gpu};
 use super::error::{Error, Result, device};
-use super::save_memory;
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
+use super::{kernels, save_memory};
 use crate::client::{Client, ModuleObject};
 use crate::code::LoadedCode;
 
@@ -44,7 +44,11 @@ pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State)
             .map(|Global { name, address, bytes, .. }| GlobalContent { name, address, bytes })
             .collect();
         let module = client.modules.get(id).map_err(device("find a module"))?;
-        state.pieces.extend(module.body.pieces().map(|pieces| (id, pieces.globals)));
+        if let Some(pieces) = module.body.pieces() {
+            state.pieces.insert(id, pieces.globals);
+            state.constants_told.extend(pieces.constants_told.then_some(id));
+        }
+        state.whole.extend(module.whole.clone().map(|word| (id, word)));
         state.modules.push(row);
     }
     for module in &client.unloaded {
@@ -62,6 +66,7 @@ pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State)
             cache: function.cache,
         })
         .collect();
+    parts.extend(kernels::save(client, staging, state)?);
     Ok(parts)
 }
 

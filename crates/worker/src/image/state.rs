@@ -7,7 +7,7 @@
 //! The encoding has no field names: any change of these structs raises [`VERSION`].
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rekindle_device::{Access, GpuKind, ModuleKind, Placement};
 use rekindle_protocol::operation::Id;
@@ -18,8 +18,9 @@ use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 3;
-const WITHOUT_PIECES: u32 = 2;
+pub(super) const VERSION: u32 = 4;
+/// Earlier versions, each with what is to be added to what it says: fields that are empty.
+const EARLIER: [(u32, usize); 2] = [(3, 3), (2, 4)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -45,6 +46,21 @@ pub(super) struct State {
     pub placements: Vec<Placement>,
     /// Modules that are loaded a kernel at a time, and where the globals of each lie.
     pub pieces: BTreeMap<Id, GlobalsBuffer>,
+    /// Those of them of whose constants the program knows where they are.
+    pub constants_told: BTreeSet<Id>,
+    /// Why other modules could not be taken apart.
+    pub whole: BTreeMap<Id, String>,
+    /// Pieces that were loaded, those first that are best loaded first.
+    pub kernels: Vec<KernelState>,
+}
+
+/// A piece, as it was cut: so many bytes of the part of all pieces, one behind the other.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct KernelState {
+    pub module: Id,
+    pub name: String,
+    pub bytes: u64,
+    pub options: Vec<(i32, u64)>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -208,6 +224,29 @@ impl State {
         self.pieces.get(&module.id?).copied()
     }
 
+    /// Whether addresses that the program may hold depend on the order in which code was loaded: those of globals of
+    /// modules that are whole. Pieces shape them too.
+    pub(super) fn is_ordered(&self) -> bool {
+        let whole = |row: &&ModuleState| self.pieces_of(row).is_none();
+        let shapes = |row: &ModuleState| !row.contents.is_empty() || row.unloaded_at.is_some();
+        self.modules.iter().filter(whole).any(shapes)
+    }
+
+    /// What whoever looks at an image is told of its code.
+    pub(super) fn code_attributes(&self) -> serde_json::Value {
+        let mut whole: BTreeMap<&str, u64> = BTreeMap::new();
+        self.whole.values().for_each(|word| *whole.entry(word).or_default() += 1);
+        let kernels = self.functions.iter().filter(|row| self.pieces.contains_key(&row.module)).count();
+        serde_json::json!({ "code": {
+            "modules": self.modules.iter().filter(|row| row.id.is_some()).count(),
+            "in_pieces": self.pieces.len(),
+            "kernels": kernels,
+            "loaded": self.kernels.len(),
+            "whole": whole,
+            "ordered": self.is_ordered(),
+        }})
+    }
+
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -221,10 +260,10 @@ impl State {
             return Err(Error::State("it does not begin with RKWS".to_string()));
         }
         let version = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        let body = match version {
-            VERSION => Cow::Borrowed(body),
-            // Without modules in pieces, of which there are none.
-            WITHOUT_PIECES => Cow::Owned([body, &[0]].concat()),
+        let earlier = EARLIER.iter().find(|(earlier, _)| *earlier == version);
+        let body = match (version, earlier) {
+            (VERSION, _) => Cow::Borrowed(body),
+            (_, Some((_, fields))) => Cow::Owned([body, &vec![0; *fields]].concat()),
             _ => {
                 let text = format!(
                     "it has version {version} where {VERSION} was expected; use the Rekindle that made it"
@@ -279,11 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn a_state_from_before_there_were_pieces_is_read() {
-        let mut bytes = sample().encode().unwrap();
-        bytes.pop();
-        bytes[4] = WITHOUT_PIECES as u8;
-        assert_eq!(State::decode(&bytes).unwrap(), sample());
+    fn states_of_earlier_versions_are_read() {
+        for (version, fields) in EARLIER {
+            let mut bytes = sample().encode().unwrap();
+            bytes.truncate(bytes.len() - fields);
+            bytes[4] = version as u8;
+            assert_eq!(State::decode(&bytes).unwrap(), sample());
+        }
         let pieces = BTreeMap::from([(3, GlobalsBuffer { allocation: 1, address: 2, bytes: 3 })]);
         let state = State { pieces, ..sample() };
         assert_eq!(State::decode(&state.encode().unwrap()).unwrap(), state);

@@ -95,6 +95,14 @@ impl Drop for FakeDevice {
 }
 
 impl Device for FakeDevice {
+    fn prepare(
+        &self,
+        _: &Code,
+        _: &[(i32, u64)],
+    ) -> std::result::Result<Arc<dyn PreparedCode>, &'static str> {
+        Err("unreadable")
+    }
+
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

@@ -1,0 +1,135 @@
+//! Kernels of modules in pieces: an image has those that were loaded, as they were cut, and after a restore they are loaded
+//! beside the program, those first that it will probably launch first.
+//!
+//! A launch that comes to one before loads it itself, and does not wait for the others.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use rekindle_device::{Code, Device, Piece};
+use rekindle_protocol::operation::Id;
+use rekindle_store::{Image, Part, PartKind, Staging};
+use serde_json::json;
+
+use super::error::{Error, Result, device};
+use super::state::{KernelState, State};
+use crate::client::{Body, Client, load_piece};
+use crate::dispatch::Remote;
+
+const PART: &str = "kernels";
+/// Operations within which a kernel was launched that the next requests will probably launch too.
+const RECENT: u64 = 20_000;
+
+/// Notes what is loaded, and writes it to a part.
+pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Result<Option<Part>> {
+    let newest = client.functions.iter().map(|(_, function)| function.used).max().unwrap_or_default();
+    let mut found = Vec::new();
+    for (_, function) in client.functions.iter().filter(|(_, function)| function.at > 0) {
+        let module = client.modules.get(function.module).map_err(device("find a module"))?;
+        let Some(piece) = module.body.pieces().and_then(|pieces| pieces.code(&function.name)) else {
+            continue;
+        };
+        let is_old = function.used.saturating_add(RECENT) < newest;
+        found.push(((is_old, function.at), function.module, &function.name, piece));
+    }
+    found.sort_by_key(|(order, ..)| *order);
+    let (mut known, mut contents) = (HashSet::new(), Vec::new());
+    for (_, module, name, piece) in found {
+        if known.insert((module, name)) {
+            let (name, options) = (name.clone(), piece.options.clone());
+            let bytes = piece.code.bytes().len() as u64;
+            contents.extend_from_slice(piece.code.bytes());
+            state.kernels.push(KernelState { module, name, bytes, options });
+        }
+    }
+    let part = (!contents.is_empty()).then(|| staging.put(PartKind::Module, PART, json!({}), &contents));
+    Ok(part.transpose()?)
+}
+
+/// Gives modules in pieces what the image has of them.
+pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+    if state.kernels.is_empty() {
+        return Ok(());
+    }
+    let part = image.part(PartKind::Module, PART);
+    let part = part.ok_or_else(|| Error::State(format!("the image has no part {PART}")))?;
+    let total = state.kernels.iter().try_fold(0u64, |sum, row| sum.checked_add(row.bytes));
+    if total != Some(part.bytes) {
+        let text = format!("the part {PART} has {} bytes, which are not those of its kernels", part.bytes);
+        return Err(Error::State(text));
+    }
+    let mut contents = vec![0; part.bytes as usize];
+    image.read_part(part, 0, &mut contents)?;
+    let contents: Arc<[u8]> = contents.into();
+    let mut at = 0;
+    for row in &state.kernels {
+        let range = at..at + row.bytes as usize;
+        at = range.end;
+        let code = Code::new(Slice { contents: contents.clone(), range });
+        let piece = Arc::new(Piece { code, options: row.options.clone() });
+        let module = client.modules.get_mut(row.module).map_err(device("find a module"))?;
+        if let Body::Pieces(pieces) = &mut module.body {
+            pieces.bring(&row.name, piece);
+        }
+    }
+    Ok(())
+}
+
+/// Loads them, on a thread of its own. What is loaded in its turn is not among them.
+pub(super) fn load_beside(client: &Client, state: &State, remote: Remote) {
+    if state.is_ordered() {
+        return;
+    }
+    let mut rows = Vec::new();
+    for row in &state.kernels {
+        let Ok(module) = client.modules.get(row.module) else { continue };
+        let Ok(context) = client.context(module.device) else { continue };
+        let Some(piece) = module.body.pieces().and_then(|pieces| pieces.code(&row.name)) else { continue };
+        rows.push((context.device.clone(), row.module, row.name.clone(), piece.clone()));
+    }
+    if rows.is_empty() {
+        return;
+    }
+    std::thread::spawn(move || {
+        for (gpu, module, name, piece) in rows {
+            match gpu.bind().and_then(|()| load_piece(&*gpu, &name, &piece)) {
+                Ok((loaded, _)) => remote.run(move |dispatcher| {
+                    add(&mut dispatcher.client, &*gpu, module, &name, piece, loaded);
+                }),
+                // The launch that needs it says so to the program.
+                Err(code) => log::warn!("kernel {name} was not loaded beside the program: {code}"),
+            }
+        }
+    });
+}
+
+/// Unloads it if it was needed, and loaded, before.
+fn add(
+    client: &mut Client,
+    gpu: &dyn Device,
+    module: Id,
+    name: &str,
+    piece: Arc<Piece>,
+    loaded: rekindle_device::Module,
+) {
+    let body = client.modules.get_mut(module).map(|module| &mut module.body);
+    let added = match body {
+        Ok(Body::Pieces(pieces)) => pieces.add(name, piece, loaded),
+        _ => false,
+    };
+    if !added && let Err(code) = gpu.module_unload(loaded) {
+        log::warn!("a kernel that was loaded twice stays so: {code}");
+    }
+}
+
+/// A piece's bytes among those of all.
+struct Slice {
+    contents: Arc<[u8]>,
+    range: std::ops::Range<usize>,
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        &self.contents[self.range.clone()]
+    }
+}
