@@ -149,12 +149,12 @@ impl Daemon {
     }
 
     pub fn quiesce(&self) -> Quiesced {
-        self.ask(ask::Quiesce { limit_ms: LIMIT.as_millis() as u32, leave_memory: false })
+        self.ask(ask::Quiesce { limit_ms: LIMIT.as_millis() as u64, leave_memory: false })
     }
 
     /// Asks for a standstill until it is refused for this. A client that does not answer within so short a limit may be one
     /// that is not let run.
-    pub fn quiesce_fails(&self, limit_ms: u32, why: &str) {
+    pub fn quiesce_fails(&self, limit_ms: u64, why: &str) {
         let began = Instant::now();
         loop {
             let problem = self.fails(ask::Quiesce { limit_ms, leave_memory: false });
