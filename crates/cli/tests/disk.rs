@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::{Rekindle, wait};
+use harness::{Rekindle, is_alive, wait};
 
 const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py");
 const NOISE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/noise.py");
@@ -162,9 +162,10 @@ fn a_load_that_fails_before_the_program_runs_is_what_is_told() {
     let restore = restore.stderr(std::process::Stdio::piped()).spawn().unwrap();
     rekindle.reached("loading-begun");
     rekindle.reached("restore-adopted");
+    let worker = rekindle.workers()[0];
     rekindle.let_go("loading-begun");
-    // Nothing outside tells that it has failed.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    // It ends when it has failed, for nobody has asked yet how it went.
+    wait("the worker's end", || !is_alive(worker));
     rekindle.let_go("restore-adopted");
     let output = harness::end_of(restore);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -178,12 +179,13 @@ fn a_load_that_fails_before_the_program_runs_is_what_is_told() {
 fn gpu_memory_that_is_lost_while_it_is_loaded_ends_the_program() {
     let mut rekindle = Rekindle::new();
     image_of_weights(&rekindle);
-    rekindle.ok(&["shutdown"]);
-    rekindle.set_environment("REKINDLE_EMULATED", "bandwidth=8M");
+    rekindle.set_fault(Some("loading-begun:hang"));
     rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
+    rekindle.reached("loading-begun");
     for chunk in rekindle.large_chunks() {
         File::options().write(true).open(chunk).unwrap().set_len(1 << 20).unwrap();
     }
+    rekindle.let_go("loading-begun");
     let said = end_of(&rekindle, "again");
     assert!(said.contains("image \"image\"") && said.contains("1048576 bytes long"), "{said}");
     assert!(rekindle.lines("again").is_empty(), "it saw contents that were not there");

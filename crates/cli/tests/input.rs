@@ -35,8 +35,11 @@ fn the_foreground_passes_its_input_on_to_the_end() {
     assert_eq!(said(child), "got line\n300000\n");
 
     // One that reads nothing ends when it likes.
-    let mut child = foreground(&rekindle, &["run", "--", "echo", "done"]);
+    let go = rekindle.path("go");
+    let reads_nothing = format!("while [ ! -e {} ]; do sleep 0.01; done; echo done", go.display());
+    let mut child = foreground(&rekindle, &["run", "--", "sh", "-c", &reads_nothing]);
     write(&mut child, b"for nobody\n");
+    std::fs::write(go, "").unwrap();
     let stdin = child.stdin.take();
     assert_eq!(said(child), "done\n");
     drop(stdin);

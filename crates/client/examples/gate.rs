@@ -15,7 +15,7 @@ use rekindle_protocol::frame;
 use rekindle_protocol::worker::{FIRST_CLIENT, Message, Reply, ask, greet, socket_name};
 
 /// How long a worker may take until it listens, and until it greets.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1).peekable();

@@ -3,8 +3,9 @@
 //! They use the library and the example `gate` that cargo has built: run all of the package's tests, not this file alone.
 
 use std::ffi::CString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn folder() -> PathBuf {
@@ -105,7 +106,8 @@ fn user_object() {
 fn busy_threads() {
     let directory = tempfile::tempdir().unwrap();
     let end = directory.path().join("end");
-    let running = gate(&compile("busy", directory.path())).arg(&end).spawn().unwrap();
+    let mut running = gate(&compile("busy", directory.path())).arg(&end).spawn().unwrap();
+    ready(&mut running);
     std::thread::sleep(Duration::from_millis(700));
     std::fs::write(end, "").unwrap();
     let output = running.wait_with_output().unwrap();
@@ -132,7 +134,7 @@ fn a_worker_that_dies_is_noticed() {
     let mut running = gate(&compile("death", directory.path())).arg(&go).spawn().unwrap();
     let gate_pid = running.id() as i32;
     let worker = worker_of(gate_pid);
-    std::thread::sleep(Duration::from_millis(300));
+    ready(&mut running);
     // SAFETY: a process that this test started.
     unsafe { libc::kill(worker, libc::SIGKILL) };
     std::fs::write(go, "").unwrap();
@@ -141,6 +143,13 @@ fn a_worker_that_dies_is_noticed() {
     let said = text(&output);
     assert!(status.success() && said.contains("ok\n"), "{said}");
     assert_eq!(said.matches("the GPU worker of this program is gone").count(), 1, "{said}");
+}
+
+/// Waits until the program has set up what it needs.
+fn ready(running: &mut Child) {
+    let mut said = [0; 6];
+    running.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    assert_eq!(said, *b"ready\n");
 }
 
 /// The pid of the worker that a gate has started.

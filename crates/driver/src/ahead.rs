@@ -202,7 +202,7 @@ mod tests {
         // SAFETY: it lies in the memory just mapped, which nothing else writes to.
         unsafe { (marked as *mut u8).write(42) };
         let ahead = Ahead::begin(&before, bytes / 2);
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(120);
         // The stacks of its own threads count, too.
         while present(&memory) < bytes / PAGE / 4 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));

@@ -219,24 +219,26 @@ mod tests {
         assert!(matches!(receive::<String>(&right), Err(FrameError::Malformed(_))));
     }
 
-    /// The descriptors of `/dev/null` that this process has open.
-    fn open_nulls() -> usize {
+    /// The descriptors of a file that this process has open.
+    fn open_descriptors(of: &std::path::Path) -> usize {
         let entries = std::fs::read_dir("/proc/self/fd").unwrap();
         let targets = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-        targets.filter(|target| target.as_os_str() == "/dev/null").count()
+        targets.filter(|target| target == of).count()
     }
 
     #[test]
     fn descriptors_that_do_not_belong_there_are_closed() {
-        let file = std::fs::File::open("/dev/null").unwrap();
-        let before = open_nulls();
+        // Tests beside this one open files of their own.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (path, file) = (file.path().canonicalize().unwrap(), file.as_file());
+        let before = open_descriptors(&path);
         let limits = Limits { bytes: 100, descriptors: 1, time: None };
         for count in [2, MOST_DESCRIPTORS + 1, KERNELS_MOST] {
             let (left, right) = UnixStream::pair().unwrap();
             send(&left, &"x", &vec![file.as_fd(); count]).unwrap();
             let refused = receive_within::<String>(&right, &limits);
             assert!(matches!(refused, Err(FrameError::TooManyDescriptors { .. })), "{refused:?}");
-            assert_eq!(open_nulls(), before);
+            assert_eq!(open_descriptors(&path), before);
             let (left, right) = UnixStream::pair().unwrap();
             send(&left, &"x".repeat(200), &vec![file.as_fd(); count]).unwrap();
             assert!(receive::<Vec<u8>>(&right).is_err());
@@ -245,7 +247,7 @@ mod tests {
             (&left).write_all(&9u32.to_le_bytes()).unwrap();
             send(&left, &"xyz", &vec![file.as_fd(); count]).unwrap();
             let _ = receive_within::<String>(&right, &limits);
-            assert_eq!(open_nulls(), before);
+            assert_eq!(open_descriptors(&path), before);
         }
     }
 
@@ -253,7 +255,7 @@ mod tests {
     fn who_sends_slowly_is_not_waited_for() {
         let (left, right) = UnixStream::pair().unwrap();
         let sender = std::thread::spawn(move || {
-            for byte in 1000u32.to_le_bytes().into_iter().chain([b'"'; 1000]) {
+            for byte in (MAX_FRAME as u32).to_le_bytes().into_iter().chain(std::iter::repeat(b'"')) {
                 if (&left).write_all(&[byte]).is_err() {
                     return;
                 }
@@ -261,9 +263,7 @@ mod tests {
             }
         });
         let limits = Limits { time: Some(Duration::from_millis(100)), ..Limits::default() };
-        let began = Instant::now();
         assert!(matches!(receive_within::<String>(&right, &limits), Err(FrameError::Io(_))));
-        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
         drop(right);
         sender.join().unwrap();
     }

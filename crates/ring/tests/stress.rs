@@ -67,5 +67,5 @@ fn a_waiting_producer_notices_a_dead_consumer() {
     let header = Header::new();
     let started = std::time::Instant::now();
     assert_eq!(header.space().wait(Spin(10), || false, || false), Wait::Dead);
-    assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    assert!(started.elapsed() < std::time::Duration::from_secs(120));
 }

@@ -245,7 +245,7 @@ mod tests {
             }
             let mut watch = Watch::of_dump(pid);
             let (began, mut seen) = (Instant::now(), None);
-            let limit = Duration::from_secs(if is_vain { 60 } else { 2 });
+            let limit = Duration::from_secs(if is_vain { 120 } else { 2 });
             while seen.is_none() && began.elapsed() < limit {
                 std::thread::sleep(Duration::from_millis(20));
                 seen = watch.look();

@@ -231,7 +231,12 @@ mod tests {
         fs::File::from(theirs.try_clone().unwrap()).write_all(b"one").unwrap();
         assert!(drain());
         drop(theirs);
-        assert!(!drain(), "its writer is gone");
+        // Processes that other tests make have it too until they have become other programs.
+        let began = std::time::Instant::now();
+        while drain() {
+            assert!(began.elapsed() < std::time::Duration::from_secs(120), "its writer is gone");
+            std::thread::yield_now();
+        }
         assert_eq!(log, b"one");
     }
 }

@@ -282,7 +282,7 @@ mod tests {
         let handle = Handle::open(pid).unwrap();
         assert!(!handle.ended(Some(Duration::from_millis(5))).unwrap());
         handle.signal(libc::SIGKILL).unwrap();
-        assert!(handle.ended(Some(Duration::from_secs(5))).unwrap());
+        assert!(handle.ended(Some(Duration::from_secs(120))).unwrap());
         assert!(is_zombie(pid));
         child.wait().unwrap();
         assert!(Handle::open(pid).is_err());

@@ -113,6 +113,7 @@ fn a_program_goes_on_in_another_worker_where_it_was() {
     lane.post(EventRecord { device: 0, stream: 5, event: 1, flags: 0 });
     lane.ask(StreamSynchronize { device: 0, stream: 5 }).unwrap();
     std::thread::sleep(Duration::from_millis(20));
+    let begun = Instant::now();
     lane.post(EventRecord { device: 0, stream: PER_THREAD_STREAM, event: 2, flags: 0 });
     lane.ask(CaptureBegin { device: 0, stream: 5, mode: 0 }).unwrap();
     common::program::launch(lane, 5, 1, &[small, 2]);
@@ -164,7 +165,7 @@ fn a_program_goes_on_in_another_worker_where_it_was() {
     lane.post(EventRecord { device: 0, stream: 5, event: 3, flags: 0 });
     lane.ask(EventSynchronize { event: 3 }).unwrap();
     let since = lane.ask(EventElapsed { start: 2, end: 3 }).unwrap();
-    assert!((0.0..2000.0).contains(&since), "{since}");
+    assert!((0.0..=begun.elapsed().as_secs_f32() * 1e3).contains(&since), "{since}");
     let more = lane.ask(MemoryAllocate { device: 0, bytes: 6 << 20 }).unwrap();
     assert!(more >= large + (5 << 20) || more + (6 << 20) <= large);
     assert_eq!(lane.ask(MemoryFree { device: 0, address: small }), Ok(()));
@@ -210,10 +211,7 @@ fn what_cannot_be_saved_is_said_and_the_program_goes_on() {
     let state = tempfile::tempdir().unwrap();
     let mut program = Program::start(&state.path().join("run"));
     program.client.seen.busy.store(true, Ordering::Release);
-    assert_eq!(
-        program.daemon.fails(ask::Quiesce { limit_ms: 500, leave_memory: false }),
-        "a thread is in a call"
-    );
+    program.daemon.quiesce_fails(500, "a thread is in a call");
     program.client.seen.busy.store(false, Ordering::Release);
     program.daemon.quiesce();
     let nowhere = state.path().join("nowhere").to_str().unwrap().to_string();

@@ -100,8 +100,7 @@ fn waiting_for_one_thread_does_not_hold_up_another() {
     assert_eq!(two.ask(MemoryRange { address: memory }), Err(CUDA_ERROR_NOT_FOUND));
     assert!(!one.is_answered());
     // The program stops with a kernel running: the daemon is told, and the program goes on.
-    let problem = daemon.fails(ask::Quiesce { limit_ms: 200, leave_memory: false });
-    assert!(problem.contains("still running"), "{problem}");
+    daemon.quiesce_fails(200, "still running");
     flag.store(1, Ordering::Release);
     one.answer::<MemoryFree>().unwrap();
     one.ask(PinnedUnregister { device: 0, address: PINNED_RANGE.start }).unwrap();
@@ -197,8 +196,7 @@ fn a_fault_is_told_to_everyone_who_waits() {
     let (offset, end) = (transfer.offset, transfer.end);
     lane.post(Download { device: 0, stream: 0, from: 1 << 40, offset, bytes: 4, end });
     lane.staging.wait(end, spin, || true).unwrap();
-    let problem = daemon.fails(ask::Quiesce { limit_ms: 1000, leave_memory: false });
-    assert!(problem.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{problem}");
+    daemon.quiesce_fails(1000, "CUDA_ERROR_ILLEGAL_ADDRESS");
     client.die();
     worker.end();
 }
@@ -234,8 +232,7 @@ fn graphs_by_capture_and_by_hand() {
     assert_eq!(lane.ask(CaptureStatus { device: 0, stream: 2 }).unwrap().status, 1);
     launch(&mut lane, 2, 1, &[memory, 4]);
     launch(&mut lane, 2, 1, &[memory, 8]);
-    let problem = daemon.fails(ask::Quiesce { limit_ms: 300, leave_memory: false });
-    assert!(problem.contains("capturing"), "{problem}");
+    daemon.quiesce_fails(300, "capturing");
     assert_eq!(lane.ask(CaptureEnd { device: 0, stream: 2, graph: 1 }), Ok(2));
     lane.ask(GraphInstantiate { graph: 1, exec: 1, flags: 0 }).unwrap();
     for _ in 0..3 {

@@ -356,9 +356,12 @@ pub fn kill(pid: i32, signal: i32) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
+/// Whether any thread of a process lives: the first may have ended before others, and before what it has open is closed.
 pub fn is_alive(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')))
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stat = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let is_dead = |stat: &str| stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']));
+    stat.into_iter().any(|stat| !is_dead(&stat))
 }
 
 /// Has the kernel refuse a system call to a command and to all that it starts, as containers do.

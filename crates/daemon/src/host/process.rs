@@ -31,13 +31,17 @@ pub fn wait_for_end(pid: i32) {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
     fn ends_are_noticed() {
-        let mut child = std::process::Command::new("sleep").arg("0.05").spawn().unwrap();
+        // It ends with its input.
+        let mut child = std::process::Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pid = child.id() as i32;
         assert!(is_alive(pid));
+        drop(child.stdin.take());
         wait_for_end(pid);
         assert!(!is_alive(pid));
         child.wait().unwrap();

@@ -24,8 +24,9 @@ use crate::sandboxes::Sandbox;
 
 /// How much of an archive is read and written at once.
 const PIECE: usize = 1 << 20;
-/// How long an image that is to be removed may still be in use.
-const IN_USE_LIMIT: Duration = Duration::from_millis(250);
+/// How long an image that is to be removed may still be in use: by a worker that was just ended, or by a process that is
+/// being started.
+const IN_USE_LIMIT: Duration = Duration::from_secs(10);
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store

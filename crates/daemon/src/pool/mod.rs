@@ -189,7 +189,7 @@ impl WorkerPool {
             gpu: spare.want.gpu.clone(),
             image: spare.want.image.as_ref().map(name),
             pid: spare.worker.pid(),
-            ready: spare.ready,
+            ready: spare.ready && spare.worker.ended().is_none(),
             modules: spare.preloads.loaded.len() as u64,
             module_bytes: spare.preloads.loaded.iter().map(|module| module.bytes).sum(),
         };

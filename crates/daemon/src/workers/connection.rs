@@ -137,6 +137,6 @@ mod tests {
     }
 
     fn passing_fails(connection: &mut Connection) -> bool {
-        connection.ask_in_passing(ask::GetStatus {}, Duration::from_secs(10)).is_err()
+        connection.ask_in_passing(ask::GetStatus {}, Duration::from_secs(120)).is_err()
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
+use rekindle_sandbox::ending::ends_soon;
 
 use crate::error::{Error, Result};
 use crate::host::process;
@@ -33,9 +34,6 @@ const STATUS_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a killed worker's end is waited for.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
-
-/// How long after its connection's end a worker's own end may be noticed.
-const END_NOTICE: Duration = Duration::from_millis(500);
 
 /// What a new worker is started with.
 pub struct Start<'a> {
@@ -317,14 +315,14 @@ impl Worker {
 
     /// Why a request was not answered. A worker that ended says so in its log.
     fn lost(&self, action: &'static str, source: FrameError) -> Error {
-        let began = Instant::now();
-        while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
-            if let Some(how) = self.ended() {
-                return Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log };
-            }
-            std::thread::sleep(Duration::from_millis(5));
+        // It closes what it has one by one, a driver's devices take longest, and its end is noticed after that.
+        let has_ended = || self.ended().is_some();
+        let is_over = matches!(source, FrameError::Closed)
+            && (has_ended() || (self.pid() > 0 && ends_soon(self.pid(), has_ended)));
+        match self.ended().filter(|_| is_over) {
+            Some(how) => Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log },
+            None => Error::WorkerConnection { action, source },
         }
-        Error::WorkerConnection { action, source }
     }
 
     /// How it ended, with the last line of its log, without the line's time and level.

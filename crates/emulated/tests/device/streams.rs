@@ -87,6 +87,7 @@ fn events_order_streams_and_tell_time() {
 
     gpu.event_record(start, a, 0).unwrap();
     let open = gate(gpu, a);
+    gpu.event_synchronize(start).unwrap();
     gpu.event_record(end, a, 0).unwrap();
     gpu.event_record(silent, a, 0).unwrap();
     gpu.stream_wait_event(b, end, 0).unwrap();

@@ -27,7 +27,7 @@ use rekindle_worker::{Ended, Opened, serve};
 pub use fake::{FakePlatform, Knobs};
 
 /// How long a worker may take to answer.
-const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Device addresses belong to the process: tests that use them run one after the other.
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -149,7 +149,20 @@ impl Daemon {
     }
 
     pub fn quiesce(&self) -> Quiesced {
-        self.ask(ask::Quiesce { limit_ms: 2000, leave_memory: false })
+        self.ask(ask::Quiesce { limit_ms: LIMIT.as_millis() as u64, leave_memory: false })
+    }
+
+    /// Asks for a standstill until it is refused for this. A client that does not answer within so short a limit may be one
+    /// that is not let run.
+    pub fn quiesce_fails(&self, limit_ms: u64, why: &str) {
+        let began = Instant::now();
+        loop {
+            let problem = self.fails(ask::Quiesce { limit_ms, leave_memory: false });
+            if problem.contains(why) {
+                return;
+            }
+            assert!(problem.contains("did not answer in time") && began.elapsed() < LIMIT, "{problem}");
+        }
     }
 }
 
@@ -216,7 +229,7 @@ impl Client {
         let name = format!("ring-9-{index}");
         let ring = Ring::create(&self.directory.join(&name)).unwrap();
         frame::send(&self.socket, &ToWorker::Ring { index, name }, &[]).unwrap();
-        assert_eq!(self.ready.recv_timeout(Duration::from_secs(10)), Ok(index));
+        assert_eq!(self.ready.recv_timeout(LIMIT), Ok(index));
         Lane::over(ring, self.board)
     }
 
