@@ -84,7 +84,7 @@ def test_after_a_crash_it_goes_on_from_its_last_image(rekindle):
     row = rekindle.sandbox("a")
     assert (row["state"], row["exit_code"]) == ("exited", 0)
     found = row["recovery"]
-    assert found["over"] and found["recoveries"] == 2 and found["repeated_ms"] > 0 and found["lost_ms"] > 0
+    assert found["over"] and found["recoveries"] == 2 and found["repeated_ms"] > 0
     assert len(found["images"]) == 2
     assert {image["name"] for image in rekindle.json("images")["images"]} == set(found["images"])
     runs = runs_of(rekindle)
