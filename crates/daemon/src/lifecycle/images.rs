@@ -5,7 +5,6 @@ use std::io::{BufReader, BufWriter};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rekindle_protocol::worker::ask;
 use rekindle_store::Store;
@@ -24,8 +23,6 @@ use crate::sandboxes::Sandbox;
 
 /// How much of an archive is read and written at once.
 const PIECE: usize = 1 << 20;
-/// How long an image that is to be removed may still be in use.
-const IN_USE_LIMIT: Duration = Duration::from_millis(250);
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
@@ -153,7 +150,7 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         });
         // Nor does anybody fill a cache from it.
         let _still = pool.caches.hold_still();
-        match remove_when_free(store, name, IN_USE_LIMIT) {
+        match remove_when_free(store, name) {
             Ok(()) => {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;
