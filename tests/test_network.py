@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,12 +15,6 @@ import pytest
 from rekindle import PATIENCE, CommandError
 
 NETWORK = Path(__file__).parent / "network"
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Client(threading.Thread):
@@ -74,16 +69,17 @@ def test_no_request_fails_over_a_checkpoint_that_leaves_the_server_running(rekin
 
 
 def test_python_s_own_server_comes_back(rekindle):
-    port = free_port()
     page = rekindle.root / "page"
     page.write_text("a page")
-    rekindle.run("web", sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", rekindle.root)
+    # It says where it listens, and would keep that to itself for as long as there is little to say.
+    rekindle.run("web", sys.executable, "-u", "-m", "http.server", 0, "--bind", "127.0.0.1", "--directory", rekindle.root)
+    port = int(re.search(r" port (\d+) ", rekindle.wait_lines("web", 1)[0])[1])
 
     def page_is_there():
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/page", timeout=PATIENCE) as answer:
             return answer.read() == b"a page"
 
-    rekindle.wait(page_is_there, "the server")
+    assert page_is_there()
     rekindle("checkpoint", "web", "--to", "image", "--stop")
     assert not page_is_there()
     rekindle.restore("image", "again")
@@ -159,6 +155,7 @@ def test_a_program_started_without_rekindle_finds_them_reset_too(rekindle):
         code = (
             "import socket, sys, time\n"
             f"s = socket.create_connection({listener.getsockname()!r})\n"
+            "s.sendall(b'here')\n"
             "try: s.recv(1)\n"
             "except ConnectionResetError: open(sys.argv[1], 'w').write('reset')\n"
             "time.sleep(1000)"
@@ -168,6 +165,8 @@ def test_a_program_started_without_rekindle_finds_them_reset_too(rekindle):
         program = subprocess.Popen([sys.executable, "-c", code, told], stdin=null, stdout=null, stderr=null, start_new_session=True)
         try:
             accepted, _ = listener.accept()
+            # It knows by now that it is connected.
+            assert accepted.recv(4) == b"here"
             rekindle("checkpoint", "--pid", program.pid, "--to", "image", "--stop")
             program.wait(PATIENCE)
         finally:

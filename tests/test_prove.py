@@ -1,8 +1,10 @@
 """`checkpoint --prove`: an image is one when it was restored beside the program that it was taken of."""
 
+import fcntl
 import functools
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,23 @@ def test_an_image_that_criu_refuses_is_none(after):
         assert is_alone(rekindle, "a")
         greet(directory)
         rekindle("checkpoint", "a", "--to", "x", after)
+
+
+def test_an_image_that_is_not_proven_is_none_although_somebody_has_held_it():
+    with Rekindle(REKINDLE_FAULT="proof-begun:hang,proof-complete:fail") as rekindle:
+        begin(rekindle)
+        checkpoint = rekindle.begin("checkpoint", "a", "--to", "x", "--prove", "--leave-running")
+        rekindle.reached("proof-begun")
+        (manifest,) = rekindle.state.glob("store/images/*/manifest.json")
+        with manifest.open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
+            rekindle.let_go("proof-begun")
+            rekindle.wait(lambda: is_alone(rekindle, "a"), "the end of the proof")
+            # It is to be removed now.
+            time.sleep(0.5)
+        with pytest.raises(CommandError, match="did not come back when it was proven"):
+            checkpoint.end()
+        assert rekindle.json("images")["images"] == []
 
 
 def test_both_halves_are_proven(rekindle):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from rekindle import CommandError
+from test_mapped_bytes import checked
 
 PROGRAM = """
 import hashlib, os, random, sys, time
@@ -152,6 +153,8 @@ def test_a_damaged_base_is_named(rekindle, turns):
     turns.start()
     rekindle("checkpoint", "first", "--to", "the base", "--stop")
     rekindle.restore("the base", "a")
+    # What it maps is looked through once, which would end it if it came to the damage.
+    checked(rekindle, "a")
     rekindle("checkpoint", "a", "--to", "app", "--leave-running")
     base = next(Path(rekindle.json("inspect", "the base")["path"]).glob("pages/anon-*"))
     with base.open("r+b") as file:

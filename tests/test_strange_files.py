@@ -3,7 +3,6 @@
 import itertools
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from interleavings import machine
 from rekindle import ROOT, CommandError, Rekindle
+from test_bad_input import kill_daemon
 
 # No file that is not what it should be makes the daemon take more.
 MOST_MEMORY_KB = 400 << 10
@@ -64,14 +64,8 @@ def tell(rekindle, *arguments):
         return error.message
 
 
-def daemon(rekindle):
-    processes = machine.processes_of(rekindle).items()
-    (pid,) = (pid for pid, words in processes if words[0].endswith("rekindled") and words[1:2] == ["--background"])
-    return pid
-
-
 def peak(rekindle):
-    status = Path(f"/proc/{daemon(rekindle)}/status").read_text()
+    status = Path(f"/proc/{machine.daemon(rekindle)}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1])
 
 
@@ -166,15 +160,7 @@ def test_in_the_place_of_the_daemons_files(rekindle):
             if place != store / "format":
                 assert tell(rekindle, "kill", "other") is None
             if not again:
-                os.kill(daemon(rekindle), signal.SIGKILL)
-                rekindle.wait(
-                    lambda: (
-                        not any(
-                            words[0].endswith("rekindled") and words[1:2] == ["--background"] for words in machine.processes_of(rekindle).values()
-                        )
-                    ),
-                    "the daemon's end",
-                )
+                kill_daemon(rekindle)
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
         else:

@@ -62,6 +62,11 @@ def is_of(rekindle, words):
     return str(rekindle.root) in words or str(rekindle.run_root) in words
 
 
+def daemon(rekindle):
+    """The pid of the daemon that runs. By its words alone it is like a process that it is just starting."""
+    return int((rekindle.state / "lock").read_text().split()[1])
+
+
 def processes_of(rekindle):
     """All with this Rekindle's places among their words or in their environment, and their descendants, with their words."""
     found = set()

@@ -6,7 +6,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from leaks.holdings import STEADY, daemon, files_of_sandboxes, held, on_disk, processes
+from interleavings.machine import daemon
+from leaks.holdings import STEADY, files_of_sandboxes, held, on_disk, processes
 
 INSTANCE = Path(__file__).parent / "instance.py"
 # What restores leave once, as what is learned of an image, is there after so many.

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import stat
 from pathlib import Path
+
+from interleavings.machine import daemon
 
 # What is the same at so many looks one after the other stays so.
 STEADY = 20
@@ -12,18 +15,11 @@ def processes(rekindle):
     """Of this Rekindle, by what they were started with; the programs in sandboxes are among them."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             if str(rekindle.root).encode() in (path / "environ").read_bytes():
                 found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            pass
-    return found
-
-
-def daemon(rekindle):
-    found = [pid for pid, command in processes(rekindle).items() if Path(command.split()[0]).name == "rekindled"]
-    # Workers and what holds sandboxes are the same program, told so by a word, and begin later.
-    return min(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]))
+    # What has ended in between has no words any more.
+    return {pid: command for pid, command in found.items() if command}
 
 
 def unreaped(parent):
@@ -47,9 +43,20 @@ def inside(rekindle):
     return found
 
 
+def below(*roots):
+    """All that lies below, with what is known of each. What goes meanwhile is not there."""
+    found = {}
+    for root in roots:
+        for place, directories, files in os.walk(root):
+            for path in (Path(place, name) for name in directories + files):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path] = path.lstat()
+    return found
+
+
 def files_of_sandboxes(rekindle):
     """What lies in memory, and what the disk has for those that run."""
-    return [path for root in (rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps") for path in root.rglob("*")]
+    return list(below(rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps"))
 
 
 def held(rekindle):
@@ -64,11 +71,11 @@ def held(rekindle):
         "unreaped": unreaped(pid),
         "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": len(files_of_sandboxes(rekindle)),
-        "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
+        "bytes in memory": sum(found.st_blocks * 512 for found in below(rekindle.run_root).values()),
     }, int(status["RssAnon"].split()[0]) << 10
 
 
 def on_disk(rekindle):
     """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own."""
-    files = [path for path in rekindle.state.rglob("*") if path.is_file() and not path.name.startswith("daemon.log")]
-    return {"files on disk": len(files), "bytes on disk": sum({path.lstat().st_ino: path.lstat().st_blocks * 512 for path in files}.values())}
+    files = [found for path, found in below(rekindle.state).items() if stat.S_ISREG(found.st_mode) and not path.name.startswith("daemon.log")]
+    return {"files on disk": len(files), "bytes on disk": sum({found.st_ino: found.st_blocks * 512 for found in files}.values())}

@@ -15,7 +15,8 @@ held = b""
 while True:
     text = wish.read_text() if wish.exists() else ""
     if text:
+        # Before it is answered: what is wished after that is another one.
+        wish.unlink()
         held = b"x" * int(text)
         print(len(held), flush=True)
-        wish.unlink()
     time.sleep(0.02)

@@ -33,6 +33,11 @@ fn shell(rekindle: &Rekindle, script: &str) -> (Child, BufReader<std::process::C
     (child, output)
 }
 
+/// `sleep` for a time that no other run of these tests asks for.
+fn long_sleep(which: u32) -> String {
+    format!("sleep {which}{:07}", std::process::id())
+}
+
 /// Whether a process runs with these words in its command.
 fn runs(words: &str) -> bool {
     let command = |pid: String| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -72,8 +77,10 @@ fn a_command_sees_what_the_program_sees_and_ends_with_its_own_code() {
 fn a_checkpoint_takes_the_program_and_not_the_command_beside_it() {
     let rekindle = marking();
     // What a command leaves behind is ended with it, and is nobody's stray.
-    rekindle.ok(&["exec", "counter", "--", "sh", "-c", "setsid sleep 7654321 & setsid sleep 7654321 &"]);
-    assert!(!runs("sleep 7654321"));
+    let sleep = long_sleep(1);
+    let script = format!("setsid {sleep} & setsid {sleep} &");
+    rekindle.ok(&["exec", "counter", "--", "sh", "-c", &script]);
+    assert!(!runs(&sleep));
     rekindle.ok(&["checkpoint", "counter", "--to", "after", "--leave-running"]);
 
     let (mut beside, mut output) = shell(&rekindle, "echo here; read word; echo $word");
@@ -105,14 +112,16 @@ fn a_signal_is_passed_on_and_a_command_that_is_killed_leaves_nothing() {
     let (beside, _output) = shell(&rekindle, script);
     kill(beside.id() as i32, 15);
     assert_eq!(end_of(beside).status.code(), Some(5));
+    let sleep = long_sleep(2);
+    let script = format!("setsid {sleep} & echo here; {sleep}");
     for who in ["command", "daemon"] {
-        let (mut beside, _output) = shell(&rekindle, "setsid sleep 7654322 & echo here; sleep 7654322");
-        wait("it to run", || runs("sleep 7654322"));
+        let (mut beside, _output) = shell(&rekindle, &script);
+        wait("it to run", || runs(&sleep));
         match who {
             "command" => beside.kill().unwrap(),
             _ => rekindle.kill_daemon(),
         }
-        wait("the end of what it ran", || !runs("sleep 7654322"));
+        wait("the end of what it ran", || !runs(&sleep));
         assert!(!end_of(beside).status.success());
         rekindle.goes_on("counter");
     }

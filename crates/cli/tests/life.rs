@@ -113,6 +113,22 @@ fn prune_removes_what_has_ended_and_images_only_when_told() {
 }
 
 #[test]
+fn an_image_that_is_held_for_a_moment_is_removed_after_it() {
+    let rekindle = Rekindle::new();
+    rekindle.start("sleeps", &["sleep", "600"]);
+    rekindle.ok(&["checkpoint", "sleeps", "--to", "held", "--stop"]);
+    let place = rekindle.json(&["inspect", "held"])["path"].as_str().unwrap().to_string();
+    let held = std::fs::File::open(format!("{place}/manifest.json")).unwrap();
+    held.lock_shared().unwrap();
+    let removal = rekindle.command(&["rmi", "held"]).spawn().unwrap();
+    // As long as a process may be paused that has the image open.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    drop(held);
+    assert!(end_of(removal).status.success());
+    assert!(rekindle.images().is_empty());
+}
+
+#[test]
 fn stop_gives_a_program_the_time_that_it_is_told() {
     let rekindle = Rekindle::new();
     start_up(&rekindle, "polite", &POLITE);
@@ -137,7 +153,8 @@ fn wait_ends_with_the_programs_code() {
     let rekindle = Rekindle::new();
     start_up(&rekindle, "polite", &POLITE);
     let waits = rekindle.command(&["wait", "polite"]).stdout(Stdio::piped()).spawn().unwrap();
-    rekindle.ok(&["kill", "polite"]);
+    // It is given all the time that it needs.
+    rekindle.ok(&["stop", "--timeout", "3600", "polite"]);
     let waited = end_of(waits);
     assert_eq!((waited.status.code(), &*waited.stdout), (Some(7), &b"7\n"[..]));
     // One that has ended is not waited for.

@@ -19,7 +19,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 const OURS: &str = "rekindle";
 const MEMBERS: &str = "cgroup.procs";
 /// How long the kernel may take to have a group's last process gone, and how often it is asked.
-const PARTING: Duration = Duration::from_secs(2);
+const PARTING: Duration = Duration::from_secs(30);
 const EVERY: Duration = Duration::from_millis(5);
 /// The kernel's usual period, microseconds.
 const PERIOD: u64 = 100_000;

@@ -15,13 +15,25 @@ use std::time::{Duration, Instant};
 
 use rekindle_store::Store;
 
-/// Removes an image, waiting so long for those who hold it. A process that is being started has what this one had open until
-/// it has become another program, an image's lock too.
-pub fn remove_when_free(store: &Store, name: &str, limit: Duration) -> rekindle_store::Result<()> {
+/// How long an image that is to be removed may still be in use. A process that is being started has what this one had open
+/// until it has become another program, an image's lock too, and a worker that ends has its own until it has ended.
+const IN_USE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Removes an image once nobody holds it.
+pub fn remove_when_free(store: &Store, name: &str) -> rekindle_store::Result<()> {
+    once_free(|| store.remove(name))
+}
+
+/// As [`remove_when_free`], if it is the one with this id.
+pub fn remove_made_when_free(store: &Store, name: &str, id: &str) -> rekindle_store::Result<()> {
+    once_free(|| store.remove_made(name, id))
+}
+
+fn once_free(remove: impl Fn() -> rekindle_store::Result<()>) -> rekindle_store::Result<()> {
     let began = Instant::now();
     loop {
-        match store.remove(name) {
-            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < limit => {
+        match remove() {
+            Err(rekindle_store::Error::ImageInUse { .. }) if began.elapsed() < IN_USE_LIMIT => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             other => return other,

@@ -5,7 +5,6 @@ use std::io::{BufReader, BufWriter};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rekindle_protocol::worker::ask;
 use rekindle_store::{Manifest, PartKind, Store};
@@ -24,9 +23,6 @@ use crate::sandboxes::Sandbox;
 
 /// How much of an archive is read and written at once.
 const PIECE: usize = 1 << 20;
-/// How long an image that is to be removed may still be in use: by a worker that was just ended, or by a process that is
-/// being started.
-const IN_USE_LIMIT: Duration = Duration::from_secs(10);
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
@@ -62,13 +58,13 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     Ok(json!({ "images": images, "caches": caches.shown() }))
 }
 
-/// The manifest, with what its chunks come to in place of the chunks.
 /// How its modules are loaded, on each worker.
 fn code(manifest: &Manifest) -> Vec<&Value> {
     let states = manifest.parts.iter().filter(|part| part.kind == PartKind::WorkerState);
     states.filter_map(|part| part.attributes.get("code")).collect()
 }
 
+/// The manifest, with what its chunks come to in place of the chunks.
 pub fn inspect(store: &Store, name: &str) -> Result<Value> {
     let image = store.image(name)?;
     let manifest = image.manifest();
@@ -161,7 +157,7 @@ pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
         });
         // Nor does anybody fill a cache from it.
         let _still = pool.caches.hold_still();
-        match remove_when_free(store, name, IN_USE_LIMIT) {
+        match remove_when_free(store, name) {
             Ok(()) => {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;

@@ -23,7 +23,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::places::Places;
 use crate::images::metadata::ImageMetadata;
-use crate::images::{cpu_images, machine, preflight};
+use crate::images::{cpu_images, machine, preflight, remove_made_when_free};
 use crate::lifecycle::run::{create, give_back};
 use crate::reply::Reply;
 use crate::sandboxes::admission::AdmissionSocket;
@@ -60,7 +60,7 @@ pub fn commit(
     let proven = timeline.time("prove", || prove(&image));
     drop(image);
     let told = proven.map_err(|error| Error::Unproven { reason: error.to_string() });
-    match told.is_err().then(|| daemon.store.remove_made(&name, &id)) {
+    match told.is_err().then(|| remove_made_when_free(&daemon.store, &name, &id)) {
         Some(Err(error)) => {
             log::error!("the image of a checkpoint that was not proven stays until the next daemon: {error}");
             std::mem::forget(note);

@@ -1,7 +1,6 @@
 //! A GPU half that sleeps: what is known of it, and removing it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Level;
@@ -10,9 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::images::remove_when_free;
 use crate::sandboxes::Sandbox;
-
-/// How long what slept may be in use after it is not needed any more.
-const IN_USE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A GPU half that sleeps, as the record has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +35,7 @@ pub fn end(sandbox: &Sandbox) {
 /// Removes it from its store.
 pub fn forget(root: &Path, id: &str) {
     // A worker may be made ready for it just now.
-    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id, IN_USE_LIMIT) {
+    let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id) {
         Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
         other => other.and_then(|()| store.collect().map(drop)),
     });

@@ -77,11 +77,11 @@ pub fn read(path: &Path) -> Vec<Trace> {
     })
 }
 
-/// Adds phases to the newest. Several threads may do so at once.
+/// Adds phases to the newest restore, after which there may have been something else. Several threads may do so at once.
 pub fn extend(path: &Path, phases: impl IntoIterator<Item = Phase>) {
     let _exclusive = exclusive();
     let mut traces = read(path);
-    let Some(newest) = traces.last_mut() else { return };
+    let Some(newest) = traces.iter_mut().rfind(|trace| trace.operation == Operation::Restore) else { return };
     newest.phases.extend(phases);
     newest.phases.sort_by_key(|phase| phase.start_us);
     if let Err(error) = write(path, &traces) {
@@ -113,22 +113,37 @@ fn write(path: &Path, traces: &[Trace]) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    fn trace(operation: Operation, total_us: u64) -> Trace {
+        Trace {
+            operation,
+            image: "i".into(),
+            began: clock::now(),
+            total_us,
+            stopped_us: 0,
+            problem: None,
+            phases: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_a_restore_has_left_to_be_done_is_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = place(directory.path(), "0a");
+        for operation in [Operation::Restore, Operation::Restore, Operation::Checkpoint] {
+            add(&path, trace(operation, 1)).unwrap();
+        }
+        extend(&path, [Phase { name: "late".into(), ..Phase::default() }]);
+        let phases: Vec<_> = read(&path).iter().map(|trace| trace.phases.len()).collect();
+        assert_eq!(phases, [0, 1, 0]);
+    }
+
     #[test]
     fn the_newest_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = place(directory.path(), "0a");
         assert!(read(&path).is_empty());
         for total_us in 0..20 {
-            let trace = Trace {
-                operation: Operation::Checkpoint,
-                image: "i".into(),
-                began: clock::now(),
-                total_us,
-                stopped_us: 0,
-                problem: None,
-                phases: Vec::new(),
-            };
-            add(&path, trace).unwrap();
+            add(&path, trace(Operation::Checkpoint, total_us)).unwrap();
         }
         let kept: Vec<_> = read(&path).iter().map(|trace| trace.total_us).collect();
         assert_eq!(kept, (4..20).collect::<Vec<_>>());

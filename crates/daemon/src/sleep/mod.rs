@@ -38,7 +38,7 @@ use crate::timeline::Timeline;
 use crate::workers::{Worker, gpu_half};
 
 /// How long a worker may take to become a keeper.
-const KEEPER_LIMIT: Duration = Duration::from_secs(5);
+const KEEPER_LIMIT: Duration = Duration::from_secs(60);
 /// What must stay free beside what is saved.
 const SPARE: u64 = 64 << 20;
 /// Puts a program's GPU half to sleep.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
-use rekindle_sandbox::ending::ends_soon;
+use rekindle_sandbox::ending;
 
 use crate::error::{Error, Result};
 use crate::host::process;
@@ -34,6 +34,10 @@ const STATUS_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a killed worker's end is waited for.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long after its connection's end a worker's own end may begin, and how long one that is dying may take to be gone.
+const END_NOTICE: Duration = Duration::from_millis(500);
+const DEATH: Duration = Duration::from_secs(30);
 
 /// What a new worker is started with.
 pub struct Start<'a> {
@@ -315,13 +319,16 @@ impl Worker {
 
     /// Why a request was not answered. A worker that ended says so in its log.
     fn lost(&self, action: &'static str, source: FrameError) -> Error {
-        // It closes what it has one by one, a driver's devices take longest, and its end is noticed after that.
-        let has_ended = || self.ended().is_some();
-        let is_over = matches!(source, FrameError::Closed)
-            && (has_ended() || (self.pid() > 0 && ends_soon(self.pid(), has_ended)));
-        match self.ended().filter(|_| is_over) {
-            Some(how) => Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log },
-            None => Error::WorkerConnection { action, source },
+        let began = Instant::now();
+        let may_end = || match began.elapsed() {
+            past if past < END_NOTICE => true,
+            past => past < DEATH && self.pid() > 0 && ending::is_dying(self.pid()),
+        };
+        while matches!(source, FrameError::Closed) && may_end() {
+            if let Some(how) = self.ended() {
+                return Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log };
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -425,5 +432,26 @@ fn describe(status: ExitStatus) -> String {
         (Some(code), _) => format!("it ended with status {code}"),
         (_, Some(signal)) => format!("it was killed by signal {signal}"),
         _ => "it ended in an unknown way".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_one_that_takes_long_to_be_gone_is_told_as_its_end() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let address = Address { number: 0, socket: PathBuf::new(), log: PathBuf::new() };
+        let worker = Worker::new(address, child.id() as i32, None, Box::new(|_| {}));
+        child.kill().unwrap();
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(2 * END_NOTICE);
+                worker.note_end(describe(child.wait().unwrap()));
+            });
+            worker.lost("tell its state", FrameError::Closed)
+        });
+        assert!(matches!(&told, Error::WorkerEnded { how, .. } if how.contains("signal 9")), "{told}");
     }
 }
