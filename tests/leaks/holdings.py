@@ -2,10 +2,15 @@
 
 import contextlib
 import os
+import stat
 from pathlib import Path
+
+from rekindle import below
 
 # What is the same at so many looks one after the other stays so.
 STEADY = 20
+# What is learned of an image, by the first few restores that rest for long enough.
+ADVICE = {"load-order.json", "first-pages.json", "unwritten.json"}
 
 
 def processes(rekindle):
@@ -21,9 +26,7 @@ def processes(rekindle):
 
 
 def daemon(rekindle):
-    found = [pid for pid, command in processes(rekindle).items() if Path(command.split()[0]).name == "rekindled"]
-    # Workers and what holds sandboxes are the same program, told so by a word, and begin later.
-    return min(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]))
+    return int((rekindle.state / "lock").read_text().split()[1])
 
 
 def unreaped(parent):
@@ -49,7 +52,7 @@ def inside(rekindle):
 
 def files_of_sandboxes(rekindle):
     """What lies in memory, and what the disk has for those that run."""
-    return [path for root in (rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps") for path in root.rglob("*")]
+    return [path for path, _ in below(rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps")]
 
 
 def held(rekindle):
@@ -64,11 +67,12 @@ def held(rekindle):
         "unreaped": unreaped(pid),
         "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": len(files_of_sandboxes(rekindle)),
-        "bytes in memory": sum(path.lstat().st_blocks * 512 for path in rekindle.run_root.rglob("*")),
+        "bytes in memory": sum(found.st_blocks * 512 for _, found in below(rekindle.run_root)),
     }, int(status["RssAnon"].split()[0]) << 10
 
 
 def on_disk(rekindle):
-    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own."""
-    files = [path for path in rekindle.state.rglob("*") if path.is_file() and not path.name.startswith("daemon.log")]
-    return {"files on disk": len(files), "bytes on disk": sum({path.lstat().st_ino: path.lstat().st_blocks * 512 for path in files}.values())}
+    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own, and for advice."""
+    others = [found for path, found in below(rekindle.state) if path.name not in ADVICE and not path.name.startswith("daemon.log")]
+    files = [found for found in others if stat.S_ISREG(found.st_mode)]
+    return {"files on disk": len(files), "bytes on disk": sum({found.st_ino: found.st_blocks * 512 for found in files}.values())}
