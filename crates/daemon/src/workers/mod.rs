@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
+use rekindle_sandbox::ending;
 
 use crate::error::{Error, Result};
 use crate::host::process;
@@ -34,8 +35,10 @@ const STATUS_LIMIT: Duration = Duration::from_secs(60);
 /// How long a killed worker's end is waited for.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long after its connection's end a worker's own end may be noticed.
+/// How long after its connection's end a worker may begin to end.
 const END_NOTICE: Duration = Duration::from_millis(500);
+/// How long one that ends may take until that is noticed: all that it has is given back before.
+const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a new worker is started with.
 pub struct Start<'a> {
@@ -317,8 +320,12 @@ impl Worker {
 
     /// Why a request was not answered. A worker that ended says so in its log.
     fn lost(&self, action: &'static str, source: FrameError) -> Error {
-        let began = Instant::now();
-        while matches!(source, FrameError::Closed) && began.elapsed() < END_NOTICE {
+        let (began, pid) = (Instant::now(), self.pid());
+        let may_end = || match began.elapsed() {
+            past if past < END_NOTICE => true,
+            past => past < END_LIMIT && pid > 0 && ending::is_dying(pid),
+        };
+        while matches!(source, FrameError::Closed) && may_end() {
             if let Some(how) = self.ended() {
                 return Error::WorkerEnded { action, how: self.with_words(how), log: self.address().log };
             }
