@@ -24,8 +24,9 @@ use crate::sandboxes::Sandbox;
 
 /// How much of an archive is read and written at once.
 const PIECE: usize = 1 << 20;
-/// How long an image that is to be removed may still be in use.
-const IN_USE_LIMIT: Duration = Duration::from_millis(250);
+/// How long an image that is to be removed may still be in use: whoever notes something with it, or is done with it just
+/// now, may have to wait for a processor or a disk.
+const IN_USE_LIMIT: Duration = Duration::from_secs(2);
 
 pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
