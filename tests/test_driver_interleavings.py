@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from interleavings import machine, standin
-from interleavings.rounds import REFUSED, play, rounds, seeds
+from interleavings.rounds import REFUSED, do, play, rounds, seeds
 from rekindle import Rekindle, below
 
 PROGRAM = Path(__file__).parent / "interleavings/tree.py"
@@ -31,7 +31,10 @@ MOST_IMAGES = 3
 NATIVE = 2
 # How long a step of the driver may take that hangs, seconds.
 STEP = 4
+# A root that starts another program waits so for that to begin, for long where no processor is free.
+STARTS_ANOTHER = "the program cannot be dumped: thread .* is in uninterruptible sleep"
 DRIVER_REFUSED = REFUSED + [
+    STARTS_ANOTHER,
     r"there is no process \d+ to be checkpointed",
     r"process \d+ belongs to the sandbox .*; checkpoint it by that name",
     r"process \d+ is being checkpointed just now; try again",
@@ -122,7 +125,8 @@ class Scene:
             self.start_native()
         if number == 0:
             self.rekindle("run", "-d", "--mode", "driver", "--name", NAMES[0], "--", *self.words())
-            self.rekindle("checkpoint", "--pid", self.natives[0].pid, "--to", IMAGES[0], "--leave-running")
+            take = ("checkpoint", "--pid", self.natives[0].pid, "--to", IMAGES[0], "--leave-running")
+            self.rekindle.wait(lambda: do(self.rekindle, take, [STARTS_ANOTHER]).worked, "the first image")
         self.driver.reset()
         for image in self.rekindle.json("images")["images"][MOST_IMAGES:]:
             self.rekindle("rmi", image["name"])
