@@ -16,6 +16,18 @@ BINARIES = Path(os.environ.get("REKINDLE_TEST_BINARIES", ROOT / "target/release"
 PATIENCE = 120
 
 
+def below(*places):
+    """All that lies below, and what is known of it. Things come and go meanwhile."""
+    for place in places:
+        for at, folders, files in os.walk(place):
+            for path in (Path(at, name) for name in folders + files):
+                try:
+                    found = path.lstat()
+                except FileNotFoundError:
+                    continue
+                yield path, found
+
+
 class CommandError(Exception):
     """A command that failed: its exit code and what it said."""
 

@@ -30,7 +30,9 @@ def asked(rekindle, name):
     answers = lambda: [line for line in rekindle.lines(name) if line.isdigit()]
     seen, file = len(answers()), rekindle.root / name
     file.touch()
-    rekindle.wait(lambda: not file.exists() or not rekindle.sandbox(name)["pid"], "the answer")
+    # What it prints may come to the log a while later.
+    has_answered = lambda: not file.exists() and len(answers()) > seen
+    rekindle.wait(lambda: has_answered() or not rekindle.sandbox(name)["pid"], "the answer")
     return answers()[seen:] == [str(seen)]
 
 
@@ -56,6 +58,8 @@ def logs_of_those_that_wait(rekindle):
 
 def source(rekindle, name):
     """Where the contents came from when it woke last, and how many."""
+    # The program goes on, and may answer, before that is noted.
+    rekindle.wait(lambda: rekindle.sandbox(name)["state"] == "running", f"{name} to be awake")
     wake = [trace for trace in rekindle.json("trace", name, "--svg", rekindle.root / "wake.svg")["traces"] if trace["operation"] == "wake"][-1]
     return next(phase["from"] for phase in wake["phases"] if phase["name"] == "GPU memory")
 

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import pytest
 from interleavings import machine, standin
-from interleavings.rounds import REFUSED, play, rounds, seeds
-from rekindle import Rekindle
+from interleavings.rounds import REFUSED, do, play, rounds, seeds
+from rekindle import Rekindle, below
 
 PROGRAM = Path(__file__).parent / "interleavings/tree.py"
 NAMES, IMAGES = ("a", "b", "c"), ("v", "w", "x", "y", "z")
@@ -28,7 +29,12 @@ NAMES, IMAGES = ("a", "b", "c"), ("v", "w", "x", "y", "z")
 MOST_IMAGES = 3
 # So many programs that were started without Rekindle are there when a round begins.
 NATIVE = 2
+# How long a step of the driver may take that hangs, seconds.
+STEP = 4
+# A root that starts another program waits so for that to begin, for long where no processor is free.
+STARTS_ANOTHER = "the program cannot be dumped: thread .* is in uninterruptible sleep"
 DRIVER_REFUSED = REFUSED + [
+    STARTS_ANOTHER,
     r"there is no process \d+ to be checkpointed",
     r"process \d+ belongs to the sandbox .*; checkpoint it by that name",
     r"process \d+ is being checkpointed just now; try again",
@@ -36,10 +42,16 @@ DRIVER_REFUSED = REFUSED + [
     r"process \d+ ended while (it was to be checkpointed|the driver was to \w+ it)",
     "the connection to the daemon was lost",
     r"the driver could not (lock|checkpoint|restore|unlock) process \d+: (.*as planned|afterwards it is \w+, expected \w+)",
-    r"the driver did not (lock|checkpoint|restore|unlock) process \d+ within (4|15) s",
+    rf"the driver did not (lock|checkpoint|restore|unlock) process \d+ within ({STEP}|15) s",
     "the driver helper ended while it was to .*; its log: ",
     "CRIU could not (dump|restore) the program: ",
 ]
+
+
+def is_of(outcome, program):
+    """Whether the command was about this program; killed may be others than programs."""
+    words = [*map(str, outcome.arguments), ""]
+    return isinstance(program, Program) and (program.name == words[1] or words[1:3] == ["--pid", str(program.pid)])
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ class Scene:
             self.start_native()
         if number == 0:
             self.rekindle("run", "-d", "--mode", "driver", "--name", NAMES[0], "--", *self.words())
-            self.rekindle("checkpoint", "--pid", self.natives[0].pid, "--to", IMAGES[0], "--leave-running")
+            take = ("checkpoint", "--pid", self.natives[0].pid, "--to", IMAGES[0], "--leave-running")
+            self.rekindle.wait(lambda: do(self.rekindle, take, [STARTS_ANOTHER]).worked, "the first image")
         self.driver.reset()
         for image in self.rekindle.json("images")["images"][MOST_IMAGES:]:
             self.rekindle("rmi", image["name"])
@@ -167,10 +180,11 @@ class Scene:
 
         def kill_one():
             time.sleep(delay)
-            pids = [pid for pid in machine.tree(victim.pid) if machine.read(pid, "comm")[1:2] == "/"]
-            if pids and victim.is_alive():
+            named = {pid: machine.read(pid, "comm") for pid in machine.tree(victim.pid)}
+            # Another program that is being started still has the root's name.
+            pids = [pid for pid, name in named.items() if name[1:2] == "/" and (pid == victim.pid or name[0] != "0")]
+            if pids and victim.is_alive() and self.strike(rng.choice(pids), "program"):
                 self.killed.add(victim)
-                self.strike(rng.choice(pids), "program")
 
         kinds = [
             lambda: kill("daemon", daemon),
@@ -183,11 +197,13 @@ class Scene:
         return [lambda: None] * 3 + kinds
 
     def strike(self, pid, who):
+        """Whether it was there."""
         try:
             os.kill(pid, signal.SIGKILL)
-            self.killed.add(who)
         except ProcessLookupError:
-            pass
+            return False
+        self.killed.add(who)
+        return True
 
     # --- and its end
 
@@ -196,6 +212,7 @@ class Scene:
         self.driver.reset_plan()
         # A new daemon, if need be.
         self.rekindle.json("ps")
+        maimed = self.remove_maimed(outcomes)
         self.rest()
         assert not self.wrong.exists(), self.wrong.read_text()
         now = self.programs()
@@ -207,20 +224,34 @@ class Scene:
             words = outcome.arguments
             if outcome.worked and words[0] == "checkpoint":
                 image = words[words.index("--to") + 1]
-                removed = any(other.arguments == ("rmi", image) for other in outcomes)
+                removed = image in maimed or any(other.arguments == ("rmi", image) for other in outcomes)
                 assert image in images or removed, f"the image of {words} is gone"
         self.go_on(now)
         assert not self.wrong.exists(), self.wrong.read_text()
+
+    def remove_maimed(self, outcomes):
+        """Removes images of a program that were taken while a process of it was killed, which may lack that and end themselves
+        as it did, and what was restored from them."""
+        maimed = {
+            outcome.arguments[outcome.arguments.index("--to") + 1]
+            for outcome in outcomes
+            if outcome.worked and outcome.arguments[0] == "checkpoint" and any(is_of(outcome, victim) for victim in self.killed)
+        }
+        for outcome in outcomes:
+            if outcome.worked and outcome.arguments[0] == "restore" and outcome.arguments[1] in maimed:
+                self.rekindle("kill", outcome.arguments[3], check=False)
+        for image in maimed:
+            self.rekindle("rmi", image, check=False)
+        return maimed
 
     def was_told_to_end(self, program, outcomes, images):
         if program in self.killed:
             return True
         for outcome in outcomes:
-            words, refusal = [*map(str, outcome.arguments), ""], outcome.refusal
-            is_meant = program.name == words[1] or (words[1] == "--pid" and words[2] == str(program.pid))
-            if words[0] == "kill" and is_meant:
+            words, refusal = outcome.arguments, outcome.refusal
+            if words[0] == "kill" and is_of(outcome, program):
                 return True
-            if words[0] == "checkpoint" and is_meant:
+            if words[0] == "checkpoint" and is_of(outcome, program):
                 # Nobody knows how far one has come whose daemon was killed.
                 is_made = refusal and "connection to the daemon was lost" in refusal and images - self.images
                 if "--stop" in words and (not refusal or is_made):
@@ -280,7 +311,7 @@ class Scene:
         count = sum(1 for row in rows if row["pid"])
         state, runs = self.rekindle.state, self.rekindle.run_root
         for place in ("driver", "dumps", "store/staging"):
-            left += [str(path) for path in (state / place).rglob("*") if not path.is_dir() or place == "dumps"]
+            left += [str(path) for path, found in below(state / place) if not stat.S_ISDIR(found.st_mode) or place == "dumps"]
         for place in (state / "pages", runs / "run"):
             found = list(place.iterdir())
             if len(found) > count or (live is not None and any(path.name not in live for path in found)):
@@ -312,7 +343,7 @@ class Scene:
 @pytest.mark.parametrize("seed", seeds("1 2"))
 def test_driver_mode_in_any_order(seed):
     """With every second seed what the driver keeps is large enough for page files of its own."""
-    directory, driver = standin.fresh(words=3 << 20 if seed % 2 else 1 << 16)
+    directory, driver = standin.fresh(3 << 20 if seed % 2 else 1 << 16, STEP)
     with directory, Rekindle(**driver.environment) as rekindle:
         scene = Scene(seed, rekindle, driver)
         try:

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,49 @@ def test_a_checkpoint_waits_for_what_falls_asleep_and_wakes_it():
         check(rekindle, go)
 
 
-def test_a_restore_whose_worker_is_killed_begins_again_with_another():
+def test_a_program_that_is_killed_as_it_wakes_has_no_problem():
+    with Rekindle(REKINDLE_FAULT="wake-adopted:hang") as rekindle:
+        go = rekindle.root / "go"
+        rekindle.run("tired", sys.executable, PROGRAM, go, 1)
+        rekindle.wait_lines("tired", 1)
+        rekindle("sleep", "tired")
+        go.touch()
+        rekindle.reached("wake-adopted")
+        pid = rekindle.sandbox("tired")["pid"]
+        kill = begin(rekindle, "kill", "tired")
+        rekindle.wait(lambda: not machine.is_alive(pid), "the program's end")
+        rekindle.let_go("wake-adopted")
+        assert end(kill) == (0, "")
+        row = rekindle.sandbox("tired")
+        assert (row["state"], row["problem"]) == ("killed", None)
+
+
+@pytest.mark.parametrize("command", [["wake", "tired"], ["checkpoint", "tired", "--to", "image", "--stop"]], ids=["wake", "checkpoint"])
+def test_a_program_that_has_just_ended_in_its_sleep_is_said_to_have_ended(rekindle, command):
+    rekindle.run("tired", sys.executable, PROGRAM, rekindle.root / "go", 1)
+    rekindle.wait_lines("tired", 1)
+    rekindle("sleep", "tired")
+    pid = rekindle.sandbox("tired")["pid"]
+    inits = [init for init, words in machine.processes_of(rekindle).items() if words[1:2] == ["sandbox-init"]]
+    try:
+        # Who is to tell the daemon of it stands still.
+        for init in inits:
+            os.kill(init, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        rekindle.wait(lambda: not rekindle.sandbox("tired")["workers"], "the end of what keeps its GPU half")
+        wakes = begin(rekindle, *command)
+        rekindle.wait(lambda: wakes.poll() is not None or rekindle.sandbox("tired")["state"] == "waking", "it to be woken")
+    finally:
+        for init in inits:
+            os.kill(init, signal.SIGCONT)
+    assert end(wakes) == (1, 'rekindle: the program of "tired" ended while it was to be woken\n')
+    rekindle.wait_end("tired")
+    assert rekindle.sandbox("tired")["problem"] is None
+
+
+@pytest.mark.parametrize("seconds", [0, 1], ids=["told at once", "told late"])
+def test_a_restore_whose_worker_is_killed_begins_again_with_another(seconds):
+    """However long a busy machine takes to tell of the worker's end, after its connection was closed."""
     with Rekindle(REKINDLE_FAULT="restore-vacant:hang") as rekindle:
         go = rekindle.root / "go"
         rekindle.run("program", sys.executable, PROGRAM, go, 1)
@@ -161,7 +204,8 @@ def test_a_restore_whose_worker_is_killed_begins_again_with_another():
         workers = lambda: [pid for row in rekindle.sandboxes() if row["name"] == "again" for pid in row["workers"]]
         rekindle.reached("restore-vacant")
         rekindle.wait(workers, "its worker")
-        os.kill(workers()[0], signal.SIGKILL)
-        rekindle.let_go("restore-vacant")
+        with machine.end_untold(workers()[0]):
+            rekindle.let_go("restore-vacant")
+            time.sleep(seconds)
         assert end(restore) == (0, "")
         check(rekindle, go)

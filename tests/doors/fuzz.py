@@ -34,10 +34,10 @@ def bodies(random):
     yield b""
 
 
-def connect(path):
-    """A connection that waits for nothing long."""
+def connect(path, limit=0.2):
+    """A connection that waits for nothing long, or for as long as it takes."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(0.2)
+    connection.settimeout(limit)
     connection.connect(path)
     return connection
 
@@ -71,8 +71,7 @@ def attack(random, path):
 def admitted_and_gone(path):
     """Knocks as a client does, and lets the worker that it gets go, unused or after garbage."""
     for word in (b"", frame(b"garbage"), frame("Resumed"), frame({"Board": {"name": "../../etc/passwd"}})):
-        connection = connect(path)
-        connection.settimeout(None)
+        connection = connect(path, None)
         connection.sendall(frame({"Knock": {"version": 1}}))
         _, rights, _, _ = connection.recvmsg(4, 1024)
         for _, _, data in rights:

@@ -183,7 +183,8 @@ class Chain:
         rekindle = self.rekindle
         if self.random.random() < 0.5:
             for known in rekindle.state.glob("pages/*/parts.json"):
-                known.unlink()
+                # That of one that has ended may go just now.
+                known.unlink(missing_ok=True)
             return
         rekindle("shutdown")
         if rekindle.environment.pop("REKINDLE_CPU_PAGES", None) is None:

@@ -254,13 +254,12 @@ class Scene:
         )
         if outcome.alive and not (outcome.image and told.code == 0):
             outcome.wrong += self.goes_on()
-        if outcome.alive and row and row["problem"] and self.kind == "worker":
-            # Its GPU memory is lost: there is nothing more to take.
-            self.forget()
+        # Then there is nothing more to take.
+        is_gpu_lost = self.kind == "worker" and row and row["problem"]
         if outcome.image:
             self.forget_ended()
             outcome.wrong += self.bring_back(image, outcome.alive)
-        elif not outcome.alive:
+        elif not outcome.alive or is_gpu_lost:
             self.forget()
         return outcome
 
@@ -282,7 +281,7 @@ class Scene:
             return all(now.get(number, 0) > step + 1 for number, step in before.items())
 
         try:
-            self.rekindle.wait(are_further, "progress", kills.REST)
+            self.rekindle.wait(are_further, "progress")
         except TimeoutError:
             return f"not all go on: {before}, {self.work.steps(root)}; "
         return self.found_wrong()
@@ -326,5 +325,5 @@ def environment(kind):
     """With what a daemon is to be started whose holders are killed, and what must live as long."""
     if kind not in ("helper", "relay"):
         return {**kills.FAULTS}, None, None
-    directory, driver = standin.fresh(words=1 << 16)
+    directory, driver = standin.fresh(1 << 16)
     return {**kills.FAULTS, **driver.environment}, directory, driver

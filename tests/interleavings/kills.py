@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -11,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interleavings import machine
+from rekindle import PATIENCE, below
 
 PROGRAM = Path(__file__).parent / "crew.py"
-# How long a command may take whatever is killed, and how long what is left may take to come to rest.
-LIMIT, REST = 60, 30
 # What may be said of it.
 SAID = [
     r"^rekindle: .* ended while it was to be (checkpointed|restored|put to sleep|woken)[^;]*$",
@@ -80,11 +80,11 @@ class Command:
 
     def end(self):
         try:
-            _, said = self.child.communicate(timeout=LIMIT)
+            _, said = self.child.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             states = [(pid, machine.read(pid, "comm").strip(), machine.read(pid, "wchan")) for pid in machine.processes_of(self.rekindle)]
             self.child.kill()
-            raise AssertionError(f"{self.words} has not ended within {LIMIT} s; {states}") from None
+            raise AssertionError(f"{self.words} has not ended within {PATIENCE} s; {states}") from None
         return Told(self.words, self.child.returncode, said.strip(), time.monotonic() - self.began)
 
 
@@ -108,16 +108,29 @@ def strike(pid):
         os.kill(pid, signal.SIGKILL)
 
 
+def whole(rekindle, root, expected):
+    """How far each process has come, once those are there that should be; /proc may leave one out while another ends."""
+    found = []
+
+    def are_there():
+        found[:] = [steps(root)]
+        return set(found[0]) in expected or not machine.is_alive(root)
+
+    rekindle.wait(are_there, f"the processes {expected} of {root}")
+    assert set(found[0]) in expected, f"{found[0]} in place of {expected}"
+    return found[0]
+
+
 def go_on(rekindle, root, expected=None):
     """All that live; `expected`: whose numbers those should be."""
-    before = steps(root)
-    assert before and expected in (None, set(before)), f"{before} in place of {expected}"
+    before = whole(rekindle, root, [expected]) if expected else steps(root)
+    assert before, f"none of {root} is there"
 
     def are_further():
         now = steps(root)
         return all(number in now and now[number] > step + 1 for number, step in before.items())
 
-    rekindle.wait(are_further, f"all of {before} to go on, now {steps(root)}", REST)
+    rekindle.wait(are_further, f"all of {before} to go on, now {steps(root)}")
 
 
 def check_told(told):
@@ -147,7 +160,7 @@ def unfinished(rekindle, roots, driver=None):
             left.append(f"process {pid}: {program}")
     count = sum(1 for row in rows if row["pid"])
     for place in ("driver", "dumps", "store/staging"):
-        left += [str(path) for path in (rekindle.state / place).rglob("*") if not path.is_dir() or place == "dumps"]
+        left += [str(path) for path, found in below(rekindle.state / place) if not stat.S_ISDIR(found.st_mode) or place == "dumps"]
     for place in (rekindle.state / "pages", rekindle.run_root / "run"):
         found = list(place.iterdir()) if place.is_dir() else []
         if len(found) > count:
@@ -165,6 +178,6 @@ def rest(rekindle, roots, driver=None):
         return not left
 
     try:
-        rekindle.wait(is_at_rest, "rest", REST)
+        rekindle.wait(is_at_rest, "rest")
     except TimeoutError:
         raise AssertionError(f"this stays: {left}") from None

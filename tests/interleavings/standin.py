@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from rekindle import ROOT
+from rekindle import PATIENCE, ROOT
 
 SOURCE = ROOT / "crates/cli/tests/programs/standin_driver.c"
 GPUS = "1 H200 100000000 50000000\n2 H200 100000000 50000000\n"
@@ -16,9 +16,9 @@ KNOWS_NONE = 1
 
 
 class Standin:
-    """In DIRECTORY; what the driver keeps for a process has so many words of 8 bytes."""
+    """In DIRECTORY; what the driver keeps for a process has so many words of 8 bytes. A step may take so many seconds."""
 
-    def __init__(self, directory, words):
+    def __init__(self, directory, words, limit):
         self.directory = Path(directory)
         # A process's state is found by the library's path.
         self.library = self.directory / "libcuda.so.1"
@@ -32,7 +32,7 @@ class Standin:
         self.environment = {
             "REKINDLE_LIBCUDA": str(self.library),
             "REKINDLE_DRIVER_HUGE_PAGES": str(self.switch),
-            "REKINDLE_DRIVER_LIMIT_MS": "4000",
+            "REKINDLE_DRIVER_LIMIT_MS": str(1000 * limit),
             "STANDIN_DIR": str(self.directory),
         }
 
@@ -55,6 +55,6 @@ class Standin:
         return None if code == KNOWS_NONE else STATES[state.value]
 
 
-def fresh(words):
+def fresh(words, limit=PATIENCE):
     directory = tempfile.TemporaryDirectory(prefix="rekindle-standin-")
-    return directory, Standin(os.path.realpath(directory.name), words)
+    return directory, Standin(os.path.realpath(directory.name), words, limit)

@@ -6,9 +6,12 @@ import stat
 from pathlib import Path
 
 from interleavings.machine import daemon
+from rekindle import below
 
 # What is the same at so many looks one after the other stays so.
 STEADY = 20
+# What is learned of an image, by the first few restores that rest for long enough.
+ADVICE = {"load-order.json", "first-pages.json", "unwritten.json"}
 
 
 def processes(rekindle):
@@ -43,20 +46,9 @@ def inside(rekindle):
     return found
 
 
-def below(*roots):
-    """All that lies below, with what is known of each. What goes meanwhile is not there."""
-    found = {}
-    for root in roots:
-        for place, directories, files in os.walk(root):
-            for path in (Path(place, name) for name in directories + files):
-                with contextlib.suppress(FileNotFoundError):
-                    found[path] = path.lstat()
-    return found
-
-
 def files_of_sandboxes(rekindle):
     """What lies in memory, and what the disk has for those that run."""
-    return list(below(rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps"))
+    return [path for path, _ in below(rekindle.run_root, rekindle.state / "pages", rekindle.state / "dumps")]
 
 
 def held(rekindle):
@@ -71,11 +63,12 @@ def held(rekindle):
         "unreaped": unreaped(pid),
         "mounts": sum(str(rekindle.root) in line or str(rekindle.run_root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines()),
         "files": len(files_of_sandboxes(rekindle)),
-        "bytes in memory": sum(found.st_blocks * 512 for found in below(rekindle.run_root).values()),
+        "bytes in memory": sum(found.st_blocks * 512 for _, found in below(rekindle.run_root)),
     }, int(status["RssAnon"].split()[0]) << 10
 
 
 def on_disk(rekindle):
-    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own."""
-    files = [found for path, found in below(rekindle.state).items() if stat.S_ISREG(found.st_mode) and not path.name.startswith("daemon.log")]
+    """Files and bytes of the state directory but for the daemon's own log, which has a limit of its own, and for advice."""
+    others = [found for path, found in below(rekindle.state) if path.name not in ADVICE and not path.name.startswith("daemon.log")]
+    files = [found for found in others if stat.S_ISREG(found.st_mode)]
     return {"files on disk": len(files), "bytes on disk": sum({found.st_ino: found.st_blocks * 512 for found in files}.values())}

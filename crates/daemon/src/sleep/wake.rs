@@ -72,6 +72,8 @@ pub fn knocked(sandbox: &Arc<Sandbox>) -> Option<String> {
             let began = sandbox.begin(State::Waking, "woken");
             match began.and_then(|operation| wake_up(&sandbox, operation)) {
                 Ok(_) | Err(Error::Occupied { .. } | Error::NotAsleep { .. }) => {}
+                // Nobody needs a GPU any more.
+                Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. }) => {}
                 Err(error) => sandbox.report_problem(error.to_string()),
             }
         });
@@ -85,9 +87,10 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
     let asleep = sandbox.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
     let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
     let keeper = sandbox.live_workers().into_iter().find(|worker| worker.client() == asleep.pid);
-    let keeper = keeper.ok_or_else(|| Error::WorkerDead {
-        name: name.clone(),
-        how: "what kept it while it slept has ended".to_string(),
+    let keeper = keeper.ok_or_else(|| {
+        let how = "what kept it while it slept has ended".to_string();
+        // It ends with its program.
+        operation.explain(Error::WorkerDead { name: name.clone(), how })
     })?;
     let image = Image::open(&asleep.image)?;
     let key = ImageKey::of_asleep(&image, asleep.level);

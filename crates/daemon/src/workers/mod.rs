@@ -330,6 +330,7 @@ impl Worker {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+        Error::WorkerConnection { action, source }
     }
 
     /// How it ended, with the last line of its log, without the line's time and level.
