@@ -46,10 +46,10 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
     Ok(part.transpose()?)
 }
 
-/// Gives modules in pieces what the image has of them.
-pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+/// Gives modules in pieces what the image has of them; so many bytes.
+pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result<u64> {
     if state.kernels.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     let part = image.part(PartKind::Module, PART);
     let part = part.ok_or_else(|| Error::State(format!("the image has no part {PART}")))?;
@@ -72,7 +72,7 @@ pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result
             pieces.bring(&row.name, piece);
         }
     }
-    Ok(())
+    Ok(part.bytes)
 }
 
 /// Loads them, on a thread of its own. What is loaded in its turn is not among them.

@@ -14,6 +14,7 @@ mod ahead;
 mod block;
 mod cache;
 mod cache_fill;
+mod code_parts;
 mod contents;
 mod course;
 mod disk;

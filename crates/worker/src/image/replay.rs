@@ -10,7 +10,7 @@ use rekindle_store::Image;
 
 use super::ahead::Ahead;
 use super::error::{Result, device};
-use super::restore_code::{check_global, contents, function, in_pieces, load, piece, whole};
+use super::restore_code::{check_global, code, contents, function, in_pieces, load, piece, whole};
 use super::state::{FunctionState, ModuleState, State, StreamState};
 use crate::client::{Client, GlobalGiven, ModuleObject, StreamObject};
 
@@ -51,7 +51,7 @@ pub(super) fn replay(
             Moment::Load(n) => {
                 let row = &state.modules[n];
                 let module = match state.pieces_of(row) {
-                    Some(_) => in_pieces(client, image, (state, row))?,
+                    Some(_) => in_pieces((state, row), code(client, image, row)?),
                     None => load(client, image, (state, row), ahead)?,
                 };
                 match row.id {

@@ -12,6 +12,7 @@ use rekindle_ring::{BoardMapping, Liveness, Ring};
 use rekindle_store::{Image, PartKind};
 
 use super::block::Preparing;
+use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::hidden::open_windows;
 use super::loading::{Loading, Work, spans};
@@ -57,6 +58,7 @@ pub(crate) fn restore(
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
+    let code_parts = CodeParts::begin(Image::open(image.path())?, &state);
     let begun = match dispatcher.prepared.take() {
         Some(prepared) => prepared.of(&mut dispatcher.client, &image, &state)?,
         None => begin(dispatcher, &image, &state)?,
@@ -123,6 +125,7 @@ pub(crate) fn restore(
     };
     let beside = remote.clone();
     let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
+    timer.lap("begin to load", 0);
     let done = begun.replayed.as_ref().map_or(0, |replayed| replay::loads(&state, replayed.steps) as u64);
     let own_streams = match begun.replayed {
         Some(Replayed { own_streams, whole: true, .. }) => own_streams,
@@ -131,13 +134,14 @@ pub(crate) fn restore(
             replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, begun)?
         }
     };
-    restore_code::pieces(&mut dispatcher.client, &image, &state)?;
-    kernels::load_beside(&dispatcher.client, &state, beside);
     timer.lap("modules", 0);
     let found = done + dispatcher.ahead.found();
     let in_pieces = state.pieces.len() as u64;
     let whole = state.modules.len() as u64 - in_pieces;
     timer.count([("loaded ahead", found), ("loaded", whole - found), ("in pieces", in_pieces)]);
+    let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, code_parts)?;
+    kernels::load_beside(&dispatcher.client, &state, beside);
+    timer.lap("kernels", bytes);
     dispatcher.ahead.clear();
     events(&mut dispatcher.client, &state)?;
     graphs(&mut dispatcher.client, &state)?;

@@ -8,6 +8,7 @@ use rekindle_store::{Image, PartKind};
 
 use super::ahead::{self, Ahead};
 use super::block::{Block, Blocks};
+use super::code_parts::{self, CodeParts};
 use super::error::{Error, Result, device};
 use super::state::{CodeState, FunctionState, ModuleState, State, globals_part};
 use super::{kernels, save_memory};
@@ -72,13 +73,7 @@ pub(super) fn loaded(
 /// The code of a module: what the image has, or a file that is the one it was.
 pub(super) fn code(client: &mut Client, image: &Image, row: &ModuleState) -> Result<LoadedCode> {
     Ok(match &row.code {
-        CodeState::Part(name) => {
-            let part = image.part(PartKind::Module, name);
-            let part = part.ok_or_else(|| Error::State(format!("the image has no module {name}")))?;
-            let mut bytes = vec![0; part.bytes as usize];
-            image.read_part(part, 0, &mut bytes)?;
-            LoadedCode::Owned(Code::new(bytes))
-        }
+        CodeState::Part(name) => LoadedCode::Owned(code_parts::read(image, name)?),
         CodeState::File { path, offset, bytes, identity } => {
             let mapped = client.gpus.code().map(Path::new(path), *offset, *bytes);
             let mapped = mapped.map_err(|source| Error::Io { action: "map", path: path.clone(), source })?;
@@ -124,24 +119,20 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
 }
 
 /// A module in pieces, of which nothing is loaded: its globals are among the buffers.
-pub(super) fn in_pieces(
-    client: &mut Client,
-    image: &Image,
-    (state, row): (&State, &ModuleState),
-) -> Result<ModuleObject> {
+pub(super) fn in_pieces((state, row): (&State, &ModuleState), code: LoadedCode) -> ModuleObject {
     let globals = state.pieces_of(row).unwrap_or_default();
     let told = row.id.is_some_and(|id| state.constants_told.contains(&id));
-    Ok(ModuleObject {
+    ModuleObject {
         device: row.device,
         kind: row.kind,
         options: row.options.clone(),
-        code: code(client, image, row)?,
+        code,
         body: Body::Pieces(Pieces::restored(globals, told)),
         loaded_at: row.loaded_at,
         unloaded_at: None,
         globals: Vec::new(),
         whole: None,
-    })
+    }
 }
 
 /// A kernel of a module in pieces, which is loaded when it is first used.
@@ -169,10 +160,23 @@ pub(super) fn piece(client: &mut Client, row: &FunctionState) -> Result<()> {
 }
 
 /// All modules in pieces and their kernels that had no turn.
-pub(super) fn pieces(client: &mut Client, image: &Image, state: &State) -> Result<()> {
+/// Bytes of the kernels that are there to be loaded.
+pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: CodeParts) -> Result<u64> {
+    let mut parts = parts.wait()?;
     for row in state.modules.iter().filter(|row| state.pieces_of(row).is_some()) {
         let Some(id) = row.id.filter(|id| client.modules.is_free(*id)) else { continue };
-        let module = in_pieces(client, image, (state, row))?;
+        let code = match &row.code {
+            CodeState::Part(name) => match parts.remove(name) {
+                Some(code) => {
+                    let code = code?;
+                    parts.insert(name.clone(), Ok(code.clone()));
+                    LoadedCode::Owned(code)
+                }
+                None => code(client, image, row)?,
+            },
+            CodeState::File { .. } => code(client, image, row)?,
+        };
+        let module = in_pieces((state, row), code);
         client.modules.insert(id, module).map_err(device("number a module as before"))?;
     }
     let kernels = state.functions.iter().filter(|row| state.pieces.contains_key(&row.module));
