@@ -10,6 +10,7 @@ use std::path::Path;
 use rekindle_protocol::fault;
 use rekindle_store::Image;
 
+use super::code_parts::CodeParts;
 use super::course::Course;
 use super::error::{Error, Result, device};
 use super::replay::OwnStreams;
@@ -40,6 +41,7 @@ pub(crate) fn prepare(dispatcher: &mut Dispatcher, image: &Path, register: bool)
     let course = Course::of(&state)?;
     let none = (0, OwnStreams::new());
     let own_streams = replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, none)?;
+    begun.code = Some(CodeParts::begin(Image::open(image.path())?, &state));
     begun.replayed = Some(Replayed { steps: course.steps(), own_streams, whole: true });
     if register && begun.blocks.is_some() {
         let any = dispatcher.client.any_device().map_err(device("be used"))?;
@@ -69,6 +71,6 @@ impl Prepared {
             blocks => blocks,
         };
         let replayed = self.begun.replayed.map(|replayed| Replayed { whole: false, ..replayed });
-        Ok(Begun { blocks, replayed, registering: None })
+        Ok(Begun { blocks, code: None, replayed, registering: None })
     }
 }

@@ -58,10 +58,13 @@ pub(crate) fn restore(
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
-    let code_parts = CodeParts::begin(Image::open(image.path())?, &state);
     let begun = match dispatcher.prepared.take() {
         Some(prepared) => prepared.of(&mut dispatcher.client, &image, &state)?,
         None => begin(dispatcher, &image, &state)?,
+    };
+    let code_parts = match begun.code {
+        Some(code) => code,
+        None => CodeParts::begin(Image::open(image.path())?, &state),
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
@@ -160,6 +163,8 @@ pub(crate) fn restore(
 pub(super) struct Begun {
     /// None where no contents are loaded.
     pub blocks: Option<Preparing>,
+    /// None until somebody has begun to read it.
+    pub code: Option<CodeParts>,
     /// None while modules and streams are still to be made.
     pub replayed: Option<Replayed>,
     /// Where contents in memory are made known to a device.
@@ -185,7 +190,7 @@ pub(super) fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -
     client.gpus.platform.expect_placements(&state.placements);
     client.history = state.history;
     open_contexts(client, state)?;
-    Ok(Begun { blocks, replayed: None, registering: None })
+    Ok(Begun { blocks, code: None, replayed: None, registering: None })
 }
 
 /// The encoded state of the image.
