@@ -75,7 +75,7 @@ def quiet(rekindle, name, image, count):
 
 def beside_others(rekindle, name, image, count):
     """While torch programs start and end in a loop."""
-    loop = f"while true; do {sys.executable} -c \"{NEIGHBOUR}\"; done"
+    loop = f'while true; do {sys.executable} -c "{NEIGHBOUR}"; done'
     others = [subprocess.Popen(["bash", "-c", loop], stdout=subprocess.DEVNULL, process_group=0) for _ in range(NEIGHBOURS)]
     try:
         time.sleep(5)
@@ -103,7 +103,11 @@ def measure(binaries, memory, work, note, ways=("whole", "pieces"), counts=(5, 3
         state = memory / f"anywhere-{way}"
         with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_CODE=way, REKINDLE_POOL="2", **ENVIRONMENT) as rekindle:
             made = {}
-            note(f"{SERVICE}, {way}", rekindle, lambda: made.update(make(rekindle, [SERVICE], work)) or row(made[SERVICE], quiet(rekindle, SERVICE, made[SERVICE], usual)))
+            note(
+                f"{SERVICE}, {way}",
+                rekindle,
+                lambda: made.update(make(rekindle, [SERVICE], work)) or row(made[SERVICE], quiet(rekindle, SERVICE, made[SERVICE], usual)),
+            )
             if SERVICE in made:
                 note(f"{SERVICE}, {way}, beside others", rekindle, lambda: row(made[SERVICE], beside_others(rekindle, SERVICE, made[SERVICE], busy)))
         with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_CODE=way, REKINDLE_POOL="0", **ENVIRONMENT) as rekindle:

@@ -29,7 +29,14 @@ def restores(results):
         lines.append(f"| {what} | {spread(whole, 0)} | {spread(pieces, 0)} | {limit} ms | {verdict(statistics.median(pieces) <= limit)} |")
 
     line("restore to running", "", running, 80)
+    later = rows[f"{SERVICE}, pieces, code read beside"]
+    lines.append(
+        f"| the same, code read beside the program | | {spread(running(later), 0)} | 80 ms | {verdict(statistics.median(running(later)) <= 80)} |"
+    )
     line("first answer beyond a warm one", "", beyond, 180)
+    lines.append(
+        f"| the same, code read beside the program | | {spread(beyond(later), 0)} | 180 ms | {verdict(statistics.median(beyond(later)) <= 180)} |"
+    )
     line("restore to running, no worker waits", ", no worker", running, 600)
     quiet = statistics.quantiles(running(of("")[1]), n=20)[-1]
     line("restore to running, two other torch programs start and end in a loop", ", beside others", running, round(3 * quiet))

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use memmap2::Mmap;
 use rekindle_device::Code;
@@ -18,13 +18,40 @@ use rekindle_device::Code;
 pub(crate) enum LoadedCode {
     Owned(Code),
     Mapped(MappedCode),
+    Pending(Arc<PendingCode>),
 }
 
 impl LoadedCode {
-    pub(crate) fn code(&self) -> Code {
+    /// `Err` says why code that was to be read could not be.
+    pub(crate) fn code(&self) -> Result<Code, String> {
         match self {
-            LoadedCode::Owned(code) => code.clone(),
-            LoadedCode::Mapped(mapped) => Code::new(mapped.clone()),
+            LoadedCode::Owned(code) => Ok(code.clone()),
+            LoadedCode::Mapped(mapped) => Ok(Code::new(mapped.clone())),
+            LoadedCode::Pending(pending) => pending.wait(),
+        }
+    }
+}
+
+/// Code of an image that another thread reads.
+#[derive(Default)]
+pub(crate) struct PendingCode {
+    read: Mutex<Option<Result<Code, String>>>,
+    is_read: Condvar,
+}
+
+impl PendingCode {
+    pub(crate) fn set(&self, code: Result<Code, String>) {
+        *self.read.lock().unwrap_or_else(PoisonError::into_inner) = Some(code);
+        self.is_read.notify_all();
+    }
+
+    pub(crate) fn wait(&self) -> Result<Code, String> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*read {
+                Some(code) => return code.clone(),
+                None => read = self.is_read.wait(read).unwrap_or_else(PoisonError::into_inner),
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Modules, kernels and globals, in the order in which the program asked for them.
 
 use rekindle_cuda::{
-    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_SUCCESS,
+    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_SUCCESS,
 };
 use rekindle_device::{Code, FunctionInfo, GpuKind, LinkInput, LoadError, Loaded, Result};
 use rekindle_protocol::operation::{
@@ -19,6 +20,14 @@ const INPUT_PTX: u32 = 1;
 const INPUT_FATBIN: u32 = 3;
 /// How a fatbin begins.
 const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
+
+/// Code, which may have to be read first.
+pub(super) fn read(code: &LoadedCode) -> Result<Code> {
+    code.code().map_err(|error| {
+        log::error!("code of the image cannot be read: {error}");
+        CUDA_ERROR_INVALID_IMAGE
+    })
+}
 
 impl Client {
     pub(super) fn load_module(&mut self, request: ModuleLoad<'_>, trailer: &[u8]) -> Result<ModuleLoaded> {
@@ -39,7 +48,7 @@ impl Client {
         };
         let (body, whole) = match apart {
             Ok(pieces) => (Body::Pieces(pieces), None),
-            Err(whole) => match self.context(device)?.device.module_load(code.code(), kind, &options) {
+            Err(whole) => match self.context(device)?.device.module_load(read(&code)?, kind, &options) {
                 Ok(Loaded { module, log: said }) => {
                     log = said;
                     (Body::Whole(module), whole.map(str::to_string))
@@ -65,7 +74,7 @@ impl Client {
         options: &[(i32, u64)],
         log: &mut String,
     ) -> Result<std::result::Result<Pieces, &'static str>> {
-        let given = code.code();
+        let given = read(code)?;
         let is_fatbin = given.bytes().starts_with(&FATBIN);
         let kind = if is_fatbin { INPUT_FATBIN } else { INPUT_PTX };
         let input = LinkInput { kind, name: "", bytes: given.bytes() };

@@ -14,6 +14,7 @@ use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
 use super::Client;
+use super::modules::read;
 use crate::code::LoadedCode;
 use crate::image;
 
@@ -118,7 +119,7 @@ impl Client {
         code: &LoadedCode,
         options: &[(i32, u64)],
     ) -> Result<std::result::Result<Pieces, &'static str>> {
-        let prepared = match self.context(device)?.device.prepare(&code.code(), options) {
+        let prepared = match self.context(device)?.device.prepare(&read(code)?, options) {
             Ok(prepared) => prepared,
             Err(word) => return Ok(Err(word)),
         };
@@ -157,7 +158,7 @@ impl Client {
         if let Some(prepared) = &pieces.prepared {
             return Ok(prepared.clone());
         }
-        let (code, options, bytes) = (object.code.code(), object.options.clone(), pieces.globals.bytes);
+        let (code, options, bytes) = (read(&object.code)?, object.options.clone(), pieces.globals.bytes);
         let gpu = self.context(object.device)?.device.clone();
         let prepared = gpu.prepare(&code, &options).ok();
         let prepared = prepared.filter(|prepared| prepared.globals_bytes() == bytes);

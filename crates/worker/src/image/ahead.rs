@@ -46,7 +46,7 @@ impl Ahead {
     pub(super) fn code(&self, key: &str) -> Option<LoadedCode> {
         match &self.modules.get(key)?.code {
             LoadedCode::Owned(code) => Some(LoadedCode::Owned(code.clone())),
-            LoadedCode::Mapped(_) => None,
+            LoadedCode::Mapped(_) | LoadedCode::Pending(_) => None,
         }
     }
 
@@ -125,7 +125,8 @@ pub(crate) fn load_ahead(dispatcher: &mut Dispatcher, image: &Path, wanted: &str
         }
         let gpu = client.context(row.device).map_err(device("be used"))?.device.clone();
         client.bind(row.device).map_err(device("be used"))?;
-        let Loaded { module: handle, .. } = restore_code::loaded(&*gpu, code.code(), row, &row.options)?;
+        let Loaded { module: handle, .. } =
+            restore_code::loaded(&*gpu, code.code().map_err(Error::State)?, row, &row.options)?;
         ahead.modules.insert(wanted.to_string(), Waiting { gpu, handle, code });
         return Ok(());
     }

@@ -8,15 +8,16 @@ use std::sync::Arc;
 
 use rekindle_device::{Code, Device, Piece};
 use rekindle_protocol::operation::Id;
-use rekindle_store::{Image, Part, PartKind, Staging};
+use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
+use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::state::{KernelState, State};
 use crate::client::{Body, Client, load_piece};
 use crate::dispatch::Remote;
 
-const PART: &str = "kernels";
+pub(super) const PART: &str = "kernels";
 /// Operations within which a kernel was launched that the next requests will probably launch too.
 const RECENT: u64 = 20_000;
 
@@ -47,20 +48,18 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
 }
 
 /// Gives modules in pieces what the image has of them; so many bytes.
-pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result<u64> {
+pub(super) fn bring(client: &mut Client, state: &State, parts: &CodeParts) -> Result<u64> {
     if state.kernels.is_empty() {
         return Ok(0);
     }
-    let part = image.part(PartKind::Module, PART);
-    let part = part.ok_or_else(|| Error::State(format!("the image has no part {PART}")))?;
+    let part = parts.get(PART).ok_or_else(|| Error::State(format!("the image has no part {PART}")))?;
+    let contents = part.wait().map_err(Error::State)?;
+    let found = contents.bytes().len() as u64;
     let total = state.kernels.iter().try_fold(0u64, |sum, row| sum.checked_add(row.bytes));
-    if total != Some(part.bytes) {
-        let text = format!("the part {PART} has {} bytes, which are not those of its kernels", part.bytes);
+    if total != Some(found) {
+        let text = format!("the part {PART} has {found} bytes, which are not those of its kernels");
         return Err(Error::State(text));
     }
-    let mut contents = vec![0; part.bytes as usize];
-    image.read_part(part, 0, &mut contents)?;
-    let contents: Arc<[u8]> = contents.into();
     let mut at = 0;
     for row in &state.kernels {
         let range = at..at + row.bytes as usize;
@@ -72,7 +71,7 @@ pub(super) fn bring(client: &mut Client, image: &Image, state: &State) -> Result
             pieces.bring(&row.name, piece);
         }
     }
-    Ok(part.bytes)
+    Ok(found)
 }
 
 /// Loads them, on a thread of its own. What is loaded in its turn is not among them.
@@ -124,12 +123,12 @@ fn add(
 
 /// A piece's bytes among those of all.
 struct Slice {
-    contents: Arc<[u8]>,
+    contents: Code,
     range: std::ops::Range<usize>,
 }
 
 impl AsRef<[u8]> for Slice {
     fn as_ref(&self) -> &[u8] {
-        &self.contents[self.range.clone()]
+        &self.contents.bytes()[self.range.clone()]
     }
 }

@@ -17,7 +17,7 @@ use super::replay::OwnStreams;
 use super::resident::Registering;
 use super::restore::{Begun, Replayed, begin, read_state};
 use super::state::State;
-use super::{contents, replay, restore_memory};
+use super::{contents, kernels, replay, restore_memory};
 use crate::client::Client;
 use crate::dispatch::Dispatcher;
 
@@ -41,7 +41,7 @@ pub(crate) fn prepare(dispatcher: &mut Dispatcher, image: &Path, register: bool)
     let course = Course::of(&state)?;
     let none = (0, OwnStreams::new());
     let own_streams = replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, none)?;
-    begun.code = Some(CodeParts::begin(Image::open(image.path())?, &state));
+    begun.code = Some(CodeParts::begin(Image::open(image.path())?, &state, kernels::PART));
     begun.replayed = Some(Replayed { steps: course.steps(), own_streams, whole: true });
     if register && begun.blocks.is_some() {
         let any = dispatcher.client.any_device().map_err(device("be used"))?;

@@ -64,7 +64,7 @@ pub(crate) fn restore(
     };
     let code_parts = match begun.code {
         Some(code) => code,
-        None => CodeParts::begin(Image::open(image.path())?, &state),
+        None => CodeParts::begin(Image::open(image.path())?, &state, kernels::PART),
     };
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
@@ -142,7 +142,7 @@ pub(crate) fn restore(
     let in_pieces = state.pieces.len() as u64;
     let whole = state.modules.len() as u64 - in_pieces;
     timer.count([("loaded ahead", found), ("loaded", whole - found), ("in pieces", in_pieces)]);
-    let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, code_parts)?;
+    let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, &code_parts)?;
     kernels::load_beside(&dispatcher.client, &state, beside);
     timer.lap("kernels", bytes);
     dispatcher.ahead.clear();

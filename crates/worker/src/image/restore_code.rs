@@ -54,7 +54,7 @@ pub(super) fn load(
     {
         options.push((rekindle_emulated::OPTION_MODULE_ADDRESS, first & !0xfff));
     }
-    let Loaded { module: handle, .. } = loaded(gpu, code.code(), row, &options)?;
+    let Loaded { module: handle, .. } = loaded(gpu, code.code().map_err(Error::State)?, row, &options)?;
     Ok(object(code, handle))
 }
 
@@ -161,17 +161,12 @@ pub(super) fn piece(client: &mut Client, row: &FunctionState) -> Result<()> {
 
 /// All modules in pieces and their kernels that had no turn.
 /// Bytes of the kernels that are there to be loaded.
-pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: CodeParts) -> Result<u64> {
-    let mut parts = parts.wait()?;
+pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: &CodeParts) -> Result<u64> {
     for row in state.modules.iter().filter(|row| state.pieces_of(row).is_some()) {
         let Some(id) = row.id.filter(|id| client.modules.is_free(*id)) else { continue };
         let code = match &row.code {
-            CodeState::Part(name) => match parts.remove(name) {
-                Some(code) => {
-                    let code = code?;
-                    parts.insert(name.clone(), Ok(code.clone()));
-                    LoadedCode::Owned(code)
-                }
+            CodeState::Part(name) => match parts.get(name) {
+                Some(pending) => LoadedCode::Pending(pending.clone()),
                 None => code(client, image, row)?,
             },
             CodeState::File { .. } => code(client, image, row)?,
@@ -186,7 +181,7 @@ pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: C
         }
     }
     client.constants_told |= !state.constants_told.is_empty();
-    kernels::bring(client, image, state)
+    kernels::bring(client, state, parts)
 }
 
 /// What the driver has of a module that is not in pieces.

@@ -84,7 +84,8 @@ fn describe(
             bytes: mapped.bytes,
             identity: mapped.identity().to_string(),
         },
-        LoadedCode::Owned(code) => {
+        given => {
+            let code = given.code().map_err(Error::State)?;
             let name = blake3::hash(code.bytes()).to_hex().to_string();
             if known.insert(name.clone()) {
                 parts.push(staging.put(PartKind::Module, &name, json!({}), code.bytes())?);
