@@ -1,4 +1,4 @@
-//! Modules that images have in common wait loaded in the workers that wait for anybody.
+//! Modules that are whole and that images have in common wait loaded in the workers that wait for anybody.
 
 mod harness;
 
@@ -7,9 +7,16 @@ use serde_json::Value;
 
 const MODULES: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];
 
+/// Nothing is taken apart.
+fn whole() -> Rekindle {
+    let mut rekindle = Rekindle::new();
+    rekindle.set_environment("REKINDLE_CODE", "whole");
+    rekindle
+}
+
 /// None waits for an image alone; those that wait for anybody load so many bytes ahead.
 fn started(bytes: &str) -> Rekindle {
-    let mut rekindle = Rekindle::new();
+    let mut rekindle = whole();
     rekindle.set_environment("REKINDLE_POOL_IMAGES", "0");
     rekindle.set_environment("REKINDLE_POOL_MODULES", bytes);
     rekindle
@@ -105,7 +112,7 @@ fn images_find_what_they_have_in_common_and_nobody_else_can_tell() {
 
 #[test]
 fn a_worker_that_waits_for_one_image_does_for_those_that_begin_alike() {
-    let rekindle = Rekindle::new();
+    let rekindle = whole();
     // What lies in globals is each image's own.
     let (short, long, last) = (["1", "2", "s9"], ["1", "2", "s8", "5"], ["1", "2", "s7"]);
     image(&rekindle, "short", &short);
@@ -132,8 +139,8 @@ fn a_worker_that_waits_for_one_image_does_for_those_that_begin_alike() {
 
 #[test]
 fn a_worker_that_turns_out_to_be_of_no_use_for_an_image_is_replaced_by_a_new_one() {
-    let mut rekindle = Rekindle::new();
-    rekindle.set_fault(Some("begins-alike"));
+    let mut rekindle = whole();
+    rekindle.set_environment("REKINDLE_FAULT", "begins-alike");
     image(&rekindle, "short", &["1", "2"]);
     image(&rekindle, "last", &["1", "2"]);
     waiting(&rekindle, 2);
