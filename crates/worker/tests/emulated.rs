@@ -295,6 +295,62 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     worker.end();
 }
 
+/// Globals of what is whole lie where all that came before lets them, pieces too: those are loaded in their turn then.
+#[test]
+fn pieces_and_whole_modules_with_globals_are_loaded_in_their_old_order() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let first = worker(&state.path().join("run-1"), Form::Pieces);
+    let daemon = first.daemon();
+    let (mut client, _) = Client::connect(&first, &daemon);
+    let mut lane = begin(&mut client);
+    assert_eq!(load(&mut lane, 1, PTX).status, 0);
+    kernel(&mut lane, 1, 1, "step_all");
+    kernel(&mut lane, 1, 2, "bump");
+    launch(&mut lane, 0, 2, &[]);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let (counter, _) = lane.ask(GlobalGet { module: 1, name: "counter" }).unwrap();
+    let image = save(&daemon, &store, "one");
+    client.die();
+    first.end();
+
+    let (second, daemon, client, _) = restore(&state.path().join("run-2"), image, Form::Whole);
+    let mut lane = client.old_lane(0);
+    assert_eq!(load(&mut lane, 2, PTX).status, 0);
+    let (other, _) = lane.ask(GlobalGet { module: 2, name: "counter" }).unwrap();
+    kernel(&mut lane, 2, 3, "bump");
+    launch(&mut lane, 0, 3, &[]);
+    launch(&mut lane, 0, 3, &[]);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let image = save(&daemon, &store, "two");
+    let ordered = |name: &str| {
+        let image = store.image(name).unwrap();
+        let part = image.part(rekindle_store::PartKind::WorkerState, "worker-state").unwrap();
+        part.attributes["code"]["ordered"].as_bool().unwrap()
+    };
+    assert!(!ordered("one") && ordered("two"));
+    client.die();
+    second.end();
+
+    let (third, _daemon, client, counts) = restore(&state.path().join("run-3"), image, Form::Pieces);
+    assert_eq!(modules(&counts), (1, 1));
+    let mut lane = client.old_lane(0);
+    // Loaded before, and loaded for the first time.
+    launch(&mut lane, 0, 2, &[]);
+    launch(&mut lane, 0, 3, &[]);
+    let memory = lane.ask(MemoryAllocate { device: 0, bytes: 4096 }).unwrap();
+    upload(&mut lane, 0, memory, &bytes_of(&[1, 2]));
+    step_all(&mut lane, 0, memory, 2);
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(lane.error(), 0);
+    assert_eq!(words(&download(&mut lane, 0, memory, 8)), [4, 5]);
+    assert_eq!(words(&download(&mut lane, 0, counter, 4)), [7]);
+    assert_eq!(words(&download(&mut lane, 0, other, 4)), [8]);
+    client.die();
+    third.end();
+}
+
 #[test]
 fn a_module_in_pieces_is_loaded_as_far_as_it_is_used() {
     let _alone = alone();
