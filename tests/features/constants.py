@@ -42,6 +42,8 @@ def setup():
         address, size = module.address(name)
         assert size == values.nbytes
         call("cuMemcpyHtoD", address, values.ctypes.data, size)
+        # It may still be on its way, and the stream does not wait for the legacy one.
+        call("cuStreamSynchronize", 0)
 
     # Before anybody knows where they are.
     assert np.array_equal(scaled(), ids * 3) and np.array_equal(by_graph(), ids * 3)

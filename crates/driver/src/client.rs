@@ -18,7 +18,7 @@ use crate::helper::HELPER_ARGUMENT;
 use crate::journal::Journal;
 use crate::message::{Gpu, Held, Request, Response, UuidPair};
 
-/// How often a helper that dies while it brings processes back is replaced.
+/// How often a helper that dies while it brings processes back, or is asked what it knows, is replaced.
 const TRIES: usize = 3;
 /// How often is looked for what nobody has finished: what could not be brought back, and what a helper of an earlier
 /// daemon began after this one had looked.
@@ -63,9 +63,16 @@ impl Helper {
     /// The GPUs of this machine, in the driver's order.
     pub fn gpus(&self) -> Result<Vec<Gpu>> {
         let action = "list the GPUs";
-        match self.ask(action, &Request::Gpus)? {
-            Response::Gpus { gpus } => Ok(gpus),
-            other => Err(unexpected(action, other)),
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.ask(action, &Request::Gpus) {
+                // One that nobody had asked for anything may have been killed just now.
+                Err(Error::HelperEnded { .. }) if tries < TRIES => {}
+                Ok(Response::Gpus { gpus }) => return Ok(gpus),
+                Ok(other) => return Err(unexpected(action, other)),
+                Err(error) => return Err(error),
+            }
         }
     }
 
