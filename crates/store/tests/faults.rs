@@ -5,11 +5,26 @@ mod support;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use rekindle_store::{Error, Faults, Image, PartKind, Result, Staging, Store};
 use serde_json::Value;
 use support::{chunk_files, noise, store};
+
+/// A child has all locks of this process, those of other tests too, until it runs its own program: whoever is dead then
+/// looks alive.
+static CHILDREN: RwLock<()> = RwLock::new(());
+
+/// No child is started meanwhile.
+fn without_children() -> RwLockReadGuard<'static, ()> {
+    CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nobody else has locks meanwhile.
+fn with_children() -> RwLockWriteGuard<'static, ()> {
+    CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// One checkpoint with every way of writing in it. Shares some of its contents with the image that
 /// [`earlier`] makes.
@@ -49,6 +64,7 @@ fn staged(root: &Path) -> usize {
 
 #[test]
 fn disk_full_in_every_phase_leaves_nothing() {
+    let _alone = without_children();
     let (root, store) = store();
     earlier(&store);
     let before = chunk_files(root.path());
@@ -76,6 +92,7 @@ fn disk_full_in_every_phase_leaves_nothing() {
 
 #[test]
 fn death_at_every_step_leaves_no_image_or_a_whole_one() {
+    let _alone = without_children();
     let (root, store) = store();
     earlier(&store);
     let mut seen_whole = 0;
@@ -106,6 +123,7 @@ fn death_at_every_step_leaves_no_image_or_a_whole_one() {
 
 #[test]
 fn the_next_to_open_tells_what_was_abandoned() {
+    let _alone = without_children();
     let (root, store) = store();
     let place = root.path().join("store");
     let mortal = Store::open_with(&place, Faults::dead_after(12)).unwrap();
@@ -119,6 +137,7 @@ fn the_next_to_open_tells_what_was_abandoned() {
 
 #[test]
 fn death_while_removing_and_collecting() {
+    let _alone = without_children();
     let (root, store) = store();
     let place = root.path().join("store");
     earlier(&store);
@@ -158,6 +177,7 @@ fn writer_process() {
 
 #[test]
 fn killed_writers_are_swept() {
+    let _alone = with_children();
     let (root, store) = store();
     earlier(&store);
     for round in 0..12u64 {
@@ -184,6 +204,7 @@ fn killed_writers_are_swept() {
 
 #[test]
 fn a_real_full_disk_is_told_with_its_room() {
+    let _alone = with_children();
     if !nix::unistd::geteuid().is_root() {
         println!("skipped: mounting a small file system takes root");
         return;
