@@ -28,4 +28,5 @@ mod work;
 
 pub use driver::OpenError;
 pub use platform::{NvidiaPlatform, release};
+pub use prepared::limits;
 pub use sys::{CheckpointLock, CheckpointReserved, CheckpointRestore};

@@ -40,7 +40,8 @@ impl NvidiaCode {
     }
 }
 
-fn limits(gpu: &DeviceInfo) -> Limits {
+/// What kernels may have of a GPU.
+pub fn limits(gpu: &DeviceInfo) -> Limits {
     let of = |attribute| u32::try_from(gpu.attribute(attribute).unwrap_or_default()).unwrap_or_default();
     Limits {
         registers: of(REGISTERS_OF_MULTIPROCESSOR),

@@ -4,19 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rekindle_code::{Kernel, Limits, Preparation, Prepared, prepare};
+use rekindle_code::{Kernel, Preparation, Prepared, prepare};
 use rekindle_device::{
     Code, DEVICE_RANGE, Device, FunctionInfo, Module, ModuleKind, Parameter, Platform, Result,
 };
-use rekindle_nvidia::NvidiaPlatform;
+use rekindle_nvidia::{NvidiaPlatform, limits};
 use serde_json::json;
 
 use crate::tally::Tally;
-
-const REGISTERS_OF_MULTIPROCESSOR: i32 = 82;
-const THREADS_OF_BLOCK: i32 = 1;
-const SHARED_OF_BLOCK: i32 = 8;
-const RESERVED_SHARED_OF_BLOCK: i32 = 111;
 
 pub struct Gpu {
     platform: NvidiaPlatform,
@@ -43,19 +38,6 @@ impl Gpu {
     pub fn bind(&self) {
         if let Err(code) = self.device.bind() {
             eprintln!("the context cannot be made current: {code}");
-        }
-    }
-
-    fn limits(&self) -> Limits {
-        let of = |attribute| {
-            let value = self.device.info().attribute(attribute).unwrap_or_default();
-            u32::try_from(value).unwrap_or_default()
-        };
-        Limits {
-            registers: of(REGISTERS_OF_MULTIPROCESSOR),
-            threads: of(THREADS_OF_BLOCK),
-            shared: of(SHARED_OF_BLOCK),
-            reserved_shared: of(RESERVED_SHARED_OF_BLOCK),
         }
     }
 
@@ -154,7 +136,7 @@ impl Whole {
 
     /// Every kernel's notes against what the driver says.
     fn compare_notes(&self, gpu: &Gpu, prepared: &Prepared, tally: &mut Tally) {
-        let limits = gpu.limits();
+        let limits = limits(gpu.device.info());
         let mut same = true;
         for kernel in prepared.kernels.values() {
             let function = gpu.device.function(self.module, &kernel.name);

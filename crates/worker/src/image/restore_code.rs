@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{Code, Device, GpuKind, Loaded, Module};
+use rekindle_device::{Code, Device, Function, GpuKind, Loaded, Module};
 use rekindle_store::{Image, PartKind};
 
 use super::ahead::{self, Ahead};
@@ -104,11 +104,16 @@ pub(super) fn function(client: &mut Client, row: &FunctionState) -> Result<()> {
         Ok(handle)
     };
     let handle = again().map_err(device(format!("find kernel {} again", row.name)))?;
+    insert(client, row, Some(handle))
+}
+
+/// Without a handle it is loaded when it is first used.
+fn insert(client: &mut Client, row: &FunctionState, handle: Option<Function>) -> Result<()> {
     let function = FunctionObject {
-        device: index,
+        device: client.modules.get(row.module).map_err(device("find a module"))?.device,
         module: row.module,
         name: row.name.clone(),
-        handle: Some(handle),
+        handle,
         bank: None,
         used: 0,
         at: row.at,
@@ -135,25 +140,9 @@ pub(super) fn in_pieces((state, row): (&State, &ModuleState), code: LoadedCode) 
     }
 }
 
-/// A kernel of a module in pieces, which is loaded when it is first used.
-fn deferred(client: &mut Client, row: &FunctionState) -> Result<()> {
-    let function = FunctionObject {
-        device: client.modules.get(row.module).map_err(device("find a module"))?.device,
-        module: row.module,
-        name: row.name.clone(),
-        handle: None,
-        bank: None,
-        used: 0,
-        at: row.at,
-        attributes: row.attributes.clone(),
-        cache: row.cache,
-    };
-    client.functions.insert(row.id, function).map_err(device("number a kernel as before"))
-}
-
-/// The same, loaded in its turn, since it shapes the addresses of others.
+/// A kernel of a module in pieces, loaded in its turn, since it shapes the addresses of others.
 pub(super) fn piece(client: &mut Client, row: &FunctionState) -> Result<()> {
-    deferred(client, row)?;
+    insert(client, row, None)?;
     client.kernel(row.id).map_err(device(format!("load kernel {} again", row.name)))?;
     client.functions.get_mut(row.id).map_err(device("find a kernel"))?.at = row.at;
     Ok(())
@@ -177,7 +166,7 @@ pub(super) fn pieces(client: &mut Client, image: &Image, state: &State, parts: &
     let kernels = state.functions.iter().filter(|row| state.pieces.contains_key(&row.module));
     for row in kernels {
         if client.functions.is_free(row.id) {
-            deferred(client, row)?;
+            insert(client, row, None)?;
         }
     }
     client.constants_told |= !state.constants_told.is_empty();
