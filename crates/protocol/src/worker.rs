@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +97,18 @@ pub enum Recording {
     Asked,
     /// It is noted up to the first quiet moment, and added to the image's load order.
     Learned,
+}
+
+/// What becomes of the contents of GPU memory in a `Save`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Contents {
+    /// They are written to the image.
+    Saved,
+    /// They are copied within the GPU, and written to the image from there beside the program, until `Drain` is answered.
+    /// Where there is no room for that, they are written at once.
+    Shadowed,
+    /// They stay where they are: `Sleep` is to follow.
+    Left,
 }
 
 /// A saved half: parts as the store describes them, and the phases' times.

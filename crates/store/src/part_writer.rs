@@ -96,6 +96,18 @@ impl PartWriter {
         Ok(())
     }
 
+    /// Enters the chunk at `offset`, which has this hash, if the store has it or it is all zero: its bytes are not needed
+    /// then.
+    pub fn enter_known(&self, offset: u64, hash: ContentHash) -> Result<bool> {
+        let number = offset / self.part.chunk_bytes;
+        let Some(chunk) = self.staging.known(self.length_of(number) as u64, hash)? else { return Ok(false) };
+        match self.chunks().entry(number) {
+            Entry::Vacant(entry) => entry.insert(Chunk::Stored(chunk)),
+            Entry::Occupied(_) => return Err(self.written_twice(offset, &[])),
+        };
+        Ok(true)
+    }
+
     /// Writes a piece that lies within one chunk.
     fn write_piece(&self, offset: u64, piece: &[u8]) -> Result<()> {
         let number = offset / self.part.chunk_bytes;

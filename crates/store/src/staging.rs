@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -38,6 +38,8 @@ pub struct Known {
 /// By their places in the file.
 pub type KnownChunks = HashMap<u64, Known>;
 const KNOWN_BYTES: u64 = 2 << 20;
+/// Of so many bytes, all zero.
+static ZEROS: LazyLock<ContentHash> = LazyLock::new(|| ContentHash::of(&vec![0; KNOWN_BYTES as usize]));
 
 /// Writes parts of one image in the making. Cloning is cheap; all clones write to the same image.
 #[derive(Clone, Debug)]
@@ -279,21 +281,34 @@ impl Staging {
         self.stage_known(kind, data, hash)
     }
 
-    fn stage_known(&self, kind: &PartKind, data: &[u8], hash: ContentHash) -> Result<ChunkRef> {
-        let bytes = data.len() as u64;
+    /// The chunk of so many bytes that has this hash, if it is all zero or the image or the store has it.
+    pub(crate) fn known(&self, bytes: u64, hash: ContentHash) -> Result<Option<ChunkRef>> {
+        if bytes == KNOWN_BYTES && hash == *ZEROS {
+            return Ok(Some(ChunkRef::zero(bytes)));
+        }
         let known = |encoding, stored| ChunkRef { hash, bytes, stored, encoding };
         if let Some((encoding, stored)) = self.staged().get(&hash) {
-            return Ok(known(*encoding, *stored));
+            return Ok(Some(known(*encoding, *stored)));
         }
-        let chunk = match self.reuse(known(Encoding::Raw, bytes))? {
-            Some(chunk) => chunk,
-            None => match self.reuse(known(Encoding::Zstd, 0))? {
-                Some(chunk) => chunk,
-                None => match chunk::compress(kind, data) {
-                    Some(frame) => self.write(known(Encoding::Zstd, frame.len() as u64), &frame)?,
-                    None => self.write(known(Encoding::Raw, bytes), data)?,
-                },
-            },
+        let found = match self.reuse(known(Encoding::Raw, bytes))? {
+            Some(chunk) => Some(chunk),
+            None => self.reuse(known(Encoding::Zstd, 0))?,
+        };
+        if let Some(chunk) = &found {
+            self.staged().insert(hash, (chunk.encoding, chunk.stored));
+        }
+        Ok(found)
+    }
+
+    fn stage_known(&self, kind: &PartKind, data: &[u8], hash: ContentHash) -> Result<ChunkRef> {
+        let bytes = data.len() as u64;
+        if let Some(chunk) = self.known(bytes, hash)? {
+            return Ok(chunk);
+        }
+        let new = |encoding, stored| ChunkRef { hash, bytes, stored, encoding };
+        let chunk = match chunk::compress(kind, data) {
+            Some(frame) => self.write(new(Encoding::Zstd, frame.len() as u64), &frame)?,
+            None => self.write(new(Encoding::Raw, bytes), data)?,
         };
         self.staged().insert(hash, (chunk.encoding, chunk.stored));
         Ok(chunk)

@@ -244,16 +244,17 @@ impl Control {
             Request::Serve(ask::Serve { run_directory }) => {
                 self.welcome(run_directory.into(), descriptors).map(answer::<ask::Serve>)
             }
-            Request::Quiesce(ask::Quiesce { limit_ms, leave_memory }) => {
-                self.quiesce(Duration::from_millis(limit_ms), leave_memory).map(answer::<ask::Quiesce>)
+            Request::Quiesce(ask::Quiesce { limit_ms, contents }) => {
+                self.quiesce(Duration::from_millis(limit_ms), contents).map(answer::<ask::Quiesce>)
             }
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
             }
             Request::Attach(ask::Attach { pid }) => self.attach(pid).map(answer::<ask::Attach>),
-            Request::Save(ask::Save { staging, leave_memory }) => {
-                self.save(stream, staging.into(), leave_memory).map(answer::<ask::Save>)
+            Request::Save(ask::Save { staging, contents }) => {
+                self.save(stream, staging.into(), contents).map(answer::<ask::Save>)
             }
+            Request::Drain(_) => self.drain(stream).map(answer::<ask::Drain>),
             Request::SavePinned(ask::SavePinned { staging }) => {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
             }

@@ -15,6 +15,7 @@ use crate::ondemand::Uses;
 mod activity;
 mod later;
 mod remote;
+mod shadow;
 mod sharing;
 mod slow;
 mod standstill;

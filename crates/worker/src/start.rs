@@ -10,6 +10,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use rekindle_protocol::worker::Contents;
+
 use crate::arguments::Arguments;
 use crate::client::Client;
 use crate::control::Control;
@@ -93,7 +95,7 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
             };
             let mut dispatcher = Dispatcher::new(client);
             if spare {
-                dispatcher.blocks = image::blocks(&dispatcher.client);
+                dispatcher.blocks = image::blocks(&dispatcher.client, Contents::Saved);
             }
             let ended = dispatcher.run(&inbox, again);
             inbox.refuse(match &ended {

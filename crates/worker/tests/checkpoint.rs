@@ -13,7 +13,7 @@ use common::{Client, Knobs, Worker, alone};
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::PINNED_RANGE;
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Saved, ask};
+use rekindle_protocol::worker::{Contents, Saved, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::{Part, Store};
 use rekindle_worker::Ended;
@@ -37,7 +37,7 @@ fn save(program: &Program, store: &Store, name: &str) -> std::path::PathBuf {
     program.daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
     draft
-        .adopt(parts(program.daemon.ask(ask::Save { staging: staging.clone(), leave_memory: false })))
+        .adopt(parts(program.daemon.ask(ask::Save { staging: staging.clone(), contents: Contents::Saved })))
         .unwrap();
     draft.adopt(parts(program.daemon.ask(ask::SavePinned { staging }))).unwrap();
     let image = draft.commit().unwrap();
@@ -215,7 +215,7 @@ fn what_cannot_be_saved_is_said_and_the_program_goes_on() {
     program.client.seen.busy.store(false, Ordering::Release);
     program.daemon.quiesce();
     let nowhere = state.path().join("nowhere").to_str().unwrap().to_string();
-    let problem = program.daemon.fails(ask::Save { staging: nowhere, leave_memory: false });
+    let problem = program.daemon.fails(ask::Save { staging: nowhere, contents: Contents::Saved });
     assert!(problem.contains("nowhere"), "{problem}");
     program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
     assert!(program.lane.ask(MemoryAllocate { device: 0, bytes: 1 }).is_ok());

@@ -17,7 +17,7 @@ use rekindle_cuda::{
 
 use rekindle_device::{DEVICE_RANGE, LaunchAttributes, ModuleKind};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::ask;
+use rekindle_protocol::worker::{Contents, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
 use rekindle_worker::{Gpu, Opened};
@@ -82,7 +82,7 @@ fn save(daemon: &Daemon, store: &Store, name: &str) -> String {
     let draft = store.begin(name).unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    let parts = daemon.ask(ask::Save { staging, leave_memory: false }).parts;
+    let parts = daemon.ask(ask::Save { staging, contents: Contents::Saved }).parts;
     draft.adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()).unwrap();
     draft.commit().unwrap().path().to_str().unwrap().to_string()
 }
@@ -281,7 +281,7 @@ fn a_daemon_that_dies_while_memory_is_saved_does_not_hold_the_program_up() {
     let draft = store.begin("image").unwrap();
     daemon.quiesce();
     let staging = draft.path().to_str().unwrap().to_string();
-    daemon.send(ask::Save { staging, leave_memory: false }, &[]);
+    daemon.send(ask::Save { staging, contents: Contents::Saved }, &[]);
     std::thread::sleep(Duration::from_millis(100));
     drop(daemon);
     drop(draft);

@@ -86,6 +86,8 @@ pub(super) struct Attempt<'a> {
     pub(super) warnings: Mutex<Vec<String>>,
     /// The pages, once CRIU has written the rest.
     pub(super) served: Mutex<Option<Served>>,
+    /// When the worker was asked to save its half, microseconds since the beginning.
+    pub(super) saved_us: OnceLock<u64>,
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
     /// Its ports, where who comes waits from the freeze until it goes on.
@@ -129,7 +131,10 @@ impl<'a> Attempt<'a> {
             Gpu::None | Gpu::Driver => None,
             Gpu::Worker { sandbox, worker } => {
                 self.reply.progress("quiesce", 0, 0);
-                Some(self.timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, false))?)
+                Some(
+                    self.timeline
+                        .time("quiesce", || QuiesceBarrier::begin(sandbox, worker, self.contents()))?,
+                )
             }
         };
         self.step("quiesced")?;
@@ -180,6 +185,7 @@ impl<'a> Attempt<'a> {
         let stopped_us = stopped.elapsed().as_micros() as u64;
         drop(pause);
         if self.request.leave_running {
+            self.drain(&draft)?;
             self.seal(&draft, &scratch.path)?;
         }
         fault::point("committed")?;

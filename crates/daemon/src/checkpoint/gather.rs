@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
+use rekindle_protocol::worker::Contents;
 use rekindle_sandbox::{Frozen, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
@@ -27,7 +28,23 @@ use super::attempt::{Attempt, QuiescedGpu, Subject};
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
     pub(super) fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
-        gpu_half::save(worker, staging, false, self.timeline)
+        let _ = self.saved_us.set(self.timeline.elapsed_us());
+        gpu_half::save(worker, staging, self.contents(), self.timeline)
+    }
+
+    /// A program that goes on does so while its GPU memory is written.
+    pub(super) fn contents(&self) -> Contents {
+        if self.request.leave_running { Contents::Shadowed } else { Contents::Saved }
+    }
+
+    /// The program goes on: what was shadowed of its GPU memory comes to the draft.
+    pub(super) fn drain(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
+        let (Some(worker), Some(saved_us)) = (self.worker(), self.saved_us.get()) else { return Ok(()) };
+        self.reply.progress("drain", 0, 0);
+        self.step("draining")?;
+        let parts = gpu_half::drain(worker, *saved_us, self.timeline)?;
+        let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
+        draft.as_ref().ok_or(Error::NoDraft)?.adopt(parts).map_err(Error::from)
     }
 
     /// The program stands still with its CPU half written: takes all that can only be had now.

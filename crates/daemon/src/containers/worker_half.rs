@@ -21,6 +21,7 @@ use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::daemon::{Mode, Report, State};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
+use rekindle_protocol::worker::Contents;
 use rekindle_sandbox::Inventory;
 use rekindle_sandbox::process::{namespace, tree};
 use rekindle_store::{Draft, Image};
@@ -74,7 +75,7 @@ pub fn checkpoint(
     reply.progress("quiesce", 0, 0);
     let barrier = worker
         .as_ref()
-        .map(|worker| timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, false)));
+        .map(|worker| timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, Contents::Saved)));
     let mut barrier = barrier.transpose()?;
     fault::point("quiesced")?;
     let id = format!("container-{}", container.id);
@@ -172,7 +173,7 @@ fn both(
             scope.spawn(move || {
                 // The pages of the CPU half wait until that is done, however it ends.
                 let _done = Done(saved_first);
-                gpu_half::save(worker, staging, false, timeline)
+                gpu_half::save(worker, staging, Contents::Saved, timeline)
             })
         });
         let gather = || -> Result<()> {

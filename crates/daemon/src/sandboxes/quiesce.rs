@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::worker::ask;
+use rekindle_protocol::worker::{Contents, ask};
 
 use crate::error::Result;
 use crate::sandboxes::Sandbox;
@@ -25,11 +25,11 @@ pub struct QuiesceBarrier<'a> {
 }
 
 impl<'a> QuiesceBarrier<'a> {
-    /// `leave_memory`: contents of GPU memory will stay where they are.
-    pub fn begin(sandbox: &'a Sandbox, worker: &'a Worker, leave_memory: bool) -> Result<QuiesceBarrier<'a>> {
+    /// `contents`: what will become of those of GPU memory.
+    pub fn begin(sandbox: &'a Sandbox, worker: &'a Worker, contents: Contents) -> Result<QuiesceBarrier<'a>> {
         let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
         let action = "bring the program's GPU work to a stand";
-        let client = worker.ask(action, ask::Quiesce { limit_ms, leave_memory }, &[])?;
+        let client = worker.ask(action, ask::Quiesce { limit_ms, contents }, &[])?;
         Ok(QuiesceBarrier { sandbox, worker, client, detached: None, over: false })
     }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
-use rekindle_protocol::worker::{Status, ask};
+use rekindle_protocol::worker::{Contents, Status, ask};
 use rekindle_store::Store;
 
 use crate::daemon::Daemon;
@@ -92,10 +92,10 @@ fn fall_asleep(
     forget(root, &sandbox.id);
     let draft = store.begin(&sandbox.id)?;
     reply.progress("quiesce", 0, 0);
-    let leave_memory = level == Level::Gpu;
-    let barrier = timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, leave_memory))?;
+    let contents = if level == Level::Gpu { Contents::Left } else { Contents::Saved };
+    let barrier = timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, contents))?;
     reply.progress("save", 0, 0);
-    draft.adopt(gpu_half::save(worker, draft.path(), leave_memory, timeline)?)?;
+    draft.adopt(gpu_half::save(worker, draft.path(), contents, timeline)?)?;
     draft.manifest().gpus = machine::gpus(status);
     let image = timeline.time("commit", || draft.commit())?;
     let key = ImageKey::of_asleep(&image, level);

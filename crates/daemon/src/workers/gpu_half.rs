@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rekindle_protocol::worker::{Cached, Phase, Saved, ask};
+use rekindle_protocol::worker::{Cached, Contents, Phase, Saved, ask};
 use rekindle_store::{Image, Part};
 
 use crate::error::{Error, Result};
@@ -17,11 +17,18 @@ use crate::timeline::{GPU, Lane, PINNED, Timeline};
 
 use super::Worker;
 
-/// Writes the GPU half into an image in the making. `leave_memory`: the contents of buffers stay where they are.
-pub fn save(worker: &Worker, staging: &Path, leave_memory: bool, timeline: &Timeline) -> Result<Vec<Part>> {
+/// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].
+pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Timeline) -> Result<Vec<Part>> {
     let (action, start_us) = ("save the GPU half", timeline.elapsed_us());
-    let saved = worker.ask(action, ask::Save { staging: text(staging), leave_memory }, &[])?;
+    let saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
     parts(action, saved, &timeline.lane(GPU), start_us)
+}
+
+/// Waits until all that was shadowed is in the image, too. `saved_us`: when that was asked for.
+pub fn drain(worker: &Worker, saved_us: u64, timeline: &Timeline) -> Result<Vec<Part>> {
+    let action = "write GPU memory to the image";
+    let drained = worker.ask_within(action, ask::Drain {}, &[], None)?;
+    parts(action, drained, &timeline.lane(GPU), saved_us)
 }
 
 /// Writes pinned memory into it. Only while the program is frozen.

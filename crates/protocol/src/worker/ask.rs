@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Phase, Recording, Saved, Status, Surveyed};
+use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Status, Surveyed};
 use crate::client::Quiesced;
 
 /// A request that has an answer of this type.
@@ -70,11 +70,11 @@ requests! {
     Serve {
         run_directory: String,
     } => ();
-    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `leave_memory`: contents of
-    /// GPU memory will not be copied.
+    /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `contents`: what the `Save`
+    /// that follows will ask for.
     Quiesce {
         limit_ms: u64,
-        leave_memory: bool,
+        contents: Contents,
     } => Quiesced;
     /// Detach or attach the driver half of the process with this pid (as this worker sees it).
     Detach {
@@ -87,9 +87,11 @@ requests! {
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,
-        /// Leave the contents of buffers where they are: `Sleep` is to follow.
-        leave_memory: bool,
+        contents: Contents,
     } => Saved;
+    /// After a `Save` with [`Contents::Shadowed`], whether the program goes on or not: the parts with the contents of GPU
+    /// memory, once they are written. Phases begin with that request. Nothing if they were among its own.
+    Drain {} => Saved;
     /// Write the pinned memory into the staged image. Only while the program is frozen.
     SavePinned {
         staging: String,

@@ -17,15 +17,39 @@ impl Client {
     pub(crate) fn memory_space(&mut self, device: usize) -> Result<(u64, u64)> {
         let (free, total) = self.on(device)?.memory_info()?;
         let kept: u64 = self.context(device)?.freed.iter().map(|freed| freed.room).sum();
-        Ok((free.saturating_add(kept).min(total), total))
+        let shadow = self.shadow.as_ref().map_or(0, |shadow| shadow.bytes_of(device));
+        Ok((free.saturating_add(kept).saturating_add(shadow).min(total), total))
+    }
+
+    /// Tries until there is memory for it, or nothing is left that could be given back.
+    pub(super) fn with_memory<T>(
+        &mut self,
+        device: usize,
+        mut attempt: impl FnMut(&mut Client) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            match attempt(self) {
+                Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0 || self.shadow_gives_way() => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Waits until a shadow is drained, and gives its memory back; false if there is none.
+    pub(crate) fn shadow_gives_way(&mut self) -> bool {
+        let Some(shadow) = self.shadow.take() else { return false };
+        let rooms = shadow.emptying()();
+        self.bind_anew();
+        rooms.iter().for_each(|room| room.give_addresses(self));
+        true
     }
 
     pub(super) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64> {
         self.bind(device)?;
-        match self.heap(device)?.allocate(bytes) {
-            Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0 => self.heap(device)?.allocate(bytes),
-            other => other,
-        }
+        self.with_memory(device, |client| {
+            client.bind(device)?;
+            client.heap(device)?.allocate(bytes)
+        })
     }
 
     pub(super) fn free(&mut self, origin: Origin, request: MemoryFree) -> Answer<()> {

@@ -17,6 +17,7 @@ mod objects;
 mod pieces;
 mod rebuild;
 mod recipe;
+mod room;
 mod settle;
 mod stack;
 mod staging;
@@ -36,6 +37,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_ring::{Board, Ring};
 
 use crate::gpus::Gpus;
+use crate::image::Shadow;
 use crate::link::Link;
 use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
@@ -48,6 +50,7 @@ pub(crate) use objects::{
 };
 pub(crate) use pieces::{Body, GlobalsBuffer, Pieces, load_piece};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
+pub(crate) use room::Room;
 pub(crate) use staging::Lane;
 pub(crate) use table::Table;
 pub(crate) use waiting::Waiting;
@@ -102,6 +105,8 @@ pub(crate) struct Client {
     pub history: u64,
     pub operations: u64,
     pub transferred: Transferred,
+    /// What an image is written from beside the program.
+    pub shadow: Option<Shadow>,
     outputs: u32,
     fault_noted: bool,
 }
@@ -145,6 +150,7 @@ impl Client {
             history: 0,
             operations: 0,
             transferred: Transferred::default(),
+            shadow: None,
             outputs: 0,
             fault_noted: false,
         };

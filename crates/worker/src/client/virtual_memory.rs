@@ -1,6 +1,6 @@
 //! Handles, reservations and mappings that the program makes itself.
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::{Access, Result};
 use rekindle_protocol::operation::{
     AddressFree, AddressReserve, PhysicalCreate, PhysicalMap, PhysicalProtect, PhysicalUnmap,
@@ -40,12 +40,7 @@ impl Client {
         let PhysicalCreate { device, id, bytes } = request;
         let device = usize::from(device);
         self.bind(device)?;
-        let memory = match self.context(device)?.device.memory_create(bytes) {
-            Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0 => {
-                self.context(device)?.device.memory_create(bytes)?
-            }
-            other => other?,
-        };
+        let memory = self.with_memory(device, |client| client.on(device)?.memory_create(bytes))?;
         let physical = Physical { device, bytes, memory, id: Some(id), mappings: 0 };
         self.virtual_memory.add(physical, None).inspect_err(|_| {
             let _ = self.on(device).and_then(|device| device.memory_release(memory));

@@ -5,29 +5,39 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_protocol::worker::{CacheMemory, Cached, Phase, Saved, ask};
+use rekindle_protocol::worker::{CacheMemory, Cached, Contents, Phase, Saved, ask};
 
-use super::Control;
+use super::{Control, is_closed};
 use crate::dispatch::Dispatcher;
-use crate::image::{self, LeftMemory, Wish};
+use crate::image::{self, Shadow, Wish};
 
 impl Control {
     pub(super) fn save(
         &mut self,
         stream: &UnixStream,
         staging: PathBuf,
-        leave_memory: bool,
+        contents: Contents,
     ) -> Result<Saved, String> {
-        if leave_memory {
+        if contents == Contents::Left {
             self.unshare()?;
         }
-        let ((parts, phases), left) = self.work(stream, move |dispatcher, stop| {
-            let mut left = LeftMemory::new();
-            let leave = leave_memory.then_some(&mut left);
-            Ok((image::save(dispatcher, &staging, leave, stop)?, left))
-        })?;
+        let save = move |dispatcher: &mut Dispatcher, stop: &AtomicBool| {
+            image::save(dispatcher, &staging, contents, stop)
+        };
+        let (parts, phases, left) = self.work(stream, save)?;
         self.left = left;
         Ok(Saved { parts, phases })
+    }
+
+    /// Waits until what was shadowed is in the image.
+    pub(super) fn drain(&self, stream: &UnixStream) -> Result<Saved, String> {
+        let shadow = self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().map(Shadow::drain))?;
+        let Some(drain) = shadow else { return Ok(Saved { parts: Vec::new(), phases: Vec::new() }) };
+        let drained = drain.wait(|| !is_closed(stream)).map_err(|error| error.to_string());
+        let remote = self.remote.clone();
+        self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
+        let (parts, phase) = drained?;
+        Ok(Saved { parts, phases: vec![phase] })
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, String> {

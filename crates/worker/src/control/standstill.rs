@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::worker::Contents;
 
 use super::Control;
 use crate::dispatch::Dispatcher;
@@ -15,11 +16,11 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
 impl Control {
-    pub(super) fn quiesce(&mut self, limit: Duration, leave_memory: bool) -> Result<Quiesced, String> {
+    pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, String> {
         let began = Instant::now();
         self.quiesced = true;
         self.remote.run(move |dispatcher| {
-            let blocks = if leave_memory { None } else { image::blocks(&dispatcher.client) };
+            let blocks = image::blocks(&dispatcher.client, contents);
             dispatcher.expect_stop(blocks);
         });
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
@@ -86,5 +87,7 @@ impl Control {
         }
         self.detached = None;
         self.left.clear();
+        let remote = self.remote.clone();
+        self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
     }
 }

@@ -168,6 +168,22 @@ impl<'b> Block<'b> {
         self.copy(gpu, base, address, count.min(self.bytes.len()) as u64, Some(address))
     }
 
+    /// Begins to hash what lies on the device, without a copy of it, if the device can.
+    pub(super) fn look(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<bool> {
+        if gpu.hasher.is_none() || !Hasher::takes(count as u64) {
+            return Ok(false);
+        }
+        self.begin(gpu, None, count as u64, Some(address))?;
+        Ok(true)
+    }
+
+    /// As [`Block::fetch`], of what was hashed before.
+    pub(super) fn fetch_hashed(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
+        let base = self.bytes.as_mut_ptr() as u64;
+        let count = count.min(self.bytes.len()) as u64;
+        self.begin(gpu, Some((base, address)), count, None)
+    }
+
     /// Begins a copy from the start of the block to the device, as [`Block::fetch`] does.
     pub(super) fn put(&mut self, gpu: &Gpu, address: u64, count: usize) -> Result<()> {
         let base = self.bytes.as_ptr() as u64;
@@ -189,6 +205,17 @@ impl<'b> Block<'b> {
 
     /// What lies at `on_device` afterwards is hashed.
     fn copy(&mut self, gpu: &Gpu, to: u64, from: u64, count: u64, on_device: Option<u64>) -> Result<()> {
+        self.begin(gpu, Some((to, from)), count, on_device)
+    }
+
+    /// Begins a copy, if one is to be made, and the hashing of what lies at `on_device` behind it.
+    fn begin(
+        &mut self,
+        gpu: &Gpu,
+        copy: Option<(u64, u64)>,
+        count: u64,
+        on_device: Option<u64>,
+    ) -> Result<()> {
         self.wait()?;
         let Gpu { device, streams, hasher } = gpu;
         let hashed = hasher.as_ref().zip(on_device).filter(|_| Hasher::takes(count));
@@ -197,8 +224,8 @@ impl<'b> Block<'b> {
         device.bind()?;
         let stream = streams.get(self.number % streams.len().max(1)).copied().unwrap_or(Stream::LEGACY);
         let event = device.event_create(DISABLE_TIMING)?;
-        let begun = device
-            .copy(to, from, count, stream)
+        let copied = copy.map_or(Ok(()), |(to, from)| device.copy(to, from, count, stream));
+        let begun = copied
             .and_then(|()| match hashed {
                 Some((hasher, address)) => hasher.enqueue(address, count, values, stream),
                 None => Ok(()),

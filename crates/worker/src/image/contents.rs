@@ -5,12 +5,12 @@
 //! spread over the threads. Chunks are hashed by the device where it can, else by the threads. Where a chunk's bytes
 //! come from when it is loaded is up to [`Sources`].
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rekindle_device::Device;
-use rekindle_store::{Part, PartWriter};
+use rekindle_store::{ContentHash, Part, PartWriter};
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::disk::Disk;
@@ -21,6 +21,8 @@ use super::turns::Turns;
 
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
+/// Of a save beside the running program.
+const MOST_BESIDE: usize = 4;
 /// As large as the largest chunk, and as a huge page.
 const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.
@@ -47,47 +49,93 @@ pub(super) fn prepare(device: Arc<dyn Device>) -> Preparing {
     Blocks::prepare(device, BLOCK, threads() * TURNS)
 }
 
-/// Writes each place's contents to its part.
+/// As [`prepare`], for a save beside the running program: what is under way through these holds its own copies up for
+/// half a millisecond at most.
+pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
+    Blocks::prepare(device, BLOCK, threads().min(MOST_BESIDE) * TURNS)
+}
+
+/// Writes each place's contents to its part. What the device hashes is hashed first, and copied only if the store does not
+/// have it. Returns how many bytes were copied, and the blocks.
 pub(super) fn save(
     gpus: &Gpus,
     blocks: Option<Preparing>,
     work: &[(Place, PartWriter)],
     stop: &AtomicBool,
-) -> Result<()> {
+) -> Result<(u64, Option<Blocks>)> {
     let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
     let chunk = |number: usize| work[number].1.chunk_bytes().clamp(1, BLOCK as u64);
     let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
     let pieces = Pieces::of(&progress, stop);
-    let Some(mut blocks) = pieces.blocks(gpus, blocks)? else { return Ok(()) };
-    let write = |piece: &Piece, block: &mut Block<'_>| -> Result<()> {
-        let failed = |code| device_error("copy a buffer out")(code);
-        let hash = block.hash().map_err(failed)?;
-        let bytes = block.bytes(piece.count()).map_err(failed)?;
-        let writer = &work[piece.number].1;
-        match hash {
-            Some(hash) => writer.write_chunk(piece.range.start, bytes, hash)?,
-            None => writer.write_at(piece.range.start, bytes)?,
-        }
-        Ok(())
+    let Some(mut made) = pieces.blocks(gpus, blocks)? else { return Ok((0, None)) };
+    let copied = AtomicU64::new(0);
+    let failed = || device_error("copy a buffer out");
+    // Whether it is on its way afterwards.
+    let go_on = |step: &mut Step, piece: &Piece, block: &mut Block<'_>| -> Result<bool> {
+        let (place, writer) = &work[piece.number];
+        let (start, count) = (piece.range.start, piece.count());
+        let (gpu, address) = (gpu(gpus, place)?, place.address + start);
+        *step = match *step {
+            Step::Begun if block.look(gpu, address, count).map_err(failed())? => Step::Hashed,
+            Step::Begun => {
+                block.fetch_hashed(gpu, address, count).map_err(failed())?;
+                Step::Copied(None)
+            }
+            Step::Hashed => {
+                let hash = block.hash().map_err(failed())?;
+                if let Some(hash) = hash
+                    && writer.enter_known(start, hash)?
+                {
+                    return Ok(false);
+                }
+                block.fetch_hashed(gpu, address, count).map_err(failed())?;
+                Step::Copied(hash)
+            }
+            Step::Copied(hash) => {
+                let bytes = block.bytes(count).map_err(failed())?;
+                match hash {
+                    Some(hash) => writer.write_chunk(start, bytes, hash)?,
+                    None => writer.write_at(start, bytes)?,
+                }
+                copied.fetch_add(count as u64, Ordering::Relaxed);
+                return Ok(false);
+            }
+        };
+        Ok(true)
     };
-    pieces.on_threads(&mut blocks, |turns| {
-        let mut under_way: VecDeque<(Piece, usize)> = VecDeque::with_capacity(TURNS);
-        let mut turn = 0;
+    pieces.on_threads(&mut made, |turns| {
+        let mut under_way = VecDeque::with_capacity(TURNS);
+        let mut free: Vec<usize> = (0..turns.len()).collect();
         loop {
-            while under_way.len() < TURNS
+            while !free.is_empty()
                 && let Some(piece) = pieces.next()?
             {
-                let place = &work[piece.number].0;
-                turns[turn]
-                    .fetch(gpu(gpus, place)?, place.address + piece.range.start, piece.count())
-                    .map_err(device_error("copy a buffer out"))?;
-                under_way.push_back((piece, turn));
-                turn = (turn + 1) % TURNS;
+                under_way.extend(free.pop().map(|turn| (Step::Begun, piece, turn)));
             }
-            let Some((piece, turn)) = under_way.pop_front() else { return Ok(()) };
-            write(&piece, &mut turns[turn])?;
+            let Some((mut step, piece, turn)) = under_way.pop_front() else { return Ok(()) };
+            match go_on(&mut step, &piece, &mut turns[turn])? {
+                true => under_way.push_back((step, piece, turn)),
+                false => free.push(turn),
+            }
         }
-    })
+    })?;
+    Ok((copied.into_inner(), Some(made)))
+}
+
+/// Where so many bytes of an image were had, of which some were copied.
+pub(super) fn origin(bytes: u64, copied: u64) -> BTreeMap<String, u64> {
+    let from = [("GPU", copied), ("store", bytes.saturating_sub(copied))];
+    from.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| (name.to_string(), bytes)).collect()
+}
+
+/// How far a piece has come that is saved.
+#[derive(Clone, Copy)]
+enum Step {
+    Begun,
+    /// Its hash is on its way.
+    Hashed,
+    /// It is on its way itself. Without a hash the processor makes one.
+    Copied(Option<ContentHash>),
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.

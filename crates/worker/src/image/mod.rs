@@ -33,6 +33,7 @@ mod restore_memory;
 mod save;
 mod save_code;
 mod save_memory;
+mod shadow;
 mod source;
 mod state;
 mod timer;
@@ -42,6 +43,7 @@ mod upload;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 pub(crate) use ahead::{Ahead, load_ahead, survey};
 pub(crate) use block::Preparing;
@@ -54,11 +56,14 @@ pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{blocks, save};
+pub(crate) use shadow::Shadow;
 pub(crate) use unwritten::{Marks, mark, unwritten};
 pub(crate) use upload::upload;
 
 /// Memory that outlives the worker that made it, by the names of the parts that it is in place of.
 pub(crate) type LeftMemory = HashMap<String, OwnedFd>;
 
+/// How often whoever waits looks whether that is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
 /// The name of the one part of kind `worker-state`.
 const STATE_PART: &str = "worker-state";

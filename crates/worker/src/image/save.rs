@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use rekindle_device::DeviceInfo;
-use rekindle_protocol::worker::Phase;
+use rekindle_protocol::worker::{Contents, Phase};
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::Value;
 
 use super::STATE_PART;
 use super::block::Preparing;
 use super::error::{Error, Result, device};
+use super::shadow::Copies;
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
@@ -20,22 +21,29 @@ use crate::client::{Client, Context, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
-pub(crate) fn blocks(client: &Client) -> Option<Preparing> {
-    client.any_device().ok().map(contents::prepare)
+pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
+    let prepare = match contents {
+        Contents::Saved => contents::prepare,
+        Contents::Shadowed => contents::prepare_beside,
+        Contents::Left => return None,
+    };
+    client.any_device().ok().map(prepare)
 }
 
-/// With `left`, contents of buffers stay where they are, and descriptors of that memory go there.
+/// What was saved: parts as the store describes them, phases, and descriptors of the memory that was left.
+type Saved = (Vec<Value>, Vec<Phase>, LeftMemory);
+
 pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
-    left: Option<&mut LeftMemory>,
+    contents: Contents,
     stop: &AtomicBool,
-) -> Result<(Vec<Value>, Vec<Phase>)> {
+) -> Result<Saved> {
     let mut timer = Timer::start();
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
         return Err(Error::Refused("only a program that stands still can be saved".to_string()));
     };
-    let blocks = quiesced.blocks.take();
+    let mut blocks = quiesced.blocks.take();
     let client = &mut dispatcher.client;
     let gpus = save_memory::gpus(client);
     let staging = Staging::open(staging)?;
@@ -49,33 +57,68 @@ pub(crate) fn save(
     streams_and_events(client, &mut state)?;
     graphs(client, &mut state);
     timer.lap("GPU objects", 0);
-    let plan = save_memory::plan(client, &staging, &mut state, left)?;
+    let mut left = LeftMemory::new();
+    let kept = (contents == Contents::Left).then_some(&mut left);
+    let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
+    let mut copies = None;
+    if contents == Contents::Shadowed && !plan.work.is_empty() {
+        client.shadow_gives_way();
+        match Copies::make(client, &mut plan.work) {
+            Ok(Some(made)) => {
+                timer.lap("shadow copy", made.bytes());
+                copies = Some(made);
+            }
+            // Those that were made are for a save beside the program.
+            Ok(None) => blocks = self::blocks(client, Contents::Saved),
+            Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
+        }
+    }
     let bytes = plan.work.iter().map(|(place, _)| place.bytes).sum();
-    let (saved, parts) = std::thread::scope(|scope| {
+    let at_once = if copies.is_none() { blocks.take() } else { None };
+    let (saved, code) = std::thread::scope(|scope| {
         let saving = scope.spawn(|| {
-            let saved = contents::save(&gpus, blocks, &plan.work, stop);
-            saved.map(|()| timer.lap("GPU memory", bytes))
+            let (copied, _) = contents::save(&gpus, at_once, &plan.work, stop)?;
+            if bytes > 0 {
+                timer.lap("GPU memory", bytes);
+                timer.from(contents::origin(bytes, copied));
+            }
+            Ok(())
         });
-        let parts = save_code::modules(client, &staging, &mut state);
-        (saving.join(), parts)
+        let code = save_code::modules(client, &staging, &mut state);
+        (saving.join(), code)
     });
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
-    let buffers = save_memory::finish(client, plan, saved)?;
-    let mut parts = parts?;
-    timer.lap("modules, beyond that", 0);
-    parts.extend(buffers);
+    let buffers = save_memory::finish(client, plan, saved);
+    let described = buffers.and_then(|mut parts| {
+        parts.extend(code?);
+        timer.lap("modules, beyond that", 0);
+        parts.push(put_state(&staging, &state, &mut timer)?);
+        parts.iter().map(describe).collect::<Result<_>>()
+    });
+    match described {
+        Ok(parts) => {
+            client.shadow = copies.map(|copies| copies.drain(gpus, blocks, timer.began()));
+            Ok((parts, timer.phases(), left))
+        }
+        Err(error) => {
+            copies.into_iter().for_each(|copies| copies.close(client));
+            Err(error)
+        }
+    }
+}
+
+fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {
     let encoded = state.encode()?;
     if encoded.len() as u64 > MOST_BYTES {
         let text =
             format!("it takes {} bytes, more than the {MOST_BYTES} that can be read again", encoded.len());
         return Err(Error::State(text));
     }
-    parts.push(staging.put(PartKind::WorkerState, STATE_PART, state.code_attributes(), &encoded)?);
+    let part = staging.put(PartKind::WorkerState, STATE_PART, state.code_attributes(), &encoded)?;
     timer.lap("worker state", encoded.len() as u64);
-    let parts = parts.iter().map(describe).collect::<Result<_>>()?;
-    Ok((parts, timer.phases()))
+    Ok(part)
 }
 
 /// A part as it travels to the daemon.

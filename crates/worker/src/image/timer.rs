@@ -1,5 +1,6 @@
 //! Times of the steps of a save or restore.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rekindle_protocol::worker::Phase;
@@ -27,6 +28,18 @@ impl Timer {
             ..Phase::default()
         });
         self.step = now;
+    }
+
+    /// When it was started.
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Where the bytes of the last step came from.
+    pub(super) fn from(&mut self, from: BTreeMap<String, u64>) {
+        if let Some(phase) = self.phases.last_mut() {
+            phase.from = from;
+        }
     }
 
     /// What the last step was made of.

@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Access, Device, Memory, Result, Stream};
+use rekindle_device::{Device, Result, Stream};
 use serde::{Deserialize, Serialize};
 
-use crate::client::Client;
+use crate::client::{Client, Room};
 use crate::successor;
 
 /// Where each row begins is a multiple of this.
@@ -46,17 +46,18 @@ pub(super) struct Base {
     device: Arc<dyn Device>,
     stream: Stream,
     rows: Vec<(Row, u64)>,
-    room: Room,
+    place: Place,
 }
 
-/// The memory that it lies in, and where that is mapped.
-struct Room {
-    device: Arc<dyn Device>,
-    address: u64,
-    bytes: u64,
-    /// None for memory of the host.
-    memory: Option<Memory>,
+/// The memory that it lies in.
+struct Place {
+    memory: On,
     descriptor: OwnedFd,
+}
+
+enum On {
+    Device(Room),
+    Host { device: Arc<dyn Device>, address: u64, bytes: u64 },
 }
 
 impl Base {
@@ -82,36 +83,36 @@ impl Base {
                 add(what, global.address, global.bytes);
             }
         }
-        let room = Room::new(client, index, offset.max(1))?;
-        Ok(Base { index, device, stream: stream.unwrap_or(Stream::LEGACY), rows, room })
+        let place = Place::new(client, index, offset.max(1))?;
+        Ok(Base { index, device, stream: stream.unwrap_or(Stream::LEGACY), rows, place })
     }
 
     /// Makes it what memory holds now. The device is idle.
     pub(super) fn take(&self) -> Result<()> {
         self.device.bind()?;
         for (row, address) in &self.rows {
-            self.device.copy(self.room.address + row.offset, *address, row.bytes, self.stream)?;
+            self.device.copy(self.place.address() + row.offset, *address, row.bytes, self.stream)?;
         }
         self.device.stream_synchronize(self.stream)
     }
 
     pub(super) fn described(&self) -> (Described, &OwnedFd) {
         let rows = self.rows.iter().map(|(row, _)| row.clone()).collect();
-        let Room { bytes, memory, .. } = self.room;
-        let described = Described { rows, bytes, on_device: memory.is_some(), device: self.index };
-        (described, &self.room.descriptor)
+        let on_device = matches!(self.place.memory, On::Device(_));
+        let described = Described { rows, bytes: self.place.bytes(), on_device, device: self.index };
+        (described, &self.place.descriptor)
     }
 
     /// Gives its memory back.
     pub(super) fn let_go(self, client: &mut Client) {
-        self.room.close(client, self.index);
+        self.place.close(client);
     }
 }
 
 /// Gives a program what a base holds. Its buffers are where they were.
 pub(super) fn put_back(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<()> {
     let index = base.device;
-    let room = Room::open(client, base, descriptor)?;
+    let place = Place::open(client, base, descriptor)?;
     let filled = (|| {
         let device = client.context(index)?.device.clone();
         for Row { what, bytes, offset } in &base.rows {
@@ -125,70 +126,48 @@ pub(super) fn put_back(client: &mut Client, base: &Described, descriptor: OwnedF
                     if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
                 }
             };
-            device.copy(to, room.address + offset, *bytes, Stream::LEGACY)?;
+            device.copy(to, place.address() + offset, *bytes, Stream::LEGACY)?;
         }
         device.stream_synchronize(Stream::LEGACY)
     })();
-    room.close(client, index);
+    place.close(client);
     filled
 }
 
-impl Room {
-    fn new(client: &mut Client, index: usize, bytes: u64) -> Result<Room> {
+impl Place {
+    fn new(client: &mut Client, index: usize, bytes: u64) -> Result<Place> {
+        client.bind(index)?;
         let device = client.context(index)?.device.clone();
-        let granularity = device.granularity().max(1);
-        let bytes = bytes.next_multiple_of(granularity);
+        let bytes = bytes.next_multiple_of(device.granularity().max(1));
         match device.memory_create(bytes) {
             Ok(memory) => {
                 let descriptor = device.memory_export(memory).inspect_err(|_| {
                     let _ = device.memory_release(memory);
                 })?;
-                Room::on_device(client, index, memory, bytes, descriptor)
+                let room = Room::of(client, index, memory, bytes)?;
+                Ok(Place { memory: On::Device(room), descriptor })
             }
             Err(CUDA_ERROR_OUT_OF_MEMORY) => {
                 let file = successor::memory_file(&[]).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
                 file.set_len(bytes).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-                Room::on_host(device, bytes, file.into())
+                Place::on_host(device, bytes, file.into())
             }
             Err(code) => Err(code),
         }
     }
 
-    fn open(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<Room> {
+    fn open(client: &mut Client, base: &Described, descriptor: OwnedFd) -> Result<Place> {
         client.bind(base.device)?;
         let device = client.context(base.device)?.device.clone();
         if !base.on_device {
-            return Room::on_host(device, base.bytes, descriptor);
+            return Place::on_host(device, base.bytes, descriptor);
         }
         let memory = device.memory_import(descriptor.as_fd(), base.bytes)?;
-        Room::on_device(client, base.device, memory, base.bytes, descriptor)
+        let room = Room::of(client, base.device, memory, base.bytes)?;
+        Ok(Place { memory: On::Device(room), descriptor })
     }
 
-    fn on_device(
-        client: &mut Client,
-        index: usize,
-        memory: Memory,
-        bytes: u64,
-        descriptor: OwnedFd,
-    ) -> Result<Room> {
-        let heap = client.heap(index)?;
-        let granularity = heap.granularity();
-        let address = heap.take_addresses(bytes, granularity, 0)?;
-        let device = client.context(index)?.device.clone();
-        let room = Room { device: device.clone(), address, bytes, memory: Some(memory), descriptor };
-        let mapped = device
-            .map(address, bytes, memory)
-            .and_then(|()| device.protect(address, bytes, Access::ReadWrite));
-        match mapped {
-            Ok(()) => Ok(room),
-            Err(code) => {
-                room.close(client, index);
-                Err(code)
-            }
-        }
-    }
-
-    fn on_host(device: Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<Room> {
+    fn on_host(device: Arc<dyn Device>, bytes: u64, descriptor: OwnedFd) -> Result<Place> {
         let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, descriptor.as_raw_fd());
         // SAFETY: a new mapping of a file that is so long, at an address of the kernel's choice.
         let base = unsafe {
@@ -202,14 +181,27 @@ impl Room {
             unsafe { libc::munmap(base, bytes as usize) };
             return Err(code);
         }
-        Ok(Room { device, address: base as u64, bytes, memory: None, descriptor })
+        Ok(Place { memory: On::Host { device, address: base as u64, bytes }, descriptor })
     }
 
-    fn close(self, client: &mut Client, index: usize) {
-        let Room { device, address, bytes, memory, .. } = self;
-        let closed = match memory {
-            Some(memory) => device.unmap(address, bytes).and(device.memory_release(memory)),
-            None => {
+    fn address(&self) -> u64 {
+        match &self.memory {
+            On::Device(room) => room.address,
+            On::Host { address, .. } => *address,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.memory {
+            On::Device(room) => room.bytes,
+            On::Host { bytes, .. } => *bytes,
+        }
+    }
+
+    fn close(self, client: &mut Client) {
+        let closed = match self.memory {
+            On::Device(room) => room.close(client),
+            On::Host { device, address, bytes } => {
                 let forgotten = device.host_unregister(address);
                 // SAFETY: mapped by `on_host`; no copy from or to it is under way.
                 unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
@@ -218,10 +210,6 @@ impl Room {
         };
         if let Err(code) = closed {
             log::warn!("memory that requests might have been done again on stays in use: {code}");
-        } else if memory.is_some()
-            && let Ok(heap) = client.heap(index)
-        {
-            heap.give_addresses(address, bytes);
         }
     }
 }

@@ -20,7 +20,7 @@ use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::client::{CLIENT_VERSION, Quiesced, ToClient, ToWorker, Welcome};
 use rekindle_protocol::frame;
 use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
-use rekindle_protocol::worker::{Ask, ClientNumber, FIRST_CLIENT, Message, Reply, ask, greet};
+use rekindle_protocol::worker::{Ask, ClientNumber, Contents, FIRST_CLIENT, Message, Reply, ask, greet};
 use rekindle_ring::{Board, BoardMapping, Liveness, Producer, Ring, Spin, Staging, Wait};
 use rekindle_worker::{Ended, Opened, serve};
 
@@ -149,7 +149,7 @@ impl Daemon {
     }
 
     pub fn quiesce(&self) -> Quiesced {
-        self.ask(ask::Quiesce { limit_ms: LIMIT.as_millis() as u64, leave_memory: false })
+        self.ask(ask::Quiesce { limit_ms: LIMIT.as_millis() as u64, contents: Contents::Saved })
     }
 
     /// Asks for a standstill until it is refused for this. A client that does not answer within so short a limit may be one
@@ -157,7 +157,7 @@ impl Daemon {
     pub fn quiesce_fails(&self, limit_ms: u64, why: &str) {
         let began = Instant::now();
         loop {
-            let problem = self.fails(ask::Quiesce { limit_ms, leave_memory: false });
+            let problem = self.fails(ask::Quiesce { limit_ms, contents: Contents::Saved });
             if problem.contains(why) {
                 return;
             }
