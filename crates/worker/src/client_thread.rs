@@ -118,6 +118,9 @@ impl ClientThread {
             Ok((_, 0)) => "the worker was not told the program's pid".to_string(),
             Ok((platform, pid)) => {
                 let attached = platform.process_restore(pid).and_then(|()| platform.process_unlock(pid));
+                if attached.is_ok() {
+                    self.remote.run(|dispatcher| dispatcher.client.driver_attached = true);
+                }
                 attached.err().map(|code| format!("the driver answered {code}")).unwrap_or_default()
             }
         };

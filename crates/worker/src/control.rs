@@ -40,7 +40,6 @@ pub(crate) struct Control {
     spare: bool,
     /// What a dead daemon leaves to undo.
     quiesced: bool,
-    detached: Option<i32>,
     /// The client is from before this worker, and waits for `Resume`.
     held_back: bool,
     /// Memory that is to outlive this worker, or has outlived the one before.
@@ -81,7 +80,6 @@ impl Control {
             link,
             spare,
             quiesced: false,
-            detached: None,
             held_back: false,
             left: LeftMemory::new(),
             along: Vec::new(),
@@ -250,7 +248,6 @@ impl Control {
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
             }
-            Request::Attach(ask::Attach { pid }) => self.attach(pid).map(answer::<ask::Attach>),
             Request::Save(ask::Save { staging, contents }) => {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)
             }
@@ -318,7 +315,9 @@ impl Control {
             }
             Request::GoOn(ask::GoOn { pid }) => self.go_on_with(pid, descriptors).map(answer::<ask::GoOn>),
             Request::Loaded(_) => Err("what is loaded is told beside other requests only".to_string()),
-            Request::Adopt(ask::Adopt { pid, .. }) => self.adopt(pid, descriptors).map(answer::<ask::Adopt>),
+            Request::Adopt(ask::Adopt { pid, driver_attached }) => {
+                self.adopt(pid, driver_attached, descriptors).map(answer::<ask::Adopt>)
+            }
             Request::Resume(ask::Resume { restored, driver_attached }) => {
                 self.resume(restored, driver_attached).map(answer::<ask::Resume>)
             }

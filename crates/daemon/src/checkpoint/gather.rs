@@ -25,6 +25,9 @@ use crate::workers::{Worker, gpu_half};
 
 use super::attempt::{Attempt, QuiescedGpu, Subject};
 
+/// `off` has programs stand still until their GPU memory is written.
+const SHADOW: &str = "REKINDLE_SHADOW";
+
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
     pub(super) fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
@@ -34,7 +37,8 @@ impl Attempt<'_> {
 
     /// A program that goes on does so while its GPU memory is written.
     pub(super) fn contents(&self) -> Contents {
-        if self.request.leave_running { Contents::Shadowed } else { Contents::Saved }
+        let is_wanted = std::env::var_os(SHADOW).is_none_or(|wanted| wanted != "off");
+        if self.request.leave_running && is_wanted { Contents::Shadowed } else { Contents::Saved }
     }
 
     /// The program goes on: what was shadowed of its GPU memory comes to the draft.

@@ -19,8 +19,8 @@ pub struct QuiesceBarrier<'a> {
     sandbox: &'a Sandbox,
     worker: &'a Worker,
     pub client: Quiesced,
-    /// The pid of the client, as the daemon sees it, while its driver half is detached.
-    detached: Option<i32>,
+    /// Whether the driver half of the client is attached.
+    driver_attached: bool,
     over: bool,
 }
 
@@ -30,15 +30,16 @@ impl<'a> QuiesceBarrier<'a> {
         let limit_ms = QUIESCE_LIMIT.as_millis() as u64;
         let action = "bring the program's GPU work to a stand";
         let client = worker.ask(action, ask::Quiesce { limit_ms, contents }, &[])?;
-        Ok(QuiesceBarrier { sandbox, worker, client, detached: None, over: false })
+        let driver_attached = client.driver_attached;
+        Ok(QuiesceBarrier { sandbox, worker, client, driver_attached, over: false })
     }
 
-    /// Detaches the driver half of the client, where there is one.
+    /// Detaches the driver half of the client, where there is one. It stays so until the program needs it.
     pub fn detach(&mut self, pid: i32) -> Result<()> {
-        if self.client.driver_attached {
+        if self.driver_attached {
             let limit_ms = DETACH_LIMIT.as_millis() as u32;
             self.worker.ask("detach the driver from the program", ask::Detach { pid, limit_ms }, &[])?;
-            self.detached = Some(pid);
+            self.driver_attached = false;
         }
         Ok(())
     }
@@ -55,12 +56,7 @@ impl<'a> QuiesceBarrier<'a> {
 
     fn go_on(&mut self) -> Result<()> {
         self.over = true;
-        let attached = match self.detached {
-            Some(pid) => self.worker.ask("attach the driver again", ask::Attach { pid }, &[]),
-            None => Ok(()),
-        };
-        gpu_half::resume(self.worker, false, self.client.driver_attached && attached.is_ok())?;
-        attached
+        gpu_half::resume(self.worker, false, self.driver_attached)
     }
 }
 

@@ -76,13 +76,10 @@ requests! {
         limit_ms: u64,
         contents: Contents,
     } => Quiesced;
-    /// Detach or attach the driver half of the process with this pid (as this worker sees it).
+    /// Detach the driver half of the process with this pid (as this worker sees it). It stays so until the client needs it.
     Detach {
         pid: i32,
         limit_ms: u32,
-    } => ();
-    Attach {
-        pid: i32,
     } => ();
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {

@@ -10,6 +10,7 @@ use rekindle_protocol::operation::{
 
 use super::Client;
 use super::context::Freed;
+use crate::image::Shadow;
 use crate::memory::map_pinned;
 
 impl Client {
@@ -35,13 +36,19 @@ impl Client {
         }
     }
 
-    /// Waits until a shadow is drained, and gives its memory back; false if there is none.
+    /// Waits until a shadow is drained, and gives its memory back; false if it has none.
     pub(crate) fn shadow_gives_way(&mut self) -> bool {
-        let Some(shadow) = self.shadow.take() else { return false };
-        let rooms = shadow.emptying()();
+        let Some(shadow) = &self.shadow else { return false };
+        shadow.emptying()();
         self.bind_anew();
+        self.take_emptied_rooms()
+    }
+
+    /// Takes the addresses back of what was emptied of a shadow; false if nothing was.
+    pub(crate) fn take_emptied_rooms(&mut self) -> bool {
+        let rooms = self.shadow.as_ref().map(Shadow::take_emptied).unwrap_or_default();
         rooms.iter().for_each(|room| room.give_addresses(self));
-        true
+        !rooms.is_empty()
     }
 
     pub(super) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64> {

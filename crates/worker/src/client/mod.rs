@@ -77,6 +77,8 @@ pub(crate) struct Client {
     pub board: Option<&'static Board>,
     /// The program's pid as this worker sees it, 0 until it was told.
     pub pid: i32,
+    /// Whether the driver half of its process is attached, as far as this worker was told.
+    pub driver_attached: bool,
     /// The program's standard output, once it is known which process it is.
     pub output: ProgramOutput,
     pub link: Arc<Link>,
@@ -129,6 +131,7 @@ impl Client {
             board_name: String::new(),
             board: None,
             pid: 0,
+            driver_attached: true,
             output,
             link,
             threads: Vec::new(),

@@ -27,9 +27,15 @@ impl Control {
         Ok(())
     }
 
-    pub(super) fn adopt(&mut self, pid: i32, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+    pub(super) fn adopt(
+        &mut self,
+        pid: i32,
+        driver_attached: bool,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), String> {
         let directory = self.remote.ask(move |dispatcher| {
             dispatcher.client.pid = pid;
+            dispatcher.client.driver_attached = driver_attached;
             dispatcher.client.output.of_pid(pid);
             dispatcher.client.directory.clone()
         })?;
@@ -41,7 +47,7 @@ impl Control {
     pub(super) fn go_on_with(&mut self, pid: i32, mut descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
         self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
-        self.adopt(pid, descriptors)?;
+        self.adopt(pid, false, descriptors)?;
         self.remote.run(|dispatcher| dispatcher.activity = Activity::Running);
         Ok(())
     }

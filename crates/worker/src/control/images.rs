@@ -36,8 +36,8 @@ impl Control {
         let drained = drain.wait(|| !is_closed(stream)).map_err(|error| error.to_string());
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
-        let (parts, phase) = drained?;
-        Ok(Saved { parts, phases: vec![phase] })
+        let (parts, phases) = drained?;
+        Ok(Saved { parts, phases })
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, String> {

@@ -31,6 +31,8 @@ impl Control {
         });
         let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
         let drained = stopped.and_then(|quiesced| {
+            let driver_attached = quiesced.driver_attached;
+            self.remote.run(move |dispatcher| dispatcher.client.driver_attached = driver_attached);
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
             self.remote.drain(left).map(|()| quiesced)
         });
@@ -44,21 +46,11 @@ impl Control {
         })?;
         let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
         platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
-        self.detached = Some(pid);
         if let Err(code) = platform.process_checkpoint(pid) {
             let _ = platform.process_unlock(pid);
-            self.detached = None;
             return Err(failed("detach from")(code));
         }
-        Ok(())
-    }
-
-    pub(super) fn attach(&mut self, pid: i32) -> Result<(), String> {
-        let platform = self.remote.ask(|dispatcher| dispatcher.client.gpus.platform.clone())?;
-        let failed = |code| format!("the driver could not attach to process {pid} again: {code}");
-        platform.process_restore(pid).map_err(failed)?;
-        platform.process_unlock(pid).map_err(failed)?;
-        self.detached = None;
+        self.remote.run(|dispatcher| dispatcher.client.driver_attached = false);
         Ok(())
     }
 
@@ -69,23 +61,18 @@ impl Control {
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
         self.quiesced = false;
         self.held_back = false;
-        self.detached = None;
         self.left.clear();
         answered.map_err(|unanswered| unanswered.to_string())
     }
 
     /// Lets the client go on after a checkpoint that came to nothing.
     pub(super) fn undo(&mut self) {
-        if let Some(pid) = self.detached
-            && let Err(problem) = self.attach(pid)
-        {
-            log::error!("{problem}");
-        }
         if std::mem::take(&mut self.quiesced) {
             self.remote.run(Dispatcher::go_on);
-            self.link.send(&ToClient::Resume { restored: false, driver_attached: self.detached.is_none() });
+            if let Ok(driver_attached) = self.remote.ask(|dispatcher| dispatcher.client.driver_attached) {
+                self.link.send(&ToClient::Resume { restored: false, driver_attached });
+            }
         }
-        self.detached = None;
         self.left.clear();
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));

@@ -8,11 +8,9 @@ impl Dispatcher {
     pub(crate) fn let_go_of_shadow(&mut self, remote: Remote) {
         let Some(empty) = self.client.shadow.as_ref().map(Shadow::emptying) else { return };
         self.later.push(move || {
-            let rooms = empty();
-            remote.run(move |dispatcher| {
-                let client = &mut dispatcher.client;
-                rooms.iter().for_each(|room| room.give_addresses(client));
-                client.shadow.take_if(|shadow| shadow.is_empty());
+            empty();
+            remote.run(|dispatcher| {
+                dispatcher.client.take_emptied_rooms();
             });
         });
     }

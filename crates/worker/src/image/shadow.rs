@@ -35,8 +35,15 @@ type Work = Vec<(Place, PartWriter)>;
 /// GPU memory as it was, until it is in the image.
 pub(crate) struct Shadow {
     /// Emptied by whoever comes first.
-    rooms: Arc<Mutex<Vec<Room>>>,
+    rooms: Arc<Mutex<Rooms>>,
     drain: Arc<Drain>,
+}
+
+#[derive(Default)]
+struct Rooms {
+    full: Vec<Room>,
+    /// Without memory. Their addresses are to be given back.
+    empty: Vec<Room>,
 }
 
 /// The write to the image, on a thread of its own.
@@ -50,14 +57,13 @@ pub(crate) struct Drain {
 }
 
 /// Parts as the store describes them, and how long it took since the save began.
-type Drained = (Vec<Value>, Phase);
+type Drained = (Vec<Value>, Vec<Phase>);
 
 #[derive(Default)]
 enum Outcome {
     #[default]
     UnderWay,
     Ended(Result<Drained>),
-    Taken,
 }
 
 /// Where the shadow lies.
@@ -138,7 +144,7 @@ impl Copies {
         if let Err(source) = std::thread::Builder::new().name("drain".into()).spawn(run) {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
         }
-        Shadow { rooms: Arc::new(Mutex::new(rooms)), drain }
+        Shadow { rooms: Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() })), drain }
     }
 }
 
@@ -170,7 +176,7 @@ impl Drain {
             from: contents::origin(bytes, copied),
             ..Phase::default()
         };
-        Ok((parts, phase))
+        Ok((parts, vec![phase]))
     }
 
     fn end(&self, result: Result<Drained>) {
@@ -193,9 +199,9 @@ impl Drain {
                 self.stop.store(true, Ordering::Relaxed);
             }
         }
-        match std::mem::replace(&mut *outcome, Outcome::Taken) {
+        match std::mem::replace(&mut *outcome, Outcome::Ended(Ok(Drained::default()))) {
             Outcome::Ended(result) => result,
-            Outcome::UnderWay | Outcome::Taken => Err(Error::Cancelled),
+            Outcome::UnderWay => Err(Error::Cancelled),
         }
     }
 
@@ -215,13 +221,8 @@ impl Shadow {
 
     /// Bytes of a device that it takes.
     pub(crate) fn bytes_of(&self, index: usize) -> u64 {
-        let rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        rooms.iter().filter(|room| room.index == index).map(|room| room.bytes).sum()
-    }
-
-    /// Whether its memory was given back.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        let rooms = lock(&self.rooms);
+        rooms.full.iter().filter(|room| room.index == index).map(|room| room.bytes).sum()
     }
 
     /// The image is not wanted any more.
@@ -230,20 +231,27 @@ impl Shadow {
     }
 
     /// What gives its memory back once it is drained, from whatever thread; the driver waits for all work of its devices.
-    pub(crate) fn emptying(&self) -> impl FnOnce() -> Vec<Room> + Send + 'static {
+    pub(crate) fn emptying(&self) -> impl FnOnce() + Send + 'static {
         let (rooms, drain) = (self.rooms.clone(), self.drain.clone());
         move || {
             drain.join();
             drop(drain.blocks.lock().unwrap_or_else(PoisonError::into_inner).take());
-            let mut rooms = rooms.lock().unwrap_or_else(PoisonError::into_inner);
-            rooms.retain(|room| match room.empty() {
-                Ok(()) => true,
-                Err(code) => {
-                    log::warn!("the memory of a checkpoint's copy stays in use: {code}");
-                    false
+            let mut rooms = lock(&rooms);
+            for room in std::mem::take(&mut rooms.full) {
+                match room.empty() {
+                    Ok(()) => rooms.empty.push(room),
+                    Err(code) => log::warn!("the memory of a checkpoint's copy stays in use: {code}"),
                 }
-            });
-            std::mem::take(&mut *rooms)
+            }
         }
     }
+
+    /// Rooms that were emptied since this was asked.
+    pub(crate) fn take_emptied(&self) -> Vec<Room> {
+        std::mem::take(&mut lock(&self.rooms).empty)
+    }
+}
+
+fn lock(rooms: &Mutex<Rooms>) -> MutexGuard<'_, Rooms> {
+    rooms.lock().unwrap_or_else(PoisonError::into_inner)
 }

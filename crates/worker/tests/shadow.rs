@@ -1,0 +1,153 @@
+//! Checkpoints that write GPU memory beside the running program.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::program::{Program, begin, bytes_of, download, upload, words};
+use common::{Client, Daemon, Knobs, Worker, alone};
+use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_protocol::operation::*;
+use rekindle_protocol::worker::{Contents, Phase, Saved, ask};
+use rekindle_store::{Draft, PartKind, Store};
+
+const MB: u64 = 1 << 20;
+
+fn program(directory: &Path, memory: u64) -> Program {
+    let knobs = Arc::new(Knobs::default());
+    knobs.memory.store(memory, Ordering::Relaxed);
+    let worker = Worker::start_with(directory, knobs);
+    let daemon = worker.daemon();
+    let (mut client, _) = Client::connect(&worker, &daemon);
+    let lane = begin(&mut client);
+    Program { worker, daemon, client, lane }
+}
+
+fn adopt(draft: &Draft, saved: Saved) -> Vec<Phase> {
+    draft.adopt(saved.parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()).unwrap();
+    saved.phases
+}
+
+fn save(daemon: &Daemon, draft: &Draft) -> Vec<Phase> {
+    let contents = Contents::Shadowed;
+    daemon.ask(ask::Quiesce { limit_ms: common::LIMIT.as_millis() as u64, contents });
+    let staging = draft.path().to_str().unwrap().to_string();
+    let phases = adopt(draft, daemon.ask(ask::Save { staging, contents }));
+    daemon.ask(ask::Resume { restored: false, driver_attached: false });
+    phases
+}
+
+fn has(phases: &[Phase], name: &str) -> bool {
+    phases.iter().any(|phase| phase.name == name)
+}
+
+/// What the image has of the buffer there.
+fn contents(store: &Store, image: &str, address: u64) -> Vec<u8> {
+    let image = store.image(image).unwrap();
+    let part = image.part(PartKind::GpuBuffer, &format!("{address:012x}"));
+    let part = part.unwrap_or_else(|| panic!("{:?}", image.parts(PartKind::GpuBuffer).collect::<Vec<_>>()));
+    let mut bytes = vec![0; part.bytes as usize];
+    image.read_part(part, 0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_the_program_writes_after_the_cut_is_not_in_the_image() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let mut program = program(&state.path().join("run"), 64 * MB);
+    let lane = &mut program.lane;
+    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 5 * MB }).unwrap();
+    let before: Vec<u32> = (0..5u32 << 18).map(|n| n.wrapping_mul(2_654_435_761)).collect();
+    upload(lane, 0, buffer, &bytes_of(&before));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let draft = store.begin("first").unwrap();
+    let phases = save(&program.daemon, &draft);
+    assert!(has(&phases, "shadow copy") && !has(&phases, "GPU memory"), "{phases:?}");
+    let lane = &mut program.lane;
+    upload(lane, 0, buffer, &bytes_of(&vec![7; 5 << 18]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let phases = adopt(&draft, program.daemon.ask(ask::Drain {}));
+    assert_eq!((phases[0].name.as_str(), phases[0].bytes), ("drain", 6 * MB));
+    draft.commit().unwrap();
+    assert_eq!(contents(&store, "first", buffer)[..5 << 20], bytes_of(&before));
+    assert_eq!(words(&download(&mut program.lane, 0, buffer, 4)), [7]);
+    // There is nothing else to drain, and the next one begins anew.
+    assert!(program.daemon.ask(ask::Drain {}).parts.is_empty());
+    let draft = store.begin("second").unwrap();
+    save(&program.daemon, &draft);
+    adopt(&draft, program.daemon.ask(ask::Drain {}));
+    draft.commit().unwrap();
+    assert_eq!(words(&contents(&store, "second", buffer)[..5 << 20]), vec![7; 5 << 18]);
+    program.end();
+}
+
+#[test]
+fn where_a_gpu_has_no_room_for_a_copy_its_memory_is_written_at_once() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let mut program = program(&state.path().join("run"), 16 * MB);
+    let lane = &mut program.lane;
+    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
+    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let draft = store.begin("image").unwrap();
+    let phases = save(&program.daemon, &draft);
+    assert!(has(&phases, "GPU memory") && !has(&phases, "shadow copy"), "{phases:?}");
+    assert!(program.daemon.ask(ask::Drain {}).parts.is_empty());
+    draft.commit().unwrap();
+    assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
+    program.end();
+}
+
+#[test]
+fn a_copy_gives_way_to_what_the_program_allocates() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let mut program = program(&state.path().join("run"), 24 * MB);
+    let lane = &mut program.lane;
+    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
+    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let free = lane.ask(MemoryInfo { device: 0 }).unwrap();
+    let draft = store.begin("image").unwrap();
+    assert!(has(&save(&program.daemon, &draft), "shadow copy"));
+    let lane = &mut program.lane;
+    assert_eq!(lane.ask(MemoryInfo { device: 0 }).unwrap(), free, "the program sees its own memory");
+    let more = lane.ask(MemoryAllocate { device: 0, bytes: 12 * MB }).unwrap();
+    upload(lane, 0, more, &bytes_of(&[4]));
+    assert_eq!(lane.ask(MemoryAllocate { device: 0, bytes: 12 * MB }), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    // The image lacks nothing.
+    adopt(&draft, program.daemon.ask(ask::Drain {}));
+    draft.commit().unwrap();
+    assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
+    program.end();
+}
+
+#[test]
+fn a_daemon_that_dies_while_it_is_drained_leaves_nothing_behind() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let mut program = program(&state.path().join("run"), 24 * MB);
+    let lane = &mut program.lane;
+    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
+    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let draft = store.begin("image").unwrap();
+    save(&program.daemon, &draft);
+    program.daemon.die();
+    drop(draft);
+    assert!(program.lane.ask(MemoryAllocate { device: 0, bytes: 12 * MB }).is_ok());
+    program.daemon = program.worker.daemon();
+    let draft = store.begin("image").unwrap();
+    assert!(has(&save(&program.daemon, &draft), "GPU memory"), "there is no room any more");
+    draft.commit().unwrap();
+    assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
+    program.end();
+}
