@@ -3,6 +3,7 @@
     python workloads.py NAME [--steps N] [--pause SECONDS]     N steps, a line each: `step I DIGEST`
     python workloads.py NAME --batches FILE                    whenever FILE appears: a batch of steps, `batch MEDIAN_MS`
     python workloads.py NAME --serve FILE                      whenever FILE appears: a step, `answer DIGEST`, also in FILE.answers
+    python workloads.py NAME --train FILE                      steps for ever, a line each in FILE: `I SECONDS DIGEST`, when it was done
 
 Weights are random but seeded; what is measured does not depend on them.
 """
@@ -132,17 +133,16 @@ def llama():
     return step
 
 
-@workload("gpt2-train")
-def gpt2_train():
+def gpt2_training(batch, length, **shape):
     torch = torch_module()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(attn_implementation="eager")).cuda().train()
+    model = GPT2LMHeadModel(GPT2Config(attn_implementation="eager", **shape)).cuda().train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     generator = torch.Generator(device="cuda").manual_seed(1)
 
     def step(i):
-        x = torch.randint(0, 50000, (4, 512), device="cuda", generator=generator)
+        x = torch.randint(0, 50000, (batch, length), device="cuda", generator=generator)
         loss = model(x, labels=x).loss
         loss.backward()
         optimizer.step()
@@ -150,6 +150,16 @@ def gpt2_train():
         return loss
 
     return step
+
+
+@workload("gpt2-train")
+def gpt2_train():
+    return gpt2_training(4, 512)
+
+
+@workload("gpt2-large-train")
+def gpt2_large_train():
+    return gpt2_training(4, 512, n_embd=1280, n_layer=36, n_head=20)
 
 
 def large_model(torch, device):
@@ -448,6 +458,14 @@ def run_batches(step, trigger):
         print(f"batch {statistics.median(times):.4f}", flush=True)
 
 
+def train(step, file):
+    print("ready", flush=True)
+    for i in itertools.count():
+        line = f"{digest(step(i))}"
+        with open(file, "a") as lines:
+            lines.write(f"{i} {time.time()} {line}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(WORKLOADS))
@@ -455,6 +473,7 @@ def main():
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--batches")
     parser.add_argument("--serve")
+    parser.add_argument("--train")
     parser.add_argument("--trim", action="store_true", help="give memory back that nothing is in before it serves")
     options = parser.parse_args()
     build, environment = WORKLOADS[options.name]
@@ -464,6 +483,8 @@ def main():
         run_batches(step, options.batches)
     if options.serve:
         serve(step, options.serve, options.trim)
+    if options.train:
+        train(step, options.train)
     for i in range(options.steps):
         print(f"step {i} {digest(step(i))}", flush=True)
         time.sleep(options.pause)

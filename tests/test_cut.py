@@ -1,0 +1,136 @@
+"""Images of programs that go on while their GPU memory is written: what is in them is what was there when the program stood still."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from rekindle import CommandError, Rekindle
+from test_bad_input import kill_daemon
+
+PROGRAM = Path(__file__).parent / "cut/steps.py"
+HELD = {"REKINDLE_FAULT": "drain-begun:hang"}
+
+
+class Steps:
+    """The program, which takes as many steps as it is told."""
+
+    def __init__(self, rekindle, fill=0):
+        self.rekindle, self.limit, self.count = rekindle, rekindle.root / "limit", 0
+        self.set(0)
+        rekindle.run("steps", sys.executable, PROGRAM, self.limit, fill)
+        assert rekindle.wait_lines("steps", 1) == ["ready"], rekindle.lines("steps")
+
+    def set(self, limit):
+        new = self.limit.with_suffix(".new")
+        new.symlink_to(str(limit))
+        new.rename(self.limit)
+
+    def take(self, more):
+        """Each finds what the one before has left."""
+        self.count += more
+        self.set(self.count)
+        lines = self.rekindle.wait_lines("steps", self.count + 1)
+        assert lines == ["ready", *told(1, self.count)]
+
+
+def told(first, last):
+    return [f"step {n} found {n - 1}" for n in range(first, last + 1)]
+
+
+def taken(rekindle, image="image"):
+    """A checkpoint whose GPU memory is not written before the test says so."""
+    begun = rekindle.begin("checkpoint", "steps", "--to", image, "--leave-running", "--json")
+    rekindle.reached("drain-begun")
+    return begun
+
+
+def images(rekindle):
+    return [image["name"] for image in rekindle.json("images")["images"]]
+
+
+def test_an_image_has_what_was_there_at_the_cut_whatever_is_written_while_it_is_drained():
+    with Rekindle(**HELD) as rekindle:
+        steps = Steps(rekindle)
+        steps.take(3)
+        checkpoint = taken(rekindle)
+        steps.take(4)
+        rekindle.let_go("drain-begun")
+        report = json.loads(checkpoint.end())
+        names = [phase["name"] for phase in report["phases"]]
+        assert "shadow copy" in names and "drain" in names and "GPU memory" not in names, names
+        steps.take(1)
+        rekindle("kill", "steps")
+        rekindle("verify", "image")
+        rekindle.restore("image", "restored")
+        steps.set(6)
+        assert rekindle.wait_lines("restored", 3) == told(4, 6)
+
+
+def test_where_it_is_not_wanted_the_program_stands_still_until_all_is_written():
+    with Rekindle(REKINDLE_SHADOW="off") as rekindle:
+        steps = Steps(rekindle)
+        steps.take(2)
+        report = rekindle.json("checkpoint", "steps", "--to", "image", "--leave-running")
+        names = [phase["name"] for phase in report["phases"]]
+        assert "GPU memory" in names and "drain" not in names, names
+        steps.take(2)
+
+
+def test_the_next_image_copies_only_what_has_changed():
+    with Rekindle(REKINDLE_GPU_HASH="on") as rekindle:
+        Steps(rekindle).take(1)
+        reports = [rekindle.json("checkpoint", "steps", "--to", f"image-{n}", "--leave-running") for n in range(2)]
+        first, second = (next(phase for phase in report["phases"] if phase["name"] == "drain") for report in reports)
+        assert first["from"]["GPU"] > 0 and second["from"] == {"store": second["bytes"]}, (first, second)
+
+
+def test_a_program_that_needs_all_memory_meanwhile_gets_it():
+    with Rekindle(**HELD, REKINDLE_EMULATED="memory=64M") as rekindle:
+        steps = Steps(rekindle, 30 << 20)
+        steps.take(2)
+        checkpoint = taken(rekindle)
+        steps.set("fill")
+        rekindle.let_go("drain-begun")
+        checkpoint.end()
+        rekindle.wait(lambda: "filled" in rekindle.lines("steps"), "the memory")
+        rekindle("verify", "image")
+
+
+def test_a_drain_that_fails_ends_the_checkpoint_and_not_the_program():
+    with Rekindle(REKINDLE_FAULT="drain-begun") as rekindle:
+        steps = Steps(rekindle)
+        steps.take(2)
+        with pytest.raises(CommandError, match="drain-begun"):
+            rekindle("checkpoint", "steps", "--to", "image", "--leave-running")
+        steps.take(2)
+        assert not images(rekindle) and not os.listdir(rekindle.state / "store/staging")
+
+
+def test_a_daemon_that_is_killed_meanwhile_leaves_the_program_and_no_image():
+    with Rekindle(**HELD) as rekindle:
+        steps = Steps(rekindle)
+        steps.take(2)
+        checkpoint = taken(rekindle)
+        kill_daemon(rekindle)
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        rekindle.let_go("drain-begun")
+        steps.take(3)
+        assert not images(rekindle)
+        rekindle("checkpoint", "steps", "--to", "image", "--leave-running")
+        steps.take(1)
+        rekindle("verify", "image")
+
+
+def test_a_program_that_is_killed_meanwhile_leaves_no_image():
+    with Rekindle(**HELD) as rekindle:
+        Steps(rekindle).take(2)
+        checkpoint = taken(rekindle)
+        os.kill(rekindle.sandbox("steps")["pid"], signal.SIGKILL)
+        rekindle.let_go("drain-begun")
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        assert not images(rekindle)
