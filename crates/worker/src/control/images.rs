@@ -33,7 +33,7 @@ impl Control {
     pub(super) fn drain(&self, stream: &UnixStream) -> Result<Saved, String> {
         let shadow = self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().map(Shadow::drain))?;
         let Some(drain) = shadow else { return Ok(Saved { parts: Vec::new(), phases: Vec::new() }) };
-        let drained = drain.wait(|| !is_closed(stream)).map_err(|error| error.to_string());
+        let drained = drain.finish(|| !is_closed(stream)).map_err(|error| error.to_string());
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (parts, phases) = drained?;

@@ -37,7 +37,7 @@ impl Gpu {
 }
 
 /// Registered memory.
-pub(super) struct Blocks {
+pub(crate) struct Blocks {
     device: Arc<dyn Device>,
     base: *mut u8,
     block: usize,
@@ -75,7 +75,7 @@ impl Blocks {
 
     /// Begins [`Blocks::new`] on a thread of its own.
     pub(super) fn prepare(device: Arc<dyn Device>, block: usize, count: usize) -> Preparing {
-        Preparing(std::thread::spawn(move || Blocks::new(device, block, count)))
+        Preparing::Begun(std::thread::spawn(move || Blocks::new(device, block, count)))
     }
 
     fn bytes(&self) -> usize {
@@ -105,12 +105,18 @@ impl Drop for Blocks {
     }
 }
 
-/// Blocks that are being made.
-pub(crate) struct Preparing(JoinHandle<Result<Blocks>>);
+/// Blocks that are being made, or are made.
+pub(crate) enum Preparing {
+    Begun(JoinHandle<Result<Blocks>>),
+    Ready(Blocks),
+}
 
 impl Preparing {
     pub(super) fn wait(self) -> Result<Blocks> {
-        self.0.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN))
+        match self {
+            Preparing::Begun(thread) => thread.join().unwrap_or(Err(CUDA_ERROR_UNKNOWN)),
+            Preparing::Ready(blocks) => Ok(blocks),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! come from when it is loaded is up to [`Sources`].
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +23,7 @@ use super::turns::Turns;
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
 /// Of a save beside the running program.
-const MOST_BESIDE: usize = 4;
+const MOST_BESIDE: usize = 8;
 /// As large as the largest chunk, and as a huge page.
 const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.
@@ -55,12 +56,13 @@ pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
     Blocks::prepare(device, BLOCK, threads().min(MOST_BESIDE) * TURNS)
 }
 
-/// Writes each place's contents to its part. What the device hashes is hashed first, and copied only if the store does not
-/// have it. Returns how many bytes were copied, and the blocks.
+/// Writes each place's contents to its part. What the device hashes is hashed first, unless `hashes` has the hash of what
+/// lies there, and copied only if the store does not have it. Returns how many bytes were copied, and the blocks.
 pub(super) fn save(
     gpus: &Gpus,
     blocks: Option<Preparing>,
     work: &[(Place, PartWriter)],
+    hashes: impl Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync,
     stop: &AtomicBool,
 ) -> Result<(u64, Option<Blocks>)> {
     let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
@@ -76,13 +78,19 @@ pub(super) fn save(
         let (start, count) = (piece.range.start, piece.count());
         let (gpu, address) = (gpu(gpus, place)?, place.address + start);
         *step = match *step {
-            Step::Begun if block.look(gpu, address, count).map_err(failed())? => Step::Hashed,
-            Step::Begun => {
-                block.fetch_hashed(gpu, address, count).map_err(failed())?;
-                Step::Copied(None)
-            }
-            Step::Hashed => {
-                let hash = block.hash().map_err(failed())?;
+            Step::Begun => match hashes(place, piece.range.clone()) {
+                Some(hash) => Step::Hashed(Some(hash)),
+                None if block.look(gpu, address, count).map_err(failed())? => Step::Hashed(None),
+                None => {
+                    block.fetch_hashed(gpu, address, count).map_err(failed())?;
+                    Step::Copied(None)
+                }
+            },
+            Step::Hashed(known) => {
+                let hash = match known {
+                    Some(hash) => Some(hash),
+                    None => block.hash().map_err(failed())?,
+                };
                 if let Some(hash) = hash
                     && writer.enter_known(start, hash)?
                 {
@@ -122,6 +130,23 @@ pub(super) fn save(
     Ok((copied.into_inner(), Some(made)))
 }
 
+/// Copies so much out, which may be more than a block holds.
+pub(super) fn fetch(
+    gpu: &Gpu,
+    blocks: &mut Blocks,
+    address: u64,
+    bytes: u64,
+) -> rekindle_device::Result<Vec<u8>> {
+    let mut blocks = blocks.split();
+    let mut all = Vec::with_capacity(bytes as usize);
+    while let Some(block) = blocks.first_mut().filter(|_| (all.len() as u64) < bytes) {
+        let count = block.capacity().min(bytes as usize - all.len());
+        block.fetch_hashed(gpu, address + all.len() as u64, count)?;
+        all.extend_from_slice(block.bytes(count)?);
+    }
+    Ok(all)
+}
+
 /// Where so many bytes of an image were had, of which some were copied.
 pub(super) fn origin(bytes: u64, copied: u64) -> BTreeMap<String, u64> {
     let from = [("GPU", copied), ("store", bytes.saturating_sub(copied))];
@@ -132,8 +157,8 @@ pub(super) fn origin(bytes: u64, copied: u64) -> BTreeMap<String, u64> {
 #[derive(Clone, Copy)]
 enum Step {
     Begun,
-    /// Its hash is on its way.
-    Hashed,
+    /// Its hash is known, or on its way.
+    Hashed(Option<ContentHash>),
     /// It is on its way itself. Without a hash the processor makes one.
     Copied(Option<ContentHash>),
 }

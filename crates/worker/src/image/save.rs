@@ -78,7 +78,7 @@ pub(crate) fn save(
     let at_once = if copies.is_none() { blocks.take() } else { None };
     let (saved, code) = std::thread::scope(|scope| {
         let saving = scope.spawn(|| {
-            let (copied, _) = contents::save(&gpus, at_once, &plan.work, stop)?;
+            let (copied, _) = contents::save(&gpus, at_once, &plan.work, |_, _| None, stop)?;
             if bytes > 0 {
                 timer.lap("GPU memory", bytes);
                 timer.from(contents::origin(bytes, copied));

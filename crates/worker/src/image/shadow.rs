@@ -1,74 +1,41 @@
-//! A copy of GPU memory on the GPU itself: the program goes on as soon as it is made, and the image is written from it.
+//! A copy of GPU memory on the GPU itself: the program goes on as soon as it is made, and the image is written from it
+//! ([`Shadow`]).
 //!
 //! ```text
 //!  program   ──runs──┬ stands still ┬──runs───────────────────────────────▶
-//!  GPU memory        ═ shadow copy ═
+//!  GPU memory        ═ shadow copy ═ hashes ═
 //!  image                            └── the shadow is drained ──▶ parts
 //! ```
 //!
 //! The copy goes at the speed of the GPU's memory, the drain at that of the link. PARALLELGPUOS calls this a concurrent
 //! checkpoint with enough memory (section 4).
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::Stream;
-use rekindle_protocol::fault;
-use rekindle_protocol::worker::Phase;
-use rekindle_store::PartWriter;
-use serde_json::Value;
+use rekindle_store::{ContentHash, PartWriter};
 
-use super::block::{Blocks, Gpu, Preparing};
+use super::block::{Gpu, Preparing};
 use super::contents::{self, Place};
-use super::error::{Error, Result, device};
-use super::save::describe;
+use super::drain::Shadow;
+use super::error::{Result, device};
 use crate::client::{Client, Room};
+use crate::hashing::{Hasher, SUBTREE, VALUE};
 
-/// Where each buffer begins is a multiple of this.
-const ALIGNMENT: u64 = 512;
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
 
 /// What is to be saved, and where it is to go.
-type Work = Vec<(Place, PartWriter)>;
-
-/// GPU memory as it was, until it is in the image.
-pub(crate) struct Shadow {
-    /// Emptied by whoever comes first.
-    rooms: Arc<Mutex<Rooms>>,
-    drain: Arc<Drain>,
-}
-
-#[derive(Default)]
-struct Rooms {
-    full: Vec<Room>,
-    /// Without memory. Their addresses are to be given back.
-    empty: Vec<Room>,
-}
-
-/// The write to the image, on a thread of its own.
-#[derive(Default)]
-pub(crate) struct Drain {
-    stop: AtomicBool,
-    outcome: Mutex<Outcome>,
-    ended: Condvar,
-    /// What was copied through. Letting go of it waits for all that the device is doing.
-    blocks: Mutex<Option<Blocks>>,
-}
-
-/// Parts as the store describes them, and how long it took since the save began.
-type Drained = (Vec<Value>, Vec<Phase>);
-
-#[derive(Default)]
-enum Outcome {
-    #[default]
-    UnderWay,
-    Ended(Result<Drained>),
-}
+pub(super) type Work = Vec<(Place, PartWriter)>;
 
 /// Where the shadow lies.
 pub(super) struct Copies {
     rooms: Vec<Room>,
+    /// Of each device, what of its room is in use; behind that lie its hashes.
+    filled: Vec<(usize, Range<u64>)>,
     work: Work,
 }
 
@@ -76,15 +43,18 @@ impl Copies {
     /// Takes all of the work, and copies its buffers within their GPUs. None, and the work stays, if they have no room for
     /// that. The devices are idle.
     pub(super) fn make(client: &mut Client, work: &mut Work) -> Result<Option<Copies>> {
-        let mut copies = Copies { rooms: Vec::new(), work: Vec::new() };
+        let mut copies = Copies { rooms: Vec::new(), filled: Vec::new(), work: Vec::new() };
         for index in 0..client.contexts.len() {
-            let bytes =
-                work.iter().filter(|(place, _)| place.device == index).map(|(place, _)| room(place)).sum();
+            let on_it = work.iter().filter(|(place, _)| place.device == index);
+            let bytes = on_it.map(|(place, _)| taken_by(place)).sum();
             if bytes == 0 {
                 continue;
             }
-            match Room::new(client, index, bytes) {
-                Ok(room) => copies.rooms.push(room),
+            match Room::new(client, index, bytes + values_of(bytes)) {
+                Ok(room) => {
+                    copies.filled.push((index, room.address..room.address + bytes));
+                    copies.rooms.push(room);
+                }
                 Err(code) => {
                     copies.close(client);
                     return match code {
@@ -104,6 +74,38 @@ impl Copies {
         }
     }
 
+    /// Returns when all is copied. Behind that all of it is hashed at once: each chunk by itself would wait for the program's
+    /// kernels later.
+    fn fill(&mut self, client: &mut Client) -> rekindle_device::Result<()> {
+        let mut copied = Vec::new();
+        for (index, filled) in &self.filled {
+            client.bind(*index)?;
+            let context = client.context(*index)?;
+            let (gpu, stream) = (&context.device, stream(&context.gpu.copies));
+            let mut to = filled.start;
+            for (place, _) in self.work.iter_mut().filter(|(place, _)| place.device == *index) {
+                gpu.copy(to, place.address, place.bytes, stream)?;
+                place.address = to;
+                to += taken_by(place);
+            }
+            let event = gpu.event_create(DISABLE_TIMING)?;
+            gpu.event_record(event, stream, 0)?;
+            copied.push((*index, event));
+            if let Some(hasher) = &context.gpu.hasher {
+                hasher.enqueue(filled.start, filled.end - filled.start, filled.end, stream)?;
+            }
+        }
+        copied.into_iter().try_for_each(|(index, event)| {
+            let gpu = client.on(index)?;
+            gpu.event_synchronize(event)?;
+            gpu.event_destroy(event)
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.work.iter().map(|(place, _)| place.bytes).sum()
+    }
+
     pub(super) fn close(self, client: &mut Client) {
         for room in self.rooms {
             if let Err(code) = room.close(client) {
@@ -112,146 +114,70 @@ impl Copies {
         }
     }
 
-    fn fill(&mut self, client: &mut Client) -> rekindle_device::Result<()> {
-        for room in &self.rooms {
-            let stream = client.context(room.index)?.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
-            client.bind(room.index)?;
-            let mut to = room.address;
-            for (place, _) in self.work.iter_mut().filter(|(place, _)| place.device == room.index) {
-                room.device.copy(to, place.address, place.bytes, stream)?;
-                place.address = to;
-                to += self::room(place);
-            }
-        }
-        for room in &self.rooms {
-            let stream = client.context(room.index)?.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
-            client.bind(room.index)?;
-            room.device.stream_synchronize(stream)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.work.iter().map(|(place, _)| place.bytes).sum()
-    }
-
-    /// Begins to write it to the image. `since` is when the save began.
+    /// What writes it to the image. `since` is when the save began.
     pub(super) fn drain(self, gpus: Vec<Option<Gpu>>, blocks: Option<Preparing>, since: Instant) -> Shadow {
-        let Copies { rooms, work } = self;
-        let drain = Arc::new(Drain::default());
-        let told = drain.clone();
-        let run = move || told.end(told.write(&gpus, blocks, work, since));
-        if let Err(source) = std::thread::Builder::new().name("drain".into()).spawn(run) {
-            drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
-        }
-        Shadow { rooms: Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() })), drain }
+        let Copies { rooms, filled, work } = self;
+        Shadow::begin(rooms, since, move |stop| {
+            let (hashes, blocks) = Hashes::fetch(&gpus, blocks, &filled)?;
+            let (copied, blocks) =
+                contents::save(&gpus, blocks, &work, |place, of| hashes.of(place, of), stop)?;
+            Ok((work, copied, blocks))
+        })
     }
 }
 
-/// What a buffer takes in a shadow.
-fn room(place: &Place) -> u64 {
-    place.bytes.next_multiple_of(ALIGNMENT)
+/// What a device has computed of its shadow.
+struct Hashes {
+    /// By device: where the shadow begins, and the values from there on.
+    values: HashMap<usize, (u64, Vec<u8>)>,
 }
 
-impl Drain {
-    fn write(
-        &self,
+impl Hashes {
+    /// Waits until they are there.
+    fn fetch(
         gpus: &[Option<Gpu>],
         blocks: Option<Preparing>,
-        work: Work,
-        since: Instant,
-    ) -> Result<Drained> {
-        let began = Instant::now();
-        fault::point("drain-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
-        let (copied, blocks) = contents::save(gpus, blocks, &work, &self.stop)?;
-        *self.blocks.lock().unwrap_or_else(PoisonError::into_inner) = blocks;
-        let bytes = work.iter().map(|(place, _)| place.bytes).sum();
-        let parts = work.into_iter().map(|(_, writer)| describe(&writer.finish()?));
-        let parts = parts.collect::<Result<_>>()?;
-        let phase = Phase {
-            name: "drain".to_string(),
-            start_us: (began - since).as_micros() as u64,
-            duration_us: began.elapsed().as_micros() as u64,
-            bytes,
-            from: contents::origin(bytes, copied),
-            ..Phase::default()
-        };
-        Ok((parts, vec![phase]))
-    }
-
-    fn end(&self, result: Result<Drained>) {
-        *self.outcome() = Outcome::Ended(result);
-        self.ended.notify_all();
-    }
-
-    fn outcome(&self) -> MutexGuard<'_, Outcome> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until it has ended, and gives what has come of it to the first who asks. It is given up when `is_wanted` says
-    /// so, which is asked now and then.
-    pub(crate) fn wait(&self, is_wanted: impl Fn() -> bool) -> Result<Drained> {
-        let mut outcome = self.outcome();
-        while matches!(*outcome, Outcome::UnderWay) {
-            let waited = self.ended.wait_timeout(outcome, super::LOOK);
-            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !is_wanted() {
-                self.stop.store(true, Ordering::Relaxed);
-            }
+        filled: &[(usize, Range<u64>)],
+    ) -> Result<(Hashes, Option<Preparing>)> {
+        let mut hashes = Hashes { values: HashMap::new() };
+        let Some(blocks) = blocks else { return Ok((hashes, None)) };
+        let mut blocks = blocks.wait().map_err(device("pin host memory to copy through"))?;
+        for (index, filled) in filled {
+            let Some(gpu) = gpus.get(*index).and_then(Option::as_ref).filter(|gpu| gpu.hasher.is_some())
+            else {
+                continue;
+            };
+            let bytes = values_of(filled.end - filled.start);
+            let failed = device("hash its memory");
+            let fetched = gpu.wait().and_then(|()| contents::fetch(gpu, &mut blocks, filled.end, bytes));
+            hashes.values.insert(*index, (filled.start, fetched.map_err(failed)?));
         }
-        match std::mem::replace(&mut *outcome, Outcome::Ended(Ok(Drained::default()))) {
-            Outcome::Ended(result) => result,
-            Outcome::UnderWay => Err(Error::Cancelled),
-        }
+        Ok((hashes, Some(Preparing::Ready(blocks))))
     }
 
-    /// Waits until nothing reads the shadow any more.
-    fn join(&self) {
-        let mut outcome = self.outcome();
-        while matches!(*outcome, Outcome::UnderWay) {
-            outcome = self.ended.wait(outcome).unwrap_or_else(PoisonError::into_inner);
+    /// Of a piece of what lies there; none if it was not hashed by itself.
+    fn of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
+        let (begin, values) = self.values.get(&place.device)?;
+        let bytes = piece.end - piece.start;
+        let from = place.address + piece.start - begin;
+        if !Hasher::takes(bytes) || !from.is_multiple_of(SUBTREE) {
+            return None;
         }
+        let at = |place: u64| (place / SUBTREE) as usize * VALUE;
+        values.get(at(from)..at(from + bytes)).map(Hasher::finish)
     }
 }
 
-impl Shadow {
-    pub(crate) fn drain(&self) -> Arc<Drain> {
-        self.drain.clone()
-    }
-
-    /// Bytes of a device that it takes.
-    pub(crate) fn bytes_of(&self, index: usize) -> u64 {
-        let rooms = lock(&self.rooms);
-        rooms.full.iter().filter(|room| room.index == index).map(|room| room.bytes).sum()
-    }
-
-    /// The image is not wanted any more.
-    pub(crate) fn give_up(&self) {
-        self.drain.stop.store(true, Ordering::Relaxed);
-    }
-
-    /// What gives its memory back once it is drained, from whatever thread; the driver waits for all work of its devices.
-    pub(crate) fn emptying(&self) -> impl FnOnce() + Send + 'static {
-        let (rooms, drain) = (self.rooms.clone(), self.drain.clone());
-        move || {
-            drain.join();
-            drop(drain.blocks.lock().unwrap_or_else(PoisonError::into_inner).take());
-            let mut rooms = lock(&rooms);
-            for room in std::mem::take(&mut rooms.full) {
-                match room.empty() {
-                    Ok(()) => rooms.empty.push(room),
-                    Err(code) => log::warn!("the memory of a checkpoint's copy stays in use: {code}"),
-                }
-            }
-        }
-    }
-
-    /// Rooms that were emptied since this was asked.
-    pub(crate) fn take_emptied(&self) -> Vec<Room> {
-        std::mem::take(&mut lock(&self.rooms).empty)
-    }
+fn stream(streams: &[Stream]) -> Stream {
+    streams.first().copied().unwrap_or(Stream::LEGACY)
 }
 
-fn lock(rooms: &Mutex<Rooms>) -> MutexGuard<'_, Rooms> {
-    rooms.lock().unwrap_or_else(PoisonError::into_inner)
+/// What a buffer takes in a shadow, so that the next one begins where something is hashed by itself.
+fn taken_by(place: &Place) -> u64 {
+    place.bytes.next_multiple_of(SUBTREE)
+}
+
+/// Bytes of values of so many bytes.
+fn values_of(bytes: u64) -> u64 {
+    bytes / SUBTREE * VALUE as u64
 }

@@ -1,0 +1,186 @@
+//! A shadow on its way to the image, beside the running program.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rekindle_protocol::fault;
+use rekindle_protocol::worker::Phase;
+use serde_json::Value;
+
+use super::block::Blocks;
+use super::contents;
+use super::error::{Error, Result};
+use super::save::describe;
+use super::shadow::Work;
+use crate::client::Room;
+
+/// What was written, how many bytes of it were copied, and what through.
+pub(super) type Written = (Work, u64, Option<Blocks>);
+/// Parts as the store describes them, and how long it took since the save began.
+type Drained = (Vec<Value>, Vec<Phase>);
+
+/// GPU memory as it was, until it is in the image.
+pub(crate) struct Shadow {
+    /// Emptied by whoever comes first.
+    rooms: Arc<Mutex<Rooms>>,
+    drain: Arc<Drain>,
+}
+
+#[derive(Default)]
+struct Rooms {
+    full: Vec<Room>,
+    /// Without memory. Their addresses are to be given back.
+    empty: Vec<Room>,
+}
+
+/// The write to the image, on a thread of its own.
+#[derive(Default)]
+pub(crate) struct Drain {
+    stop: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What was copied through. Letting go of it waits for all that the device is doing.
+    blocks: Mutex<Option<Blocks>>,
+}
+
+#[derive(Default)]
+enum State {
+    /// It has not begun: the program may stand still, and is not to wait for it.
+    #[default]
+    Waiting,
+    UnderWay,
+    Ended(Result<Drained>),
+}
+
+impl Shadow {
+    /// `write` is called on a thread of its own once somebody waits for what comes of it. `since` is when the save began.
+    pub(super) fn begin(
+        rooms: Vec<Room>,
+        since: Instant,
+        write: impl FnOnce(&AtomicBool) -> Result<Written> + Send + 'static,
+    ) -> Shadow {
+        let drain = Arc::new(Drain::default());
+        let told = drain.clone();
+        let run = move || {
+            told.await_begin();
+            let drained = told.write(since, write);
+            told.end(drained);
+        };
+        if let Err(source) = std::thread::Builder::new().name("drain".into()).spawn(run) {
+            drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
+        }
+        Shadow { rooms: Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() })), drain }
+    }
+
+    pub(crate) fn drain(&self) -> Arc<Drain> {
+        self.drain.clone()
+    }
+
+    /// Bytes of a device that it takes.
+    pub(crate) fn bytes_of(&self, index: usize) -> u64 {
+        let rooms = lock(&self.rooms);
+        rooms.full.iter().filter(|room| room.index == index).map(|room| room.bytes).sum()
+    }
+
+    /// The image is not wanted any more.
+    pub(crate) fn give_up(&self) {
+        self.drain.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// What gives its memory back once it is drained, from whatever thread; the driver waits for all work of its devices.
+    pub(crate) fn emptying(&self) -> impl FnOnce() + Send + 'static {
+        let (rooms, drain) = (self.rooms.clone(), self.drain.clone());
+        move || {
+            drop(drain.wait_for_end(|| true));
+            drop(lock(&drain.blocks).take());
+            let mut rooms = lock(&rooms);
+            for room in std::mem::take(&mut rooms.full) {
+                match room.empty() {
+                    Ok(()) => rooms.empty.push(room),
+                    Err(code) => log::warn!("the memory of a checkpoint's copy stays in use: {code}"),
+                }
+            }
+        }
+    }
+
+    /// Rooms that were emptied since this was asked.
+    pub(crate) fn take_emptied(&self) -> Vec<Room> {
+        std::mem::take(&mut lock(&self.rooms).empty)
+    }
+}
+
+impl Drop for Shadow {
+    fn drop(&mut self) {
+        self.give_up();
+        self.drain.begin();
+    }
+}
+
+impl Drain {
+    /// Has it begin, waits until it has ended, and gives what has come of it to the first who asks. It is given up when
+    /// `is_wanted` does not say so any more, which is asked now and then.
+    pub(crate) fn finish(&self, is_wanted: impl Fn() -> bool) -> Result<Drained> {
+        let mut state = self.wait_for_end(is_wanted);
+        match std::mem::replace(&mut *state, State::Ended(Ok(Drained::default()))) {
+            State::Ended(result) => result,
+            State::Waiting | State::UnderWay => Err(Error::Cancelled),
+        }
+    }
+
+    fn wait_for_end(&self, is_wanted: impl Fn() -> bool) -> MutexGuard<'_, State> {
+        self.begin();
+        let mut state = lock(&self.state);
+        while !matches!(*state, State::Ended(_)) {
+            let waited = self.changed.wait_timeout(state, super::LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !is_wanted() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+        }
+        state
+    }
+
+    fn begin(&self) {
+        let mut state = lock(&self.state);
+        if matches!(*state, State::Waiting) {
+            *state = State::UnderWay;
+            self.changed.notify_all();
+        }
+    }
+
+    fn await_begin(&self) {
+        let mut state = lock(&self.state);
+        while matches!(*state, State::Waiting) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write(&self, since: Instant, write: impl FnOnce(&AtomicBool) -> Result<Written>) -> Result<Drained> {
+        let began = Instant::now();
+        fault::point("drain-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
+        let (work, copied, blocks) = write(&self.stop)?;
+        *lock(&self.blocks) = blocks;
+        let bytes = work.iter().map(|(place, _)| place.bytes).sum();
+        let parts = work.into_iter().map(|(_, writer)| describe(&writer.finish()?));
+        let parts = parts.collect::<Result<_>>()?;
+        let phase = Phase {
+            name: "drain".to_string(),
+            start_us: (began - since).as_micros() as u64,
+            duration_us: began.elapsed().as_micros() as u64,
+            bytes,
+            from: contents::origin(bytes, copied),
+            ..Phase::default()
+        };
+        Ok((parts, vec![phase]))
+    }
+
+    fn end(&self, drained: Result<Drained>) {
+        *lock(&self.state) = State::Ended(drained);
+        self.changed.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
