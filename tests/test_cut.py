@@ -81,8 +81,15 @@ def test_where_it_is_not_wanted_the_program_stands_still_until_all_is_written():
 
 def test_the_next_image_copies_only_what_has_changed():
     with Rekindle(REKINDLE_GPU_HASH="on") as rekindle:
-        Steps(rekindle).take(1)
+        steps = Steps(rekindle)
+        steps.take(1)
         reports = [rekindle.json("checkpoint", "steps", "--to", f"image-{n}", "--leave-running") for n in range(2)]
+        for n in range(2):
+            rekindle("verify", f"image-{n}")
+        rekindle("kill", "steps")
+        rekindle.restore("image-1", "restored")
+        steps.set(2)
+        assert rekindle.wait_lines("restored", 1) == told(2, 2)
         first, second = (next(phase for phase in report["phases"] if phase["name"] == "drain") for report in reports)
         assert first["from"]["GPU"] > 0 and second["from"] == {"store": second["bytes"]}, (first, second)
 

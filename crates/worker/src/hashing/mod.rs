@@ -64,8 +64,21 @@ impl Hasher {
     /// Enqueues the hashing of the input at `address`; its chaining values go to `values`, registered host memory or
     /// device memory, [`VALUE`] bytes for every [`SUBTREE`].
     pub(crate) fn enqueue(&self, address: u64, bytes: u64, values: u64, stream: Stream) -> Result<()> {
-        let blocks = (bytes / SUBTREE) as u32;
-        let launch = Launch { grid: [blocks, 1, 1], block: [kernel::LEAVES, 1, 1], ..Launch::default() };
+        self.enqueue_all(address, bytes, bytes, values, stream)
+    }
+
+    /// As [`Hasher::enqueue`], of inputs of `input` bytes that lie one behind the other and take so many `bytes` together.
+    pub(crate) fn enqueue_all(
+        &self,
+        address: u64,
+        bytes: u64,
+        input: u64,
+        values: u64,
+        stream: Stream,
+    ) -> Result<()> {
+        let blocks = (input / SUBTREE) as u32;
+        let grid = [(bytes / SUBTREE) as u32, 1, 1];
+        let launch = Launch { grid, block: [kernel::LEAVES, 1, 1], ..Launch::default() };
         let mut parameters = [0; 20];
         parameters[..8].copy_from_slice(&address.to_le_bytes());
         parameters[8..16].copy_from_slice(&values.to_le_bytes());
@@ -107,7 +120,7 @@ mod tests {
     const INPUT: u64 = 0x6000_0000_0000;
 
     /// The device's hash of `bytes`, for each input of so many of them.
-    fn on_device(bytes: &[u8], input: u64) -> Vec<ContentHash> {
+    fn on_device(bytes: &[u8], input: u64, together: bool) -> Vec<ContentHash> {
         let platform = rekindle_emulated::platform(&Config::default()).unwrap();
         let device = platform.open(0).unwrap();
         device.bind().unwrap();
@@ -122,8 +135,15 @@ mod tests {
         let hasher = Hasher::load(device.clone()).unwrap();
         let per_input = input / SUBTREE * VALUE as u64;
         let values = INPUT + bytes.len() as u64;
-        for n in 0..bytes.len() as u64 / input {
-            hasher.enqueue(INPUT + n * input, input, values + n * per_input, Stream::LEGACY).unwrap();
+        match together {
+            true => {
+                hasher.enqueue_all(INPUT, bytes.len() as u64, input, values, Stream::LEGACY).unwrap();
+            }
+            false => {
+                for n in 0..bytes.len() as u64 / input {
+                    hasher.enqueue(INPUT + n * input, input, values + n * per_input, Stream::LEGACY).unwrap();
+                }
+            }
         }
         device.synchronize().unwrap();
         let count = bytes.len() / SUBTREE as usize * VALUE;
@@ -141,7 +161,9 @@ mod tests {
         for subtrees in [2, 3, 6] {
             let input = subtrees * SUBTREE;
             let expected: Vec<_> = bytes.chunks(input as usize).map(ContentHash::of).collect();
-            assert_eq!(on_device(&bytes, input), expected, "{subtrees} subtrees");
+            for together in [false, true] {
+                assert_eq!(on_device(&bytes, input, together), expected, "{subtrees} subtrees, {together}");
+            }
         }
     }
 

@@ -25,7 +25,7 @@ const MOST_THREADS: usize = 12;
 /// Of a save beside the running program.
 const MOST_BESIDE: usize = 8;
 /// As large as the largest chunk, and as a huge page.
-const BLOCK: usize = 2 << 20;
+pub(super) const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.
 const TURNS: usize = 4;
 

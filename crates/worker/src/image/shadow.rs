@@ -25,6 +25,8 @@ use super::error::{Result, device};
 use crate::client::{Client, Room};
 use crate::hashing::{Hasher, SUBTREE, VALUE};
 
+/// So much is hashed as one, or less at the end of a buffer.
+const INPUT: u64 = contents::BLOCK as u64;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
@@ -92,7 +94,8 @@ impl Copies {
             gpu.event_record(event, stream, 0)?;
             copied.push((*index, event));
             if let Some(hasher) = &context.gpu.hasher {
-                hasher.enqueue(filled.start, filled.end - filled.start, filled.end, stream)?;
+                let bytes = filled.end - filled.start;
+                hasher.enqueue_all(filled.start, bytes, INPUT, filled.end, stream)?;
             }
         }
         copied.into_iter().try_for_each(|(index, event)| {
@@ -155,12 +158,12 @@ impl Hashes {
         Ok((hashes, Some(Preparing::Ready(blocks))))
     }
 
-    /// Of a piece of what lies there; none if it was not hashed by itself.
+    /// Of a piece of what lies there; none if it was not hashed as an input.
     fn of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
         let (begin, values) = self.values.get(&place.device)?;
         let bytes = piece.end - piece.start;
         let from = place.address + piece.start - begin;
-        if !Hasher::takes(bytes) || !from.is_multiple_of(SUBTREE) {
+        if !Hasher::takes(bytes) || bytes > INPUT || !from.is_multiple_of(INPUT) {
             return None;
         }
         let at = |place: u64| (place / SUBTREE) as usize * VALUE;
@@ -172,9 +175,9 @@ fn stream(streams: &[Stream]) -> Stream {
     streams.first().copied().unwrap_or(Stream::LEGACY)
 }
 
-/// What a buffer takes in a shadow, so that the next one begins where something is hashed by itself.
+/// What a buffer takes in a shadow: each of its chunks begins where an input does.
 fn taken_by(place: &Place) -> u64 {
-    place.bytes.next_multiple_of(SUBTREE)
+    place.bytes.next_multiple_of(INPUT)
 }
 
 /// Bytes of values of so many bytes.
