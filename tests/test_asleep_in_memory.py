@@ -44,9 +44,9 @@ def sleep(rekindle, name, megabytes=MEGABYTES):
 
 def registered(rekindle, megabytes=MEGABYTES):
     # First, for a daemon that begins removes what the logs of another's workers say.
-    is_ready = any(one["image"] and one["ready"] for one in rekindle.json("ps")["pool"])
+    rekindle("ps")
     said = f"the GPU knows {megabytes << 20} bytes"
-    return is_ready and any(said in log for log in logs_of_those_that_wait(rekindle))
+    return any(said in log for log in logs_of_those_that_wait(rekindle))
 
 
 def logs_of_those_that_wait(rekindle):

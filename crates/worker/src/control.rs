@@ -224,6 +224,9 @@ impl Control {
             Request::Prepare(ask::Prepare { image, register }) => self
                 .work(stream, move |dispatcher, _| image::prepare(dispatcher, image.as_ref(), register))
                 .map(answer::<ask::Prepare>),
+            Request::Register(ask::Register { image }) => self
+                .work(stream, move |dispatcher, _| image::register(dispatcher, image.as_ref()))
+                .map(answer::<ask::Register>),
             // A sandbox that has taken this worker meanwhile has no use for them.
             Request::Survey(_) | Request::LoadAhead(_) if !self.spare => {
                 Err("this worker is in use".to_string())

@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispa
 use rekindle_ring::{Board, Merge, Record, Spin};
 
 use crate::client::{Client, Lane, Thread};
-use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
+use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing, Registering};
 use crate::ondemand::Uses;
 
 mod activity;
@@ -50,6 +50,8 @@ pub(crate) struct Dispatcher {
     pub ahead: Ahead,
     /// What the contents of whatever image comes are copied through, in a worker that waits.
     pub blocks: Option<Preparing>,
+    /// Where contents in memory are made known to a device.
+    pub registering: Option<Registering>,
     pub cache: CacheMemories,
     /// How loading has ended.
     pub loaded: Option<Outcome>,
@@ -78,6 +80,7 @@ impl Dispatcher {
             prepared: None,
             ahead: Ahead::default(),
             blocks: None,
+            registering: None,
             cache: CacheMemories::default(),
             loaded: None,
             marks: None,

@@ -53,6 +53,11 @@ requests! {
         image: String,
         register: bool,
     } => ();
+    /// Make the contents of this image, which lies in memory of the host, known to the GPU, for the next `Restore`. Goes on
+    /// after the answer.
+    Register {
+        image: String,
+    } => ();
     /// What workers may have done of this image's restore for other images too.
     Survey {
         image: String,

@@ -52,6 +52,7 @@ pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
 pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
+pub(crate) use resident::{Registering, register};
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{blocks, save};
 pub(crate) use unwritten::{Marks, mark, unwritten};

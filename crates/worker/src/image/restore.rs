@@ -122,7 +122,7 @@ pub(crate) fn restore(
         gpus,
         left: left.keys().cloned().collect(),
         views: Mutex::new(views),
-        resident: Mutex::new(begun.registering.and_then(Registering::end)),
+        resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,
         order,
     };
