@@ -133,3 +133,11 @@ def test_of_two_that_sleep_the_later_one_is_waited_for(rekindle):
     rekindle.wait(lambda: registered(rekindle) and not holders(rekindle) & first, "the other worker")
     assert asked(rekindle, "one") and "registered" not in source(rekindle, "one")
     assert asked(rekindle, "two")
+
+
+def test_none_waits_for_what_sleeps_where_none_is_to_wait():
+    with Rekindle(REKINDLE_POOL="0") as rekindle:
+        start(rekindle, "weights", megabytes=FEWER)
+        rekindle("sleep", "weights", "--level", "host")
+        assert not list(logs_of_those_that_wait(rekindle))
+        assert asked(rekindle, "weights") and "registered" not in source(rekindle, "weights")
