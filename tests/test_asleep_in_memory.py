@@ -44,9 +44,9 @@ def sleep(rekindle, name, megabytes=MEGABYTES):
 
 def registered(rekindle, megabytes=MEGABYTES):
     # First, for a daemon that begins removes what the logs of another's workers say.
-    is_ready = any(one["image"] and one["ready"] for one in rekindle.json("ps")["pool"])
+    rekindle("ps")
     said = f"the GPU knows {megabytes << 20} bytes"
-    return is_ready and any(said in log for log in logs_of_those_that_wait(rekindle))
+    return any(said in log for log in logs_of_those_that_wait(rekindle))
 
 
 def logs_of_those_that_wait(rekindle):
@@ -133,3 +133,11 @@ def test_of_two_that_sleep_the_later_one_is_waited_for(rekindle):
     rekindle.wait(lambda: registered(rekindle) and not holders(rekindle) & first, "the other worker")
     assert asked(rekindle, "one") and "registered" not in source(rekindle, "one")
     assert asked(rekindle, "two")
+
+
+def test_none_waits_for_what_sleeps_where_none_is_to_wait():
+    with Rekindle(REKINDLE_POOL="0") as rekindle:
+        start(rekindle, "weights", megabytes=FEWER)
+        rekindle("sleep", "weights", "--level", "host")
+        assert not list(logs_of_those_that_wait(rekindle))
+        assert asked(rekindle, "weights") and "registered" not in source(rekindle, "weights")

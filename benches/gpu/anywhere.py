@@ -1,5 +1,5 @@
-"""Restores by workers that wait for nobody's image: one program with modules whole and in pieces, without a worker, beside
-programs that start and end; and many images in turn."""
+"""Restores by waiting workers, which have a context and nothing else: one program with modules whole and in pieces, without
+a worker, beside programs that start and end; and many images in turn."""
 
 import subprocess
 import sys
@@ -9,8 +9,7 @@ from images import ask
 from programs import label, served_program, wait_for
 from rekindle import Rekindle
 
-# Waiting workers have a context and nothing else.
-ENVIRONMENT = {"REKINDLE_POOL_IMAGES": "0", "REKINDLE_POOL_MODULES": "0", "REKINDLE_POOL_LIMIT": "8"}
+ENVIRONMENT = {"REKINDLE_POOL_LIMIT": "8"}
 SERVICE = "llama"
 TURNS = ["llama", "gpt2-large", "opt-350m", "bert-base", "resnet152", "resnet18", "hello"]
 TURNS += ["opt-350m,2", "bert-base,2", "resnet152,2", "resnet18,2", "hello,2"]

@@ -104,7 +104,7 @@ def further(rekindle, image, trigger, expected):
     # Those before are of other instances, one of which was profiled with other contents.
     before = len(answers(trigger))
     for name in names:
-        wait_for_worker(rekindle, image)
+        wait_for_worker(rekindle)
         wait_filled(rekindle)
         used.append(gpu_bytes())
         rekindle.restore(image, name)
@@ -112,7 +112,7 @@ def further(rekindle, image, trigger, expected):
             ask(trigger)
     # What mending a fault would take is given back by then.
     time.sleep(1)
-    wait_for_worker(rekindle, image)
+    wait_for_worker(rekindle)
     used.append(gpu_bytes())
     one = rekindle.sandbox(names[1])
     rekindle("kill", *names)
@@ -133,7 +133,7 @@ def mend(binaries, work, rounds):
         for n in range(rounds):
             names = [f"one-{n}", f"other-{n}"]
             for name in names:
-                wait_for_worker(rekindle, "model")
+                wait_for_worker(rekindle)
                 wait_filled(rekindle)
                 rekindle.restore("model", name)
                 rekindle.wait_lines(name, 4)
@@ -186,7 +186,7 @@ def measure(binaries, name, work, rounds, chosen=None, before=None):
                 one["unwritten"] = learn(rekindle, image, trigger)
             for n in range(rounds + 1):
                 with contextlib.suppress(TimeoutError):
-                    wait_for_worker(rekindle, image)
+                    wait_for_worker(rekindle)
                 one["caches"] = wait_filled(rekindle) if limits else None
                 if way == "disk":
                     drop(state / "store")

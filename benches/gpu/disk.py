@@ -61,7 +61,7 @@ def measure(binaries, name, work, rounds):
         for n in range(rounds):
             for place in ("restores", "again"):
                 with contextlib.suppress(TimeoutError):
-                    wait_for_worker(rekindle, image)
+                    wait_for_worker(rekindle)
                 wait_quiet(state)
                 if place == "restores":
                     drop(state / "store")

@@ -20,7 +20,7 @@ def measure(rekindle, name, work, rounds=5):
     for n in range(rounds):
         for order in ORDERS:
             restored = f"{label}-{order}-{n}"
-            wait_for_worker(rekindle, image)
+            wait_for_worker(rekindle)
             start = time.perf_counter()
             rekindle.json("restore", image, "--name", restored, "--gpu", rekindle.gpu, "--order", order, "-d")
             running = time.perf_counter() - start

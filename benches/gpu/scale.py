@@ -8,8 +8,8 @@ from images import answers, ask, wait_for_worker
 from programs import python_program, resident, wait_for
 
 COUNTS = (1, 2, 4, 8)
-# Of a daemon that is set up for it: as many workers wait for the image as instances are begun at once.
-ENVIRONMENT = {"REKINDLE_POOL": str(max(COUNTS)), "REKINDLE_POOL_LIMIT": str(2 * max(COUNTS))}
+# Of a daemon that is set up for it: as many workers wait as instances are begun at once.
+ENVIRONMENT = {"REKINDLE_POOL": str(max(COUNTS)), "REKINDLE_POOL_LIMIT": str(max(COUNTS))}
 
 
 def gpu_bytes():
@@ -24,7 +24,7 @@ def together(rekindle, image, count, trigger, expected, rounds):
     for n in range(rounds):
         names = [f"{image}-{count}-{n}-{i}" for i in range(count)]
         # All of them: those that are being made would hold up the rest.
-        wait_for_worker(rekindle, image, max(COUNTS))
+        wait_for_worker(rekindle, max(COUNTS))
         before, start = gpu_bytes(), time.perf_counter()
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda name: rekindle.restore(image, name), names))

@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 24] = [
+const SETTINGS: [Setting; 22] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -49,8 +49,6 @@ const SETTINGS: [Setting; 24] = [
     setting("log-max", "REKINDLE_LOG_MAX", Kind::Bytes),
     setting("pool.workers", "REKINDLE_POOL", Kind::Number),
     setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
-    setting("pool.images", "REKINDLE_POOL_IMAGES", Kind::Number),
-    setting("pool.modules", "REKINDLE_POOL_MODULES", Kind::Bytes),
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
     setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),
     setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
@@ -207,7 +205,7 @@ mod tests {
 
     #[test]
     fn settings_become_variables() {
-        let text = "state = '/var/lib/rekindle'\nlog-max = \"1G\"\n[pool]\nworkers = 2\nmodules = 65536\n\
+        let text = "state = '/var/lib/rekindle'\nlog-max = \"1G\"\n[pool]\nworkers = 2\n\
                     [cache]\nshare = false\n[checkpoint]\nprove = true\n[driver]\nhuge-pages = true\npeers = false\n";
         let mut values = parse(text).unwrap();
         values.sort();
@@ -215,7 +213,6 @@ mod tests {
             ("REKINDLE_GPU_SHARE", "off"),
             ("REKINDLE_LOG_MAX", "1G"),
             ("REKINDLE_POOL", "2"),
-            ("REKINDLE_POOL_MODULES", "65536"),
             ("REKINDLE_PROVE", "on"),
             ("REKINDLE_STATE", "/var/lib/rekindle"),
         ];

@@ -5,7 +5,9 @@ mod harness;
 use std::os::unix::net::UnixStream;
 
 use harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
-use serde_json::json;
+use serde_json::Value;
+
+const MODULES: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];
 
 /// A Rekindle whose daemon runs.
 fn started() -> Rekindle {
@@ -33,39 +35,61 @@ fn run_and_restore_take_the_worker_that_waits() {
     rekindle.assert_tidy();
 }
 
+/// A program with these modules, each of which adds its number.
+fn adding(rekindle: &Rekindle, name: &str, modules: &[&str]) {
+    rekindle.start(name, &[&MODULES[..], modules].concat());
+    adds(rekindle, name, modules);
+}
+
+/// Waits until the program has printed some more; each number must be the one before and what all modules add.
+fn adds(rekindle: &Rekindle, name: &str, modules: &[&str]) {
+    let number = |module: &&str| module.trim_start_matches(['g', 's']).parse::<u64>().unwrap();
+    let step: u64 = modules.iter().map(number).sum();
+    let before = rekindle.lines(name).len();
+    wait(&format!("{name} to go on"), || rekindle.lines(name).len() > before + 3);
+    let lines = rekindle.lines(name);
+    let numbers: Vec<u64> = lines.iter().filter_map(|line| line.parse().ok()).collect();
+    let whole = &numbers[..numbers.len() - 1];
+    assert!(whole.windows(2).all(|pair| pair[1] == pair[0] + step), "{step}: {lines:?}");
+}
+
+/// How many modules the sandbox's last restore has loaded whole, and how many it has in pieces.
+fn modules(rekindle: &Rekindle, name: &str) -> (u64, u64) {
+    let svg = rekindle.path("trace.svg");
+    let trace = rekindle.json(&["trace", name, "--svg", svg.to_str().unwrap()]);
+    let phases = trace["traces"].as_array().unwrap().last().unwrap()["phases"].clone();
+    let is_modules = |phase: &&Value| phase["name"] == "modules";
+    let counts = phases.as_array().unwrap().iter().find(is_modules).unwrap()["counts"].clone();
+    let count = |what: &str| counts[what].as_u64().unwrap_or(0);
+    (count("loaded"), count("in pieces"))
+}
+
 #[test]
-fn a_worker_waits_for_the_image_that_was_stopped_or_restored_last() {
-    let rekindle = started();
-    rekindle.start("counter", &GPU_COUNTER);
-    rekindle.goes_on("counter");
-    let count = *rekindle.count("counter").last().unwrap();
-    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
-    let mut last = count;
-    for round in 0..3 {
-        let name = format!("again-{round}");
-        let prepared = rekindle.pool_for(&json!("image"), 1)[0];
-        rekindle.ok(&["restore", "image", "-d", "--name", &name]);
-        assert_eq!(rekindle.workers(), [prepared]);
-        rekindle.goes_on(&name);
-        assert!(rekindle.count(&name)[0] > last);
-        last = count;
-        rekindle.ok(&["kill", &name]);
+fn images_are_restored_in_turn_by_whichever_worker_waits() {
+    for code in ["pieces", "whole"] {
+        let mut rekindle = Rekindle::new();
+        rekindle.set_environment("REKINDLE_CODE", code);
+        rekindle.ok(&["ps"]);
+        let images = [("one", &["1", "g9", "s7"][..]), ("other", &["2", "s8"])];
+        for (name, its) in images {
+            adding(&rekindle, name, its);
+            rekindle.ok(&["checkpoint", name, "--to", name, "--stop"]);
+            // Right after that, whatever waits by then.
+            rekindle.ok(&["restore", name, "-d", "--name", "at-once"]);
+            adds(&rekindle, "at-once", its);
+            rekindle.ok(&["kill", "at-once"]);
+        }
+        for (name, its) in images.into_iter().chain(images) {
+            let waits = rekindle.pool(1)[0];
+            rekindle.ok(&["restore", name, "-d", "--name", "again"]);
+            assert_eq!(rekindle.workers(), [waits], "{name}, {code}");
+            adds(&rekindle, "again", its);
+            let count = its.len() as u64;
+            assert_eq!(modules(&rekindle, "again"), if code == "whole" { (count, 0) } else { (0, count) });
+            rekindle.ok(&["kill", "again"]);
+        }
+        rekindle.assert_tidy();
     }
-    // Another program is not given it.
-    let prepared = rekindle.pool_for(&json!("image"), 1)[0];
-    let plain = rekindle.pool(1)[0];
-    rekindle.start("counter", &GPU_COUNTER);
-    assert_eq!(rekindle.workers(), [plain]);
-    rekindle.goes_on("counter");
-    // Another image of the same name is not restored by it, and one that is gone is not waited for.
-    rekindle.ok(&["rmi", "image"]);
-    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
-    wait("the end of what waited for the old one", || !is_alive(prepared));
-    rekindle.ok(&["restore", "image", "-d", "--name", "new"]);
-    rekindle.goes_on("new");
-    rekindle.ok(&["rmi", "image"]);
-    rekindle.start("one-more", &GPU_COUNTER);
-    rekindle.pool_for(&json!("image"), 0);
 }
 
 #[test]
@@ -113,15 +137,19 @@ fn a_waiting_worker_ends_with_the_daemon_and_a_taken_one_does_not() {
 }
 
 #[test]
-fn an_image_can_be_removed_while_a_worker_gets_ready_for_it() {
+fn an_image_can_be_removed_at_once_and_another_has_its_name() {
     let rekindle = started();
-    for _ in 0..6 {
+    for _ in 0..3 {
         rekindle.start("counter", &GPU_COUNTER);
         rekindle.goes_on("counter");
         rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
         rekindle.ok(&["rmi", "image"]);
-        rekindle.pool_for(&json!("image"), 0);
     }
+    rekindle.start("counter", &GPU_COUNTER);
+    rekindle.goes_on("counter");
+    rekindle.ok(&["checkpoint", "counter", "--to", "image", "--stop"]);
+    rekindle.ok(&["restore", "image", "-d", "--name", "new"]);
+    rekindle.goes_on("new");
     rekindle.assert_tidy();
 }
 

@@ -1,7 +1,7 @@
 //! What the daemon has.
 
-use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use rekindle_driver::Helper;
 use rekindle_sandbox::Criu;
@@ -14,6 +14,7 @@ use crate::host::lock::Lock;
 use crate::host::places::Places;
 use crate::network::Publisher;
 use crate::pool::WorkerPool;
+use crate::sandboxes::Sandbox;
 use crate::sandboxes::registry::Registry;
 
 pub struct Daemon {
@@ -30,6 +31,8 @@ pub struct Daemon {
     pub making: Claims<String>,
     pub pool: Arc<WorkerPool>,
     pub publisher: Arc<Publisher>,
+    /// The one that a worker waits for, to wake its GPU half.
+    wakes: Mutex<Weak<Sandbox>>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -55,10 +58,21 @@ impl Daemon {
             making: Claims::default(),
             pool,
             publisher,
+            wakes: Mutex::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
         }
+    }
+
+    /// Has a worker wait for what of this sandbox lies in this image, and for no other's any more.
+    pub fn start_waker(&self, sandbox: &Arc<Sandbox>, image: &Path) {
+        let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = wakes.upgrade() {
+            before.end_waker();
+        }
+        *wakes = Arc::downgrade(sandbox);
+        sandbox.start_waker(image);
     }
 
     /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.

@@ -238,9 +238,6 @@ pub enum Error {
     #[error("the GPU worker could not {action}: {reason}")]
     Worker { action: &'static str, reason: String },
 
-    #[error("a GPU worker that was made ready for a similar image could not {action}: {reason}")]
-    UnfitWorker { action: &'static str, reason: String },
-
     #[error("the connection to the GPU worker failed while it was to {action}: {source}")]
     WorkerConnection { action: &'static str, source: FrameError },
 
@@ -369,7 +366,6 @@ impl Error {
                 | Error::WorkerStart { .. }
                 | Error::WorkerEnded { .. }
                 | Error::Worker { .. }
-                | Error::UnfitWorker { .. }
                 | Error::WorkerConnection { .. }
                 | Error::NothingToSleep { .. }
                 | Error::NoGpuProcess { .. }

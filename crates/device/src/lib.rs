@@ -80,10 +80,6 @@ pub trait Platform: Send + Sync {
     fn process_checkpoint(&self, pid: i32) -> Result<()>;
     fn process_restore(&self, pid: i32) -> Result<()>;
     fn process_unlock(&self, pid: i32) -> Result<()>;
-    /// Whether a module without globals is the same whenever it is loaded, and has no effect on where anything else lies.
-    fn modules_stand_alone(&self) -> bool {
-        false
-    }
     /// Where the driver has put its own heaps so far, in order; none where module globals need no such help to lie
     /// where they did.
     fn placements(&self) -> Vec<Placement> {

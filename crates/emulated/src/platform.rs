@@ -51,11 +51,6 @@ impl Platform for EmulatedPlatform {
         GpuKind::Emulated
     }
 
-    /// A module takes addresses for its globals alone, and kernels have numbers of their module's own.
-    fn modules_stand_alone(&self) -> bool {
-        true
-    }
-
     fn driver_version(&self) -> i32 {
         VERSION
     }

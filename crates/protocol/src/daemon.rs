@@ -446,16 +446,9 @@ pub struct Recovery {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spare {
     pub gpu: String,
-    /// The image that it waits for; none for one that takes whatever comes.
-    pub image: Option<String>,
     pub pid: i32,
     /// Its context is there.
     pub ready: bool,
-    /// How many modules it has loaded for whoever takes it, and the bytes of their code.
-    #[serde(default)]
-    pub modules: u64,
-    #[serde(default)]
-    pub module_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

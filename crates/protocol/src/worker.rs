@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 5;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,23 +116,6 @@ pub enum Contents {
 pub struct Saved {
     pub parts: Vec<serde_json::Value>,
     pub phases: Vec<Phase>,
-}
-
-/// The modules that may be loaded before it is known for whom, and a mark for each step of what modules and streams
-/// depend on: images whose marks begin alike are alike so far.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Surveyed {
-    pub modules: Vec<CommonModule>,
-    pub course: Vec<u64>,
-}
-
-/// A module that may be loaded before it is known for whom.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommonModule {
-    /// The same for all that have the same code, which is loaded in the same way.
-    pub key: String,
-    /// Of its code.
-    pub bytes: u64,
 }
 
 /// A memory that a cache is kept in.

@@ -16,15 +16,14 @@ use crate::raw_chunk::RawChunk;
 use crate::store::list;
 use crate::{chunk, disk, extent, sparse};
 
-/// A committed image. While one is held, by any process, the image cannot be removed; unless it was opened
-/// [unheld](Image::open_unheld).
+/// A committed image. While one is held, by any process, the image cannot be removed.
 #[derive(Debug)]
 pub struct Image {
     layout: Layout,
     path: PathBuf,
     manifest: Manifest,
-    /// Open, and locked shared if the image is to be kept from being removed.
-    lease: File,
+    /// Open and locked shared, which keeps the image from being removed.
+    _lease: File,
 }
 
 /// How many chunks a glance looks at.
@@ -35,17 +34,6 @@ const BYTES_OF_A_THREAD: u64 = 512 << 10;
 impl Image {
     /// Opens the image whose directory is `path`; see [`Image::path`].
     pub fn open(path: &Path) -> Result<Image> {
-        let image = Image::open_unheld(path)?;
-        let failed = |error| Error::io("lock", &path.join(MANIFEST), 0, error);
-        image.lease.lock_shared().map_err(failed)?;
-        match image.lease.metadata().map_err(failed)?.nlink() {
-            0 => Err(Error::NotAnImage { path: path.to_path_buf() }),
-            _ => Ok(image),
-        }
-    }
-
-    /// Opens the image without keeping it from being removed: from then on what is read of it fails.
-    pub fn open_unheld(path: &Path) -> Result<Image> {
         let lease = open_manifest(path)?;
         let layout = Layout::around(path).ok_or_else(|| Error::BadStore {
             path: path.to_path_buf(),
@@ -59,7 +47,12 @@ impl Image {
                 checked => checked?,
             }
         }
-        Ok(Image { layout, path: path.to_path_buf(), manifest, lease })
+        let failed = |error| Error::io("lock", &path.join(MANIFEST), 0, error);
+        lease.lock_shared().map_err(failed)?;
+        if lease.metadata().map_err(failed)?.nlink() == 0 {
+            return Err(Error::NotAnImage { path: path.to_path_buf() });
+        }
+        Ok(Image { layout, path: path.to_path_buf(), manifest, _lease: lease })
     }
 
     pub fn manifest(&self) -> &Manifest {

@@ -219,26 +219,9 @@ impl Control {
                 self.take(descriptors)?;
                 self.status().map(answer::<ask::Take>)
             }
-            Request::Prepare(ask::Prepare { image, register }) => self
-                .work(stream, move |dispatcher, _| image::prepare(dispatcher, image.as_ref(), register))
-                .map(answer::<ask::Prepare>),
-            // A sandbox that has taken this worker meanwhile has no use for them.
-            Request::Survey(_) | Request::LoadAhead(_) if !self.spare => {
-                Err("this worker is in use".to_string())
-            }
-            Request::Survey(ask::Survey { image }) => self
-                .work(stream, move |dispatcher, _| image::survey(dispatcher, image.as_ref()))
-                .map(answer::<ask::Survey>),
-            Request::LoadAhead(ask::LoadAhead { image, key }) => self
-                .work(stream, move |dispatcher, _| image::load_ahead(dispatcher, image.as_ref(), &key))
-                .map(answer::<ask::LoadAhead>),
-            Request::UnloadAhead(ask::UnloadAhead { keys }) => self
-                .remote
-                .ask(move |dispatcher| {
-                    dispatcher.ahead.forget(&keys);
-                    dispatcher.client.bind_anew();
-                })
-                .map(answer::<ask::UnloadAhead>),
+            Request::Register(ask::Register { image }) => self
+                .work(stream, move |dispatcher, _| image::register(dispatcher, image.as_ref()))
+                .map(answer::<ask::Register>),
             Request::Serve(ask::Serve { run_directory }) => {
                 self.welcome(run_directory.into(), descriptors).map(answer::<ask::Serve>)
             }
@@ -265,13 +248,6 @@ impl Control {
             Request::Cache(ask::Cache { memories, register }) => {
                 self.take_cache(memories, descriptors, register).map(answer::<ask::Cache>)
             }
-            Request::LeaveCaches(_) => self
-                .remote
-                .ask(|dispatcher| {
-                    dispatcher.cache.leave();
-                    dispatcher.client.bind_anew();
-                })
-                .map(answer::<ask::LeaveCaches>),
             Request::MakeCacheMemory(ask::MakeCacheMemory { memory }) => {
                 let made =
                     self.work(stream, move |dispatcher, _| image::make_cache_memory(dispatcher, memory))?;

@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispa
 use rekindle_ring::{Board, Merge, Record, Spin};
 
 use crate::client::{Client, Lane, Thread};
-use crate::image::{Ahead, CacheMemories, Loading, Marks, Outcome, Prepared, Preparing};
+use crate::image::{CacheMemories, Loading, Marks, Outcome, Preparing, Registering};
 use crate::ondemand::Uses;
 
 mod activity;
@@ -45,12 +45,10 @@ pub enum Ended {
 pub(crate) struct Dispatcher {
     pub client: Client,
     pub activity: Activity,
-    /// What was done of a restore before it was asked for.
-    pub prepared: Option<Prepared>,
-    /// Modules that whatever comes may need.
-    pub ahead: Ahead,
     /// What the contents of whatever image comes are copied through, in a worker that waits.
     pub blocks: Option<Preparing>,
+    /// Where contents in memory are made known to a device.
+    pub registering: Option<Registering>,
     pub cache: CacheMemories,
     /// How loading has ended.
     pub loaded: Option<Outcome>,
@@ -76,9 +74,8 @@ impl Dispatcher {
         Dispatcher {
             client,
             activity: Activity::Running,
-            prepared: None,
-            ahead: Ahead::default(),
             blocks: None,
+            registering: None,
             cache: CacheMemories::default(),
             loaded: None,
             marks: None,

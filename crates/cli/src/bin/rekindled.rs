@@ -39,13 +39,6 @@ struct Arguments {
     /// How many workers wait for all GPUs together.
     #[arg(long, value_name = "N", env = "REKINDLE_POOL_LIMIT", default_value_t = 4)]
     pool_limit: usize,
-    /// How many images, restored last, have workers wait for them, with their modules loaded.
-    #[arg(long, value_name = "N", env = "REKINDLE_POOL_IMAGES", default_value_t = 1)]
-    pool_images: usize,
-    /// The most bytes of code, of modules that images have in common, that a worker which waits for anybody loads ahead;
-    /// K, M, G or T may follow. 0: none.
-    #[arg(long, value_name = "BYTES", env = "REKINDLE_POOL_MODULES", default_value = "64M", value_parser = parse_bytes)]
-    pool_modules: u64,
     /// The most bytes of pinned host memory that hold contents of images, ready for GPUs to copy; K, M, G or T may
     /// follow. 0: none.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_HOST_CACHE", default_value = "0", value_parser = parse_bytes)]
@@ -140,12 +133,7 @@ fn main() -> ExitCode {
 
 fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     rekindle_protocol::descriptors::make_room();
-    let pool = PoolSize {
-        per_gpu: arguments.pool,
-        most: arguments.pool_limit,
-        images: arguments.pool_images,
-        modules: arguments.pool_modules,
-    };
+    let pool = PoolSize { per_gpu: arguments.pool, most: arguments.pool_limit };
     let given = arguments.places;
     let mut places = Places::new(given.socket, given.state, given.run_dir)?;
     places.log_max = arguments.log_max;

@@ -2,8 +2,6 @@
 
 use std::fs;
 
-use serde_json::Value;
-
 use crate::harness::{self, Rekindle, wait};
 use crate::support::*;
 
@@ -22,7 +20,6 @@ fn an_image_is_loaded_from_host_memory() {
     let rekindle = Rekindle::with(&[("REKINDLE_HOST_CACHE", "64M")]);
     image(&rekindle, "image", "7");
     wait_cached(&rekindle, "image", "host", 6);
-    rekindle.pool_for(&Value::from("image"), 1);
     for _ in 0..3 {
         let from = restore(&rekindle, "image");
         assert_eq!((megabytes(&from, "host cache"), uncached(&from)), (6, 0), "{from}");
@@ -39,7 +36,6 @@ fn an_image_is_loaded_from_gpu_memory() {
         image(&rekindle, "image", "7");
         wait_cached(&rekindle, "image", "emulated", 6);
         for _ in 0..3 {
-            rekindle.pool_for(&Value::from("image"), 1);
             let from = restore(&rekindle, "image");
             assert_eq!((megabytes(&from, "GPU cache"), uncached(&from)), (6, 0), "{from}");
         }
@@ -49,11 +45,15 @@ fn an_image_is_loaded_from_gpu_memory() {
 }
 
 #[test]
-fn a_worker_that_was_not_made_ready_for_it_copies_from_host_memory() {
-    let rekindle = Rekindle::with(&[("REKINDLE_HOST_CACHE", "64M"), ("REKINDLE_POOL", "0")]);
-    image(&rekindle, "image", "7");
-    wait_cached(&rekindle, "image", "host", 6);
-    assert_eq!(megabytes(&restore(&rekindle, "image"), "host cache"), 6);
+fn without_workers_that_wait_an_image_is_loaded_from_either_memory() {
+    for (variable, place, source) in
+        [("REKINDLE_HOST_CACHE", "host", "host cache"), ("REKINDLE_GPU_CACHE", "emulated", "GPU cache")]
+    {
+        let rekindle = Rekindle::with(&[(variable, "64M"), ("REKINDLE_POOL", "0")]);
+        image(&rekindle, "image", "7");
+        wait_cached(&rekindle, "image", place, 6);
+        assert_eq!(megabytes(&restore(&rekindle, "image"), source), 6);
+    }
 }
 
 #[test]
@@ -157,7 +157,6 @@ fn a_gpu_without_room_for_a_cache_is_restored_to_all_the_same() {
     rekindle.start("image", &[&WEIGHTS[..], &["7", "60"]].concat());
     rekindle.goes_on("image");
     rekindle.ok(&["checkpoint", "image", "--to", "image", "--stop"]);
-    rekindle.pool_for(&Value::from("image"), 1);
     settled(&rekindle);
     assert_eq!(cached(&rekindle, "image", "emulated"), 0, "the last memory is the image's own");
     assert_eq!(uncached(&restore(&rekindle, "image")), 60);

@@ -254,19 +254,14 @@ impl Rekindle {
             .collect()
     }
 
-    /// The pids of workers that wait ready for whatever comes, once there are so many.
+    /// The pids of workers that wait ready, once there are so many.
     pub fn pool(&self, count: usize) -> Vec<i32> {
-        self.pool_for(&Value::Null, count)
-    }
-
-    /// The pids of workers that wait ready for this image, once there are so many.
-    pub fn pool_for(&self, image: &Value, count: usize) -> Vec<i32> {
         let mut ready = Vec::new();
         wait("the pool", || {
             let all = self.json(&["ps"]);
             let pool = all["pool"].as_array().unwrap().iter();
             ready = pool
-                .filter(|spare| spare["ready"] == true && spare["image"] == *image)
+                .filter(|spare| spare["ready"] == true)
                 .map(|spare| spare["pid"].as_i64().unwrap() as i32)
                 .collect();
             ready.len() == count

@@ -34,6 +34,11 @@ pub fn of(image: &Image) -> Vec<Chunk<'_>> {
         .collect()
 }
 
+/// The first chunk of each content.
+pub fn by_hash<'c, 'i>(chunks: &'c [Chunk<'i>]) -> HashMap<ContentHash, &'c Chunk<'i>> {
+    chunks.iter().rev().map(|chunk| (chunk.hash, chunk)).collect()
+}
+
 /// Those that lie somewhere, neighbours in one row.
 pub fn rows<'c, 'i: 'c>(
     chunks: impl Iterator<Item = &'c Chunk<'i>>,

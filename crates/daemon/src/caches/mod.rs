@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Both hold chunks by the hashes of their contents, equal ones once, up to a limit in bytes ([`index`]). They are filled
-//! beside the programs: with the image that was stopped or restored last, the GPU's by the worker that waits for it, which
-//! also makes host memory known to the GPU ahead. What is put in is checked against its hash; from then on only this
+//! beside the programs, with the image that was stopped or restored last: the host's by threads of this process, the GPU's
+//! by a worker that is there for that alone ([`fill_gpu`]). Workers that wait for sandboxes have all memory of the host
+//! [known](Caches::acquaint) to their GPUs ahead. What is put in is checked against its hash; from then on only this
 //! process, or a worker that fills a slot, can write there. What a restore uses is [lent](Caches::lend) to it until its
 //! worker has loaded all, and stays as it is for so long. A daemon that dies takes the caches with it; workers that read
 //! from them have them mapped, and read on.
@@ -17,7 +18,8 @@
 
 mod cache;
 mod chunks;
-mod fill;
+mod fill_gpu;
+mod fill_host;
 mod index;
 mod limits;
 mod memory;
@@ -33,7 +35,7 @@ use rekindle_store::{ContentHash, Image};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::workers::Worker;
+use crate::workers::{Spares, Worker};
 
 use cache::Cache;
 use memory::Memory;
@@ -45,6 +47,8 @@ pub struct Caches {
     limits: CacheLimits,
     /// Images of this store alone are cached.
     store: PathBuf,
+    /// Where workers that fill come from.
+    spares: Arc<Spares>,
     host: Mutex<Cache>,
     /// By the GPU's name, as `--gpu` gives it.
     gpus: Mutex<BTreeMap<String, Cache>>,
@@ -70,10 +74,11 @@ struct Known {
 pub struct Mapped(#[expect(dead_code, reason = "what counts is that it is held")] Vec<Arc<Memory>>);
 
 impl Caches {
-    pub fn new(limits: CacheLimits, store: PathBuf) -> Arc<Caches> {
+    pub fn new(limits: CacheLimits, store: PathBuf, spares: Arc<Spares>) -> Arc<Caches> {
         Arc::new(Caches {
             limits,
             store,
+            spares,
             host: Mutex::new(Cache::new(limits.host)),
             gpus: Mutex::default(),
             images: Mutex::default(),
@@ -126,17 +131,24 @@ impl Caches {
         lease
     }
 
+    /// Has memory of the host known to the GPU of a worker that has nobody to serve yet, for as long as it `waits`.
+    pub fn acquaint(&self, worker: &Worker, waits: impl Fn() -> bool) -> Result<()> {
+        let memories: Vec<_> = lock(&self.host).memories.values().cloned().collect();
+        // One at a time lets the worker do something else in between.
+        for memory in memories.iter().take_while(|_| waits()) {
+            give(worker, std::slice::from_ref(memory), true)?;
+        }
+        Ok(())
+    }
+
     /// Has caches on the GPU give memory back until a restore that needs so much has it, or they have no more.
-    /// `let_go` has other workers let go of it.
-    pub fn make_room(
-        &self,
-        worker: &Worker,
-        gpu: &str,
-        needed: u64,
-        status: Status,
-        let_go: impl FnOnce(),
-    ) -> Result<Status> {
+    pub fn make_room(&self, worker: &Worker, gpu: &str, needed: u64, status: Status) -> Result<Status> {
         let free = status.free_bytes.first().copied().unwrap_or(u64::MAX);
+        if free >= needed || !lock(&self.gpus).contains_key(gpu) {
+            return Ok(status);
+        }
+        // A worker that fills one has its memory mapped.
+        let _still = self.hold_still();
         let mut gained = 0;
         if let Some(cache) = lock(&self.gpus).get_mut(gpu) {
             while free.saturating_add(gained) < needed {
@@ -144,15 +156,10 @@ impl Caches {
                 gained += bytes;
             }
         }
-        if gained == 0 {
-            return Ok(status);
-        }
-        let_go();
-        worker.ask("let go of caches", ask::LeaveCaches {}, &[])?;
-        worker.status()
+        if gained == 0 { Ok(status) } else { worker.status() }
     }
 
-    /// Nobody fills in anything of images that are about to be removed, as long as this is held.
+    /// Nobody fills in anything as long as this is held: of images that are about to be removed, or where others need room.
     pub fn hold_still(&self) -> MutexGuard<'_, ()> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let held = lock(&self.filling);
@@ -247,18 +254,20 @@ impl CacheLease {
         !self.shared.is_empty()
     }
 
-    /// Gives the worker the memories that the chunks lie in; where each lies is returned. With `register` host memory
-    /// is made known to its GPU, which takes time.
-    pub fn hand_to(&self, worker: &Worker, register: bool) -> Result<Vec<Cached>> {
-        // Registering a few at a time lets the worker do something else in between.
-        let at_once = if register { 1 } else { MOST_DESCRIPTORS };
-        for memories in self.memories.chunks(at_once) {
-            let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor()).collect();
-            let memories = memories.iter().map(|memory| memory.described).collect();
-            worker.ask("read from caches", ask::Cache { memories, register }, &descriptors)?;
+    /// Gives the worker the memories that the chunks lie in; where each lies is returned.
+    pub fn hand_to(&self, worker: &Worker) -> Result<Vec<Cached>> {
+        for memories in self.memories.chunks(MOST_DESCRIPTORS) {
+            give(worker, memories, false)?;
         }
         Ok(self.rows.clone())
     }
+}
+
+/// Gives a worker memories to read from; with `register` those of the host are made known to its GPU, which takes time.
+fn give(worker: &Worker, memories: &[Arc<Memory>], register: bool) -> Result<()> {
+    let descriptors: Vec<_> = memories.iter().map(|memory| memory.descriptor()).collect();
+    let memories = memories.iter().map(|memory| memory.described).collect();
+    worker.ask("read from caches", ask::Cache { memories, register }, &descriptors)
 }
 
 impl Drop for CacheLease {

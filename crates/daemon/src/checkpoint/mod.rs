@@ -29,7 +29,6 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::process;
 use crate::images::driver_half;
-use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::restore::proof;
 use crate::sandboxes::Sandbox;
@@ -112,9 +111,9 @@ pub fn checkpoint(
         if attempt.worker().is_some()
             && let Ok(image) = daemon.store.image(request.to)
         {
-            daemon.pool.prepare(&sandbox.record().gpu, Some(&ImageKey::of(&image)));
-            let (caches, path) = (daemon.pool.caches.clone(), image.path().to_path_buf());
-            std::thread::spawn(move || caches.fill_host(&path, Priority::Made));
+            daemon.pool.prepare(&sandbox.record().gpu);
+            let (sandbox, path) = (sandbox.clone(), image.path().to_path_buf());
+            std::thread::spawn(move || sandbox.fill_caches(&path, Priority::Made));
         }
     }
     let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);

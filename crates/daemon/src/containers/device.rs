@@ -88,7 +88,7 @@ pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         sandbox.live_workers().iter().for_each(|worker| sandbox.end_worker(worker));
         sandbox.report_problem("the daemon died while a container was being restored onto this".to_string());
     }
-    wake::settle(sandbox);
+    wake::settle(daemon, sandbox);
     describe(sandbox)?;
     sandbox.is_up()
 }

@@ -40,7 +40,6 @@ use crate::images::machine;
 use crate::images::metadata::ContainerMetadata;
 use crate::images::metadata::ImageMetadata;
 use crate::images::verify::cpu_half;
-use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::restore::loading::{self, PendingLoad};
 use crate::restore::replacement::RecoveryState;
@@ -246,7 +245,7 @@ pub fn restore(
     }
     attempt.make_files(client)?;
     timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
-    let worker = timeline.time("take a worker", || sandbox.start_worker(Some(&ImageKey::of(image))))?;
+    let worker = timeline.time("take a worker", || sandbox.start_worker())?;
     let back = both_halves(&import, &attempt, client, &worker);
     let pending = match back {
         Ok(pending) => pending,

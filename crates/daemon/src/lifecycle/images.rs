@@ -145,30 +145,28 @@ pub fn tag(store: &Store, name: &str, other: &str) -> Result<Value> {
 
 /// Removes images, all that can be, and then the chunks that no other image needs.
 pub fn remove(daemon: &Daemon, names: &[String]) -> Result<Value> {
-    let (store, pool) = (&daemon.store, &daemon.pool);
+    let (store, caches) = (&daemon.store, &daemon.pool.caches);
     let mut freed = 0;
     let mut failures = Vec::new();
     for name in names {
         // What cannot be read can be removed all the same; then it is not known how much that frees.
         let known = store.image(name).map(|image| {
-            pool.let_go(image.path());
             unshare(daemon, name);
             (store.bytes_of_its_own(&image).unwrap_or(0), image.path().to_path_buf())
         });
         // Nor does anybody fill a cache from it.
-        let _still = pool.caches.hold_still();
+        let _still = caches.hold_still();
         match remove_when_free(store, name) {
             Ok(()) => {
                 let (bytes, path) = known.unwrap_or_default();
                 freed += bytes;
-                pool.caches.forget(&path);
+                caches.forget(&path);
                 events::tell_of_image("image-removed", name);
             }
             Err(error) => failures.push(Error::from(error)),
         }
     }
     freed += store.collect()?.bytes;
-    pool.tend();
     match failures.len() {
         0 => Ok(json!({ "names": names, "freed_bytes": freed })),
         1 => Err(failures.remove(0)),

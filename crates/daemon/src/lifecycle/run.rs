@@ -165,7 +165,7 @@ fn start(sandbox: &Arc<Sandbox>, request: &RunRequest, environment: Vec<(String,
 
 fn start_gpu_half(sandbox: &Arc<Sandbox>) -> Result<()> {
     AdmissionSocket::open(sandbox, wake::knocked)?;
-    let worker = sandbox.start_worker(None)?;
+    let worker = sandbox.start_worker()?;
     // The emulated GPU is up at once, and its settings are the user's; a real one opens beside the program's start.
     if sandbox.record().gpu.starts_with("emulated:") {
         worker.status()?;

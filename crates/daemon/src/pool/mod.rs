@@ -6,40 +6,31 @@
 //! since a driver that makes a context slows down what it does beside that.
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
-//! opened is not asked again and again. For the images restored last, workers wait that have loaded the image's modules
-//! already ([`ready`]): they are good for that image, and for others that begin alike ([`modules`]). The others load
-//! [`preload`] what images have in common. Waiting workers end with the daemon; whatever kills it closes their connection.
-
-mod modules;
-mod preload;
-mod ready;
-mod wants;
+//! opened is not asked again and again. Waiting workers end with the daemon; whatever kills it closes their connection.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_protocol::daemon::Spare as Shown;
 
-use crate::caches::Caches;
-use crate::error::Result;
-use crate::host::places::Places;
-use crate::workers::{Address, OnEnd, Start, Worker};
-use modules::Modules;
-use preload::Preloads;
-use wants::Want;
-pub use wants::{ImageKey, PoolSize};
+use crate::caches::{Caches, Priority};
+use crate::error::{Error, Result};
+use crate::workers::{Address, OnEnd, Spares, Start, Worker};
 
-/// How logs of waiting workers begin.
-const LOG_STEM: &str = "pool-";
+/// How many workers wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSize {
+    /// For each GPU, as `--gpu` names it.
+    pub per_gpu: usize,
+    /// For all GPUs together; those used last come first.
+    pub most: usize,
+}
 
 pub struct WorkerPool {
     /// `rekindled` itself, which workers are made of.
     pub program: PathBuf,
-    places: Places,
-    directory: PathBuf,
-    logs: PathBuf,
-    store: PathBuf,
     size: PoolSize,
+    pub spares: Arc<Spares>,
     pub caches: Arc<Caches>,
     state: Mutex<State>,
 }
@@ -47,52 +38,40 @@ pub struct WorkerPool {
 #[derive(Default)]
 struct State {
     /// The one used last first.
-    wants: Vec<Want>,
-    spares: Vec<Spare>,
-    modules: Modules,
+    gpus: Vec<String>,
+    waiting: Vec<Waiting>,
     closed: bool,
 }
 
-struct Spare {
-    want: Want,
+struct Waiting {
+    gpu: String,
     worker: Arc<Worker>,
     ready: bool,
-    preloads: Preloads,
 }
 
 impl WorkerPool {
-    /// An empty pool. Clears away what a daemon that was killed has left.
-    pub fn open(places: &Places, program: PathBuf, size: PoolSize, caches: Arc<Caches>) -> Arc<WorkerPool> {
-        let pool = WorkerPool {
-            program,
-            places: places.clone(),
-            directory: places.pool(),
-            logs: places.logs(),
-            store: places.store(),
-            size,
-            caches,
-            state: Mutex::default(),
-        };
-        pool.clear();
-        Arc::new(pool)
+    /// An empty pool.
+    pub fn new(
+        program: PathBuf,
+        size: PoolSize,
+        spares: Arc<Spares>,
+        caches: Arc<Caches>,
+    ) -> Arc<WorkerPool> {
+        Arc::new(WorkerPool { program, size, spares, caches, state: Mutex::default() })
     }
 
-    /// A worker for a sandbox: one that waits ready, else a new one. Only with `or_alike` it may be one that was made ready
-    /// for another image, which may turn out to be of no use for this one.
+    /// A worker for a sandbox: this one, if it lives, else one that waits ready, else a new one.
     pub fn worker(
         self: &Arc<WorkerPool>,
         gpu: &str,
-        image: Option<&ImageKey>,
-        or_alike: bool,
+        wanted: Option<Arc<Worker>>,
         address: Address,
         output: &Path,
         on_end: impl Fn() -> OnEnd,
     ) -> Result<Arc<Worker>> {
-        self.note_use(gpu, image);
-        if let Some(image) = image {
-            self.lock().modules.note_restore(&image.path);
-        }
-        while let Some(spare) = self.pick(gpu, image, or_alike) {
+        self.note_use(gpu);
+        let mut next = wanted.filter(|worker| worker.ended().is_none()).or_else(|| self.pick(gpu));
+        while let Some(spare) = next {
             match spare.take(address.clone(), output, on_end()) {
                 Ok(()) => return Ok(spare),
                 Err(error) => {
@@ -100,14 +79,20 @@ impl WorkerPool {
                     spare.shut_down();
                 }
             }
+            next = self.pick(gpu);
         }
         Worker::start(&Start { program: &self.program, address, gpu, output, spare: false }, on_end())
     }
 
-    /// Has workers wait for this GPU from now on, and for this image.
-    pub fn prepare(self: &Arc<WorkerPool>, gpu: &str, image: Option<&ImageKey>) {
-        self.note_use(gpu, image);
+    /// Has workers wait for this GPU from now on.
+    pub fn prepare(self: &Arc<WorkerPool>, gpu: &str) {
+        self.note_use(gpu);
         self.refill();
+    }
+
+    /// Whether none is to wait for anything.
+    pub fn is_off(&self) -> bool {
+        self.size.per_gpu.min(self.size.most) == 0
     }
 
     /// Starts the workers that are missing, ends those that are too many.
@@ -118,174 +103,131 @@ impl WorkerPool {
                 return;
             }
             let mut left = self.size.most;
-            let (mut missing, mut kept) = (Vec::new(), Vec::new());
-            state.wants.retain(|want| want.image.as_ref().is_none_or(|image| image.path.exists()));
-            for want in state.wants.clone() {
+            let (mut kept, mut new) = (Vec::new(), Vec::new());
+            for gpu in state.gpus.clone() {
                 let wanted = self.size.per_gpu.min(left);
                 left -= wanted;
-                let found: Vec<Spare> =
-                    state.spares.extract_if(.., |spare| spare.want == want).take(wanted).collect();
-                missing.extend((found.len()..wanted).map(|_| want.clone()));
+                let found: Vec<Waiting> =
+                    state.waiting.extract_if(.., |one| one.gpu == gpu).take(wanted).collect();
+                let missing = wanted - found.len();
                 kept.extend(found);
-            }
-            let surplus = std::mem::replace(&mut state.spares, kept);
-            let mut new = Vec::new();
-            for want in missing {
-                match self.start(&want.gpu) {
-                    Ok(worker) => {
-                        new.push((worker.clone(), want.clone()));
-                        state.spares.push(Spare {
-                            want,
-                            worker,
-                            ready: false,
-                            preloads: Preloads::default(),
-                        });
+                for _ in 0..missing {
+                    match self.start(&gpu) {
+                        Ok(worker) => {
+                            new.push(worker.clone());
+                            kept.push(Waiting { gpu: gpu.clone(), worker, ready: false });
+                        }
+                        Err(error) => log::warn!("no worker waits for {gpu}: {error}"),
                     }
-                    Err(error) => log::warn!("no worker waits for {}: {error}", want.gpu),
                 }
             }
-            (new, surplus)
+            (new, std::mem::replace(&mut state.waiting, kept))
         };
-        for spare in surplus {
-            self.end(&spare.worker);
+        for one in surplus {
+            one.worker.shut_down();
         }
-        for (worker, want) in new {
+        for worker in new {
             let pool = self.clone();
-            std::thread::spawn(move || pool.get_ready(&worker, &want));
+            std::thread::spawn(move || pool.get_ready(&worker));
         }
-        self.tend();
     }
 
-    /// Has nobody wait for the image of this name any more, so that it can be removed: a worker that loads its modules
-    /// just now reads it.
-    pub fn let_go(self: &Arc<WorkerPool>, image: &Path) {
-        let waits = |want: &Want| want.image.as_ref().is_some_and(|key| key.path == image);
-        {
-            let mut state = self.lock();
-            state.wants.retain(|want| !waits(want));
-            state.modules.forget(image);
+    /// Puts an image into the caches, and has those that wait know what of them is memory of the host. Takes as long as
+    /// that does.
+    pub fn fill_caches(self: &Arc<WorkerPool>, image: &Path, gpu: &str, priority: Priority) {
+        self.caches.fill_host(image, priority);
+        let ready = |one: &Waiting| one.ready.then(|| one.worker.clone());
+        let waiting: Vec<_> = self.lock().waiting.iter().filter_map(ready).collect();
+        for worker in waiting {
+            let pool = self.clone();
+            std::thread::spawn(move || pool.acquaint(&worker));
         }
-        self.end_those(waits);
-    }
-
-    /// Ends those that wait for images, and the GPU memory that they hold.
-    pub fn end_prepared(&self) {
-        self.end_those(|want| want.image.is_some());
-    }
-
-    fn end_those(&self, chosen: impl Fn(&Want) -> bool) {
-        let gone: Vec<Spare> = self.lock().spares.extract_if(.., |spare| chosen(&spare.want)).collect();
-        for spare in &gone {
-            spare.worker.kill();
-            self.forget(&spare.worker);
+        if let Err(error) = self.caches.fill_gpu(image, gpu, priority) {
+            log::warn!("an image is not cached whole: {error}");
         }
     }
 
     pub fn shown(&self) -> Vec<Shown> {
-        let name = |image: &ImageKey| {
-            image.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+        let shown = |one: &Waiting| Shown {
+            gpu: one.gpu.clone(),
+            pid: one.worker.pid(),
+            ready: one.ready && one.worker.ended().is_none(),
         };
-        let shown = |spare: &Spare| Shown {
-            gpu: spare.want.gpu.clone(),
-            image: spare.want.image.as_ref().map(name),
-            pid: spare.worker.pid(),
-            ready: spare.ready && spare.worker.ended().is_none(),
-            modules: spare.preloads.loaded.len() as u64,
-            module_bytes: spare.preloads.loaded.iter().map(|module| module.bytes).sum(),
-        };
-        self.lock().spares.iter().map(shown).collect()
+        self.lock().waiting.iter().map(shown).collect()
     }
 
     /// Lets none wait any more. Those that do end with this process.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.spares.clear();
+        state.waiting.clear();
         drop(state);
-        self.clear();
+        self.spares.clear();
     }
 
-    fn note_use(&self, gpu: &str, image: Option<&ImageKey>) {
-        wants::note(&mut self.lock().wants, gpu, image, &self.size);
+    /// A GPU was used: it comes first.
+    fn note_use(&self, gpu: &str) {
+        let gpus = &mut self.lock().gpus;
+        gpus.retain(|known| known != gpu);
+        gpus.insert(0, gpu.to_string());
+        gpus.truncate(self.size.most);
     }
 
-    /// One that waits for this image, else for another that it is like, else for anybody.
-    fn pick(&self, gpu: &str, image: Option<&ImageKey>, or_alike: bool) -> Option<Arc<Worker>> {
-        let mut state = self.lock();
-        let find = |state: &State, image: Option<&ImageKey>, busy: bool| {
-            state.spares.iter().position(|spare| {
-                let alive = spare.ready && spare.worker.ended().is_none() && spare.preloads.busy == busy;
-                alive && spare.want.gpu == gpu && spare.want.image.as_ref() == image
-            })
-        };
-        let is_alike = |made_for: &ImageKey| {
-            let of_store = image.filter(|image| or_alike && !image.in_memory && !made_for.in_memory);
-            of_store.is_some_and(|image| state.modules.is_alike(gpu, &image.path, &made_for.path))
-        };
-        let find_alike = |state: &State| {
-            state.spares.iter().position(|spare| {
-                let alive = spare.ready && spare.worker.ended().is_none();
-                alive && spare.want.gpu == gpu && spare.want.image.as_ref().is_some_and(is_alike)
-            })
-        };
-        let at = find(&state, image, false)
-            .or_else(|| find_alike(&state))
-            .or_else(|| find(&state, None, false))
-            .or_else(|| find(&state, None, true))?;
-        let Spare { want, worker, .. } = state.spares.remove(at);
-        if want.image.is_some() && want.image.as_ref() != image {
-            worker.note_made_for_another();
-        }
-        Some(worker)
+    fn pick(&self, gpu: &str) -> Option<Arc<Worker>> {
+        let waiting = &mut self.lock().waiting;
+        let is_good = |one: &Waiting| one.ready && one.worker.ended().is_none() && one.gpu == gpu;
+        let at = waiting.iter().position(is_good)?;
+        Some(waiting.remove(at).worker)
     }
 
     fn start(self: &Arc<WorkerPool>, gpu: &str) -> Result<Arc<Worker>> {
-        crate::host::places::private_directory(&self.directory, true)?;
-        let id = self.places.new_id()?;
-        let log = self.logs.join(format!("{LOG_STEM}{id}.log"));
-        let address = Address { number: 0, socket: self.directory.join(format!("{id}.sock")), log };
-        let start =
-            Start { program: &self.program, address, gpu, output: Path::new("/dev/null"), spare: true };
         let pool: Weak<WorkerPool> = Arc::downgrade(self);
-        let on_end: OnEnd = Box::new(move |worker| {
+        let on_end = move |worker: &Worker| {
             if let Some(pool) = pool.upgrade() {
                 pool.lost(worker);
             }
-        });
-        Worker::start(&start, on_end)
+        };
+        self.spares.start(gpu, Box::new(on_end))
+    }
+
+    fn get_ready(&self, worker: &Arc<Worker>) {
+        let ready = worker.status();
+        let mut state = self.lock();
+        let found = state.waiting.iter_mut().find(|one| Arc::ptr_eq(&one.worker, worker));
+        match (ready, found) {
+            (Ok(_), Some(one)) => {
+                one.ready = true;
+                drop(state);
+                self.acquaint(worker);
+            }
+            (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),
+            (Err(error), Some(_)) => {
+                log::warn!("a worker that was to wait did not get ready: {error}");
+                drop(state);
+                worker.shut_down();
+            }
+            _ => {}
+        }
+    }
+
+    /// Has it know the caches, for as long as it waits.
+    fn acquaint(&self, worker: &Arc<Worker>) {
+        let waits = || self.lock().waiting.iter().any(|one| Arc::ptr_eq(&one.worker, worker));
+        match self.caches.acquaint(worker, waits) {
+            Err(error) if waits() => log::warn!("a worker that waits does not know the caches: {error}"),
+            _ => {}
+        }
     }
 
     /// A worker has ended while it waited.
     fn lost(self: &Arc<WorkerPool>, worker: &Worker) {
         let lost = {
-            let mut state = self.lock();
-            let at = state.spares.iter().position(|spare| std::ptr::eq(&*spare.worker, worker));
-            at.map(|at| state.spares.remove(at))
+            let waiting = &mut self.lock().waiting;
+            let at = waiting.iter().position(|one| std::ptr::eq(&*one.worker, worker));
+            at.map(|at| waiting.remove(at))
         };
-        self.forget(worker);
-        if lost.is_some_and(|spare| spare.ready) {
+        if lost.is_some_and(|one| one.ready) {
             self.refill();
-        }
-    }
-
-    fn end(&self, worker: &Worker) {
-        worker.shut_down();
-        self.forget(worker);
-    }
-
-    fn forget(&self, worker: &Worker) {
-        let address = worker.address();
-        for path in [&address.socket, &address.log] {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-
-    fn clear(&self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
-        for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(LOG_STEM) {
-                let _ = std::fs::remove_file(entry.path());
-            }
         }
     }
 

@@ -79,11 +79,9 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
         if passed_by {
             page_cache::fill(&path);
         }
-        sandbox.caches().fill_host(&path, Priority::Restored);
-        // One that waited already, and was not the one taken, filled a cache when the image mattered less.
-        sandbox.look_again(&path);
+        sandbox.fill_caches(&path, Priority::Restored);
         if sandbox.caches().shares() && unwritten::follow(&sandbox, &worker, &path, shares) {
-            sandbox.look_again(&path);
+            sandbox.fill_caches(&path, Priority::Restored);
         }
     });
 }

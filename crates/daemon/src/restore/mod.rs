@@ -36,7 +36,6 @@ use crate::images::verify::cpu_half;
 use crate::images::verify::page_files::{First, Mapped};
 use crate::images::{driver_half, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
-use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::restore::loading::PendingLoad;
 use crate::restore::replacement::RecoveryState;
@@ -63,8 +62,7 @@ pub mod unwritten;
 
 /// What is done to a program here.
 const RESTORED: &str = "restored";
-/// So often a restore begins, if a worker ends before the program runs, or one that was made ready for another image
-/// turns out to be of no use for this one.
+/// So often a restore begins, if a worker ends before the program runs.
 const MOST_TRIES: u32 = 2;
 
 /// What the user asks for.
@@ -184,7 +182,7 @@ pub fn restore(
             mapped: Mutex::default(),
         };
         let brought_back = attempt
-            .bring_back(tries == 0)
+            .bring_back()
             .and_then(|pending| request.app.map_or(Ok(()), |app| attempt.hand_over(app)).map(|()| pending))
             .and_then(|pending| sandbox.is_up().map(|()| pending));
         let mapped = attempt.take_mapped();
@@ -200,7 +198,7 @@ pub fn restore(
         sandbox.fill_pool();
         give_back(daemon, &sandbox);
         match error {
-            Error::WorkerEnded { .. } | Error::UnfitWorker { .. } if never_ran && tries < MOST_TRIES => {
+            Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
             _ => return Err(error),
@@ -270,9 +268,8 @@ fn hold(
 }
 
 impl Attempt<'_> {
-    /// Returns what is still to come of the GPU half. With `or_alike` its worker may be one that was made ready for another
-    /// image.
-    fn bring_back(&self, or_alike: bool) -> Result<Option<PendingLoad>> {
+    /// Returns what is still to come of the GPU half.
+    fn bring_back(&self) -> Result<Option<PendingLoad>> {
         fault::point("restore-created")?;
         self.sandbox.limit()?;
         network::furnish(&self.daemon.publisher, self.sandbox)?;
@@ -283,9 +280,7 @@ impl Attempt<'_> {
             return self.bring_back_by_driver().map(|()| None);
         }
         AdmissionSocket::open(self.sandbox, wake::knocked)?;
-        let key = self.metadata.client.as_ref().map(|_| ImageKey::of(self.image));
-        let worker =
-            self.timeline.time("take a worker", || self.sandbox.take_worker(key.as_ref(), or_alike))?;
+        let worker = self.timeline.time("take a worker", || self.sandbox.take_worker(None))?;
         let Some(client) = &self.metadata.client else {
             self.sandbox.note_workers();
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
@@ -386,15 +381,13 @@ impl Attempt<'_> {
     pub fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
         let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
-        let let_go = || self.sandbox.end_prepared();
-        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status, let_go)?;
+        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status)?;
         preflight::check_gpus(self.image, &status)?;
         let began_us = self.timeline.elapsed_us();
         let journal = load_order::tell(worker, self.image, self.request.order, self.request.record)?;
         let lease = caches.lend(self.image, &gpu);
-        let cached = lease.hand_to(worker, false)?;
-        let phases = gpu_half::restore(worker, self.image, &self.sandbox.run_directory, cached)
-            .map_err(|error| worker.refusal(error))?;
+        let cached = lease.hand_to(worker)?;
+        let phases = gpu_half::restore(worker, self.image, &self.sandbox.run_directory, cached)?;
         self.timeline.lane(GPU).merge(began_us, phases);
         Ok(GpuHalf { began_us, lease, journal })
     }

@@ -256,7 +256,7 @@ impl Attempt<'_> {
 
     /// Brings the GPU half to where it could be used, if there is room beside the program's.
     fn prove_gpu(&self) -> Result<Option<String>> {
-        let worker = self.sandbox.take_worker(None, false)?;
+        let worker = self.sandbox.take_worker(None)?;
         self.sandbox.note_workers();
         let status = worker.status()?;
         let (needed, free) = (self.image.manifest().sizes.gpu, status.free_bytes.first().copied());

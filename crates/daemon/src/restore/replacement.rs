@@ -18,7 +18,6 @@ use rekindle_store::Image;
 
 use crate::error::{Error, Result};
 use crate::images::preflight;
-use crate::pool::ImageKey;
 use crate::restore::loading::{on_clock, wait};
 use crate::sandboxes::Sandbox;
 use crate::timeline::{Clock, GPU};
@@ -43,7 +42,7 @@ pub fn replace(
 ) -> (Arc<Worker>, Result<Vec<Phase>>) {
     let began_us = clock.elapsed_us();
     let opened = Image::open(image).map_err(Error::from);
-    let started = opened.and_then(|image| Ok((sandbox.start_worker(Some(&ImageKey::of(&image)))?, image)));
+    let started = opened.and_then(|image| Ok((sandbox.start_worker()?, image)));
     let (worker, image) = match started {
         Ok(started) => started,
         Err(error) => return (dead.clone(), Err(error)),

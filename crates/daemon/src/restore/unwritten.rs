@@ -13,6 +13,7 @@ use rekindle_protocol::worker::ask;
 use rekindle_store::Image;
 use serde_json::{Value, json};
 
+use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
@@ -79,7 +80,8 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     let names =
         unwritten(&worker, &image, false)?.ok_or_else(|| unknown(sandbox, "it did nothing on its GPU"))?;
     image.set_unwritten(&names)?;
-    daemon.pool.look_again(image.path());
+    let (pool, gpu, path) = (daemon.pool.clone(), sandbox.record().gpu, image.path().to_path_buf());
+    std::thread::spawn(move || pool.fill_caches(&path, &gpu, Priority::Made));
     Ok(json!({ "name": sandbox.name(), "unwritten": names }))
 }
 

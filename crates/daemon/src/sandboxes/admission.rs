@@ -211,7 +211,7 @@ fn admit(sandbox: &Arc<Sandbox>, peer: i32) -> Result<(Arc<Worker>, UnixStream)>
     let mut served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
     if served.is_err() && worker.ended().is_some() {
         // One that nobody needed may have ended just now.
-        worker = sandbox.start_worker(None)?;
+        worker = sandbox.start_worker()?;
         sandbox.fill_pool();
         served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
     }
@@ -233,6 +233,6 @@ fn pair_for(peer: i32) -> io::Result<(UnixStream, UnixStream)> {
 fn free_worker(sandbox: &Arc<Sandbox>) -> Result<Arc<Worker>> {
     match sandbox.live_workers().into_iter().find(|worker| worker.client() == 0) {
         Some(worker) => Ok(worker),
-        None => sandbox.start_worker(None).inspect(|_| sandbox.fill_pool()),
+        None => sandbox.start_worker().inspect(|_| sandbox.fill_pool()),
     }
 }

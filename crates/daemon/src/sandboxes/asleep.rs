@@ -26,15 +26,14 @@ pub struct Asleep {
 /// Removes what a sandbox that is no more has left asleep.
 pub fn end(sandbox: &Sandbox) {
     if let Some(asleep) = sandbox.record().asleep {
-        // Who waits for it has its memory pinned.
-        sandbox.let_go_of(&asleep.image);
+        sandbox.end_waker();
         forget(&asleep.store, &sandbox.id);
     }
 }
 
 /// Removes it from its store.
 pub fn forget(root: &Path, id: &str) {
-    // A worker may be made ready for it just now.
+    // A worker may register it just now.
     let removed = Store::open(root).and_then(|store| match remove_when_free(&store, id) {
         Err(rekindle_store::Error::NoImage { .. }) => Ok(()),
         other => other.and_then(|()| store.collect().map(drop)),

@@ -27,6 +27,7 @@ use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::operation_lock::OperationLock;
 use crate::sandboxes::record::{Record, state_word};
 use crate::sandboxes::recovery::since_1970_ms;
+use crate::sandboxes::waker::Waker;
 use crate::sandboxes::workers::Workers;
 
 pub mod admission;
@@ -43,6 +44,7 @@ pub mod recovery;
 pub mod registry;
 mod stats;
 pub mod traces;
+mod waker;
 pub mod workers;
 
 /// How long a sandbox's init may take to put into the log what was printed. It may be serving something else.
@@ -86,6 +88,8 @@ pub struct Sandbox {
     mapped: Mutex<Option<Mapped>>,
     /// The number of the last worker; changed with `workers` locked.
     last_number: AtomicU32,
+    /// What waits for its GPU half to wake.
+    waker: Waker,
 }
 
 impl Sandbox {
@@ -116,6 +120,7 @@ impl Sandbox {
             wake_problem: Mutex::default(),
             mapped: Mutex::default(),
             last_number: AtomicU32::new(0),
+            waker: Waker::default(),
             id,
         })
     }

@@ -147,6 +147,7 @@ mod tests {
     use crate::host::places::Places;
     use crate::pool::{PoolSize, WorkerPool};
     use crate::sandboxes::record::Record;
+    use crate::workers::Spares;
 
     fn sandbox(places: &Places, name: &str, state: State) -> Arc<Sandbox> {
         let record = Record {
@@ -161,9 +162,10 @@ mod tests {
                 String::new(),
             )
         };
-        let caches = Caches::new(CacheLimits::default(), places.store());
-        let none = PoolSize { per_gpu: 0, most: 0, images: 0, modules: 0 };
-        Sandbox::new(places, &WorkerPool::open(places, "/rekindled".into(), none, caches), record)
+        let spares = Spares::open(places, "/rekindled".into());
+        let caches = Caches::new(CacheLimits::default(), places.store(), spares.clone());
+        let none = PoolSize { per_gpu: 0, most: 0 };
+        Sandbox::new(places, &WorkerPool::new("/rekindled".into(), none, spares, caches), record)
     }
 
     fn places(root: &Path) -> Places {
@@ -182,7 +184,7 @@ mod tests {
         ended.ended(None);
         // Somebody made the directory again meanwhile: what a worker would put there nobody would remove.
         std::fs::create_dir(&ended.run_directory).unwrap();
-        let refused = ended.take_worker(None, false).map(drop).unwrap_err();
+        let refused = ended.take_worker(None).map(drop).unwrap_err();
         assert!(matches!(refused, Error::EndedMeanwhile { .. }), "{refused}");
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
+use crate::caches::Priority;
 use crate::error::{Error, Result};
 use crate::host::process::is_alive;
-use crate::pool::ImageKey;
 use crate::sandboxes::record::WorkerRecord;
 use crate::workers::{Address, OnEnd, Worker};
 
@@ -70,16 +70,14 @@ impl Sandbox {
         worker.shut_down();
     }
 
-    /// Takes a further worker, for the restore of an image or for whatever comes, which may not be ready yet.
-    /// [`Sandbox::fill_pool`] is to follow.
-    pub fn start_worker(self: &Arc<Sandbox>, image: Option<&ImageKey>) -> Result<Arc<Worker>> {
-        self.take_worker(image, false).inspect(|_| self.note_workers())
+    /// Takes a further worker, which may not be ready yet. [`Sandbox::fill_pool`] is to follow.
+    pub fn start_worker(self: &Arc<Sandbox>) -> Result<Arc<Worker>> {
+        self.take_worker(None).inspect(|_| self.note_workers())
     }
 
     /// As [`Sandbox::start_worker`], for a caller that is to [note](Sandbox::note_workers) it beside other work: a file system
-    /// may take longer to replace a record than all else. With `or_alike` it may have been made ready for another image, and
-    /// [refuse](Worker::refusal) this one.
-    pub fn take_worker(self: &Arc<Sandbox>, image: Option<&ImageKey>, or_alike: bool) -> Result<Arc<Worker>> {
+    /// may take longer to replace a record than all else. It is the `wanted` one, if that lives.
+    pub fn take_worker(self: &Arc<Sandbox>, wanted: Option<Arc<Worker>>) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         if workers.closed {
             return Err(Error::EndedMeanwhile { name: self.name(), wanted: "given a GPU worker" });
@@ -93,7 +91,7 @@ impl Sandbox {
         self.last_number.store(number, Ordering::Relaxed);
         let gpu = self.record().gpu;
         let address = self.worker_address(number);
-        let worker = self.pool.worker(&gpu, image, or_alike, address, &self.log, || self.on_worker_end())?;
+        let worker = self.pool.worker(&gpu, wanted, address, &self.log, || self.on_worker_end())?;
         workers.all.push(worker.clone());
         Ok(worker)
     }
@@ -129,16 +127,6 @@ impl Sandbox {
         Address::in_sandbox(&self.run_directory, number, log)
     }
 
-    /// More is known of an image than when workers were made ready for it.
-    pub fn look_again(&self, image: &Path) {
-        self.pool.look_again(image);
-    }
-
-    /// Ends the workers that wait for images. [`Sandbox::fill_pool`] is to follow.
-    pub fn end_prepared(&self) {
-        self.pool.end_prepared();
-    }
-
     /// Has the next worker made ready; not to be done beside what is urgent.
     pub fn fill_pool(&self) {
         self.pool.refill();
@@ -153,14 +141,9 @@ impl Sandbox {
         });
     }
 
-    /// Has a worker wait for an image on this sandbox's GPU.
-    pub fn have_wait(&self, image: &ImageKey) {
-        self.pool.prepare(&self.record().gpu, Some(image));
-    }
-
-    /// Has no worker wait for an image any more.
-    pub fn let_go_of(&self, image: &Path) {
-        self.pool.let_go(image);
+    /// Puts an image into the caches of this sandbox's GPU, which takes as long as that does.
+    pub fn fill_caches(&self, image: &Path, priority: Priority) {
+        self.pool.fill_caches(image, &self.record().gpu, priority);
     }
 
     /// Nobody follows a worker any more: from now on its end is told of, if that is still to come or not.

@@ -429,7 +429,7 @@ fn answer(
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
-        Request::Sleep { name, level } => json!(sleep::sleep(daemon, &*sandbox(&name)?, level, reply)?),
+        Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Events => {
             events::show(reply)?;

@@ -28,6 +28,7 @@ use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sleep;
 use crate::sleep::wake;
+use crate::workers::Spares;
 
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
@@ -51,8 +52,9 @@ impl Daemon {
         };
         let log = places.logs().join("driver-helper.log");
         let driver = Helper::new(&program, places.driver(), log);
-        let caches = Caches::new(caches, store.root().to_path_buf());
-        let pool = WorkerPool::open(&places, program.clone(), pool, caches);
+        let spares = Spares::open(&places, program.clone());
+        let caches = Caches::new(caches, store.root().to_path_buf(), spares.clone());
+        let pool = WorkerPool::new(program.clone(), pool, spares, caches);
         let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, lock));
         daemon.clear_dumps();
         daemon.adopt()?;
@@ -60,7 +62,7 @@ impl Daemon {
         for sandbox in daemon.sandboxes.all() {
             recovery::follow(&daemon, &sandbox);
         }
-        daemon.pool.prepare(&gpu::choose(None)?, None);
+        daemon.pool.prepare(&gpu::choose(None)?);
         Ok(daemon)
     }
 
@@ -131,7 +133,7 @@ impl Daemon {
                     sandbox.report_problem(format!("no further process can use the GPU: {error}"));
                 }
                 sandbox.reconnect_workers();
-                wake::settle(sandbox);
+                wake::settle(self, sandbox);
                 network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");

@@ -14,7 +14,7 @@
 
 pub mod wake;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,6 @@ use crate::fault;
 use crate::host::places::Places;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
-use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::asleep::{Asleep, forget};
@@ -42,7 +41,12 @@ const KEEPER_LIMIT: Duration = Duration::from_secs(60);
 /// What must stay free beside what is saved.
 const SPARE: u64 = 64 << 20;
 /// Puts a program's GPU half to sleep.
-pub fn sleep(daemon: &Daemon, sandbox: &Sandbox, level: Level, reply: &Reply<'_>) -> Result<SleepReport> {
+pub fn sleep(
+    daemon: &Daemon,
+    sandbox: &Arc<Sandbox>,
+    level: Level,
+    reply: &Reply<'_>,
+) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
     let operation = sandbox.begin_settled(State::FallingAsleep, "put to sleep")?;
     let (worker, status) = whose_half(sandbox).map_err(|error| operation.explain(error))?;
@@ -50,17 +54,18 @@ pub fn sleep(daemon: &Daemon, sandbox: &Sandbox, level: Level, reply: &Reply<'_>
     let root = daemon.places.asleep(level);
     let slept = fall_asleep(sandbox, &worker, &status, (level, &root), &timeline, reply)
         .map_err(|error| operation.explain(error));
+    // What of waking can be done beforehand is.
+    match &slept {
+        Ok(image) if level == Level::Host => daemon.start_waker(sandbox, image),
+        _ => {}
+    }
     drop(operation);
     let stopped_us = timeline.elapsed_us();
-    let slept = tracing.end(sandbox, &timeline, stopped_us, slept);
-    match slept {
-        // What of waking can be done beforehand is.
-        Ok(image) => daemon.pool.prepare(&sandbox.record().gpu, Some(&image)),
-        Err(error) => {
-            forget(&root, &sandbox.id);
-            return Err(error);
-        }
+    if let Err(error) = tracing.end(sandbox, &timeline, stopped_us, slept) {
+        forget(&root, &sandbox.id);
+        return Err(error);
     }
+    daemon.pool.prepare(&sandbox.record().gpu);
     log::info!("the GPU half of {:?} sleeps ({})", sandbox.name(), word(level));
     Ok(report(sandbox, level, status.device_bytes, &timeline))
 }
@@ -87,7 +92,7 @@ fn fall_asleep(
     (level, root): (Level, &Path),
     timeline: &Timeline,
     reply: &Reply<'_>,
-) -> Result<ImageKey> {
+) -> Result<PathBuf> {
     let store = Store::open(root)?;
     forget(root, &sandbox.id);
     let draft = store.begin(&sandbox.id)?;
@@ -98,12 +103,11 @@ fn fall_asleep(
     draft.adopt(gpu_half::save(worker, draft.path(), contents, timeline)?)?;
     draft.manifest().gpus = machine::gpus(status);
     let image = timeline.time("commit", || draft.commit())?;
-    let key = ImageKey::of_asleep(&image, level);
     fault::point("sleep-saved")?;
     let (client, pid) = (barrier.client.clone(), worker.client());
     let store = store.root().to_path_buf();
     let image = image.path().to_path_buf();
-    let asleep = Asleep { level, store, image, client, pid, bytes: status.device_bytes };
+    let asleep = Asleep { level, store, image: image.clone(), client, pid, bytes: status.device_bytes };
     sandbox.update(|record| record.asleep = Some(asleep))?;
     let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(worker)));
     match gone {
@@ -113,7 +117,7 @@ fn fall_asleep(
             return Err(error);
         }
     }
-    Ok(key)
+    Ok(image)
 }
 
 /// Has the worker give the GPU back.

@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rekindle_protocol::client::Quiesced;
-use rekindle_protocol::daemon::{Operation as Traced, SleepReport, State};
+use rekindle_protocol::daemon::{Level, Operation as Traced, SleepReport, State};
 use rekindle_protocol::worker::{Status, ask};
 use rekindle_store::Image;
 
+use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::images::preflight;
-use crate::pool::ImageKey;
 use crate::reply::Reply;
 use crate::sandboxes::asleep::{Asleep, forget};
 use crate::sandboxes::traces::Tracing;
@@ -93,8 +93,8 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
         operation.explain(Error::WorkerDead { name: name.clone(), how })
     })?;
     let image = Image::open(&asleep.image)?;
-    let key = ImageKey::of_asleep(&image, asleep.level);
-    let worker = timeline.time("take a worker", || sandbox.start_worker(Some(&key)))?;
+    let worker = timeline.time("take a worker", || sandbox.take_worker(sandbox.take_waker()))?;
+    sandbox.note_workers();
     let woken = bring_up(sandbox, &asleep, &image, &keeper, &worker, &timeline);
     drop(image);
     match tracing.end(sandbox, &timeline, timeline.elapsed_us(), woken) {
@@ -199,7 +199,7 @@ fn is_awake(sandbox: &Sandbox, asleep: &Asleep, keeper: &Worker, worker: &Worker
 }
 
 /// After a daemon died: finds out whether the GPU half of a program that was to sleep, or to wake, does.
-pub fn settle(sandbox: &Arc<Sandbox>) {
+pub fn settle(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
     let Some(asleep) = sandbox.record().asleep else { return };
     let workers = sandbox.live_workers();
     let state = |worker: &Arc<Worker>| worker.status().ok();
@@ -217,7 +217,8 @@ pub fn settle(sandbox: &Arc<Sandbox>) {
             others().for_each(|worker| sandbox.end_worker(worker));
             sandbox.note_workers();
             match Image::open(&asleep.image) {
-                Ok(image) => sandbox.have_wait(&ImageKey::of_asleep(&image, asleep.level)),
+                Ok(image) if asleep.level == Level::Host => daemon.start_waker(sandbox, image.path()),
+                Ok(_) => {}
                 Err(error) => sandbox.report_problem(format!("what sleeps of it cannot be woken: {error}")),
             }
         }

@@ -3,7 +3,8 @@
 //! A worker is a process of its own that outlives the daemon; requests to it are answered one at a time. Dropping the
 //! connection in the middle of a checkpoint makes the worker undo it.
 //!
-//! A spare worker waits in the [`pool`](crate::pool): it ends with this daemon, until a sandbox takes it.
+//! A [spare](spares) worker, as those that wait in the [`pool`](crate::pool), ends with this daemon until a sandbox takes
+//! it.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,8 +25,10 @@ use crate::host::process;
 
 mod connection;
 pub mod gpu_half;
+mod spares;
 
 use connection::Connection;
+pub use spares::Spares;
 
 /// How long a worker may take until it listens. It opens the GPU beside that.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -79,8 +82,6 @@ pub struct Worker {
     said: Mutex<Option<Status>>,
     ended: Mutex<Option<String>>,
     on_end: Mutex<Option<OnEnd>>,
-    /// For a similar image than that which is restored into it.
-    made_for_another: AtomicBool,
     /// The process that it serves has taken up with it, or is from before it.
     settled: AtomicBool,
     /// Somebody waits until it has loaded all, and sees to what becomes of its client if it ends.
@@ -164,24 +165,8 @@ impl Worker {
             said: Mutex::new(None),
             ended: Mutex::new(None),
             on_end: Mutex::new(Some(on_end)),
-            made_for_another: AtomicBool::new(false),
             settled: AtomicBool::new(true),
             followed: AtomicBool::new(false),
-        }
-    }
-
-    /// It was made ready for another image than the one that it is taken for.
-    pub fn note_made_for_another(&self) {
-        self.made_for_another.store(true, Ordering::Relaxed);
-    }
-
-    /// A refusal that a new worker may not have.
-    pub fn refusal(&self, error: Error) -> Error {
-        match error {
-            Error::Worker { action, reason } if self.made_for_another.load(Ordering::Relaxed) => {
-                Error::UnfitWorker { action, reason }
-            }
-            other => other,
         }
     }
 

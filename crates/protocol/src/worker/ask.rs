@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Status, Surveyed};
+use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Status};
 use crate::client::Quiesced;
 
 /// A request that has an answer of this type.
@@ -46,25 +46,10 @@ requests! {
     /// With a descriptor for what kernels print: a worker that waited in a pool belongs to a sandbox from now on, and
     /// outlives the daemon. Answered by its state.
     Take {} => Status;
-    /// Do what can be done of this image's `Restore` before it is asked for. The worker is then good for that alone, and for images
-    /// that begin alike. With
-    /// `register` the image lies in memory, and its contents are made known to the GPU, which goes on after the answer.
-    Prepare {
+    /// Make the contents of this image, which lies in memory of the host, known to the GPU, for the next `Restore`. Goes on
+    /// after the answer.
+    Register {
         image: String,
-        register: bool,
-    } => ();
-    /// What workers may have done of this image's restore for other images too.
-    Survey {
-        image: String,
-    } => Surveyed;
-    /// Load the module of this image that has this key, for whoever takes this worker.
-    LoadAhead {
-        image: String,
-        key: String,
-    } => ();
-    /// Unload those that wait under these keys.
-    UnloadAhead {
-        keys: Vec<String>,
     } => ();
     /// With a descriptor: the worker's end of a client's socket. Serve that process; its files are in `run_directory`.
     Serve {
@@ -130,12 +115,10 @@ requests! {
         memories: Vec<CacheMemory>,
         register: bool,
     } => ();
-    /// Make memory for a cache. A descriptor comes with the answer. The worker has it mapped until it has loaded an image.
+    /// Make memory for a cache. A descriptor comes with the answer.
     MakeCacheMemory {
         memory: CacheMemory,
     } => ();
-    /// Let go of all GPU memory of caches.
-    LeaveCaches {} => ();
     /// With a descriptor: memory from `MakeCacheMemory`. Load chunks of the image, checked, to where they are to lie in it.
     FillCache {
         image: String,

@@ -15,8 +15,6 @@ impl Control {
     pub(super) fn welcome(&mut self, directory: PathBuf, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let for_engine = directory.clone();
         let welcome = self.remote.ask(move |dispatcher| {
-            // Its program begins with nothing loaded.
-            dispatcher.ahead.clear();
             dispatcher.client.directory = for_engine;
             dispatcher.client.welcome()
         })?;

@@ -22,7 +22,7 @@ use crate::memory::Heap;
 pub(crate) struct CacheMemories {
     host: HashMap<u32, Arc<HostMemory>>,
     device: HashMap<u32, (CacheMemory, OwnedFd)>,
-    /// What this worker itself has made.
+    /// What this worker itself has made, to fill it.
     made: HashMap<u32, Arc<DeviceMemory>>,
     /// Addresses that are left for memory of GPUs.
     room: Option<Range<u64>>,
@@ -84,12 +84,6 @@ impl CacheMemories {
         }
     }
 
-    /// Lets go of all memory of GPUs.
-    pub(crate) fn leave(&mut self) {
-        self.device.clear();
-        self.made.clear();
-    }
-
     /// Opens what a load needs of them. Memory of a GPU is the load's from now on.
     pub(super) fn open(
         &mut self,
@@ -97,23 +91,17 @@ impl CacheMemories {
         device: impl Fn(usize) -> Option<Arc<dyn Device>>,
     ) -> Views {
         let mut waiting = std::mem::take(&mut self.device);
-        let made = std::mem::take(&mut self.made);
         let mut room = self.room.take();
-        let mut views = self.views(rows, |number| {
+        let views = self.views(rows, |number| {
             let (memory, descriptor) = waiting.remove(&number)?;
-            let opened = match made.get(&number) {
-                Some(made) => made.protect(Access::Read).map(|()| made.clone()),
-                None => {
-                    let owner = device(memory.device?)?;
-                    take_room(&mut room, memory.bytes)
-                        .and_then(|at| DeviceMemory::import(owner, &memory, &descriptor, at, Access::Read))
-                        .map(Arc::new)
-                }
-            };
-            opened.inspect_err(|code| log::warn!("a cache in GPU memory cannot be read: {code}")).ok()
+            let owner = device(memory.device?)?;
+            let opened = take_room(&mut room, memory.bytes)
+                .and_then(|at| DeviceMemory::import(owner, &memory, &descriptor, at, Access::Read));
+            let opened =
+                opened.inspect_err(|code| log::warn!("a cache in GPU memory cannot be read: {code}"));
+            opened.ok().map(Arc::new)
         });
         self.room = room;
-        views.unused = made;
         views
     }
 
@@ -172,8 +160,6 @@ fn take_room(room: &mut Option<Range<u64>>, bytes: u64) -> Result<u64> {
 #[derive(Default)]
 pub(super) struct Views {
     parts: HashMap<String, Vec<Run>>,
-    /// Memories that are unmapped with those that are used: that takes longer than a program should wait.
-    unused: HashMap<u32, Arc<DeviceMemory>>,
 }
 
 /// Chunks that lie one after the other.

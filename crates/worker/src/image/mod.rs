@@ -10,13 +10,11 @@
 //! | `module`, "kernels" | kernels of modules in pieces, as they were cut and loaded |
 //! | `pinned`, named as the file | pinned host memory |
 
-mod ahead;
 mod block;
 mod cache;
 mod cache_fill;
 mod code_parts;
 mod contents;
-mod course;
 mod disk;
 mod drain;
 mod error;
@@ -24,9 +22,7 @@ mod hidden;
 mod kernels;
 mod loading;
 mod pinned;
-mod prepare;
 mod progress;
-mod replay;
 mod resident;
 mod restore;
 mod restore_code;
@@ -41,12 +37,12 @@ mod timer;
 mod turns;
 mod unwritten;
 mod upload;
+mod whole;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-pub(crate) use ahead::{Ahead, load_ahead, survey};
 pub(crate) use block::Preparing;
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
@@ -54,8 +50,8 @@ pub(crate) use drain::Shadow;
 pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};
 pub(crate) use pinned::save_pinned;
-pub(crate) use prepare::{Prepared, prepare};
 pub(crate) use progress::Progress;
+pub(crate) use resident::{Registering, register};
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{blocks, save};
 pub(crate) use unwritten::{Marks, mark, unwritten};

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -20,6 +20,9 @@ use std::time::Duration;
 
 use rekindle_device::Device;
 use rekindle_store::{ContentHash, Encoding, Image, PartKind, bounded};
+
+use super::error::{Error, Result, device};
+use crate::dispatch::Dispatcher;
 
 /// So much is registered at once: a load waits for no more.
 const AT_ONCE: u64 = 64 << 20;
@@ -37,8 +40,18 @@ struct Stored {
     bytes: u64,
 }
 
+/// Begins it, for a worker that has nobody to serve yet.
+pub(crate) fn register(dispatcher: &mut Dispatcher, image: &Path) -> Result<()> {
+    if dispatcher.client.board.is_some() {
+        return Err(Error::Refused("this worker has a program; register into a new one".to_string()));
+    }
+    let any = dispatcher.client.any_device().map_err(device("be used"))?;
+    dispatcher.registering = Some(Registering::begin(&Image::open(image)?, any));
+    Ok(())
+}
+
 /// The thread that registers.
-pub(super) struct Registering {
+pub(crate) struct Registering {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<Resident>>,
 }

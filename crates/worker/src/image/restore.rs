@@ -16,11 +16,11 @@ use super::code_parts::CodeParts;
 use super::error::{Error, Result, device};
 use super::hidden::open_windows;
 use super::loading::{Loading, Work, spans};
-use super::replay::OwnStreams;
 use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
-use super::{LeftMemory, STATE_PART, contents, kernels, replay, restore_code, restore_memory, save_memory};
+use super::whole::{self, OwnStreams};
+use super::{LeftMemory, STATE_PART, contents, kernels, restore_code, restore_memory, save_memory};
 use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Mending, Recipe};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
@@ -58,14 +58,8 @@ pub(crate) fn restore(
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
     let state = State::decode(&encoded)?;
-    let begun = match dispatcher.prepared.take() {
-        Some(prepared) => prepared.of(&mut dispatcher.client, &image, &state)?,
-        None => begin(dispatcher, &image, &state)?,
-    };
-    let code_parts = match begun.code {
-        Some(code) => code,
-        None => CodeParts::begin(Image::open(image.path())?, &state, kernels::PART),
-    };
+    let blocks = begin(dispatcher, &image, &state)?;
+    let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
     let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
@@ -122,30 +116,20 @@ pub(crate) fn restore(
         gpus,
         left: left.keys().cloned().collect(),
         views: Mutex::new(views),
-        resident: Mutex::new(begun.registering.and_then(Registering::end)),
+        resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,
         order,
     };
     let beside = remote.clone();
-    let loading = Loading::begin(work, load_windows, begun.blocks, remote, since)?;
+    let loading = Loading::begin(work, load_windows, blocks, remote, since)?;
     timer.lap("begin to load", 0);
-    let done = begun.replayed.as_ref().map_or(0, |replayed| replay::loads(&state, replayed.steps) as u64);
-    let own_streams = match begun.replayed {
-        Some(Replayed { own_streams, whole: true, .. }) => own_streams,
-        begun => {
-            let begun = begun.map_or_else(Default::default, |begun| (begun.steps, begun.own_streams));
-            replay::replay(&mut dispatcher.client, &image, &state, &mut dispatcher.ahead, begun)?
-        }
-    };
+    let own_streams = whole::replay(&mut dispatcher.client, &image, &state)?;
     timer.lap("modules", 0);
-    let found = done + dispatcher.ahead.found();
     let in_pieces = state.pieces.len() as u64;
-    let whole = state.modules.len() as u64 - in_pieces;
-    timer.count([("loaded ahead", found), ("loaded", whole - found), ("in pieces", in_pieces)]);
+    timer.count([("loaded", state.modules.len() as u64 - in_pieces), ("in pieces", in_pieces)]);
     let bytes = restore_code::pieces(&mut dispatcher.client, &image, &state, &code_parts)?;
     kernels::load_beside(&dispatcher.client, &state, beside);
     timer.lap("kernels", bytes);
-    dispatcher.ahead.clear();
     events(&mut dispatcher.client, &state)?;
     graphs(&mut dispatcher.client, &state)?;
     join_files(dispatcher, &state, own_streams, again)?;
@@ -159,28 +143,9 @@ pub(crate) fn restore(
     Ok(timer.phases())
 }
 
-/// What a restore has before memory is placed.
-pub(super) struct Begun {
-    /// None where no contents are loaded.
-    pub blocks: Option<Preparing>,
-    /// None until somebody has begun to read it.
-    pub code: Option<CodeParts>,
-    /// None while modules and streams are still to be made.
-    pub replayed: Option<Replayed>,
-    /// Where contents in memory are made known to a device.
-    pub registering: Option<Registering>,
-}
-
-/// What of [`replay`] is done.
-pub(super) struct Replayed {
-    pub steps: usize,
-    pub own_streams: OwnStreams,
-    /// All of it, with what this image has in its globals.
-    pub whole: bool,
-}
-
-/// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through.
-pub(super) fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Begun> {
+/// Checks the GPUs, opens their contexts, and begins to make the blocks that contents are copied through; none where no
+/// contents are loaded.
+fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Option<Preparing>> {
     let waiting = dispatcher.blocks.take();
     let client = &mut dispatcher.client;
     let any = client.any_device().map_err(device("be used"))?;
@@ -190,11 +155,11 @@ pub(super) fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -
     client.gpus.platform.expect_placements(&state.placements);
     client.history = state.history;
     open_contexts(client, state)?;
-    Ok(Begun { blocks, code: None, replayed: None, registering: None })
+    Ok(blocks)
 }
 
 /// The encoded state of the image.
-pub(super) fn read_state(image: &Image) -> Result<Vec<u8>> {
+fn read_state(image: &Image) -> Result<Vec<u8>> {
     let part = image.part(PartKind::WorkerState, STATE_PART).ok_or_else(|| {
         Error::State("the image has no part worker-state; it holds no GPU half".to_string())
     })?;
@@ -206,7 +171,7 @@ pub(super) fn read_state(image: &Image) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(super) fn check_gpus(client: &Client, state: &State) -> Result<()> {
+fn check_gpus(client: &Client, state: &State) -> Result<()> {
     let used = state.devices.iter().enumerate().filter(|(_, row)| row.context.is_some());
     for (index, row) in used {
         let found = client.gpus.info(index);

@@ -17,18 +17,6 @@ use super::state::{ContentState, MappingState, State, buffer_part, physical_part
 use crate::client::Client;
 use crate::memory::{Content, Mapping, Physical, Reservation, Slab, map_pinned};
 
-/// Keeps the addresses of its memory free of all else, before any is placed.
-pub(super) fn leave_free(client: &mut Client, state: &State) -> Result<()> {
-    for (index, row) in state.devices.iter().enumerate() {
-        let Some(context) = &row.context else { continue };
-        let heap = client.heap(index).map_err(device("be used"))?;
-        for (start, bytes) in &context.regions {
-            heap.leave_free(&(*start..start.saturating_add(*bytes)));
-        }
-    }
-    Ok(())
-}
-
 /// Makes every handle, or takes what was left of it, and maps it; contents come later. With `hidden` none is mapped, and
 /// all are put there; but for those that can be `shared`, which are mapped with their contents. That there is room
 /// was checked before, and can have changed since.

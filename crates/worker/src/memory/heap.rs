@@ -110,11 +110,6 @@ impl Heap {
         Ok(region)
     }
 
-    /// Notes a region that a program to come has its memory in.
-    pub(crate) fn leave_free(&self, region: &Range<u64>) {
-        self.regions.skip(region);
-    }
-
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64> {
         if bytes == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);

@@ -1,20 +1,23 @@
-//! What shapes the driver's heaps, in the order in which the program did it: loads, look-ups, unloads, streams.
+//! Modules that are whole, and streams: made again in the order in which the program did it.
 //!
-//! A module's globals lie in heaps of the driver, in blocks that streams take room in too. They come out at the
-//! addresses that the program knows if the same is asked for in the same order, and the heaps themselves lie where they
-//! lay (`Platform::expect_placements`). Work, copies, events and registered memory take no such room.
+//! The globals of such a module lie in heaps of the driver, in blocks that streams take room in too. They come out at the
+//! addresses that the program knows if the same is asked for in the same order, loads, look-ups, unloads and streams, and
+//! the heaps themselves lie where they lay (`Platform::expect_placements`). Work, copies, events and registered memory
+//! take no such room. Of an image without such modules all that is left is its streams.
+
+mod module;
 
 use std::collections::HashMap;
 
 use rekindle_store::Image;
 
-use super::ahead::Ahead;
 use super::error::{Result, device};
-use super::restore_code::{check_global, code, contents, function, in_pieces, load, piece, whole};
+use super::restore_code::{code, in_pieces, piece};
 use super::state::{FunctionState, ModuleState, State, StreamState};
 use crate::client::{Client, GlobalGiven, ModuleObject, StreamObject};
+use module::{check_global, contents, function, load, whole};
 
-pub(super) enum Moment<'s> {
+enum Moment<'s> {
     Load(usize),
     Unload(usize),
     Function(&'s FunctionState),
@@ -29,30 +32,18 @@ pub(super) enum Moment<'s> {
 /// The default streams of threads, by the threads' numbers.
 pub(super) type OwnStreams = HashMap<u32, Vec<StreamObject>>;
 
-/// How many modules are loaded in the first so many steps.
-pub(super) fn loads(state: &State, steps: usize) -> usize {
-    moments(state).iter().take(steps).filter(|(_, moment)| matches!(moment, Moment::Load(_))).count()
-}
-
-/// Modules, functions and streams as they were, modules that wait `ahead` among them; then the contents of globals. So
-/// many steps were `done` before, and these threads' streams made.
-pub(super) fn replay(
-    client: &mut Client,
-    image: &Image,
-    state: &State,
-    ahead: &mut Ahead,
-    (done, mut own_streams): (usize, OwnStreams),
-) -> Result<OwnStreams> {
-    let destroyed = client.former_streams.len();
+/// Modules, functions and streams as they were, then the contents of globals.
+pub(super) fn replay(client: &mut Client, image: &Image, state: &State) -> Result<OwnStreams> {
+    let mut own_streams = OwnStreams::new();
     // Modules that were unloaded have no id; they are kept apart until their moment comes.
     let mut passing: HashMap<usize, ModuleObject> = HashMap::new();
-    for (at, moment) in moments(state).into_iter().skip(done) {
+    for (at, moment) in moments(state) {
         match moment {
             Moment::Load(n) => {
                 let row = &state.modules[n];
                 let module = match state.pieces_of(row) {
                     Some(_) => in_pieces((state, row), code(client, image, row)?),
-                    None => load(client, image, (state, row), ahead)?,
+                    None => load(client, image, (state, row))?,
                 };
                 match row.id {
                     Some(id) => {
@@ -98,7 +89,7 @@ pub(super) fn replay(
             }
         }
     }
-    for at in destroyed..client.former_streams.len() {
+    for at in 0..client.former_streams.len() {
         let former = client.former_streams[at];
         let gpu = client.on(former.device).map_err(device("be used"))?;
         gpu.stream_destroy(former.handle).map_err(device("destroy a stream"))?;
@@ -107,7 +98,7 @@ pub(super) fn replay(
     Ok(own_streams)
 }
 
-pub(super) fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
+fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     let mut moments: Vec<(u64, Moment<'_>)> = Vec::new();
     let is_ordered = state.is_ordered();
     let taken = |module: &ModuleState| is_ordered || state.pieces_of(module).is_none();
