@@ -48,7 +48,7 @@ def answers(trigger: Path):
 def rates(phases):
     """The transfer of buffers alone, and the time of all that the GPU half needs."""
     half = [row for row in phases if row["lane"] == "gpu half"]
-    memory = next(row for row in half if row["name"] == "GPU memory")
+    memory = next(row for row in half if row["name"] in ("GPU memory", "drain"))
     begin, end = min(row["start_us"] for row in half), max(row["start_us"] + row["duration_us"] for row in half)
     seconds = memory["duration_us"] / 1e6
     return {"bytes": memory["bytes"], "seconds": seconds, "gb_per_s": memory["bytes"] / 1e9 / seconds, "gpu_half_ms": (end - begin) / 1e3}

@@ -82,6 +82,10 @@ impl Blocks {
         self.count * (self.block + values_of(self.block))
     }
 
+    pub(super) fn block_bytes(&self) -> usize {
+        self.block
+    }
+
     /// Each block, for one user.
     pub(super) fn split(&mut self) -> Vec<Block<'_>> {
         // SAFETY: the mapping is so long and lives as long as `self`, which stays borrowed.

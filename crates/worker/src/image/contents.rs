@@ -5,13 +5,11 @@
 //! spread over the threads. Chunks are hashed by the device where it can, else by the threads. Where a chunk's bytes
 //! come from when it is loaded is up to [`Sources`].
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rekindle_device::Device;
-use rekindle_store::{ContentHash, Part, PartWriter};
+use rekindle_store::Part;
 
 use super::block::{Block, Blocks, Gpu, Preparing};
 use super::disk::Disk;
@@ -22,12 +20,13 @@ use super::turns::Turns;
 
 /// More threads than this make it slower: they wait for each other in the driver.
 const MOST_THREADS: usize = 12;
-/// Of a save beside the running program.
+/// Threads and blocks of a save beside the running program.
 const MOST_BESIDE: usize = 8;
+const BESIDE: usize = 4 * BLOCK;
 /// As large as the largest chunk, and as a huge page.
 pub(super) const BLOCK: usize = 2 << 20;
 /// Blocks of each thread.
-const TURNS: usize = 4;
+pub(super) const TURNS: usize = 4;
 
 /// Where one part's contents lie.
 pub(super) struct Place {
@@ -50,117 +49,10 @@ pub(super) fn prepare(device: Arc<dyn Device>) -> Preparing {
     Blocks::prepare(device, BLOCK, threads() * TURNS)
 }
 
-/// As [`prepare`], for a save beside the running program: what is under way through these holds its own copies up for
-/// half a millisecond at most.
+/// As [`prepare`], for a save beside the running program. Blocks are larger: while the program enqueues more than the GPU
+/// takes, each call of the driver waits for milliseconds.
 pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
-    Blocks::prepare(device, BLOCK, threads().min(MOST_BESIDE) * TURNS)
-}
-
-/// Writes each place's contents to its part. What the device hashes is hashed first, unless `hashes` has the hash of what
-/// lies there, and copied only if the store does not have it. Returns how many bytes were copied, and the blocks.
-pub(super) fn save(
-    gpus: &Gpus,
-    blocks: Option<Preparing>,
-    work: &[(Place, PartWriter)],
-    hashes: impl Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync,
-    stop: &AtomicBool,
-) -> Result<(u64, Option<Blocks>)> {
-    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
-    let chunk = |number: usize| work[number].1.chunk_bytes().clamp(1, BLOCK as u64);
-    let progress = Progress::new(&sizes, |number, at| at + chunk(number), &[]);
-    let pieces = Pieces::of(&progress, stop);
-    let Some(mut made) = pieces.blocks(gpus, blocks)? else { return Ok((0, None)) };
-    let copied = AtomicU64::new(0);
-    let failed = || device_error("copy a buffer out");
-    // Whether it is on its way afterwards.
-    let go_on = |step: &mut Step, piece: &Piece, block: &mut Block<'_>| -> Result<bool> {
-        let (place, writer) = &work[piece.number];
-        let (start, count) = (piece.range.start, piece.count());
-        let (gpu, address) = (gpu(gpus, place)?, place.address + start);
-        *step = match *step {
-            Step::Begun => match hashes(place, piece.range.clone()) {
-                Some(hash) => Step::Hashed(Some(hash)),
-                None if block.look(gpu, address, count).map_err(failed())? => Step::Hashed(None),
-                None => {
-                    block.fetch_hashed(gpu, address, count).map_err(failed())?;
-                    Step::Copied(None)
-                }
-            },
-            Step::Hashed(known) => {
-                let hash = match known {
-                    Some(hash) => Some(hash),
-                    None => block.hash().map_err(failed())?,
-                };
-                if let Some(hash) = hash
-                    && writer.enter_known(start, hash)?
-                {
-                    return Ok(false);
-                }
-                block.fetch_hashed(gpu, address, count).map_err(failed())?;
-                Step::Copied(hash)
-            }
-            Step::Copied(hash) => {
-                let bytes = block.bytes(count).map_err(failed())?;
-                match hash {
-                    Some(hash) => writer.write_chunk(start, bytes, hash)?,
-                    None => writer.write_at(start, bytes)?,
-                }
-                copied.fetch_add(count as u64, Ordering::Relaxed);
-                return Ok(false);
-            }
-        };
-        Ok(true)
-    };
-    pieces.on_threads(&mut made, |turns| {
-        let mut under_way = VecDeque::with_capacity(TURNS);
-        let mut free: Vec<usize> = (0..turns.len()).collect();
-        loop {
-            while !free.is_empty()
-                && let Some(piece) = pieces.next()?
-            {
-                under_way.extend(free.pop().map(|turn| (Step::Begun, piece, turn)));
-            }
-            let Some((mut step, piece, turn)) = under_way.pop_front() else { return Ok(()) };
-            match go_on(&mut step, &piece, &mut turns[turn])? {
-                true => under_way.push_back((step, piece, turn)),
-                false => free.push(turn),
-            }
-        }
-    })?;
-    Ok((copied.into_inner(), Some(made)))
-}
-
-/// Copies so much out, which may be more than a block holds.
-pub(super) fn fetch(
-    gpu: &Gpu,
-    blocks: &mut Blocks,
-    address: u64,
-    bytes: u64,
-) -> rekindle_device::Result<Vec<u8>> {
-    let mut blocks = blocks.split();
-    let mut all = Vec::with_capacity(bytes as usize);
-    while let Some(block) = blocks.first_mut().filter(|_| (all.len() as u64) < bytes) {
-        let count = block.capacity().min(bytes as usize - all.len());
-        block.fetch_hashed(gpu, address + all.len() as u64, count)?;
-        all.extend_from_slice(block.bytes(count)?);
-    }
-    Ok(all)
-}
-
-/// Where so many bytes of an image were had, of which some were copied.
-pub(super) fn origin(bytes: u64, copied: u64) -> BTreeMap<String, u64> {
-    let from = [("GPU", copied), ("store", bytes.saturating_sub(copied))];
-    from.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| (name.to_string(), bytes)).collect()
-}
-
-/// How far a piece has come that is saved.
-#[derive(Clone, Copy)]
-enum Step {
-    Begun,
-    /// Its hash is known, or on its way.
-    Hashed(Option<ContentHash>),
-    /// It is on its way itself. Without a hash the processor makes one.
-    Copied(Option<ContentHash>),
+    Blocks::prepare(device, BESIDE, threads().min(MOST_BESIDE) * TURNS)
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.
@@ -212,25 +104,25 @@ pub(super) fn load(
     Ok(Some(made))
 }
 
-fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
+pub(super) fn gpu<'g>(gpus: &'g Gpus, place: &Place) -> Result<&'g Gpu> {
     gpus.get(place.device)
         .and_then(Option::as_ref)
         .ok_or_else(|| Error::State(format!("a buffer is on device {}, which has no context", place.device)))
 }
 
 /// All pieces of all parts, for threads to take.
-struct Pieces<'s> {
+pub(super) struct Pieces<'s> {
     progress: &'s Progress,
     failed: AtomicBool,
     stop: &'s AtomicBool,
 }
 
 impl<'s> Pieces<'s> {
-    fn of(progress: &'s Progress, stop: &'s AtomicBool) -> Pieces<'s> {
+    pub(super) fn of(progress: &'s Progress, stop: &'s AtomicBool) -> Pieces<'s> {
         Pieces { progress, failed: AtomicBool::new(false), stop }
     }
 
-    fn next(&self) -> Result<Option<Piece>> {
+    pub(super) fn next(&self) -> Result<Option<Piece>> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
@@ -241,7 +133,7 @@ impl<'s> Pieces<'s> {
     }
 
     /// What to copy through, made now if it was not before; none where nothing is to be copied.
-    fn blocks(&self, gpus: &Gpus, blocks: Option<Preparing>) -> Result<Option<Blocks>> {
+    pub(super) fn blocks(&self, gpus: &Gpus, blocks: Option<Preparing>) -> Result<Option<Blocks>> {
         if self.progress.is_empty() {
             return Ok(None);
         }
@@ -252,7 +144,7 @@ impl<'s> Pieces<'s> {
     }
 
     /// Runs on as many threads as there are blocks for; the first error ends it.
-    fn on_threads(
+    pub(super) fn on_threads(
         &self,
         blocks: &mut Blocks,
         run: impl Fn(&mut [Block<'_>]) -> Result<()> + Sync,

@@ -9,7 +9,7 @@ use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
 use super::block::Blocks;
-use super::contents;
+use super::copy_out;
 use super::error::{Error, Result};
 use super::save::describe;
 use super::shadow::Work;
@@ -169,7 +169,7 @@ impl Drain {
             start_us: (began - since).as_micros() as u64,
             duration_us: began.elapsed().as_micros() as u64,
             bytes,
-            from: contents::origin(bytes, copied),
+            from: copy_out::origin(bytes, copied),
             ..Phase::default()
         };
         Ok((parts, vec![phase]))

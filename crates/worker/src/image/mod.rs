@@ -15,6 +15,7 @@ mod cache;
 mod cache_fill;
 mod code_parts;
 mod contents;
+mod copy_out;
 mod disk;
 mod drain;
 mod error;

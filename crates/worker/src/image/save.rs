@@ -16,7 +16,7 @@ use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
 use super::timer::Timer;
-use super::{LeftMemory, contents, save_code, save_memory};
+use super::{LeftMemory, contents, copy_out, save_code, save_memory};
 use crate::client::{Client, Context, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
@@ -78,10 +78,10 @@ pub(crate) fn save(
     let at_once = if copies.is_none() { blocks.take() } else { None };
     let (saved, code) = std::thread::scope(|scope| {
         let saving = scope.spawn(|| {
-            let (copied, _) = contents::save(&gpus, at_once, &plan.work, |_, _| None, stop)?;
+            let (copied, _) = copy_out::save(&gpus, at_once, &plan.work, None, stop)?;
             if bytes > 0 {
                 timer.lap("GPU memory", bytes);
-                timer.from(contents::origin(bytes, copied));
+                timer.from(copy_out::origin(bytes, copied));
             }
             Ok(())
         });

@@ -20,6 +20,7 @@ use rekindle_store::{ContentHash, PartWriter};
 
 use super::block::{Gpu, Preparing};
 use super::contents::{self, Place};
+use super::copy_out;
 use super::drain::Shadow;
 use super::error::{Result, device};
 use crate::client::{Client, Room};
@@ -123,7 +124,7 @@ impl Copies {
         Shadow::begin(rooms, since, move |stop| {
             let (hashes, blocks) = Hashes::fetch(&gpus, blocks, &filled)?;
             let (copied, blocks) =
-                contents::save(&gpus, blocks, &work, |place, of| hashes.of(place, of), stop)?;
+                copy_out::save(&gpus, blocks, &work, Some(&|place, of| hashes.of(place, of)), stop)?;
             Ok((work, copied, blocks))
         })
     }
@@ -152,7 +153,7 @@ impl Hashes {
             };
             let bytes = values_of(filled.end - filled.start);
             let failed = device("hash its memory");
-            let fetched = gpu.wait().and_then(|()| contents::fetch(gpu, &mut blocks, filled.end, bytes));
+            let fetched = gpu.wait().and_then(|()| copy_out::fetch(gpu, &mut blocks, filled.end, bytes));
             hashes.values.insert(*index, (filled.start, fetched.map_err(failed)?));
         }
         Ok((hashes, Some(Preparing::Ready(blocks))))

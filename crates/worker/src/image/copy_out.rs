@@ -1,0 +1,168 @@
+//! Contents of buffers on their way to the store.
+//!
+//! What the device hashes is hashed first, and copied only if the store does not have it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rekindle_store::{ContentHash, PartWriter};
+
+use super::block::{Block, Blocks, Gpu, Preparing};
+use super::contents::{Gpus, Pieces, Place, TURNS, gpu};
+use super::error::{Result, device};
+use super::progress::{Piece, Progress};
+
+/// What there is to know of hashes before.
+type Known<'k> = dyn Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync + 'k;
+/// A chunk's place in its part, and its hash; without one the processor makes it.
+type Chunk = (Range<u64>, Option<ContentHash>);
+
+/// How far a piece has come.
+enum Step {
+    Begun,
+    /// Its hash is on its way.
+    Hashed,
+    /// It is on its way itself, from the first of these chunks to the last.
+    Copied(Vec<Chunk>),
+}
+
+/// What is saved, and how much of it was copied.
+struct Save<'s> {
+    gpus: &'s Gpus,
+    work: &'s [(Place, PartWriter)],
+    known: &'s Known<'s>,
+    copied: AtomicU64,
+}
+
+/// Writes each place's contents to its part. Returns how many bytes were copied, and the blocks. If `known` has hashes, a
+/// piece may be as large as a block.
+pub(super) fn save(
+    gpus: &Gpus,
+    blocks: Option<Preparing>,
+    work: &[(Place, PartWriter)],
+    known: Option<&Known<'_>>,
+    stop: &AtomicBool,
+) -> Result<(u64, Option<Blocks>)> {
+    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
+    let chunk = |number: usize| work[number].1.chunk_bytes();
+    let blocks =
+        blocks.map(Preparing::wait).transpose().map_err(device("pin host memory to copy through"))?;
+    let block = blocks.as_ref().map_or(0, |blocks| blocks.block_bytes() as u64);
+    let span = |number| if known.is_some() { chunk(number).max(block) } else { chunk(number) };
+    let progress = Progress::new(&sizes, |number, at| at + span(number), &[]);
+    let pieces = Pieces::of(&progress, stop);
+    let Some(mut made) = pieces.blocks(gpus, blocks.map(Preparing::Ready))? else { return Ok((0, None)) };
+    let save = Save { gpus, work, known: known.unwrap_or(&|_, _| None), copied: AtomicU64::new(0) };
+    pieces.on_threads(&mut made, |turns| {
+        let mut under_way = VecDeque::with_capacity(TURNS);
+        let mut free: Vec<usize> = (0..turns.len()).collect();
+        loop {
+            while !free.is_empty()
+                && let Some(piece) = pieces.next()?
+            {
+                under_way.extend(free.pop().map(|turn| (Step::Begun, piece, turn)));
+            }
+            let Some((step, piece, turn)) = under_way.pop_front() else { return Ok(()) };
+            match save.go_on(step, &piece, &mut turns[turn])? {
+                Some(step) => under_way.push_back((step, piece, turn)),
+                None => free.push(turn),
+            }
+        }
+    })?;
+    Ok((save.copied.into_inner(), Some(made)))
+}
+
+impl Save<'_> {
+    /// Takes the next step with a piece; none if that was the last.
+    fn go_on(&self, step: Step, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
+        let (place, writer) = &self.work[piece.number];
+        match step {
+            Step::Begun => {
+                let chunks = self.chunks(piece);
+                if let [(_, None)] = chunks[..] {
+                    let (gpu, address) = (gpu(self.gpus, place)?, place.address + piece.range.start);
+                    let looks = block.look(gpu, address, piece.count());
+                    if looks.map_err(device("hash a buffer"))? {
+                        return Ok(Some(Step::Hashed));
+                    }
+                }
+                self.fetch(chunks, piece, block)
+            }
+            Step::Hashed => {
+                let hash = block.hash().map_err(device("hash a buffer"))?;
+                self.fetch(vec![(piece.range.clone(), hash)], piece, block)
+            }
+            Step::Copied(chunks) => {
+                let Some(span) = span_of(&chunks) else { return Ok(None) };
+                let bytes = block.bytes((span.end - span.start) as usize);
+                let bytes = bytes.map_err(device("copy a buffer out"))?;
+                self.copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                for (at, hash) in chunks {
+                    let bytes = &bytes[(at.start - span.start) as usize..(at.end - span.start) as usize];
+                    match hash {
+                        Some(hash) => writer.write_chunk(at.start, bytes, hash)?,
+                        None => writer.write_at(at.start, bytes)?,
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn chunks(&self, piece: &Piece) -> Vec<Chunk> {
+        let (place, writer) = &self.work[piece.number];
+        let starts = (piece.range.start..piece.range.end).step_by(writer.chunk_bytes().max(1) as usize);
+        let range = |start: u64| start..(start + writer.chunk_bytes()).min(piece.range.end);
+        starts.map(|start| (range(start), (self.known)(place, range(start)))).collect()
+    }
+
+    /// Begins to copy what the store does not have.
+    fn fetch(&self, mut chunks: Vec<Chunk>, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
+        let (place, writer) = &self.work[piece.number];
+        let mut failed = None;
+        chunks.retain(|(at, hash)| match hash.map(|hash| writer.enter_known(at.start, hash)) {
+            None | Some(Ok(false)) => true,
+            Some(Ok(true)) => false,
+            Some(Err(error)) => {
+                failed = Some(error);
+                true
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let Some(span) = span_of(&chunks) else { return Ok(None) };
+        let count = (span.end - span.start) as usize;
+        let fetched = block.fetch_hashed(gpu(self.gpus, place)?, place.address + span.start, count);
+        fetched.map_err(device("copy a buffer out"))?;
+        Ok(Some(Step::Copied(chunks)))
+    }
+}
+
+fn span_of(chunks: &[Chunk]) -> Option<Range<u64>> {
+    Some(chunks.first()?.0.start..chunks.last()?.0.end)
+}
+
+/// Copies so much out at once, which may be more than a block holds.
+pub(super) fn fetch(
+    gpu: &Gpu,
+    blocks: &mut Blocks,
+    address: u64,
+    bytes: u64,
+) -> rekindle_device::Result<Vec<u8>> {
+    let mut blocks = blocks.split();
+    let mut all = Vec::with_capacity(bytes as usize);
+    while let Some(block) = blocks.first_mut().filter(|_| (all.len() as u64) < bytes) {
+        let count = block.capacity().min(bytes as usize - all.len());
+        block.fetch_hashed(gpu, address + all.len() as u64, count)?;
+        all.extend_from_slice(block.bytes(count)?);
+    }
+    Ok(all)
+}
+
+/// Where so many bytes of an image were had, of which some were copied.
+pub(super) fn origin(bytes: u64, copied: u64) -> BTreeMap<String, u64> {
+    let from = [("GPU", copied), ("store", bytes.saturating_sub(copied))];
+    from.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| (name.to_string(), bytes)).collect()
+}
