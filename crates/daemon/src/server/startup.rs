@@ -26,6 +26,7 @@ use crate::restore::{mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
+use crate::services;
 use crate::sleep;
 use crate::sleep::wake;
 
@@ -61,6 +62,7 @@ impl Daemon {
             recovery::follow(&daemon, &sandbox);
         }
         daemon.pool.prepare(&gpu::choose(None)?, None);
+        services::resume(&daemon)?;
         Ok(daemon)
     }
 
