@@ -106,7 +106,7 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         tokio::spawn(connection);
         let ask = |path: &str| {
             let request =
-                Request::post(format!("http://example.com{path}")).body(Full::from(Bytes::from("body")));
+                Request::post(format!("http://example.com{path}")).body(Full::<Bytes>::from("body"));
             tokio::spawn(sender.clone().send_request(request.unwrap()))
         };
         let asked = [ask("/a"), ask("/b")];
