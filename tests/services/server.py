@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             self.say(json.dumps(answer).encode())
         elif path == "/hold":
             hold(name)
-            self.say(str(count()).encode())
+            self.say(b"held")
         elif path == "/events":
             self.stream("text/event-stream")
             self.piece(b"data: first\n\n")
