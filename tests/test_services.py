@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rekindle import PATIENCE, CommandError
+from rekindle import PATIENCE, CommandError, Rekindle
 from test_private_network import daemon, fails
 
 SERVER = Path(__file__).parent / "services/server.py"
@@ -99,9 +99,14 @@ def test_instances_go_by_stages_and_come_back_with_a_request(rekindle):
     assert "none" in rekindle("services")
     again = web.get()
     assert again["count"] == 2
+    # Clients come elsewhere, once they can.
+    before, web.port = web.port, web.serve("one", "--port", "127.0.0.1:0")["port"]
+    assert web.port != before and web.get()["tag"] == "one"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", before))
     rekindle("scale", "web", "--min", 1)
     rekindle.wait(lambda: "running" in web.stages(), "an instance that stays")
-    rekindle.wait(lambda: web.shown()["served"] == 3, "all to be counted")
+    rekindle.wait(lambda: web.shown()["served"] == 4, "all to be counted")
     assert web.shown()["problem"] is None and web.shown()["failed"] == 0
 
 
@@ -157,6 +162,17 @@ def test_an_instance_that_is_killed_fails_what_cannot_be_asked_twice(rekindle):
         web.ask("/end")
     assert web.get()["tag"] == "one"
     rekindle.wait(lambda: web.shown()["in_flight"] == 0, "the end of all requests")
+
+
+def test_one_that_cannot_be_woken_is_ended_and_another_answers():
+    with Rekindle(REKINDLE_FAULT="wake-begun") as rekindle:
+        web = Web(rekindle)
+        assert web.get()["count"] == 2
+        web.serve("one", "--idle", "10ms", "--idle-end", "1h")
+        web.come_to("asleep")
+        # It would be the third of the one that sleeps.
+        assert web.get()["count"] == 2
+        assert web.shown()["failed"] == 0
 
 
 def test_bodies_go_both_ways_as_they_come(rekindle):

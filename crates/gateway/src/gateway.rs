@@ -14,6 +14,9 @@ use crate::maker::Maker;
 use crate::plan::{Plan, Source};
 use crate::service::Service;
 
+/// One for each instance, which waits for its end, and those that do something to one: more than there can be.
+const THREADS: usize = 1 << 16;
+
 pub struct Gateway {
     /// The thread, once there is a service.
     runtime: OnceLock<Handle>,
@@ -88,7 +91,8 @@ impl Gateway {
     fn runtime(&self) -> io::Result<&Handle> {
         let _services = self.lock();
         if self.runtime.get().is_none() {
-            let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+            let mut builder = Builder::new_current_thread();
+            let runtime = builder.enable_io().enable_time().max_blocking_threads(THREADS).build()?;
             let handle = runtime.handle().clone();
             let serve = move || runtime.block_on(pending::<()>());
             std::thread::Builder::new().name("gateway".into()).spawn(serve)?;

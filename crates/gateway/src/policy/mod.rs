@@ -216,7 +216,6 @@ impl Policy {
             Ok(()) => self.enter(number, Stage::Running, now),
             Err(why) => {
                 self.came_to_nothing(why, now);
-                self.is_hopeless = true;
                 self.end(number);
             }
         }

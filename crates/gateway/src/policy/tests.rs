@@ -264,6 +264,9 @@ fn one_that_cannot_be_woken_ends() {
     story.policy.woke(1, Err("no memory".into()), story.now);
     assert_eq!(story.then(), ["sleep 1", "1 to 1", "wake 1", "end 1"]);
     assert_eq!(story.policy.problem(), Some("no memory"));
+    story.again(1);
+    assert!(story.then().is_empty(), "a new one needs not what that could not have");
+    assert_eq!(story.passes(SECOND).then(), ["start 2 of one"]);
 }
 
 #[test]
