@@ -311,7 +311,13 @@ def test_a_new_image_takes_the_place_of_the_old_one_without_a_failed_request(rek
         error = fails(rekindle, "serve", "deaf", "--name", "web", "--timeout", "1s")
         assert "'deaf'" not in error.message and '"deaf"' in error.message and "8000" in error.message
         assert web.shown()["source"]["image"] == "one" and web.shown()["plan"]["timeout_ms"] == 60000
-        web.serve("two")
+        # Nor does one that listens and says that it is not ready.
+        ready = ("--ready", f"/ready?{web.mark('ready')}")
+        assert "/ready" in fails(rekindle, "serve", "two", "--name", "web", "--timeout", "1s", *ready).message
+        command = rekindle.begin("serve", "two", "--name", "web", *ready)
+        rekindle.wait(lambda: "starting" in web.stages(), "an instance of the new one")
+        web.mark("ready").touch()
+        command.end()
         count = len(load.answers)
         load.until(lambda: load.answers[count:].count("two") > 20, "answers of the new one")
     assert load.failures == []

@@ -1,6 +1,6 @@
 """An HTTP service that counts on the GPU. `server.py TAG [PORT]`; prints a line when it listens.
 
-/ counts, and says whose answer it is; /hold?NAME makes the file NAME.held and answers once there is NAME.go; /events does so
+/ counts, and says whose answer it is; /ready?FILE succeeds once there is FILE; /hold?NAME makes the file NAME.held and answers once there is NAME.go; /events does so
 between two events; /echo gives back what comes while it comes; /upgrade leaves HTTP and echoes; /end ends the program in the
 middle of an answer, /crash before one, /close closes the connection in place of one.
 """
@@ -130,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
             self.stream("text/plain")
             self.piece(b"part")
             os._exit(3)
+        elif path == "/ready":
+            self.say(b"{}", 200 if os.path.exists(name) else 503)
         elif path == "/crash":
             os._exit(3)
         elif path == "/close":

@@ -61,6 +61,9 @@ pub struct Source {
     pub id: String,
     /// The port that the program listens on.
     pub to: u16,
+    /// What an instance answers with success once it is ready, such as `/healthz`; none: that it listens is enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
     /// The GPU; the image's if none is given.
     pub gpu: Option<String>,
     /// Where the GPU memory of an idle instance goes.

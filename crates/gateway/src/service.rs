@@ -332,9 +332,12 @@ impl Service {
             move || instance.wait_end()
         });
         let failed = tokio::select! {
-            ready = timeout(limit, upstream.ready()) => ready.err().map(|_| {
+            ready = timeout(limit, upstream.ready(source.ready.as_deref())) => ready.err().map(|_| {
                 let (image, to) = (&source.image, source.to);
-                format!("the program of image {image:?} does not listen on its port {to}; say by --to on which it does")
+                match &source.ready {
+                    Some(path) => format!("the program of image {image:?} does not answer {path} with success on its port {to}"),
+                    None => format!("the program of image {image:?} does not listen on its port {to}; say by --to on which it does"),
+                }
             }),
             how = &mut end => {
                 let how = how.unwrap_or_default();

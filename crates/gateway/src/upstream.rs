@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{Either, Empty};
+use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::header::HOST;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -20,6 +21,8 @@ use crate::maker::Instance;
 
 /// How often a program that does not listen yet is asked.
 const EVERY: Duration = Duration::from_millis(2);
+/// How often one is that has to answer a request.
+const EVERY_PATH: Duration = Duration::from_millis(20);
 
 /// What goes to a program: a client's body, or none.
 pub type Body = Either<Incoming, Empty<Bytes>>;
@@ -53,13 +56,30 @@ impl Upstream {
         Arc::new(Upstream { instance, name, port, idle, keeps })
     }
 
-    /// Returns when the program listens, and keeps the connection that shows it.
-    pub async fn ready(&self) {
+    /// Returns when the program listens, and answers this path with success if one is given. Keeps the connection that shows
+    /// it.
+    pub async fn ready(&self, path: Option<&str>) {
         loop {
-            match self.connect().await {
-                Ok(connection) => return self.keep(connection),
-                Err(_) => sleep(EVERY).await,
+            if let Ok(mut connection) = self.connect().await
+                && self.succeeds(&mut connection, path).await
+            {
+                return self.keep(connection);
             }
+            sleep(if path.is_none() { EVERY } else { EVERY_PATH }).await;
+        }
+    }
+
+    async fn succeeds(&self, connection: &mut Connection, path: Option<&str>) -> bool {
+        let Some(path) = path else { return true };
+        let request = Request::get(path).header(HOST, "localhost").body(Either::Right(Empty::new()));
+        let Ok(request) = request else { return false };
+        match connection.send_request(request).await {
+            // What it says with it is of no interest; without it the connection can be used again.
+            Ok(answer) => {
+                answer.status().is_success()
+                    && BodyExt::collect(Limited::new(answer, limits::BUFFER)).await.is_ok()
+            }
+            Err(_) => false,
         }
     }
 

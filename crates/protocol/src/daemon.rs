@@ -295,6 +295,8 @@ pub struct ServiceWish {
     pub port: Option<Port>,
     /// The port that the program listens on.
     pub to: Option<u16>,
+    /// A path that an instance answers with success once it is ready.
+    pub ready: Option<String>,
     pub gpu: Option<String>,
     /// Where the GPU memory of an idle instance goes.
     pub level: Option<Level>,

@@ -17,6 +17,9 @@ pub struct ServiceArguments {
     /// else the clients'.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     to: Option<u16>,
+    /// What an instance answers with success once it is ready, such as /healthz; that it listens is enough if none is given.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    ready: Option<String>,
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
     #[arg(long, value_name = "GPU")]
     gpu: Option<String>,
@@ -58,6 +61,7 @@ impl ServiceArguments {
         ServiceWish {
             port: self.port,
             to: self.to,
+            ready: self.ready,
             gpu: self.gpu,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,
@@ -76,6 +80,11 @@ fn address(text: &str) -> Result<Port, String> {
     format!("{text}:1")
         .parse()
         .map_err(|_| "expected [ADDRESS:]PORT, such as 8000 or 127.0.0.1:8000".to_string())
+}
+
+fn path(text: &str) -> Result<String, String> {
+    let is_plain = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    is_plain.then(|| text.to_string()).ok_or_else(|| "expected a path such as /healthz".to_string())
 }
 
 /// In milliseconds.
@@ -98,6 +107,10 @@ mod tests {
         }
         for wrong in ["", "30", "-1s", "1h ago", "soon"] {
             assert!(duration(wrong).unwrap_err().contains("30s"), "{wrong}");
+        }
+        assert_eq!(path("/healthz?a=b"), Ok("/healthz?a=b".to_string()));
+        for wrong in ["", "healthz", "/a b", "/a\n", "/a#b", "http://a/b"] {
+            assert!(path(wrong).unwrap_err().contains("/healthz"), "{wrong}");
         }
         assert_eq!(address("8000").map(|port| (port.address, port.port)), Ok((None, 8000)));
         assert_eq!(address("[::1]:80").map(|port| port.port), Ok(80));

@@ -274,6 +274,7 @@ fn source(
         image: name.to_string(),
         id: image.manifest().id.clone(),
         to,
+        ready: wish.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
         gpu: wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone())),
         level: wish.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
