@@ -278,14 +278,21 @@ class Load:
 
     def __init__(self, web, clients=4):
         self.web, self.answers, self.failures, self.goes_on = web, [], [], True
-        self.threads = [threading.Thread(target=self.one) for _ in range(clients)]
+        self.counts = [0] * clients
+        self.threads = [threading.Thread(target=self.one, args=[client]) for client in range(clients)]
 
-    def one(self):
+    def one(self, client):
         try:
             while self.goes_on:
                 self.answers.append(self.web.get()["tag"])
+                self.counts[client] += 1
         except Exception as error:
             self.failures.append(error)
+
+    def more(self):
+        """Until each has been answered what it asks now, and more."""
+        before = list(self.counts)
+        self.until(lambda: all(now > then + 3 for now, then in zip(self.counts, before, strict=True)), "more answers")
 
     def until(self, condition, what):
         self.web.rekindle.wait(lambda: self.failures or condition(), what)
@@ -324,6 +331,22 @@ def test_a_new_image_takes_the_place_of_the_old_one_without_a_failed_request(rek
     assert load.answers[0] == "one" and set(load.answers) == {"one", "two"}
     rekindle.wait(lambda: {row["image"] for row in rekindle.sandboxes() if row["pid"]} == {"two"}, "the end of the old ones")
     assert web.shown()["failed"] == web.shown()["refused"] == 0
+
+
+def test_a_checkpoint_or_a_kill_costs_nobody_an_answer(rekindle):
+    web = Web(rekindle, "--max", 2)
+    with Load(web) as load:
+        load.more()
+        rekindle("checkpoint", "web-1", "--to", "taken", "--leave-running")
+        for _ in range(3):
+            load.more()
+            running = [one["name"] for one in web.shown()["instances"] if one["stage"] == "running"]
+            rekindle("kill", running[0], "--signal", 9)
+        load.more()
+    assert load.failures == []
+    # What was taken of an instance is an image as any other.
+    web.serve("taken")
+    assert web.get()["count"] > 10
 
 
 def test_a_service_outlives_its_daemon(rekindle):

@@ -69,7 +69,8 @@ def hold(name):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Its first request has not to wait for the client's acknowledgement.
+    # An answer is one write, unless it says else: who is killed has written all of it or nothing.
+    wbufsize = -1
     disable_nagle_algorithm = True
 
     def say(self, body, status=200):
@@ -85,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        self.wfile.flush()
 
     def piece(self, data):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -123,8 +125,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "Upgrade")
             self.send_header("Upgrade", self.headers["Upgrade"])
             self.end_headers()
+            self.wfile.flush()
             while data := self.rfile.readline():
                 self.wfile.write(data.upper())
+                self.wfile.flush()
             self.close_connection = True
         elif path == "/end":
             self.stream("text/plain")

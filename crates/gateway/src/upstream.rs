@@ -14,7 +14,7 @@ use hyper::header::HOST;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::limits;
 use crate::maker::Instance;
@@ -153,7 +153,10 @@ impl Upstream {
     async fn stream(&self) -> io::Result<TcpStream> {
         let connect = async |address: IpAddr| {
             let socket = self.instance.socket(address.is_ipv6())?;
-            socket.connect(SocketAddr::new(address, self.port)).await
+            let connected = socket.connect(SocketAddr::new(address, self.port));
+            timeout(limits::CONNECT_TIME, connected)
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         };
         match connect(Ipv4Addr::LOCALHOST.into()).await {
             Ok(stream) => Ok(stream),
