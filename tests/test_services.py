@@ -20,6 +20,25 @@ from test_private_network import daemon, fails
 SERVER = Path(__file__).parent / "services/server.py"
 
 
+@contextlib.contextmanager
+def begun(**environment):
+    """A Rekindle whose services go before it: they would bring up again what is ended."""
+    with Rekindle(**environment) as instance:
+        try:
+            yield instance
+        finally:
+            for mark in instance.root.glob("*.held"):
+                mark.with_suffix(".go").touch()
+            for service in instance.json("services")["services"]:
+                instance("unserve", service["name"], "--now")
+
+
+@pytest.fixture
+def rekindle():
+    with begun() as instance:
+        yield instance
+
+
 def image(rekindle, name, *command):
     """Takes an image of a program that has printed a line, and ends it."""
     rekindle("run", "-d", "--name", f"made-{name}", "--gpu", rekindle.gpu, "--network", "private", "--", *command)
@@ -165,7 +184,7 @@ def test_an_instance_that_is_killed_fails_what_cannot_be_asked_twice(rekindle):
 
 
 def test_one_that_cannot_be_woken_is_ended_and_another_answers():
-    with Rekindle(REKINDLE_FAULT="wake-begun") as rekindle:
+    with begun(REKINDLE_FAULT="wake-begun") as rekindle:
         web = Web(rekindle)
         assert web.get()["count"] == 2
         web.serve("one", "--idle", "10ms", "--idle-end", "1h")
