@@ -2,6 +2,7 @@
 
 mod choices;
 mod sandbox;
+mod service;
 
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ pub use choices::{EngineArgument, LevelArgument, ModeArgument, OrderArgument};
 pub use sandbox::{
     LimitArguments, NetworkArguments, SandboxArguments, SettingArguments, TerminalArguments, VolumeArguments,
 };
+pub use service::{ScaleArguments, ServiceArguments};
 
 use crate::completion;
 use crate::copy::End;
@@ -285,6 +287,44 @@ pub enum Command {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
     },
+    /// Have HTTP requests that come to a port go to instances of an image, which come and go with them.
+    ///
+    /// Returns once an instance listens; its program needs to know nothing of services. With the name of a service that is
+    /// there, instances of the image take the place of those that it has, without a failed request; if none comes to
+    /// listen, all stays as it was.
+    Serve {
+        /// The image of a program that listens on a TCP port.
+        #[arg(add = ArgValueCandidates::new(completion::images))]
+        image: String,
+        /// Name of the service. Its instances are the sandboxes NAME-1, NAME-2 and so on.
+        #[arg(long)]
+        name: String,
+        #[command(flatten)]
+        service: ServiceArguments,
+    },
+    /// List services: their instances by stage, and their requests.
+    Services,
+    /// Change how many instances a service has.
+    #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["min", "max"]))]
+    Scale {
+        #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
+        name: String,
+        #[command(flatten)]
+        scale: ScaleArguments,
+    },
+    /// Have a service refuse requests, answer those that it has, and end its instances. `serve` has it go on.
+    Drain {
+        #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
+        name: String,
+    },
+    /// Remove a service, once the requests that it has are answered and its instances have ended.
+    Unserve {
+        #[arg(value_name = "SERVICE", add = ArgValueCandidates::new(completion::services))]
+        name: String,
+        /// End the instances at once, whatever they do.
+        #[arg(long)]
+        now: bool,
+    },
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
@@ -354,7 +394,7 @@ pub enum Command {
     },
     /// Remove all ended sandboxes with their logs.
     Prune {
-        /// Remove all images, too, that no sandbox runs from.
+        /// Remove all images, too, that no sandbox runs from and no service has.
         #[arg(long)]
         images: bool,
     },

@@ -189,6 +189,26 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             slept(&places, &printer, &Request::Sleep { name, level: level.wanted() })?;
         }
         Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
+        Command::Serve { image, name, service } => {
+            let answer = simply_ask(&places, &Request::Serve { name, image, wish: service.wish() })?;
+            printer.print(&answer, || show::address(&answer));
+        }
+        Command::Services => {
+            let answer = simply_ask(&places, &Request::Services)?;
+            printer.print(&answer, || show::services(&answer["services"]));
+        }
+        Command::Scale { name, scale } => {
+            let answer = simply_ask(&places, &Request::Scale { name, min: scale.min, max: scale.max })?;
+            printer.print_json(&answer);
+        }
+        Command::Drain { name } => {
+            let answer = simply_ask(&places, &Request::Drain { name, remove: false, now: false })?;
+            printer.print_json(&answer);
+        }
+        Command::Unserve { name, now } => {
+            let answer = simply_ask(&places, &Request::Drain { name, remove: true, now })?;
+            printer.print_json(&answer);
+        }
         Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
         Command::Image(ImageCommand::Framework { image, gpu, python, imports, warm, limit, command }) => {
             let (directory, environment) = surroundings()?;

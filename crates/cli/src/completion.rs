@@ -73,6 +73,13 @@ pub fn images() -> Vec<CompletionCandidate> {
     candidates(image_names().into_iter())
 }
 
+/// Names of services.
+pub fn services() -> Vec<CompletionCandidate> {
+    let answer = ask(Request::Services).unwrap_or_default();
+    let all = answer["services"].as_array().cloned().unwrap_or_default();
+    candidates(all.iter().filter_map(|service| service["name"].as_str().map(str::to_string)))
+}
+
 fn candidates(names: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
     let mut names: Vec<_> = names.filter(|name| is_word(name)).collect();
     names.sort();

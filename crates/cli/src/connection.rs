@@ -139,6 +139,7 @@ fn changes_nothing(request: &Request) -> bool {
             | Request::Logs { .. }
             | Request::Wait { .. }
             | Request::Trace { .. }
+            | Request::Services
             | Request::Images
             | Request::Inspect { .. }
             | Request::Verify { .. }

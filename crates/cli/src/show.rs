@@ -106,6 +106,58 @@ pub fn images(images: &Value) -> String {
     table.trim_fmt()
 }
 
+/// Services, with how many instances of each are at which stage.
+pub fn services(services: &Value) -> String {
+    let mut table = table(&[
+        "SERVICE",
+        "IMAGE",
+        "ADDRESS",
+        "INSTANCES",
+        "QUEUED",
+        "IN FLIGHT",
+        "SERVED",
+        "FAILED",
+        "REFUSED",
+        "PROBLEM",
+    ]);
+    for service in services.as_array().into_iter().flatten() {
+        table.add_row([
+            text(&service["name"]),
+            text(&service["source"]["image"]),
+            address(service),
+            stages(service),
+            service["queued"].to_string(),
+            service["in_flight"].to_string(),
+            service["served"].to_string(),
+            service["failed"].to_string(),
+            service["refused"].to_string(),
+            text(&service["problem"]),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// Where a service's clients come.
+pub fn address(service: &Value) -> String {
+    let port = service["port"].as_u64().unwrap_or_default();
+    match service["address"].as_str() {
+        None => port.to_string(),
+        Some(address) if address.contains(':') => format!("[{address}]:{port}"),
+        Some(address) => format!("{address}:{port}"),
+    }
+}
+
+fn stages(service: &Value) -> String {
+    let mut counts = std::collections::BTreeMap::new();
+    for instance in service["instances"].as_array().into_iter().flatten() {
+        *counts.entry(text(&instance["stage"])).or_insert(0) += 1;
+    }
+    let shown = counts.iter().map(|(stage, count)| format!("{count} {stage}"));
+    let shown = shown.chain((service["draining"] == true).then(|| "draining".to_string()));
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    if shown.is_empty() { "none".to_string() } else { shown }
+}
+
 /// Lines of a log with their times.
 pub fn log(lines: &[LogLine]) -> String {
     lines.iter().map(|line| format!("{} {}\n", line.time.as_deref().unwrap_or("-"), line.text)).collect()

@@ -1,5 +1,6 @@
 //! What is in use by one operation and cannot be by another: processes that are being checkpointed, which CRIU can trace
-//! only once, and names of images in the making.
+//! only once, names of images in the making, and services that
+//! are being changed.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -30,6 +31,11 @@ impl Claims<i32> {
 impl Claims<String> {
     pub fn take(&self, name: &str) -> Result<Claim<'_, String>> {
         self.take_all([name.to_string()]).map_err(|name| Error::ImageOccupied { name })
+    }
+
+    /// The name of a service.
+    pub fn take_service(&self, name: &str) -> Result<Claim<'_, String>> {
+        self.take_all([name.to_string()]).map_err(|name| Error::ServiceOccupied { name })
     }
 }
 

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use nix::sys::resource::{Resource, getrlimit};
 use rekindle_driver::Helper;
+use rekindle_gateway::Gateway;
 use rekindle_sandbox::Criu;
 use rekindle_store::Store;
 
@@ -16,6 +18,10 @@ use crate::network::Publisher;
 use crate::pool::WorkerPool;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::registry::Registry;
+
+/// A client of a service takes a descriptor, and its request another; all of them at most half of what the process may
+/// have.
+const SHARE: u64 = 4;
 
 pub struct Daemon {
     pub places: Places,
@@ -33,6 +39,10 @@ pub struct Daemon {
     pub publisher: Arc<Publisher>,
     /// The one that a worker waits for, to wake its GPU half.
     wakes: Mutex<Weak<Sandbox>>,
+    /// The services.
+    pub gateway: Gateway,
+    /// Names of services that are being changed.
+    pub serving: Claims<String>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -59,6 +69,8 @@ impl Daemon {
             pool,
             publisher,
             wakes: Mutex::default(),
+            gateway: Gateway::new(room()),
+            serving: Claims::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
@@ -82,4 +94,10 @@ impl Daemon {
         }
         self.criu.get().ok_or_else(|| Error::system("find CRIU", std::io::ErrorKind::NotFound))
     }
+}
+
+/// How many clients services have together.
+fn room() -> usize {
+    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+    usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX).max(1)
 }

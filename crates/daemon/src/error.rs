@@ -184,6 +184,32 @@ pub enum Error {
     )]
     PortsOfHost,
 
+    #[error("there is no service named {name:?}; `rekindle services` lists them")]
+    UnknownService { name: String },
+
+    #[error(
+        "a service cannot be named {name:?}: expected 1 to 64 letters, digits, '.', '-' and '_', the first a letter or digit"
+    )]
+    BadServiceName { name: String },
+
+    #[error("the service {name:?} is being changed by another command; try again when that is done")]
+    ServiceOccupied { name: String },
+
+    #[error("the image {image:?} cannot be served: {reason}")]
+    CannotServe { image: String, reason: String },
+
+    #[error("the service {name:?} cannot be as asked: {reason}")]
+    BadPlan { name: String, reason: String },
+
+    #[error("the service {name:?} is not there yet; say by `--port [ADDRESS:]PORT` where it is to be found")]
+    NoServicePort { name: String },
+
+    #[error("the service {name:?} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
+    NoPortForService { name: String, port: u16, why: String },
+
+    #[error("the service {name:?} {reason}")]
+    Service { name: String, reason: String },
+
     #[error("the volume {volume} cannot be mounted: {why}")]
     NoVolume { volume: Volume, why: String },
 

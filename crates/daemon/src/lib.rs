@@ -24,6 +24,7 @@
 //! | programs brought back | `restore` |
 //! | images taken | `checkpoint` |
 //! | programs that are brought back after a failure | `recovery` |
+//! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
@@ -47,6 +48,7 @@ mod reply;
 mod restore;
 mod sandboxes;
 mod server;
+mod services;
 mod sleep;
 mod timeline;
 mod workers;

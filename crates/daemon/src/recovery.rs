@@ -185,6 +185,7 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         volumes: &record.mounts.volumes,
         input: None,
         recovery: Some(recovery),
+        service: None,
     };
     let reply = Reply::to_nobody();
     let opened = restore::open(daemon, &request, &reply)?;

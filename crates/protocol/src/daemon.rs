@@ -223,6 +223,27 @@ pub enum Request {
     Wake {
         name: String,
     },
+    /// Has HTTP requests that come to a port go to instances of an image. What is not said of a service that is there stays
+    /// as it is.
+    Serve {
+        name: String,
+        image: String,
+        wish: ServiceWish,
+    },
+    Services,
+    /// Changes how many instances a service has.
+    Scale {
+        name: String,
+        min: Option<u32>,
+        max: Option<u32>,
+    },
+    /// Has a service take no more requests, and end its instances when those that there are have been answered, or with
+    /// `now` at once. With `remove` it is forgotten then.
+    Drain {
+        name: String,
+        remove: bool,
+        now: bool,
+    },
     /// Tells what happens from now on.
     Events,
     /// The traces of a sandbox's checkpoints and of its restore.
@@ -265,6 +286,27 @@ pub enum Request {
     Doctor,
     Version,
     Shutdown,
+}
+
+/// What is asked of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceWish {
+    /// Where clients come; the program's port of it means nothing.
+    pub port: Option<Port>,
+    /// The port that the program listens on.
+    pub to: Option<u16>,
+    /// A path that an instance answers with success once it is ready.
+    pub ready: Option<String>,
+    pub gpu: Option<String>,
+    /// Where the GPU memory of an idle instance goes.
+    pub level: Option<Level>,
+    pub min: Option<u32>,
+    pub max: Option<u32>,
+    pub concurrency: Option<u32>,
+    pub queue: Option<u32>,
+    pub idle_ms: Option<u64>,
+    pub idle_end_ms: Option<u64>,
+    pub timeout_ms: Option<u64>,
 }
 
 /// A user by numbers, and the groups that they belong to.

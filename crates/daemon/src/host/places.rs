@@ -84,6 +84,7 @@ impl Places {
         for path in [
             &self.state,
             &self.sandboxes(),
+            &self.services(),
             &self.logs(),
             &self.unproven(),
             &self.dumps(),
@@ -119,6 +120,10 @@ impl Places {
 
     pub fn sandboxes(&self) -> PathBuf {
         self.state.join("sandboxes")
+    }
+
+    pub fn services(&self) -> PathBuf {
+        self.state.join("services")
     }
 
     /// Names images that are yet to be proven.

@@ -1,5 +1,6 @@
 //! How sandboxes begin, what is done in them, and how images are shown, verified and removed.
 
+pub mod end;
 pub mod exec;
 pub mod images;
 pub mod run;

@@ -12,11 +12,13 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_sandbox::Network;
 use tokio::io::copy_bidirectional_with_sizes;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
+
+use crate::network::door::Door;
 
 /// How often a program that does not listen yet is asked.
 const EVERY: Duration = Duration::from_millis(10);
@@ -69,8 +71,7 @@ pub struct Carrier {
 #[derive(Clone)]
 struct Shared {
     wait: Duration,
-    /// The network that the thread is in, when it is in none of the sandboxes'.
-    own: Arc<Network>,
+    door: Door,
     room: Arc<Semaphore>,
 }
 
@@ -90,8 +91,7 @@ impl Carrier {
         std::thread::Builder::new().name("ports".into()).spawn(move || runtime.block_on(pending::<()>()))?;
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
         let room = (descriptors / SHARE).clamp(FEWEST, Semaphore::MAX_PERMITS as u64);
-        let own = Arc::new(Network::current()?);
-        let shared = Shared { wait, own, room: Arc::new(Semaphore::new(room as usize)) };
+        let shared = Shared { wait, door: Door::here()?, room: Arc::new(Semaphore::new(room as usize)) };
         Ok(Carrier { runtime: handle, shared })
     }
 
@@ -176,22 +176,12 @@ impl Line {
         let network = target.network?;
         for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
             let address = SocketAddr::new(address, target.to);
-            let Ok(socket) = self.shared.socket(&network, address) else { continue };
+            let Ok(socket) = self.shared.door.socket(&network, address.is_ipv6()) else { continue };
             if let Ok(stream) = socket.connect(address).await {
                 return Some(Some((stream, network)));
             }
         }
         Some(None)
-    }
-}
-
-impl Shared {
-    /// A socket in a sandbox's network, for which the thread goes there and comes back.
-    fn socket(&self, network: &Network, to: SocketAddr) -> io::Result<TcpSocket> {
-        network.enter()?;
-        let made = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        self.own.enter()?;
-        made
     }
 }
 

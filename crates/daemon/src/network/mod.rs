@@ -1,6 +1,7 @@
 //! Networks of sandboxes' own, and ports of the machine's that lead into them.
 
 mod carrier;
+mod door;
 mod publisher;
 
 use std::io;
@@ -14,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 
-pub use publisher::{Lease, Publisher};
+pub use door::Door;
+pub use publisher::{Lease, Publisher, listen};
 
 /// A sandbox's network, if it has one of its own, and the ports that lead there.
 #[derive(Default)]

@@ -188,7 +188,8 @@ impl Open {
     }
 }
 
-fn listen(port: Port) -> io::Result<TcpListener> {
+/// Takes a port of the machine's.
+pub fn listen(port: Port) -> io::Result<TcpListener> {
     match port.address {
         Some(address) => TcpListener::bind(SocketAddr::new(address, port.port)),
         // One socket for both protocols, where there are both.

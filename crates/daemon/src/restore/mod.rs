@@ -88,6 +88,8 @@ pub struct RestoreRequest<'a> {
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
     pub recovery: Option<Recovery>,
+    /// The service that it is an instance of. It has a network of its own then, to which no port leads.
+    pub service: Option<&'a str>,
 }
 
 pub struct Attempt<'a> {
@@ -149,7 +151,10 @@ pub fn restore(
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let Opened { image, metadata, timeline, tracing, damaged_advice } = opened;
-    let place = network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?;
+    let place = match request.service {
+        Some(_) => (Network::Private, Vec::new()),
+        None => network::choose(request.network, request.publish, (metadata.network, &metadata.ports))?,
+    };
     let mounts = mounts::choose(&metadata.mounts, request.volumes)?;
     let mode = machine::shown_mode(image.manifest().mode);
     let gpu = match mode {
@@ -260,6 +265,7 @@ fn hold(
             ports: ports.clone(),
             limits: request.limits.or(metadata.limits),
             mounts: mounts.clone(),
+            service: request.service.map(str::to_string),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.

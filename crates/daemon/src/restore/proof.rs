@@ -192,6 +192,7 @@ pub fn in_place(
         volumes: &[],
         input: None,
         recovery: None,
+        service: None,
     };
     let attempt = Attempt {
         daemon,

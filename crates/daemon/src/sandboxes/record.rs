@@ -57,6 +57,9 @@ pub struct Record {
     pub limits: Limits,
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+    /// The service that it is an instance of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
     /// Whom it was started as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
@@ -99,6 +102,7 @@ impl Record {
             ports: Vec::new(),
             limits: Limits::default(),
             mounts: Mounts::default(),
+            service: None,
             user: None,
             terminal: None,
         }
@@ -261,6 +265,7 @@ mod tests {
                 volumes: vec!["/a:/b:ro".parse().unwrap()],
                 overlays: vec!["/c".parse().unwrap()],
             },
+            service: Some("web".into()),
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
             terminal: Some(WindowSize::default()),
         };

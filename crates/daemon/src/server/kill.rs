@@ -8,12 +8,8 @@ use serde_json::{Value, json};
 use crate::containers::device;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::lifecycle::end::{GRACE, end};
 use crate::sandboxes::recovery::unix_ms;
-
-/// How long a program has between the request to end and the end.
-const GRACE: Duration = Duration::from_secs(5);
-/// How long the kernel has to take a killed sandbox down.
-const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// With a signal, sends that to each; without, ends each: SIGTERM first, SIGKILL for the whole namespace after the
 /// grace. All names are worked on, whatever happens to one.
@@ -71,11 +67,5 @@ fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> 
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);
     }
-    // A program that is just ending needs no signal any more.
-    let _ = cpu.signal(Signal::SIGTERM as i32);
-    if sandbox.wait_end(Some(grace)).is_none() {
-        cpu.kill()?;
-        sandbox.wait_end(Some(END_LIMIT));
-    }
-    Ok(())
+    end(&sandbox, cpu, grace)
 }

@@ -32,6 +32,7 @@ use crate::restore::{load_order, unwritten};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
+use crate::services;
 use crate::sleep::wake;
 use crate::{checkpoint, containers, frameworks, restore, sleep};
 
@@ -280,6 +281,7 @@ fn answer(
                 volumes: &mounts.volumes,
                 input: None,
                 recovery: None,
+                service: None,
             };
             json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())
         }
@@ -422,6 +424,7 @@ fn answer(
                 volumes: &volumes,
                 input,
                 recovery: None,
+                service: None,
             };
             json!(restore(daemon, &request, reply)?)
         }
@@ -431,6 +434,10 @@ fn answer(
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
+        Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
+        Request::Services => services::list(daemon)?,
+        Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
+        Request::Drain { name, remove, now } => services::drain(daemon, &name, (remove, now), reply)?,
         Request::Events => {
             events::show(reply)?;
             json!({})

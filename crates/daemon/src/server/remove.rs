@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::lifecycle::images;
+use crate::services;
 
 /// Removes the ended sandboxes of these names with their logs. A name that only an image has means that, unless just
 /// sandboxes are meant. All names are worked on, whatever happens to one.
@@ -40,13 +41,14 @@ pub fn remove(daemon: &Daemon, names: &[String], only_sandboxes: bool) -> Result
     }
 }
 
-/// Removes all ended sandboxes with their logs, and with `images` the images that no sandbox runs from.
+/// Removes all ended sandboxes with their logs, and with `images` the images that no sandbox runs from and no service has.
 pub fn prune(daemon: &Daemon, images: bool) -> Result<Value> {
     let (sandboxes, mut freed) = daemon.sandboxes.forget_ended();
     let mut removed = Vec::new();
     if images {
         let live = daemon.sandboxes.all().into_iter().filter(|sandbox| sandbox.is_live());
-        let used: BTreeSet<String> = live.filter_map(|sandbox| sandbox.record().image).collect();
+        let mut used: BTreeSet<String> = live.filter_map(|sandbox| sandbox.record().image).collect();
+        used.extend(services::images(daemon));
         let all = daemon.store.images()?.into_iter().map(|image| image.name);
         removed.extend(all.filter(|name| !used.contains(name)));
         if !removed.is_empty() {

@@ -26,6 +26,7 @@ use crate::restore::{mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::{Sandbox, remove_directory};
+use crate::services;
 use crate::sleep;
 use crate::sleep::wake;
 use crate::workers::Spares;
@@ -63,6 +64,7 @@ impl Daemon {
             recovery::follow(&daemon, &sandbox);
         }
         daemon.pool.prepare(&gpu::choose(None)?);
+        services::resume(&daemon)?;
         Ok(daemon)
     }
 

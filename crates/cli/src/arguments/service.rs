@@ -1,0 +1,121 @@
+//! What is said of a service.
+
+use clap::Args;
+use jiff::SignedDuration;
+use rekindle_protocol::daemon::ServiceWish;
+use rekindle_protocol::network::Port;
+
+use crate::arguments::choices::LevelArgument;
+
+/// What is not said of a service that is there stays as it is.
+#[derive(Debug, Args)]
+pub struct ServiceArguments {
+    /// Where clients come: a TCP port of this machine's, at all its addresses or one. PORT 0 is one that is free.
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    port: Option<Port>,
+    /// The port that the program listens on; the one that was published when the image was taken if none is given, or
+    /// else the clients'.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    to: Option<u16>,
+    /// What an instance answers with success once it is ready, such as /healthz; that it listens is enough if none is given.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    ready: Option<String>,
+    /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
+    #[arg(long, value_name = "GPU")]
+    gpu: Option<String>,
+    #[command(flatten)]
+    scale: ScaleArguments,
+    /// How many requests an instance has at once (8).
+    #[arg(long, value_name = "REQUESTS")]
+    concurrency: Option<u32>,
+    /// How many requests may wait; further ones are refused (100).
+    #[arg(long, value_name = "REQUESTS")]
+    queue: Option<u32>,
+    /// How long a request may wait for an instance, and an instance take until it listens (60s).
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    timeout: Option<u64>,
+    /// How long an instance without a request keeps its GPU (30s).
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    idle: Option<u64>,
+    /// How long one that has given its GPU back is there until it ends, and the image alone is left (5m).
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    idle_end: Option<u64>,
+    /// Where the GPU memory of such an instance goes (host).
+    #[arg(long)]
+    level: Option<LevelArgument>,
+}
+
+/// How many instances there are.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ScaleArguments {
+    /// How many instances stay awake, whether there are requests or not (0).
+    #[arg(long, value_name = "INSTANCES")]
+    pub min: Option<u32>,
+    /// The most instances (4).
+    #[arg(long, value_name = "INSTANCES")]
+    pub max: Option<u32>,
+}
+
+impl ServiceArguments {
+    pub fn wish(self) -> ServiceWish {
+        ServiceWish {
+            port: self.port,
+            to: self.to,
+            ready: self.ready,
+            gpu: self.gpu,
+            level: self.level.map(LevelArgument::wanted),
+            min: self.scale.min,
+            max: self.scale.max,
+            concurrency: self.concurrency,
+            queue: self.queue,
+            idle_ms: self.idle,
+            idle_end_ms: self.idle_end,
+            timeout_ms: self.timeout,
+        }
+    }
+}
+
+/// A port of the machine's alone.
+fn address(text: &str) -> Result<Port, String> {
+    format!("{text}:1")
+        .parse()
+        .map_err(|_| "expected [ADDRESS:]PORT, such as 8000 or 127.0.0.1:8000".to_string())
+}
+
+fn path(text: &str) -> Result<String, String> {
+    let is_plain = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    is_plain.then(|| text.to_string()).ok_or_else(|| "expected a path such as /healthz".to_string())
+}
+
+/// In milliseconds.
+fn duration(text: &str) -> Result<u64, String> {
+    let parsed = text.parse::<SignedDuration>().ok().filter(|time| !time.is_negative());
+    parsed
+        .and_then(|time| u64::try_from(time.as_millis()).ok())
+        .ok_or_else(|| "expected a time such as 500ms, 30s, 10m or 1h30m".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_addresses_say_what_they_should_be() {
+        let times = [("0s", 0), ("500ms", 500), ("30s", 30_000), ("1h30m", 5_400_000)];
+        for (text, milliseconds) in times {
+            assert_eq!(duration(text), Ok(milliseconds));
+        }
+        for wrong in ["", "30", "-1s", "1h ago", "soon"] {
+            assert!(duration(wrong).unwrap_err().contains("30s"), "{wrong}");
+        }
+        assert_eq!(path("/healthz?a=b"), Ok("/healthz?a=b".to_string()));
+        for wrong in ["", "healthz", "/a b", "/a\n", "/a#b", "http://a/b"] {
+            assert!(path(wrong).unwrap_err().contains("/healthz"), "{wrong}");
+        }
+        assert_eq!(address("8000").map(|port| (port.address, port.port)), Ok((None, 8000)));
+        assert_eq!(address("[::1]:80").map(|port| port.port), Ok(80));
+        for wrong in ["", "80:", "a:80", "65536", "80/tcp"] {
+            assert!(address(wrong).unwrap_err().contains("127.0.0.1:8000"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Instances of services: sandboxes of an image, each in a network of its own.
+
+use std::io;
+use std::sync::Arc;
+
+use rekindle_gateway::{Instance, Maker, Source, TcpSocket};
+use rekindle_protocol::daemon::{Level, Limits, State};
+
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::images::metadata::ImageMetadata;
+use crate::lifecycle::end::{GRACE, end};
+use crate::network::Door;
+use crate::reply::Reply;
+use crate::restore::{self, load_order};
+use crate::sandboxes::Sandbox;
+use crate::sleep::{self, wake};
+
+/// Makes those of one service.
+pub struct InstanceMaker {
+    pub daemon: Arc<Daemon>,
+    pub service: String,
+    pub door: Door,
+}
+
+struct Member {
+    daemon: Arc<Daemon>,
+    sandbox: Arc<Sandbox>,
+    level: Level,
+    door: Door,
+}
+
+/// Whether instances can be made of an image; why not, otherwise.
+pub fn check(image: &str, metadata: &ImageMetadata) -> Result<()> {
+    let reason = match metadata {
+        ImageMetadata { container: Some(_), .. } => {
+            "it is of a container, whose engine has its network; take one of a program that `rekindle run --network private` runs"
+        }
+        ImageMetadata { framework: true, .. } => {
+            "its program waits for an app; start that by `rekindle run --from`, and take an image once it listens"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::CannotServe { image: image.to_string(), reason: reason.to_string() })
+}
+
+impl InstanceMaker {
+    /// An instance that an earlier daemon has made.
+    pub fn adopt(&self, sandbox: &Arc<Sandbox>, level: Level) -> Arc<dyn Instance> {
+        let (daemon, sandbox, door) = (self.daemon.clone(), sandbox.clone(), self.door.clone());
+        Arc::new(Member { daemon, sandbox, level, door })
+    }
+
+    fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
+        let Source { image, id, gpu, .. } = source;
+        let request = restore::RestoreRequest {
+            image,
+            name: Some(name),
+            gpu: gpu.as_deref(),
+            gpu_map: &[],
+            app: None,
+            order: load_order::usual(),
+            record: false,
+            verify: false,
+            network: None,
+            publish: &[],
+            limits: Limits::default(),
+            volumes: &[],
+            input: None,
+            recovery: None,
+            service: Some(&self.service),
+        };
+        let reply = Reply::to_nobody();
+        let opened = restore::open(&self.daemon, &request, &reply)?;
+        if opened.image.manifest().id != *id {
+            let reason = "another image has its name by now; `rekindle serve` takes that one".to_string();
+            return Err(Error::CannotServe { image: image.clone(), reason });
+        }
+        let report = restore::restore(&self.daemon, opened, &request, &reply)?;
+        self.daemon.sandboxes.get(&report.name)
+    }
+}
+
+impl Maker for InstanceMaker {
+    fn start(&self, source: &Source, name: &str) -> std::result::Result<Arc<dyn Instance>, String> {
+        let sandbox = self.make(source, name).map_err(|error| error.to_string())?;
+        Ok(self.adopt(&sandbox, source.level))
+    }
+}
+
+impl Instance for Member {
+    fn sleep(&self) -> std::result::Result<(), String> {
+        match sleep::sleep(&self.daemon, &self.sandbox, self.level, &Reply::to_nobody()) {
+            Ok(_) | Err(Error::AlreadyAsleep { .. }) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn wake(&self) -> std::result::Result<(), String> {
+        match wake::wake(&self.sandbox, &Reply::to_nobody()) {
+            // Its program may have been faster.
+            Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn end(&self) {
+        // One that has ended already is as it is to be.
+        if let Ok(cpu) = self.sandbox.cpu("ended")
+            && let Err(error) = end(&self.sandbox, cpu, GRACE)
+        {
+            log::error!("the instance {:?} was not ended: {error}", self.sandbox.name());
+        }
+    }
+
+    fn wait_end(&self) -> String {
+        let record = self.sandbox.wait_end(None);
+        match record.map(|record| (record.state, record.exit_code, record.problem)) {
+            Some((_, _, Some(problem))) => format!("ended: {problem}"),
+            Some((State::Stopped, ..)) => "was stopped with an image".to_string(),
+            Some((_, Some(code), _)) => format!("ended (exit code {code})"),
+            _ => "ended".to_string(),
+        }
+    }
+
+    fn socket(&self, is_v6: bool) -> io::Result<TcpSocket> {
+        let network = self.sandbox.network.network().ok_or(io::ErrorKind::NotConnected)?;
+        self.door.socket(network, is_v6)
+    }
+}

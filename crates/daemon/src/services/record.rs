@@ -1,0 +1,129 @@
+//! What is kept on disk of a service, so that the next daemon has it again. One JSON file each, replaced as a whole.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rekindle_gateway::{Plan, Source};
+use rekindle_protocol::network::Port;
+use rekindle_store::bounded;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The longest record read.
+const LONGEST: u64 = 1 << 20;
+/// The longest name of a service.
+const LONGEST_NAME: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceRecord {
+    pub name: String,
+    /// Where clients come.
+    pub port: Port,
+    pub source: Source,
+    pub plan: Plan,
+    /// It takes no more requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+}
+
+/// A name is that of a file too.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let begins_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    match begins_well && name.len() <= LONGEST_NAME && name.chars().all(is_plain) {
+        true => Ok(()),
+        false => Err(Error::BadServiceName { name: name.chars().take(LONGEST_NAME).collect() }),
+    }
+}
+
+impl ServiceRecord {
+    /// Writes it beside its place and moves it there.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        let place = path(directory, &self.name);
+        let partial = place.with_added_extension("partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_data()?;
+            fs::rename(&partial, &place)
+        };
+        write().map_err(|source| Error::io("write the record", &place, source))
+    }
+
+    pub fn load(directory: &Path, name: &str) -> std::result::Result<ServiceRecord, String> {
+        let text = bounded::read(&path(directory, name), LONGEST).map_err(|error| error.to_string())?;
+        let record: ServiceRecord = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        match record.name == name {
+            true => record.plan.check().map(|()| record),
+            false => Err("it is named after another service".to_string()),
+        }
+    }
+
+    /// All that can be read; the others are reported and left alone.
+    pub fn load_all(directory: &Path) -> Result<Vec<ServiceRecord>> {
+        let failed = |source| Error::io("list", directory, source);
+        let mut records = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let file = entry.map_err(failed)?.file_name();
+            let Some(name) = file.to_str().and_then(|file| file.strip_suffix(".json")) else { continue };
+            match ServiceRecord::load(directory, name) {
+                Ok(record) => records.push(record),
+                Err(reason) => log::error!("the record of the service {name:?} cannot be used: {reason}"),
+            }
+        }
+        Ok(records)
+    }
+
+    pub fn remove(directory: &Path, name: &str) -> Result<()> {
+        let place = path(directory, name);
+        fs::remove_file(&place).map_err(|source| Error::io("remove", &place, source))
+    }
+}
+
+fn path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rekindle_protocol::daemon::Level;
+
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_broken_ones_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan =
+            Plan { min: 0, max: 1, concurrency: 1, idle_ms: 1, idle_end_ms: 1, queue: 1, timeout_ms: 1 };
+        let source =
+            Source { image: "i".into(), id: "0".into(), to: 80, ready: None, gpu: None, level: Level::Host };
+        let port = "127.0.0.1:8080:80".parse().unwrap();
+        let record = ServiceRecord { name: "a.b".into(), port, source, plan, draining: false };
+        record.save(directory.path()).unwrap();
+        let broken = ServiceRecord {
+            name: "c".into(),
+            plan: Plan { max: 0, ..record.plan.clone() },
+            ..record.clone()
+        };
+        broken.save(directory.path()).unwrap();
+        fs::write(directory.path().join("d.json"), "{").unwrap();
+        fs::copy(directory.path().join("a.b.json"), directory.path().join("e.json")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", directory.path().join("f.json")).unwrap();
+        assert_eq!(ServiceRecord::load_all(directory.path()).unwrap(), std::slice::from_ref(&record));
+        ServiceRecord::remove(directory.path(), "a.b").unwrap();
+        assert!(ServiceRecord::load_all(directory.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn names_are_those_of_files() {
+        for name in ["a", "0.b-c_D"] {
+            check_name(name).unwrap();
+        }
+        let long = "a".repeat(65);
+        for name in ["", ".", "..", "-a", "a/b", "a b", "ä", "a\n", long.as_str()] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Headers that are between two neighbours, and those that say who asks.
+
+use std::net::IpAddr;
+
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use hyper::{Uri, http::uri::PathAndQuery};
+
+const HOP: [HeaderName; 8] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// What a request wants the connection to become, if it does.
+pub fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asks = tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    headers.get(UPGRADE).filter(|_| asks).cloned()
+}
+
+/// Removes what is not for whom comes next.
+pub fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> =
+        tokens(headers).filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok()).collect();
+    // A body of unknown length has no other one, whatever is said beside it.
+    let is_chunked = headers.contains_key(TRANSFER_ENCODING);
+    for name in named.iter().chain(&HOP) {
+        headers.remove(name);
+    }
+    if is_chunked {
+        headers.remove(CONTENT_LENGTH);
+    }
+}
+
+/// Makes a client's headers those of the request to an instance.
+pub fn forward(headers: &mut HeaderMap, uri: &Uri, client: IpAddr, upgrade: Option<HeaderValue>) {
+    strip(headers);
+    // The gateway has asked for the body already.
+    headers.remove(EXPECT);
+    if let Some(upgrade) = upgrade {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, upgrade);
+    }
+    if let Some(authority) = uri.authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
+        headers.insert(HOST, host);
+    }
+    let client = client.to_canonical().to_string();
+    let before = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+    let chain = before.chain([client.as_str()]).collect::<Vec<_>>().join(", ");
+    if let Ok(chain) = HeaderValue::from_str(&chain) {
+        headers.insert(FORWARDED_FOR, chain);
+    }
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+}
+
+/// A request's target as an instance is told it: without scheme and host.
+pub fn target(uri: &Uri) -> Uri {
+    let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    Uri::from(path)
+}
+
+/// Makes an instance's headers those of the answer.
+pub fn answer(headers: &mut HeaderMap, upgrade: bool) {
+    let became = headers.get(UPGRADE).filter(|_| upgrade).cloned();
+    strip(headers);
+    headers.remove(TRAILER);
+    if let Some(became) = became {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, became);
+    }
+}
+
+fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs.iter().map(pair) {
+            map.append(name, value);
+        }
+        map
+    }
+
+    #[test]
+    fn what_is_between_neighbours_stays_there() {
+        let mut map = headers(&[
+            ("connection", "close, X-Own"),
+            ("x-own", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "5"),
+            ("expect", "100-continue"),
+            ("upgrade", "h2c"),
+            ("accept", "*/*"),
+            ("x-forwarded-for", "192.0.2.1"),
+        ]);
+        assert_eq!(wanted_upgrade(&map), None);
+        forward(&mut map, &Uri::from_static("http://example/a?b"), [127, 0, 0, 1].into(), None);
+        let wanted = [
+            ("accept", "*/*"),
+            ("host", "example"),
+            ("x-forwarded-for", "192.0.2.1, 127.0.0.1"),
+            ("x-forwarded-proto", "http"),
+        ];
+        assert_eq!(map, headers(&wanted));
+        assert_eq!(target(&Uri::from_static("http://example/a?b")), "/a?b");
+        assert_eq!(target(&Uri::from_static("*")), "*");
+    }
+
+    #[test]
+    fn an_upgrade_is_passed_on_where_it_is_asked_for() {
+        let mut map =
+            headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("host", "a")]);
+        let upgrade = wanted_upgrade(&map);
+        forward(&mut map, &Uri::from_static("/"), [127, 0, 0, 1].into(), upgrade);
+        assert_eq!((map[UPGRADE].as_bytes(), map[HOST].as_bytes()), (&b"websocket"[..], &b"a"[..]));
+        let mut back = headers(&[("connection", "upgrade"), ("upgrade", "websocket")]);
+        answer(&mut back, true);
+        assert_eq!(back.len(), 2);
+        answer(&mut back, false);
+        assert!(back.is_empty());
+    }
+}

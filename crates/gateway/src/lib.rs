@@ -1,0 +1,34 @@
+//! Services: HTTP requests that come to a port go to instances of an image, which come and go with them.
+//!
+//! ```text
+//!  clients ─▶ listener ─▶ proxy ──────────▶ place at an instance ─▶ upstream ─▶ program
+//!                           │ arrive, done         ▲ Send, Refuse
+//!                           ▼                      │
+//!                        service ──▶ policy ───────┤
+//!                                     ▲            ▼ Start, Sleep, Wake, End
+//!                                     └───────── maker
+//! ```
+//!
+//! [`policy`] decides, and does nothing; [`Service`] does what it decides. What an instance is, and how it is made, is the
+//! [`Maker`]'s. One thread serves all clients, and copies bodies as they come; what may block has threads of its own.
+
+mod gateway;
+mod headers;
+mod limits;
+mod listener;
+mod maker;
+mod place;
+mod plan;
+mod policy;
+mod proxy;
+mod refusal;
+mod relay;
+mod service;
+mod upstream;
+
+pub use gateway::Gateway;
+pub use maker::{Instance, Maker};
+pub use plan::{Plan, Source};
+pub use policy::{Counts, Stage};
+pub use service::{Service, Shown, ShownInstance};
+pub use tokio::net::TcpSocket;

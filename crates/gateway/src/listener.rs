@@ -1,0 +1,134 @@
+//! A port at which clients come to a service: HTTP/1.1, and HTTP/2 for who begins with that.
+
+use std::convert::Infallible;
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::sleep;
+
+use crate::limits;
+use crate::proxy::answer;
+use crate::service::Service;
+
+/// Closes the port when it goes. What came in before is answered.
+pub struct Listener {
+    stop: Option<oneshot::Sender<()>>,
+    closed: Receiver<()>,
+}
+
+impl Drop for Listener {
+    /// Returns when the port is free.
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // Nothing is ever sent: it ends with the socket.
+        let _ = self.closed.recv();
+    }
+}
+
+impl Listener {
+    /// `room` is how many clients all listeners have together.
+    pub fn begin(
+        runtime: &Handle,
+        listener: StdListener,
+        service: Arc<Service>,
+        room: Arc<Semaphore>,
+    ) -> Listener {
+        let (stop, stopped) = oneshot::channel();
+        let (closes, closed) = channel();
+        runtime.spawn(async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => serve((listener, closes), stopped, service, room).await,
+                Err(error) => {
+                    log::error!("the port of the service {:?} cannot be served: {error}", service.name)
+                }
+            }
+        });
+        Listener { stop: Some(stop), closed }
+    }
+}
+
+async fn serve(
+    open: (TcpListener, Sender<()>),
+    mut stopped: oneshot::Receiver<()>,
+    service: Arc<Service>,
+    room: Arc<Semaphore>,
+) {
+    let graceful = GracefulShutdown::new();
+    loop {
+        let come = async {
+            let place = room.clone().acquire_owned().await;
+            (place, open.0.accept().await)
+        };
+        let (place, come) = tokio::select! {
+            come = come => come,
+            _ = &mut stopped => break,
+        };
+        match come {
+            Ok((stream, _)) => {
+                let (service, watcher) = (service.clone(), graceful.watcher());
+                tokio::spawn(async move {
+                    if let Err(error) = converse(stream, service, watcher).await {
+                        log::debug!("a client's connection ended: {error}");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                log::warn!("the next client of the service {:?} waits: {error}", service.name);
+                sleep(limits::PAUSE).await;
+            }
+        }
+    }
+    drop(open);
+    graceful.shutdown().await;
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn converse(
+    stream: TcpStream,
+    service: Arc<Service>,
+    watcher: hyper_util::server::graceful::Watcher,
+) -> Result<(), Failure> {
+    stream.set_nodelay(true)?;
+    let client = stream.peer_addr()?.ip();
+    let begun = Arc::new(Notify::new());
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HEAD_TIME)
+        .max_buf_size(limits::BUFFER)
+        .max_headers(limits::HEADERS);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits::STREAMS)
+        .max_header_list_size(limits::BUFFER as u32);
+    let request = service_fn({
+        let begun = begun.clone();
+        move |request| {
+            begun.notify_one();
+            let service = service.clone();
+            async move { Ok::<_, Infallible>(answer(service, client, request).await) }
+        }
+    });
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), request).into_owned();
+    let mut connection = std::pin::pin!(watcher.watch(connection));
+    // Before it is known which protocol is spoken, no limit of one holds.
+    tokio::select! {
+        ended = &mut connection => return ended,
+        () = begun.notified() => {}
+        () = sleep(limits::HEAD_TIME + Duration::from_secs(1)) => return Err("nothing was asked for".into()),
+    }
+    connection.await
+}

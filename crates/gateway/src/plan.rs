@@ -1,0 +1,91 @@
+//! What a user asks for of a service.
+
+use std::time::Duration;
+
+use rekindle_protocol::daemon::Level;
+use serde::{Deserialize, Serialize};
+
+/// How many instances a service has, and what they take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// So many stay awake, whether there are requests or not.
+    pub min: u32,
+    pub max: u32,
+    /// How many requests an instance has at once.
+    pub concurrency: u32,
+    /// How long an instance without a request keeps its GPU half awake.
+    pub idle_ms: u64,
+    /// How long one sleeps before it ends.
+    pub idle_end_ms: u64,
+    /// How many requests may wait.
+    pub queue: u32,
+    /// How long a request may wait, and an instance take until it listens.
+    pub timeout_ms: u64,
+}
+
+impl Plan {
+    /// A sentence on what cannot be.
+    pub fn check(&self) -> Result<(), String> {
+        let Plan { min, max, concurrency, timeout_ms, .. } = self;
+        match () {
+            () if *max == 0 => Err("a service has at most 0 instances by this; say at least --max 1".into()),
+            () if min > max => Err(format!(
+                "a service cannot have at least {min} and at most {max} instances; give a --min that is not above --max"
+            )),
+            () if *concurrency == 0 => {
+                Err("an instance would have 0 requests at once; say at least --concurrency 1".into())
+            }
+            () if *timeout_ms == 0 => Err("no request could wait; say a --timeout above 0".into()),
+            () => Ok(()),
+        }
+    }
+
+    pub(crate) fn idle(&self) -> Duration {
+        Duration::from_millis(self.idle_ms)
+    }
+
+    pub(crate) fn idle_end(&self) -> Duration {
+        Duration::from_millis(self.idle_end_ms)
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// What instances are made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    pub image: String,
+    /// Tells images of one name, one after the other, apart.
+    pub id: String,
+    /// The port that the program listens on.
+    pub to: u16,
+    /// What an instance answers with success once it is ready, such as `/healthz`; none: that it listens is enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
+    /// The GPU; the image's if none is given.
+    pub gpu: Option<String>,
+    /// Where the GPU memory of an idle instance goes.
+    pub level: Level,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let plan =
+            Plan { min: 0, max: 4, concurrency: 8, idle_ms: 0, idle_end_ms: 0, queue: 0, timeout_ms: 1 };
+        assert_eq!(plan.check(), Ok(()));
+        for (wrong, word) in [
+            (Plan { max: 0, ..plan.clone() }, "--max"),
+            (Plan { min: 5, ..plan.clone() }, "--min"),
+            (Plan { concurrency: 0, ..plan.clone() }, "--concurrency"),
+            (Plan { timeout_ms: 0, ..plan.clone() }, "--timeout"),
+        ] {
+            assert!(wrong.check().unwrap_err().contains(word));
+        }
+    }
+}

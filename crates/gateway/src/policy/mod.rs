@@ -1,0 +1,375 @@
+//! What a service does about what happens: a state machine without clocks, threads or sockets.
+//!
+//! ```text
+//!  arrive ─▶ queue ─▶ Send ─▶ done          Start ─▶ starting ─▶ running ◀── waking ◀─┐ Wake, with a request
+//!               └─▶ Refuse                               Sleep │                        │
+//!                                                              └─▶ falling asleep ─▶ asleep ─▶ End ─▶ ending
+//! ```
+//!
+//! Each event says when it happened, and leaves behind what is to be done about it ([`Policy::take`]). An instance that
+//! sleeps is sent requests as one that runs: its program goes on up to its first GPU call while its GPU half wakes.
+
+mod instance;
+mod queue;
+mod rollout;
+mod scale;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::plan::{Plan, Source};
+use instance::Instance;
+use queue::Queue;
+use rollout::Rollout;
+
+pub use instance::Stage;
+
+/// How long the next instance waits after one that came to nothing; twice as long after each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What is to be done. Instances are known by numbers that no two have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is named after its seat, and is to listen within this time.
+    Start {
+        instance: u32,
+        seat: u32,
+        source: Source,
+        limit: Duration,
+    },
+    Sleep {
+        instance: u32,
+    },
+    Wake {
+        instance: u32,
+    },
+    End {
+        instance: u32,
+    },
+    Send {
+        request: u64,
+        instance: u32,
+    },
+    Refuse {
+        request: u64,
+        why: Refusal,
+    },
+    /// An image that was to be rolled out serves, or does not and why.
+    RolledOut(Result<(), String>),
+}
+
+/// Why a request is sent to nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// As many wait as may.
+    Full,
+    /// It has waited as long as it may.
+    TooLong { problem: Option<String> },
+    /// There is no instance, and none can be had before that.
+    NoInstance { problem: String, again: Duration },
+    /// The service takes no more.
+    Draining,
+}
+
+/// How a request left an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Answered,
+    /// The client was told of a failure, or has only a part of the answer.
+    Broken,
+    /// The client did not wait for it, or another instance is asked.
+    Unheard,
+}
+
+/// Requests since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    pub served: u64,
+    pub failed: u64,
+    pub refused: u64,
+}
+
+pub struct Policy {
+    plan: Plan,
+    /// Where further instances come from; none before the first rollout.
+    source: Option<Source>,
+    /// Grows with each change of the source.
+    generation: u64,
+    rollout: Option<Rollout>,
+    instances: BTreeMap<u32, Instance>,
+    /// The last instance's number.
+    last: u32,
+    queue: Queue,
+    draining: bool,
+    /// How many instances in a row came to nothing.
+    failures: u32,
+    not_before: Option<Instant>,
+    /// Whether the last of them never listened, so that the next one is no better.
+    is_hopeless: bool,
+    problem: Option<String>,
+    counts: Counts,
+    actions: Vec<Action>,
+}
+
+impl Policy {
+    /// Of a service whose first image is yet to be rolled out, or with `source` of one that was there before.
+    pub fn new(plan: Plan, source: Option<Source>) -> Policy {
+        Policy {
+            plan,
+            source,
+            generation: 0,
+            rollout: None,
+            instances: BTreeMap::new(),
+            last: 0,
+            queue: Queue::default(),
+            draining: false,
+            failures: 0,
+            not_before: None,
+            is_hopeless: false,
+            problem: None,
+            counts: Counts::default(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done about all that has happened, in this order.
+    pub fn take(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// A request comes. One that comes again goes to another instance than `avoid` if it can.
+    pub fn arrive(&mut self, now: Instant, deadline: Instant, avoid: Option<u32>) -> u64 {
+        let request = self.queue.push(deadline, avoid);
+        if self.draining && avoid.is_none() {
+            self.queue.remove(request);
+            self.refuse(request, Refusal::Draining);
+            return request;
+        }
+        self.settle(now);
+        if self.queue.len() > self.plan.queue as usize && self.queue.remove(request) {
+            self.refuse(request, Refusal::Full);
+        }
+        request
+    }
+
+    /// The client of a request that waits has gone.
+    pub fn gone(&mut self, request: u64, now: Instant) {
+        self.queue.remove(request);
+        self.settle(now);
+    }
+
+    /// An instance is done with a request.
+    pub fn done(&mut self, number: u32, outcome: Outcome, now: Instant) {
+        match outcome {
+            Outcome::Answered => {
+                self.counts.served += 1;
+                (self.failures, self.not_before, self.problem) = (0, None, None);
+            }
+            Outcome::Broken => self.counts.failed += 1,
+            Outcome::Unheard => {}
+        }
+        if let Some(instance) = self.instances.get_mut(&number) {
+            instance.in_flight = instance.in_flight.saturating_sub(1);
+            instance.has_served |= outcome == Outcome::Answered;
+            instance.since = now;
+        }
+        self.settle(now);
+    }
+
+    /// An instance listens.
+    pub fn ready(&mut self, number: u32, now: Instant) {
+        self.enter(number, Stage::Running, now);
+        self.rolled_out(number, now);
+        self.settle(now);
+    }
+
+    /// An instance did not come to listen, and is not there any more.
+    pub fn not_started(&mut self, number: u32, why: String, now: Instant) {
+        self.instances.remove(&number);
+        if !self.rollout_failed(number, &why) {
+            self.came_to_nothing(why, now);
+            self.is_hopeless = true;
+        }
+        self.settle(now);
+    }
+
+    /// An instance has fallen asleep, or cannot.
+    pub fn slept(&mut self, number: u32, slept: bool, now: Instant) {
+        let stage = if slept { Stage::Asleep } else { Stage::Running };
+        if let Some(instance) = self.instances.get_mut(&number).filter(|found| found.stage != Stage::Ending) {
+            instance.cannot_sleep |= !slept;
+            // One that stays awake has been idle all the while.
+            let since = if slept { now } else { instance.since };
+            (instance.stage, instance.since) = (stage, since);
+        }
+        self.settle(now);
+    }
+
+    /// The GPU half of an instance is awake, or could not be woken, and the instance is of no use any more.
+    pub fn woke(&mut self, number: u32, woke: Result<(), String>, now: Instant) {
+        match woke {
+            Ok(()) => self.enter(number, Stage::Running, now),
+            Err(why) => {
+                self.came_to_nothing(why, now);
+                self.end(number);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// An instance does not let anybody in any more, though it is there.
+    pub fn unreachable(&mut self, number: u32, why: String, now: Instant) {
+        if self.instances.get(&number).is_some_and(|instance| instance.stage != Stage::Ending) {
+            self.came_to_nothing(why, now);
+            self.end(number);
+        }
+        self.settle(now);
+    }
+
+    /// An instance is not there any more.
+    pub fn ended(&mut self, number: u32, why: String, now: Instant) {
+        if let Some(gone) = self.instances.remove(&number)
+            && gone.stage != Stage::Ending
+            && !self.rollout_failed(number, &why)
+        {
+            match gone.has_served {
+                // The next one is wanted at once.
+                true => self.problem = Some(why),
+                false => self.came_to_nothing(why, now),
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.settle(now);
+    }
+
+    /// When something is to be done next if nothing happens.
+    pub fn next_tick(&self, now: Instant) -> Option<Instant> {
+        let (idle, end) = (self.plan.idle(), self.plan.idle_end());
+        let instances = self.instances.values().flat_map(|instance| {
+            let since = instance.since;
+            [since + idle, since + end, since + idle + end]
+        });
+        let all = self.queue.deadlines().chain(self.not_before).chain(instances);
+        // What is due was done, or waits for something else than time.
+        all.filter(|time| *time > now).min()
+    }
+
+    /// No more requests: those that wait are answered, and the instances end.
+    pub fn drain(&mut self, now: Instant) {
+        self.draining = true;
+        self.settle(now);
+    }
+
+    /// Ends all instances, whatever they do.
+    pub fn end_all(&mut self, now: Instant) {
+        self.draining = true;
+        let numbers: Vec<u32> = self.instances.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.end(number));
+        for request in self.queue.clear() {
+            self.refuse(request, Refusal::Draining);
+        }
+        self.settle(now);
+    }
+
+    /// Nobody waits, and nothing runs.
+    pub fn is_drained(&self) -> bool {
+        self.draining && self.instances.is_empty() && self.queue.len() == 0
+    }
+
+    pub fn replan(&mut self, plan: Plan, now: Instant) {
+        self.plan = plan;
+        self.draining = false;
+        self.settle(now);
+    }
+
+    /// An instance that was there before this service: of its image, or of one that it does not have any more. Its number.
+    /// What is to be done about it is decided at the next event.
+    pub fn adopt(&mut self, seat: u32, is_asleep: bool, is_current: bool, now: Instant) -> u32 {
+        let stage = if is_asleep { Stage::Asleep } else { Stage::Running };
+        let instance = Instance { retiring: !is_current, ..Instance::new(stage, seat, self.generation, now) };
+        self.add(instance)
+    }
+
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub fn source(&self) -> Option<&Source> {
+        self.source.as_ref()
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Seat, stage and requests of each instance.
+    pub fn instances(&self) -> impl Iterator<Item = (u32, Stage, u32)> {
+        self.instances.values().map(|instance| (instance.seat, instance.stage, instance.in_flight))
+    }
+
+    fn add(&mut self, instance: Instance) -> u32 {
+        self.last += 1;
+        self.instances.insert(self.last, instance);
+        self.last
+    }
+
+    /// Has one more be started, of this source.
+    fn start(&mut self, source: Source, generation: u64, limit: Duration, now: Instant) -> u32 {
+        let taken = |seat: &u32| self.instances.values().any(|instance| instance.seat == *seat);
+        let seat = (1..).find(|seat| !taken(seat)).unwrap_or(u32::MAX);
+        let instance = self.add(Instance::new(Stage::Starting, seat, generation, now));
+        self.actions.push(Action::Start { instance, seat, source, limit });
+        instance
+    }
+
+    fn refuse(&mut self, request: u64, why: Refusal) {
+        self.counts.refused += 1;
+        self.actions.push(Action::Refuse { request, why });
+    }
+
+    fn enter(&mut self, number: u32, stage: Stage, now: Instant) {
+        if let Some(instance) = self.instances.get_mut(&number).filter(|found| found.stage != Stage::Ending) {
+            (instance.stage, instance.since) = (stage, now);
+        }
+    }
+
+    fn end(&mut self, number: u32) {
+        if let Some(instance) = self.instances.get_mut(&number)
+            && !matches!(instance.stage, Stage::Ending | Stage::Starting)
+        {
+            instance.stage = Stage::Ending;
+            self.actions.push(Action::End { instance: number });
+        } else if let Some(instance) = self.instances.get_mut(&number) {
+            instance.retiring = true;
+        }
+    }
+
+    fn came_to_nothing(&mut self, why: String, now: Instant) {
+        let pause = FIRST_PAUSE * 2u32.saturating_pow(self.failures.min(16));
+        self.failures += 1;
+        self.not_before = Some(now + pause.min(LONGEST_PAUSE));
+        self.is_hopeless = false;
+        self.problem = Some(why);
+    }
+}

@@ -1,0 +1,54 @@
+//! A new image in place of the one that a service has.
+//!
+//! One instance of it is started beside all others, and takes no request. Once it listens it and those after it have the
+//! service, and the others retire; if it does not, nothing has changed.
+
+use std::time::Instant;
+
+use super::{Action, Policy};
+use crate::plan::{Plan, Source};
+
+pub struct Rollout {
+    source: Source,
+    plan: Plan,
+    /// The instance that is to listen first.
+    pub candidate: u32,
+}
+
+impl Policy {
+    /// Begins; false if one is under way.
+    pub fn roll_out(&mut self, source: Source, plan: Plan, now: Instant) -> bool {
+        if self.rollout.is_some() {
+            return false;
+        }
+        let candidate = self.start(source.clone(), self.generation + 1, plan.timeout(), now);
+        self.rollout = Some(Rollout { source, plan, candidate });
+        true
+    }
+
+    pub(super) fn rolled_out(&mut self, number: u32, now: Instant) {
+        let Some(rollout) = self.rollout.take_if(|rollout| rollout.candidate == number) else { return };
+        self.generation += 1;
+        (self.source, self.plan) = (Some(rollout.source), rollout.plan);
+        (self.failures, self.not_before, self.problem) = (0, None, None);
+        self.draining = false;
+        for instance in self.instances.values_mut() {
+            instance.retiring |= instance.generation != self.generation;
+        }
+        self.actions.push(Action::RolledOut(Ok(())));
+        self.settle(now);
+    }
+
+    /// Whether that instance was the one that was to listen first, which is not there any more.
+    pub(super) fn rollout_failed(&mut self, number: u32, why: &str) -> bool {
+        let failed = self.rollout.take_if(|rollout| rollout.candidate == number).is_some();
+        if failed {
+            self.actions.push(Action::RolledOut(Err(why.to_string())));
+        }
+        failed
+    }
+
+    pub(super) fn is_candidate(&self, number: u32) -> bool {
+        self.rollout.as_ref().is_some_and(|rollout| rollout.candidate == number)
+    }
+}

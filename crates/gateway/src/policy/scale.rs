@@ -1,0 +1,157 @@
+//! Who is sent what, and how many instances there are for it.
+
+use std::time::Instant;
+
+use super::instance::Instance;
+use super::{Action, Policy, Refusal, Stage};
+
+impl Policy {
+    /// Does all that is due.
+    pub(super) fn settle(&mut self, now: Instant) {
+        for request in self.queue.expired(now) {
+            self.refuse(request, Refusal::TooLong { problem: self.problem.clone() });
+        }
+        self.send(now);
+        self.refuse_without_hope(now);
+        self.grow(now);
+        self.retire();
+        self.shrink(now);
+    }
+
+    fn send(&mut self, now: Instant) {
+        let mut place = 0;
+        while let Some(waiting) = self.queue.get(place).cloned() {
+            let Some(number) = self.choose(waiting.avoid) else {
+                if waiting.avoid.is_none() {
+                    return;
+                }
+                place += 1;
+                continue;
+            };
+            self.queue.take(place);
+            if let Some(instance) = self.instances.get_mut(&number) {
+                instance.in_flight += 1;
+                instance.since = now;
+                self.actions.push(Action::Send { request: waiting.request, instance: number });
+                if instance.stage == Stage::Asleep {
+                    self.wake(number, now);
+                }
+            }
+        }
+    }
+
+    /// The instance with the fewest requests; of equals the first, so that the others come to rest.
+    fn choose(&self, avoid: Option<u32>) -> Option<u32> {
+        let concurrency = self.plan.concurrency;
+        let ranked = |(number, instance): (&u32, &Instance)| {
+            let rank = instance.rank(concurrency).filter(|_| !self.is_candidate(*number));
+            rank.map(|rank| (rank, *number))
+        };
+        let others = self.instances.iter().filter(|(number, _)| Some(**number) != avoid);
+        let other = others.filter_map(ranked).min();
+        // The one that failed it is asked again if it has to be the only one.
+        let same = || {
+            let number = avoid.filter(|_| self.active().count() >= self.plan.max as usize)?;
+            let is_alone = self.active().all(|other| other == number);
+            self.instances.get_key_value(&number).filter(|_| is_alone).and_then(ranked)
+        };
+        other.or_else(same).map(|(_, number)| number)
+    }
+
+    /// Numbers of instances that are there, or will be, for further requests.
+    fn active(&self) -> impl Iterator<Item = u32> {
+        let active =
+            self.instances.iter().filter(|(number, one)| one.is_active() && !self.is_candidate(**number));
+        active.map(|(number, _)| *number)
+    }
+
+    fn count(&self, wanted: impl Fn(&Instance) -> bool) -> usize {
+        self.active().filter(|number| self.instances.get(number).is_some_and(&wanted)).count()
+    }
+
+    fn may_start(&self, now: Instant) -> bool {
+        let starting = self.count(|instance| instance.stage == Stage::Starting);
+        // After one that came to nothing they are tried one by one.
+        self.not_before.is_none_or(|time| time <= now) && (self.failures == 0 || starting == 0)
+    }
+
+    /// Nobody waits for instances that cannot be had.
+    fn refuse_without_hope(&mut self, now: Instant) {
+        let Some(time) = self.not_before.filter(|time| self.is_hopeless && *time > now) else { return };
+        if self.active().next().is_none() && self.rollout.is_none() {
+            let problem = self.problem.clone().unwrap_or_default();
+            for request in self.queue.clear() {
+                let (problem, again) = (problem.clone(), time - now);
+                self.refuse(request, Refusal::NoInstance { problem, again });
+            }
+        }
+    }
+
+    fn grow(&mut self, now: Instant) {
+        let (concurrency, max) = (self.plan.concurrency as usize, self.plan.max as usize);
+        loop {
+            let starting = self.count(|instance| instance.stage == Stage::Starting);
+            let is_crowded = self.queue.len() > starting * concurrency;
+            let is_short = !self.draining && self.count(Instance::is_awake) < self.plan.min as usize;
+            let asleep = self.active().find(|number| self.stage(*number) == Some(Stage::Asleep));
+            match asleep {
+                Some(number) if is_short => self.wake(number, now),
+                _ if (is_crowded || is_short) && self.active().count() < max && self.may_start(now) => {
+                    let Some(source) = self.source.clone() else { return };
+                    self.start(source, self.generation, self.plan.timeout(), now);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Lets go of instances that are too many, and of all in the end.
+    fn retire(&mut self) {
+        if self.draining && self.queue.len() == 0 {
+            let all: Vec<u32> = self.active().collect();
+            for number in all {
+                self.instances.entry(number).and_modify(|instance| instance.retiring = true);
+            }
+        }
+        while self.active().count() > self.plan.max as usize {
+            let least_needed = |number: &u32| {
+                let instance = self.instances.get(number);
+                let awake = instance.is_some_and(Instance::is_awake);
+                (!awake, std::cmp::Reverse(instance.map_or(0, |one| one.in_flight)), *number)
+            };
+            let Some(number) = self.active().max_by_key(least_needed) else { return };
+            self.instances.entry(number).and_modify(|instance| instance.retiring = true);
+        }
+    }
+
+    fn shrink(&mut self, now: Instant) {
+        let (idle, end) = (self.plan.idle(), self.plan.idle_end());
+        let resting =
+            self.instances.iter().filter(|(number, one)| one.in_flight == 0 && !self.is_candidate(**number));
+        let resting: Vec<u32> = resting.map(|(number, _)| *number).collect();
+        for number in resting.into_iter().rev() {
+            let Some(instance) = self.instances.get(&number).cloned() else { continue };
+            let rested = now.saturating_duration_since(instance.since);
+            let may_go = self.queue.len() == 0 && self.count(Instance::is_awake) > self.plan.min as usize;
+            match instance.stage {
+                Stage::Running | Stage::Asleep if instance.retiring => self.end(number),
+                Stage::Asleep if rested >= end => self.end(number),
+                Stage::Running if may_go && instance.cannot_sleep && rested >= idle + end => self.end(number),
+                Stage::Running if may_go && !instance.cannot_sleep && rested >= idle => {
+                    self.instances.entry(number).and_modify(|one| one.stage = Stage::FallingAsleep);
+                    self.actions.push(Action::Sleep { instance: number });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn stage(&self, number: u32) -> Option<Stage> {
+        self.instances.get(&number).map(|instance| instance.stage)
+    }
+
+    fn wake(&mut self, number: u32, now: Instant) {
+        self.enter(number, Stage::Waking, now);
+        self.actions.push(Action::Wake { instance: number });
+    }
+}

@@ -1,0 +1,123 @@
+//! One request from a client to an instance, and the answer back.
+//!
+//! A request that no instance was sent goes to the next one. One that was sent, and of whose answer nothing came, is sent
+//! once more if it is of a kind that changes nothing.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http_body_util::{Either, Empty};
+use hyper::body::{Body as _, Incoming};
+use hyper::header::HeaderValue;
+use hyper::upgrade::{OnUpgrade, on};
+use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional_with_sizes;
+
+use crate::headers;
+use crate::limits;
+use crate::place::Place;
+use crate::policy::Outcome;
+use crate::refusal::{Answer, refused, say};
+use crate::relay::Relay;
+use crate::service::{Service, Verdict};
+use crate::upstream::{Body, Connection, Failure};
+
+pub async fn answer(service: Arc<Service>, client: IpAddr, mut request: Request<Incoming>) -> Answer {
+    if request.method() == Method::CONNECT {
+        let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
+        return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
+    }
+    let upgrade = headers::wanted_upgrade(request.headers());
+    let upgraded = upgrade.is_some().then(|| on(&mut request));
+    let request = forwarded(request, client, upgrade.as_ref());
+    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
+    let (mut unsent, mut avoid) = (Some(request), None);
+    let deadline = Instant::now() + service.plan().timeout();
+    loop {
+        let mut place = match service.place(deadline, avoid).await {
+            Verdict::Sent(place) => place,
+            Verdict::Refused(why) => return refused(&service.name, why),
+        };
+        let Some(request) = unsent.take().or_else(|| again.take()) else {
+            return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
+        };
+        let name = place.upstream.name.clone();
+        match place.upstream.clone().send(request).await {
+            Ok((response, connection)) => return passed_on(response, place, connection, upgraded),
+            Err(Failure::Refused { error, request }) => {
+                (unsent, avoid) = (Some(*request), Some(place.instance));
+                let why = format!("the instance {name:?} does not listen any more: {error}");
+                service.act(|policy, now| policy.unreachable(place.instance, why, now));
+            }
+            Err(Failure::Unreachable(error)) => {
+                place.outcome = Outcome::Broken;
+                return say(
+                    StatusCode::BAD_GATEWAY,
+                    format!("the instance {name:?} cannot be reached: {error}"),
+                );
+            }
+            Err(Failure::Lost(error)) => {
+                log::info!("a request to the instance {name:?} was lost: {error}");
+                avoid = Some(place.instance);
+                if again.is_none() {
+                    place.outcome = Outcome::Broken;
+                    let sentence =
+                        format!("the instance {name:?} ended the connection before it answered: {error}");
+                    return say(StatusCode::BAD_GATEWAY, sentence);
+                }
+            }
+        }
+    }
+}
+
+/// A client's request as an instance gets it.
+fn forwarded(request: Request<Incoming>, client: IpAddr, upgrade: Option<&HeaderValue>) -> Request<Body> {
+    let (mut head, body) = request.into_parts();
+    headers::forward(&mut head.headers, &head.uri, client, upgrade.cloned());
+    head.uri = headers::target(&head.uri);
+    head.version = Version::HTTP_11;
+    let body = if body.is_end_stream() { Either::Right(Empty::new()) } else { Either::Left(body) };
+    Request::from_parts(head, body)
+}
+
+/// The same without a body.
+fn copy(request: &Request<Body>) -> Request<Body> {
+    let mut copy = Request::new(Either::Right(Empty::new()));
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+fn passed_on(
+    mut response: Response<Incoming>,
+    place: Place,
+    connection: Connection,
+    upgraded: Option<OnUpgrade>,
+) -> Answer {
+    let upgraded = upgraded.filter(|_| response.status() == StatusCode::SWITCHING_PROTOCOLS);
+    let server = upgraded.is_some().then(|| on(&mut response));
+    let (mut head, body) = response.into_parts();
+    headers::answer(&mut head.headers, upgraded.is_some());
+    head.version = Version::HTTP_11;
+    if let (Some(client), Some(server)) = (upgraded, server) {
+        tokio::spawn(carry(client, server, place));
+        return Response::from_parts(head, Either::Right(Default::default()));
+    }
+    Response::from_parts(head, Either::Left(Relay::new(body, place, connection)))
+}
+
+/// Carries what is no HTTP any more, until one of both ends it.
+async fn carry(client: OnUpgrade, server: OnUpgrade, mut place: Place) {
+    let both = async { hyper::Result::Ok((client.await?, server.await?)) };
+    let (client, server) = match both.await {
+        Ok(both) => both,
+        Err(error) => return log::debug!("a connection was not upgraded: {error}"),
+    };
+    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
+    let carried = copy_bidirectional_with_sizes(&mut client, &mut server, limits::PIECE, limits::PIECE).await;
+    place.outcome = if carried.is_ok() { Outcome::Answered } else { Outcome::Broken };
+}

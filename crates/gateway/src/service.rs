@@ -1,0 +1,419 @@
+//! A service that runs: what its [policy](crate::policy) decides is done here.
+//!
+//! All that happens goes through [`Service::act`]; what is to be done about it is done once the policy is free again. What
+//! blocks is done in threads of its own.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep_until, timeout};
+
+use crate::maker::{Instance, Maker};
+use crate::place::Place;
+use crate::plan::{Plan, Source};
+use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
+use crate::upstream::Upstream;
+
+/// The longest time for which nothing is looked at.
+const LONG: Duration = Duration::from_secs(3600);
+
+pub struct Service {
+    pub name: String,
+    maker: Arc<dyn Maker>,
+    runtime: Handle,
+    state: Mutex<State>,
+    /// Somebody waits for the service to be drained.
+    drained: Condvar,
+    /// Something is to be done earlier than was known.
+    sooner: Arc<Notify>,
+}
+
+struct State {
+    policy: Policy,
+    waiting: HashMap<u64, oneshot::Sender<Verdict>>,
+    upstreams: HashMap<u32, Arc<Upstream>>,
+    /// Who wants to know how the rollout went.
+    rollout: Option<Sender<Result<(), String>>>,
+    /// When the policy is asked next.
+    next: Option<Instant>,
+    /// What is wrong beside the policy's matters.
+    fault: Option<String>,
+}
+
+/// What becomes of a request.
+pub enum Verdict {
+    Sent(Place),
+    Refused(Refusal),
+}
+
+/// A service as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Shown {
+    pub name: String,
+    pub source: Option<Source>,
+    pub plan: Plan,
+    pub instances: Vec<ShownInstance>,
+    pub queued: usize,
+    pub in_flight: u32,
+    #[serde(flatten)]
+    pub counts: Counts,
+    pub draining: bool,
+    pub problem: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ShownInstance {
+    pub name: String,
+    pub stage: Stage,
+    pub in_flight: u32,
+}
+
+impl Service {
+    pub(crate) fn begin(
+        runtime: &Handle,
+        name: &str,
+        plan: Plan,
+        source: Option<Source>,
+        maker: Arc<dyn Maker>,
+    ) -> Arc<Service> {
+        let state = State {
+            policy: Policy::new(plan, source),
+            waiting: HashMap::new(),
+            upstreams: HashMap::new(),
+            rollout: None,
+            next: None,
+            fault: None,
+        };
+        let service = Arc::new(Service {
+            name: name.to_string(),
+            maker,
+            runtime: runtime.clone(),
+            state: Mutex::new(state),
+            drained: Condvar::new(),
+            sooner: Arc::default(),
+        });
+        runtime.spawn(keep_time(Arc::downgrade(&service), service.sooner.clone()));
+        service
+    }
+
+    /// Waits for a place at an instance.
+    pub(crate) async fn place(self: &Arc<Self>, deadline: Instant, avoid: Option<u32>) -> Verdict {
+        let (sender, receiver) = oneshot::channel();
+        let mut request = 0;
+        self.change(|state, now| {
+            request = state.policy.arrive(now, deadline, avoid);
+            state.waiting.insert(request, sender);
+        });
+        let mut waits = Waits { service: self, request, receiver, is_told: false };
+        let verdict = (&mut waits.receiver).await;
+        waits.is_told = true;
+        verdict.unwrap_or(Verdict::Refused(Refusal::Draining))
+    }
+
+    /// Has another image take the place of the one that there is, if it serves; the answer comes then.
+    pub fn roll_out(self: &Arc<Self>, source: Source, plan: Plan) -> Result<(), String> {
+        let (sender, receiver): (_, Receiver<_>) = channel();
+        let mut begun = false;
+        self.change(|state, now| {
+            begun = state.policy.roll_out(source, plan, now);
+            if begun {
+                state.rollout = Some(sender);
+            }
+        });
+        match begun {
+            true => receiver.recv().unwrap_or_else(|_| Err("the rollout was given up".to_string())),
+            false => Err(format!("another image is just being rolled out to the service {:?}", self.name)),
+        }
+    }
+
+    pub fn replan(self: &Arc<Self>, plan: Plan) {
+        self.act(|policy, now| policy.replan(plan, now));
+    }
+
+    /// Shows what is wrong beside what the policy knows, or that it is not any more.
+    pub fn report(&self, fault: Option<String>) {
+        self.lock().fault = fault;
+    }
+
+    pub fn plan(&self) -> Plan {
+        self.lock().policy.plan().clone()
+    }
+
+    pub fn source(&self) -> Option<Source> {
+        self.lock().policy.source().cloned()
+    }
+
+    /// Takes no more requests, and ends the instances when those that there are have been answered.
+    pub fn drain(self: &Arc<Self>) {
+        self.act(|policy, now| policy.drain(now));
+    }
+
+    /// Ends all instances, whatever they do.
+    pub fn end_all(self: &Arc<Self>) {
+        self.act(|policy, now| policy.end_all(now));
+    }
+
+    /// Waits until nothing runs any more, or for so long; whether that is so.
+    pub fn wait_drained(&self, limit: Duration) -> bool {
+        let state = self.lock();
+        let done = self.drained.wait_timeout_while(state, limit, |state| !state.policy.is_drained());
+        done.map_or_else(|error| error.into_inner().0, |pair| pair.0).policy.is_drained()
+    }
+
+    /// Takes over an instance that was there before.
+    pub fn adopt(self: &Arc<Self>, seat: u32, instance: Arc<dyn Instance>, is_asleep: bool, source: &Source) {
+        let is_current = self.source().is_some_and(|own| own == *source);
+        let upstream = self.upstream(seat, instance, source);
+        let mut number = 0;
+        self.change(|state, now| {
+            number = state.policy.adopt(seat, is_asleep, is_current, now);
+            state.upstreams.insert(number, upstream.clone());
+        });
+        let service = self.clone();
+        self.runtime.spawn(async move {
+            let instance = upstream.instance.clone();
+            let how = spawn_blocking(move || instance.wait_end()).await.unwrap_or_default();
+            service.has_ended(number, &upstream.name, how);
+        });
+    }
+
+    pub fn shown(&self) -> Shown {
+        let state = self.lock();
+        let policy = &state.policy;
+        let instances: Vec<ShownInstance> = policy
+            .instances()
+            .map(|(seat, stage, in_flight)| ShownInstance {
+                name: self.instance_name(seat),
+                stage,
+                in_flight,
+            })
+            .collect();
+        Shown {
+            name: self.name.clone(),
+            source: policy.source().cloned(),
+            plan: policy.plan().clone(),
+            in_flight: instances.iter().map(|instance| instance.in_flight).sum(),
+            instances,
+            queued: policy.queued(),
+            counts: policy.counts(),
+            draining: policy.is_draining(),
+            problem: state.fault.clone().or_else(|| policy.problem().map(str::to_string)),
+        }
+    }
+
+    fn instance_name(&self, seat: u32) -> String {
+        format!("{}-{seat}", self.name)
+    }
+
+    /// Something has happened: tells the policy, and does what that wants.
+    pub(crate) fn act(self: &Arc<Self>, event: impl FnOnce(&mut Policy, Instant)) {
+        self.change(|state, now| event(&mut state.policy, now));
+    }
+
+    fn change(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        event(&mut state, now);
+        let actions = state.policy.take();
+        // With the policy locked, what is to be told to whom is found; it is told without.
+        let (mut verdicts, mut rest) = (Vec::new(), Vec::new());
+        for action in actions {
+            match action {
+                Action::Send { request, instance } => {
+                    let upstream = state.upstreams.get(&instance).cloned();
+                    verdicts.push((state.waiting.remove(&request), Ok((instance, upstream))));
+                }
+                Action::Refuse { request, why } => verdicts.push((state.waiting.remove(&request), Err(why))),
+                Action::RolledOut(how) => {
+                    if let Some(sender) = state.rollout.take() {
+                        let _ = sender.send(how);
+                    }
+                }
+                other => rest.push(other),
+            }
+        }
+        let next = state.policy.next_tick(now);
+        let is_sooner = next.is_some_and(|next| state.next.is_none_or(|known| next < known));
+        if is_sooner || state.next.is_some_and(|known| known <= now) {
+            state.next = next;
+        }
+        if state.policy.is_drained() {
+            self.drained.notify_all();
+        }
+        drop(state);
+        if is_sooner {
+            self.sooner.notify_one();
+        }
+        for (waiting, verdict) in verdicts {
+            self.tell(waiting, verdict);
+        }
+        for action in rest {
+            self.perform(action);
+        }
+    }
+
+    /// One that is not heard gives its place back by itself.
+    fn tell(
+        self: &Arc<Self>,
+        waiting: Option<oneshot::Sender<Verdict>>,
+        verdict: Result<(u32, Option<Arc<Upstream>>), Refusal>,
+    ) {
+        let verdict = match verdict {
+            Ok((instance, Some(upstream))) => {
+                let (service, outcome) = (self.clone(), Outcome::Unheard);
+                Verdict::Sent(Place { service, instance, upstream, outcome })
+            }
+            Ok((instance, None)) => {
+                log::error!("the service {:?} has no way to its instance {instance}", self.name);
+                self.act(|policy, now| policy.done(instance, Outcome::Unheard, now));
+                return;
+            }
+            Err(why) => Verdict::Refused(why),
+        };
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(verdict);
+        }
+    }
+
+    fn perform(self: &Arc<Self>, action: Action) {
+        let service = self.clone();
+        let upstream = |number: u32| self.lock().upstreams.get(&number).cloned();
+        match action {
+            Action::Start { instance, seat, source, limit } => {
+                self.runtime.spawn(async move { service.start((instance, seat), source, limit).await });
+            }
+            Action::Sleep { instance } => {
+                let Some(upstream) = upstream(instance) else { return };
+                upstream.keep_none();
+                self.runtime.spawn_blocking(move || {
+                    let slept = upstream.instance.sleep();
+                    upstream.keep_again();
+                    if let Err(why) = &slept {
+                        log::warn!("the instance {} stays awake: {why}", upstream.name);
+                    }
+                    service.act(|policy, now| policy.slept(instance, slept.is_ok(), now));
+                });
+            }
+            Action::Wake { instance } => {
+                let Some(upstream) = upstream(instance) else { return };
+                self.runtime.spawn_blocking(move || {
+                    let woke = upstream.instance.wake();
+                    service.act(|policy, now| policy.woke(instance, woke, now));
+                });
+            }
+            Action::End { instance } => {
+                let Some(upstream) = upstream(instance) else { return };
+                upstream.keep_none();
+                self.runtime.spawn_blocking(move || upstream.instance.end());
+            }
+            Action::Send { .. } | Action::Refuse { .. } | Action::RolledOut(_) => {}
+        }
+    }
+
+    /// Brings an instance up, and sees to it until its end.
+    async fn start(self: Arc<Self>, (number, seat): (u32, u32), source: Source, limit: Duration) {
+        let (maker, name) = (self.maker.clone(), self.instance_name(seat));
+        let wanted = source.clone();
+        let made = spawn_blocking(move || maker.start(&wanted, &name)).await;
+        let instance =
+            match made.unwrap_or_else(|_| Err("a thread panicked while it was started".to_string())) {
+                Ok(instance) => instance,
+                Err(why) => return self.act(|policy, now| policy.not_started(number, why, now)),
+            };
+        let upstream = self.upstream(seat, instance.clone(), &source);
+        let mut end = spawn_blocking({
+            let instance = instance.clone();
+            move || instance.wait_end()
+        });
+        let failed = tokio::select! {
+            ready = timeout(limit, upstream.ready(source.ready.as_deref())) => ready.err().map(|_| {
+                let (image, to) = (&source.image, source.to);
+                match &source.ready {
+                    Some(path) => format!("the program of image {image:?} does not answer {path} with success on its port {to}"),
+                    None => format!("the program of image {image:?} does not listen on its port {to}; say by --to on which it does"),
+                }
+            }),
+            how = &mut end => {
+                let how = how.unwrap_or_default();
+                let why = format!("the program of image {:?} {how} before it listened", source.image);
+                return self.act(|policy, now| policy.not_started(number, why, now));
+            }
+        };
+        if let Some(why) = failed {
+            let _ = spawn_blocking(move || instance.end()).await;
+            return self.act(|policy, now| policy.not_started(number, why, now));
+        }
+        let name = upstream.name.clone();
+        self.change(|state, now| {
+            state.upstreams.insert(number, upstream);
+            state.policy.ready(number, now);
+        });
+        let how = end.await.unwrap_or_default();
+        self.has_ended(number, &name, how);
+    }
+
+    fn has_ended(self: &Arc<Self>, number: u32, name: &str, how: String) {
+        let why = format!("the program of instance {name:?} {how}");
+        self.change(|state, now| {
+            state.upstreams.remove(&number);
+            state.policy.ended(number, why, now);
+        });
+    }
+
+    fn upstream(&self, seat: u32, instance: Arc<dyn Instance>, source: &Source) -> Arc<Upstream> {
+        Upstream::new(instance, self.instance_name(seat), source.to)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.sooner.notify_one();
+    }
+}
+
+/// Tells the policy when it is time for something.
+async fn keep_time(service: Weak<Service>, sooner: Arc<Notify>) {
+    let next = || service.upgrade().map(|service| service.lock().next);
+    while let Some(next) = next() {
+        let next = next.unwrap_or_else(|| Instant::now() + LONG);
+        tokio::select! {
+            () = sleep_until(next.into()) => {}
+            () = sooner.notified() => continue,
+        }
+        if let Some(service) = service.upgrade() {
+            service.act(|policy, now| policy.tick(now));
+        }
+    }
+}
+
+/// A request that waits. Its client may go.
+struct Waits<'a> {
+    service: &'a Arc<Service>,
+    request: u64,
+    receiver: oneshot::Receiver<Verdict>,
+    is_told: bool,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let request = self.request;
+        if self.is_told {
+            return;
+        }
+        self.service.change(|state, now| {
+            if state.waiting.remove(&request).is_some() {
+                state.policy.gone(request, now);
+            }
+        });
+    }
+}
