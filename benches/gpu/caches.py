@@ -61,10 +61,10 @@ def wait_quiet(directory, limit=20):
         time.sleep(0.3)
 
 
-def wait_filled(rekindle, limit=30):
-    """Until caches change no more: what there is for them is in them."""
+def wait_filled(rekindle, limit=60):
+    """Until caches change no more: what there is for them is in them. A worker that fills a GPU's starts within seconds."""
     last, since, end = None, time.monotonic(), time.monotonic() + limit
-    while time.monotonic() < end and time.monotonic() - since < 0.7:
+    while time.monotonic() < end and time.monotonic() - since < 3:
         now = rekindle.json("images")["caches"]
         if now != last:
             last, since = now, time.monotonic()

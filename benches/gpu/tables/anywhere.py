@@ -29,14 +29,7 @@ def restores(results):
         lines.append(f"| {what} | {spread(whole, 0)} | {spread(pieces, 0)} | {limit} ms | {verdict(statistics.median(pieces) <= limit)} |")
 
     line("restore to running", "", running, 80)
-    later = rows[f"{SERVICE}, pieces, code read beside"]
-    lines.append(
-        f"| the same, code read beside the program | | {spread(running(later), 0)} | 80 ms | {verdict(statistics.median(running(later)) <= 80)} |"
-    )
     line("first answer beyond a warm one", "", beyond, 180)
-    lines.append(
-        f"| the same, code read beside the program | | {spread(beyond(later), 0)} | 180 ms | {verdict(statistics.median(beyond(later)) <= 180)} |"
-    )
     line("restore to running, no worker waits", ", no worker", running, 600)
     quiet = statistics.quantiles(running(of("")[1]), n=20)[-1]
     line("restore to running, two other torch programs start and end in a loop", ", beside others", running, round(3 * quiet))
@@ -47,7 +40,7 @@ def restores(results):
 
 
 def summary(results):
-    whole, pieces = (statistics.median(running(results["anywhere"][f"{SERVICE}, {way}"])) for way in ("whole", "pieces, code read beside"))
+    whole, pieces = (statistics.median(running(results["anywhere"][f"{SERVICE}, {way}"])) for way in ("whole", "pieces"))
     return [
         f"By a worker with a context and nothing else, a language model on transformers with 70 modules is brought back in {pieces:.0f} ms; "
         f"where its modules are loaded in their old order, in {whole:.0f} ms."
