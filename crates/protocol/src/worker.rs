@@ -112,7 +112,7 @@ pub enum Contents {
 }
 
 /// A saved half: parts as the store describes them, and the phases' times.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Saved {
     pub parts: Vec<serde_json::Value>,
     pub phases: Vec<Phase>,

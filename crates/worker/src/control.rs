@@ -234,7 +234,7 @@ impl Control {
             Request::Save(ask::Save { staging, contents }) => {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)
             }
-            Request::Drain(_) => self.drain(stream).map(answer::<ask::Drain>),
+            Request::Drain(ask::Drain { wanted }) => self.drain(stream, wanted).map(answer::<ask::Drain>),
             Request::SavePinned(ask::SavePinned { staging }) => {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
             }

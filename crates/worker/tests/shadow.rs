@@ -5,6 +5,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use common::program::{Program, begin, bytes_of, download, upload, words};
 use common::{Client, Daemon, Knobs, Worker, alone};
@@ -70,16 +71,16 @@ fn what_the_program_writes_after_the_cut_is_not_in_the_image() {
     let lane = &mut program.lane;
     upload(lane, 0, buffer, &bytes_of(&vec![7; 5 << 18]));
     lane.ask(ContextSynchronize { device: 0 }).unwrap();
-    let phases = adopt(&draft, program.daemon.ask(ask::Drain {}));
+    let phases = adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
     assert_eq!((phases[0].name.as_str(), phases[0].bytes), ("drain", 6 * MB));
     draft.commit().unwrap();
     assert_eq!(contents(&store, "first", buffer)[..5 << 20], bytes_of(&before));
     assert_eq!(words(&download(&mut program.lane, 0, buffer, 4)), [7]);
     // There is nothing else to drain, and the next one begins anew.
-    assert!(program.daemon.ask(ask::Drain {}).parts.is_empty());
+    assert!(program.daemon.ask(ask::Drain { wanted: true }).parts.is_empty());
     let draft = store.begin("second").unwrap();
     save(&program.daemon, &draft);
-    adopt(&draft, program.daemon.ask(ask::Drain {}));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "second", buffer)[..5 << 20]), vec![7; 5 << 18]);
     program.end();
@@ -98,7 +99,7 @@ fn where_a_gpu_has_no_room_for_a_copy_its_memory_is_written_at_once() {
     let draft = store.begin("image").unwrap();
     let phases = save(&program.daemon, &draft);
     assert!(has(&phases, "GPU memory") && !has(&phases, "shadow copy"), "{phases:?}");
-    assert!(program.daemon.ask(ask::Drain {}).parts.is_empty());
+    assert!(program.daemon.ask(ask::Drain { wanted: true }).parts.is_empty());
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
     program.end();
@@ -123,7 +124,7 @@ fn a_copy_gives_way_to_what_the_program_allocates() {
     upload(lane, 0, more, &bytes_of(&[4]));
     assert_eq!(lane.ask(MemoryAllocate { device: 0, bytes: 12 * MB }), Err(CUDA_ERROR_OUT_OF_MEMORY));
     // The image lacks nothing.
-    adopt(&draft, program.daemon.ask(ask::Drain {}));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
     program.end();
@@ -149,5 +150,30 @@ fn a_daemon_that_dies_while_it_is_drained_leaves_nothing_behind() {
     assert!(has(&save(&program.daemon, &draft), "GPU memory"), "there is no room any more");
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "image", buffer)[..12]), [1, 2, 3]);
+    program.end();
+}
+
+#[test]
+fn a_copy_that_is_not_wanted_any_more_gives_its_memory_back() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let mut program = program(&state.path().join("run"), 64 * MB);
+    let knobs = program.worker.knobs.clone();
+    let lane = &mut program.lane;
+    lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
+    let used = knobs.used.load(Ordering::Relaxed);
+    for (wanted, name) in [(false, "given-up"), (true, "taken")] {
+        let draft = store.begin(name).unwrap();
+        assert!(has(&save(&program.daemon, &draft), "shadow copy"));
+        assert!(knobs.used.load(Ordering::Relaxed) >= used + 10 * MB);
+        let parts = program.daemon.ask(ask::Drain { wanted }).parts;
+        assert_eq!(parts.is_empty(), !wanted);
+        let since = Instant::now();
+        while knobs.used.load(Ordering::Relaxed) != used {
+            assert!(since.elapsed() < common::LIMIT, "{wanted}: its memory stays in use");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
     program.end();
 }

@@ -98,7 +98,7 @@ pub(super) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     pub(super) fn make(&self, draft: Draft) -> Result<Taken> {
         self.step("checkpoint-begun")?;
-        self.take(draft)
+        self.take(draft).inspect_err(|_| self.give_up_drain())
     }
 
     pub(super) fn report(&self, taken: &Taken) -> Report {

@@ -41,6 +41,16 @@ impl Attempt<'_> {
         if self.request.leave_running && is_wanted { Contents::Shadowed } else { Contents::Saved }
     }
 
+    /// An attempt that has failed leaves no copy of the program's memory on the GPU.
+    pub(super) fn give_up_drain(&self) {
+        if let (Some(worker), Some(_)) = (self.worker(), self.saved_us.get())
+            && worker.ended().is_none()
+            && let Err(error) = gpu_half::give_up_drain(worker)
+        {
+            log::warn!("{error}");
+        }
+    }
+
     /// The program goes on: what was shadowed of its GPU memory comes to the draft.
     pub(super) fn drain(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
         let (Some(worker), Some(saved_us)) = (self.worker(), self.saved_us.get()) else { return Ok(()) };

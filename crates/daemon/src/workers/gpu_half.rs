@@ -27,8 +27,13 @@ pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Time
 /// Waits until all that was shadowed is in the image, too. `saved_us`: when that was asked for.
 pub fn drain(worker: &Worker, saved_us: u64, timeline: &Timeline) -> Result<Vec<Part>> {
     let action = "write GPU memory to the image";
-    let drained = worker.ask_within(action, ask::Drain {}, &[], None)?;
+    let drained = worker.ask_within(action, ask::Drain { wanted: true }, &[], None)?;
     parts(action, drained, &timeline.lane(GPU), saved_us)
+}
+
+/// What was shadowed is not wanted any more.
+pub fn give_up_drain(worker: &Worker) -> Result<()> {
+    worker.ask("give up a copy of GPU memory", ask::Drain { wanted: false }, &[]).map(drop)
 }
 
 /// Writes pinned memory into it. Only while the program is frozen.

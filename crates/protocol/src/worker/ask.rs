@@ -72,8 +72,11 @@ requests! {
         contents: Contents,
     } => Saved;
     /// After a `Save` with [`Contents::Shadowed`], whether the program goes on or not: the parts with the contents of GPU
-    /// memory, once they are written. Phases begin with that request. Nothing if they were among its own.
-    Drain {} => Saved;
+    /// memory, once they are written. Phases begin with that request. Nothing if they were among its own, or are not
+    /// `wanted`: the copy is given up then.
+    Drain {
+        wanted: bool,
+    } => Saved;
     /// Write the pinned memory into the staged image. Only while the program is frozen.
     SavePinned {
         staging: String,

@@ -29,10 +29,15 @@ impl Control {
         Ok(Saved { parts, phases })
     }
 
-    /// Waits until what was shadowed is in the image.
-    pub(super) fn drain(&self, stream: &UnixStream) -> Result<Saved, String> {
+    /// Waits until what was shadowed is in the image, if that is still wanted.
+    pub(super) fn drain(&self, stream: &UnixStream, wanted: bool) -> Result<Saved, String> {
+        if !wanted {
+            let remote = self.remote.clone();
+            self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
+            return Ok(Saved::default());
+        }
         let shadow = self.remote.ask(|dispatcher| dispatcher.client.shadow.as_ref().map(Shadow::drain))?;
-        let Some(drain) = shadow else { return Ok(Saved { parts: Vec::new(), phases: Vec::new() }) };
+        let Some(drain) = shadow else { return Ok(Saved::default()) };
         let drained = drain.finish(|| !is_closed(stream)).map_err(|error| error.to_string());
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));

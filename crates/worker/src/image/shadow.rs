@@ -26,6 +26,8 @@ use super::error::{Result, device};
 use crate::client::{Client, Room};
 use crate::hashing::{Hasher, SUBTREE, VALUE};
 
+/// This part of a GPU's memory is left to others meanwhile.
+const LEFT: u64 = 16;
 /// So much is hashed as one, or less at the end of a buffer.
 const INPUT: u64 = contents::BLOCK as u64;
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -53,7 +55,14 @@ impl Copies {
             if bytes == 0 {
                 continue;
             }
-            match Room::new(client, index, bytes + values_of(bytes)) {
+            // Its hashes lie behind it.
+            let needed = bytes + values_of(bytes);
+            let (free, total) = client.memory_space(index).map_err(device("tell its free memory"))?;
+            if free < needed + total / LEFT {
+                copies.close(client);
+                return Ok(None);
+            }
+            match Room::new(client, index, needed) {
                 Ok(room) => {
                     copies.filled.push((index, room.address..room.address + bytes));
                     copies.rooms.push(room);

@@ -152,10 +152,12 @@ impl Device for FakeDevice {
         assert_eq!(unsafe { libc::ftruncate(file, bytes as i64) }, 0);
         let number = self.number();
         self.state().memory.insert(number, (file, bytes));
+        self.shared.knobs.used.fetch_add(bytes, Ordering::Relaxed);
         Ok(Memory(number))
     }
     fn memory_release(&self, memory: Memory) -> Result<()> {
-        let (file, _) = self.state().memory.remove(&memory.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let (file, bytes) = self.state().memory.remove(&memory.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.shared.knobs.used.fetch_sub(bytes, Ordering::Relaxed);
         // SAFETY: made by `memory_create`.
         unsafe { libc::close(file) };
         Ok(())

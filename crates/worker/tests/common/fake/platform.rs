@@ -12,6 +12,8 @@ use super::FakeDevice;
 pub struct Knobs {
     /// Bytes of memory; more is out of memory.
     pub memory: AtomicU64,
+    /// Bytes of it that are in use.
+    pub used: AtomicU64,
     /// The code that every call that is waited for answers with, once a kernel has failed.
     pub sticky: AtomicI32,
     /// Events come before that: they are done, and other calls have the code.
