@@ -116,7 +116,7 @@ def test_a_process_that_asks_for_a_gpu_in_the_middle_of_a_checkpoint_comes_along
         check(rekindle, go)
 
 
-@pytest.mark.parametrize("point", ["checkpoint-begun", "quiesced", "detached", "frozen", "saved", "before-commit"])
+@pytest.mark.parametrize("point", ["checkpoint-begun", "quiesced", "detached", "frozen", "saved", "draining", "drain-begun", "before-commit"])
 def test_a_program_that_is_killed_in_the_middle_of_a_checkpoint_ends(point):
     with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
         rekindle.run("killed", sys.executable, PROGRAM, rekindle.root / "go", 1)

@@ -27,7 +27,7 @@ SAID = [
     r"the sandbox .* is not running \(killed\)",
     r"the container .* is (exited|stopped), not running",
 ]
-CHECKPOINT = ["checkpoint-begun", "quiesced", "detached", "pages-begun", "pages-taken", "frozen", "saved", "before-commit"]
+CHECKPOINT = ["checkpoint-begun", "quiesced", "detached", "pages-begun", "pages-taken", "frozen", "saved", "draining", "before-commit"]
 CHECKPOINT += ["driver-locking", "driver-locked", "driver-checkpointed", "driver-restoring", "driver-unlocking", "in-image"]
 RESTORE = ["restore-checked", "restore-vacant", "restore-complete", "restore-running"]
 
