@@ -64,8 +64,8 @@ def test_an_image_has_what_was_there_at_the_cut_whatever_is_written_while_it_is_
         steps.take(1)
         rekindle("kill", "steps")
         rekindle("verify", "image")
-        rekindle.restore("image", "restored")
         steps.set(6)
+        rekindle.restore("image", "restored")
         assert rekindle.wait_lines("restored", 3) == told(4, 6)
 
 
