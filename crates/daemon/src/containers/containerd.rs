@@ -15,10 +15,14 @@ use serde_json::Value;
 use super::archive;
 use super::engine::{Container, Engine, Exported, one_line, run};
 use crate::error::{Error, Result};
+use crate::host::process::is_alive;
 use crate::images::metadata::ContainerMetadata;
 
 /// What a runtime says that finds no CRIU.
 const NO_CRIU: &str = "\"criu\": executable file not found";
+/// What a runtime says whose CRIU has given up, and how often it is asked.
+const BY_CRIU: &str = "criu failed";
+const MOST_TRIES: u32 = 3;
 /// Names one of containerd's divisions; without, all are looked through.
 const NAMESPACE_VARIABLE: &str = "CONTAINERD_NAMESPACE";
 /// Names containerd's socket, if it is not the usual one.
@@ -107,17 +111,36 @@ impl Containerd {
         Ok(reference)
     }
 
+    /// CRIU gives up where the kernel's freezer does not bring all to a stand within 10 s: a process that waits for its
+    /// child to begin another program is caught with it now and then, and not again.
+    fn export_running(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<String> {
+        let mut tries = 1;
+        loop {
+            match self.try_export(container, archive, leave_running) {
+                Err(error)
+                    if tries < MOST_TRIES
+                        && error.to_string().contains(BY_CRIU)
+                        && is_alive(container.pid) =>
+                {
+                    log::warn!("{error}; it runs, and is tried once more");
+                    tries += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// containerd lets the container go on by itself; one that is to end is paused right behind that. What an archive
     /// must have is looked for in it: `ctr` leaves out, and says nothing, where containerd has an equal part already. So
     /// its checkpoints are removed at once, with all that they had.
     pub fn export(&self, container: &Container, archive: &Path, leave_running: bool) -> Result<Exported> {
-        let mut reference = self.try_export(container, archive, leave_running)?;
+        let mut reference = self.export_running(container, archive, leave_running)?;
         if let Err(lack) = check_archive(archive) {
             log::warn!("containerd's archive of {} has no {lack}; it is made once more", container.name);
             if !leave_running {
                 self.go_on(container)?;
             }
-            reference = self.try_export(container, archive, leave_running)?;
+            reference = self.export_running(container, archive, leave_running)?;
             if let Err(lack) = check_archive(archive) {
                 if !leave_running {
                     self.go_on(container)?;
