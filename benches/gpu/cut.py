@@ -48,7 +48,6 @@ def training(rekindle, way, work):
     with_images = [row for row in seen if row[1] >= began]
     took = with_images[-1][1] - with_images[0][1]
     lost = [lost_by(seen, report, step) for report in reports]
-    status = rekindle.sandbox(name)
     rekindle("kill", name)
     before = {i: digest for i, _, digest in rows(file)}
     file.unlink()
@@ -68,7 +67,6 @@ def training(rekindle, way, work):
         "stopped_s": [report["stopped_us"] / 1e6 for report in reports],
         "checkpoints": reports,
         "restore": restored,
-        "status": status,
     }
 
 
