@@ -174,18 +174,13 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         image,
         name: Some(&name),
         gpu: Some(&record.gpu),
-        gpu_map: &[],
-        app: None,
         order: load_order::usual(),
-        record: false,
-        verify: false,
         network: Some(record.network),
         publish: &record.ports,
         limits: record.limits,
         volumes: &record.mounts.volumes,
-        input: None,
         recovery: Some(recovery),
-        service: None,
+        ..restore::RestoreRequest::default()
     };
     let reply = Reply::to_nobody();
     let opened = restore::open(daemon, &request, &reply)?;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mounts::{Mounts, Volume};
 use crate::network::{Network, Port};
+use crate::service::ServiceWish;
 use crate::terminal::WindowSize;
 use crate::worker::Phase;
 
@@ -286,27 +287,6 @@ pub enum Request {
     Doctor,
     Version,
     Shutdown,
-}
-
-/// What is asked of a service.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceWish {
-    /// Where clients come; the program's port of it means nothing.
-    pub port: Option<Port>,
-    /// The port that the program listens on.
-    pub to: Option<u16>,
-    /// A path that an instance answers with success once it is ready.
-    pub ready: Option<String>,
-    pub gpu: Option<String>,
-    /// Where the GPU memory of an idle instance goes.
-    pub level: Option<Level>,
-    pub min: Option<u32>,
-    pub max: Option<u32>,
-    pub concurrency: Option<u32>,
-    pub queue: Option<u32>,
-    pub idle_ms: Option<u64>,
-    pub idle_end_ms: Option<u64>,
-    pub timeout_ms: Option<u64>,
 }
 
 /// A user by numbers, and the groups that they belong to.

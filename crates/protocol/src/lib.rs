@@ -8,7 +8,7 @@
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
-//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
+//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
 //! who sends them.
 
 pub mod client;
@@ -20,5 +20,6 @@ pub mod mounts;
 pub mod network;
 pub mod operation;
 pub mod peer;
+pub mod service;
 pub mod terminal;
 pub mod worker;

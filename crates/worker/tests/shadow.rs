@@ -26,6 +26,15 @@ fn program(directory: &Path, memory: u64) -> Program {
     Program { worker, daemon, client, lane }
 }
 
+/// A buffer of 10 MB that begins with 1, 2, 3.
+fn filled(program: &mut Program) -> u64 {
+    let lane = &mut program.lane;
+    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
+    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
+    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    buffer
+}
+
 fn adopt(draft: &Draft, saved: Saved) -> Vec<Phase> {
     draft.adopt(saved.parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()).unwrap();
     saved.phases
@@ -92,10 +101,7 @@ fn where_a_gpu_has_no_room_for_a_copy_its_memory_is_written_at_once() {
     let state = tempfile::tempdir().unwrap();
     let store = Store::open(&state.path().join("store")).unwrap();
     let mut program = program(&state.path().join("run"), 16 * MB);
-    let lane = &mut program.lane;
-    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
-    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
-    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let buffer = filled(&mut program);
     let draft = store.begin("image").unwrap();
     let phases = save(&program.daemon, &draft);
     assert!(has(&phases, "GPU memory") && !has(&phases, "shadow copy"), "{phases:?}");
@@ -111,11 +117,8 @@ fn a_copy_gives_way_to_what_the_program_allocates() {
     let state = tempfile::tempdir().unwrap();
     let store = Store::open(&state.path().join("store")).unwrap();
     let mut program = program(&state.path().join("run"), 24 * MB);
-    let lane = &mut program.lane;
-    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
-    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
-    lane.ask(ContextSynchronize { device: 0 }).unwrap();
-    let free = lane.ask(MemoryInfo { device: 0 }).unwrap();
+    let buffer = filled(&mut program);
+    let free = program.lane.ask(MemoryInfo { device: 0 }).unwrap();
     let draft = store.begin("image").unwrap();
     assert!(has(&save(&program.daemon, &draft), "shadow copy"));
     let lane = &mut program.lane;
@@ -136,10 +139,7 @@ fn a_daemon_that_dies_while_it_is_drained_leaves_nothing_behind() {
     let state = tempfile::tempdir().unwrap();
     let store = Store::open(&state.path().join("store")).unwrap();
     let mut program = program(&state.path().join("run"), 24 * MB);
-    let lane = &mut program.lane;
-    let buffer = lane.ask(MemoryAllocate { device: 0, bytes: 10 * MB }).unwrap();
-    upload(lane, 0, buffer, &bytes_of(&[1, 2, 3]));
-    lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    let buffer = filled(&mut program);
     let draft = store.begin("image").unwrap();
     save(&program.daemon, &draft);
     program.daemon.die();

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use jiff::SignedDuration;
-use rekindle_protocol::daemon::ServiceWish;
 use rekindle_protocol::network::Port;
+use rekindle_protocol::service::ServiceWish;
 
 use crate::arguments::choices::LevelArgument;
 

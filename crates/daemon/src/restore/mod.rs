@@ -66,6 +66,7 @@ const RESTORED: &str = "restored";
 const MOST_TRIES: u32 = 2;
 
 /// What the user asks for.
+#[derive(Default)]
 pub struct RestoreRequest<'a> {
     pub image: &'a str,
     pub name: Option<&'a str>,

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use rekindle_protocol::daemon::{Limits, LoadOrder, State};
+use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
 use rekindle_store::{Draft, Error as StoreError, Image, Manifest};
 use serde::{Deserialize, Serialize};
@@ -177,23 +177,7 @@ pub fn in_place(
         };
         create(daemon, record, None)
     })?;
-    let request = RestoreRequest {
-        image: &image.manifest().name,
-        name: None,
-        gpu: None,
-        gpu_map: &[],
-        app: None,
-        order: LoadOrder::default(),
-        record: false,
-        verify: false,
-        network: None,
-        publish: &[],
-        limits: Limits::default(),
-        volumes: &[],
-        input: None,
-        recovery: None,
-        service: None,
-    };
+    let request = RestoreRequest { image: &image.manifest().name, ..RestoreRequest::default() };
     let attempt = Attempt {
         daemon,
         sandbox: &sandbox,

@@ -270,18 +270,13 @@ fn answer(
                 image: &image,
                 name,
                 gpu,
-                gpu_map: &[],
                 app: Some(&app),
                 order: load_order::usual(),
-                record: false,
-                verify: false,
                 network,
                 publish: &publish,
                 limits,
                 volumes: &mounts.volumes,
-                input: None,
-                recovery: None,
-                service: None,
+                ..restore::RestoreRequest::default()
             };
             json!(sandbox(&restore(daemon, &request, reply)?.name)?.shown())
         }
@@ -414,7 +409,6 @@ fn answer(
                 name: name.as_deref(),
                 gpu: gpu.as_deref(),
                 gpu_map: &gpu_map,
-                app: None,
                 order: order.unwrap_or_else(load_order::usual),
                 record,
                 verify,
@@ -423,8 +417,7 @@ fn answer(
                 limits,
                 volumes: &volumes,
                 input,
-                recovery: None,
-                service: None,
+                ..restore::RestoreRequest::default()
             };
             json!(restore(daemon, &request, reply)?)
         }

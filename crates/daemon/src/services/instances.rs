@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use rekindle_gateway::{Instance, Maker, Source, TcpSocket};
-use rekindle_protocol::daemon::{Level, Limits, State};
+use rekindle_protocol::daemon::{Level, State};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -57,18 +57,9 @@ impl InstanceMaker {
             image,
             name: Some(name),
             gpu: gpu.as_deref(),
-            gpu_map: &[],
-            app: None,
             order: load_order::usual(),
-            record: false,
-            verify: false,
-            network: None,
-            publish: &[],
-            limits: Limits::default(),
-            volumes: &[],
-            input: None,
-            recovery: None,
             service: Some(&self.service),
+            ..restore::RestoreRequest::default()
         };
         let reply = Reply::to_nobody();
         let opened = restore::open(&self.daemon, &request, &reply)?;

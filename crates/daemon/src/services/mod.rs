@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen as lengthen};
 use rekindle_gateway::{Plan, Service, Source};
-use rekindle_protocol::daemon::{Level, ServiceWish};
+use rekindle_protocol::daemon::Level;
 use rekindle_protocol::network::Port;
+use rekindle_protocol::service::ServiceWish;
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
