@@ -59,6 +59,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 user: None,
                 limits: limits.wanted(),
                 mounts: Mounts { volumes: volumes.volumes, overlays },
+                tenant: sandbox.share,
                 terminal: terminal.tty.then(|| terminal::size().unwrap_or_default()),
             };
             if let Request::Run { directory, environment, user, .. } = &mut request {
@@ -78,7 +79,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Restore { image, sandbox, network, limits, volumes, gpu_map, order, verify } => {
             let order = order.map(OrderArgument::wanted);
             let (network, publish) = network.wanted();
-            let SandboxArguments { name, gpu, detach } = sandbox;
+            let SandboxArguments { name, gpu, share, detach } = sandbox;
             let limits = limits.wanted();
             let request = Request::Restore {
                 image,
@@ -92,6 +93,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 publish,
                 limits,
                 volumes: volumes.volumes,
+                tenant: share,
             };
             return restore(&places, &printer, &request, detach);
         }

@@ -32,6 +32,7 @@ pub fn perform(
         publish: Vec::new(),
         limits: Limits::default(),
         volumes: Vec::new(),
+        tenant: None,
     };
     let report: Report = serde_json::from_value(simply_ask(places, &restore)?)?;
     let name = report.name;

@@ -239,6 +239,26 @@ pub enum Error {
     )]
     NoLimits { source: io::Error },
 
+    #[error(
+        "{tenant:?} is no tenant's name: expected 1 to {most} letters, digits, dots, dashes or underscores; give such a one to `--share`"
+    )]
+    BadTenant { tenant: String, most: usize },
+
+    #[error(
+        "the image {image:?} cannot share a context: its program was started without `--share TENANT`, so that its addresses may be another's too; restore it without, or make the image anew of a program started with it"
+    )]
+    CannotShare { image: String },
+
+    #[error(
+        "a program of mode driver has a context of its own; leave `--share` out, or run it with `--mode sandbox`"
+    )]
+    OwnContext,
+
+    #[error(
+        "{name:?} shares its context with other programs and cannot be put to sleep; stop it and restore it instead"
+    )]
+    SharesContext { name: String },
+
     #[error("the command is empty; give a program after `--`")]
     NoCommand,
 

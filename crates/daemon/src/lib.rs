@@ -33,6 +33,7 @@ mod checkpoint;
 mod claims;
 mod connection_limit;
 mod containers;
+mod contexts;
 mod daemon;
 mod error;
 mod events;

@@ -179,6 +179,7 @@ fn restored(daemon: &Daemon, sandbox: &Sandbox, image: &str, recovery: Recovery)
         publish: &record.ports,
         limits: record.limits,
         volumes: &record.mounts.volumes,
+        tenant: record.tenant.as_deref(),
         recovery: Some(recovery),
         ..restore::RestoreRequest::default()
     };
@@ -204,6 +205,7 @@ fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Resu
         user: record.user,
         limits: record.limits,
         mounts: record.mounts,
+        tenant: record.tenant,
         framework: false,
         terminal: record.terminal,
         input: None,

@@ -10,6 +10,7 @@ mod copy;
 mod info;
 mod launch;
 mod prepared;
+mod slice;
 mod tensor_map;
 
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
@@ -17,6 +18,7 @@ pub use copy::{Copy3D, MemorySet};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use prepared::{Constants, Piece, PreparedCode};
+pub use slice::{PROGRAM_RANGE, Slice};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -30,7 +32,7 @@ pub type Result<T> = std::result::Result<T, CuResult>;
 /// Device memory of a program lies in this range, at addresses that the worker chooses (16 TiB).
 pub const DEVICE_RANGE: std::ops::Range<u64> = 0x6000_0000_0000..0x7000_0000_0000;
 
-/// Pinned host memory lies in this range, at one address in program and worker (16 TiB).
+/// Pinned host memory lies in this range, at one address in program and worker (4 TiB).
 pub const PINNED_RANGE: std::ops::Range<u64> = 0x5000_0000_0000..0x5400_0000_0000;
 
 macro_rules! handles {

@@ -5,7 +5,7 @@
 //! serves this process. On it the worker sends a [`Welcome`] first; from then on [`ToClient`] and [`ToWorker`] flow. A
 //! closed socket means that the other side is dead.
 
-use rekindle_device::DeviceInfo;
+use rekindle_device::{DeviceInfo, Slice};
 use serde::{Deserialize, Serialize};
 
 /// Environment variable with the path, as the program sees it, of the sandbox's run directory. It holds ring files,
@@ -61,6 +61,9 @@ pub struct Welcome {
     pub real_driver: Option<String>,
     /// Largest allocation granularity, bytes.
     pub granularity: u64,
+    /// Where pinned memory is to lie, if the program may share contexts with others.
+    #[serde(default)]
+    pub slice: Option<Slice>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -65,6 +65,9 @@ pub enum Request {
         limits: Limits,
         #[serde(default)]
         mounts: Mounts,
+        /// Whose programs it is to share GPU contexts with; none: nobody's.
+        #[serde(default)]
+        tenant: Option<String>,
         /// Its standard input, output and error are a terminal of this size. What comes along is then the socket of who
         /// [uses](crate::terminal) that, and not a pipe.
         #[serde(default)]
@@ -203,6 +206,9 @@ pub enum Request {
         /// They take the place of the image's at the same paths.
         #[serde(default)]
         volumes: Vec<Volume>,
+        /// Whose programs it is to share GPU contexts with; none: nobody's.
+        #[serde(default)]
+        tenant: Option<String>,
     },
     /// Keeps what a restore with `record` has noted with its image.
     KeepOrder {
@@ -417,6 +423,9 @@ pub struct Sandbox {
     pub limits: Limits,
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+    /// Whose programs it shares GPU contexts with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
 }
 
 /// What a sandbox's program uses at a moment. None of a number: it is not known just now.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rekindle_device::DeviceInfo;
+use rekindle_device::{DeviceInfo, Slice};
 use serde::{Deserialize, Serialize};
 
 pub use crate::frame::MOST_DESCRIPTORS;
@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,6 +167,17 @@ pub struct Phase {
     /// The lanes that this step did nothing but wait for.
     #[serde(default)]
     pub waited_for: Vec<String>,
+}
+
+/// A worker whose contexts several clients share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sharing {
+    pub pid: i32,
+    /// Whose programs share them; none else do.
+    pub tenant: String,
+    pub gpu: String,
+    /// Addresses that clients have.
+    pub slices: Vec<Slice>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

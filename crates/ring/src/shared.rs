@@ -30,7 +30,7 @@ pub enum SharedError {
     Size { path: PathBuf, found: u64, expected: u64 },
 }
 
-/// A mapped ring file. The mapping lives as long as the process: rings are reused, never unmapped.
+/// A mapped ring file. The mapping lives as long as the process, or until [`Ring::unmap`].
 #[derive(Clone, Copy)]
 pub struct Ring {
     base: *mut u8,
@@ -52,8 +52,16 @@ impl Ring {
         Ok(Ring { base: map(path, RING_BYTES, false)? })
     }
 
+    /// # Safety
+    /// Nothing that was got from it, or from a copy of it, is used any more.
+    pub unsafe fn unmap(self) {
+        // SAFETY: the mapping is RING_BYTES long, and nobody uses it, as the caller promises.
+        unsafe { libc::munmap(self.base.cast(), RING_BYTES) };
+    }
+
     pub fn header(&self) -> &'static Header {
-        // SAFETY: the mapping is page-aligned, at least a page long, never unmapped, and zero bytes are a valid header.
+        // SAFETY: the mapping is page-aligned, at least a page long, there while it is used (`unmap`), and zero bytes are a
+        // valid header.
         unsafe { &*self.base.cast::<Header>() }
     }
 
@@ -102,6 +110,13 @@ impl BoardMapping {
     pub fn open(path: &Path) -> Result<&'static Board, SharedError> {
         // SAFETY: as above.
         Ok(unsafe { &*map(path, PAGE, false)?.cast::<Board>() })
+    }
+
+    /// # Safety
+    /// The board came from here and is not used any more.
+    pub unsafe fn unmap(board: &'static Board) {
+        // SAFETY: the mapping is a page long, and nobody uses it, as the caller promises.
+        unsafe { libc::munmap(std::ptr::from_ref(board).cast_mut().cast(), PAGE) };
     }
 }
 

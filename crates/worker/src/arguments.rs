@@ -1,4 +1,4 @@
-//! `rekindled worker --listen SOCKET --gpu GPU [--spare]`
+//! `rekindled worker --listen SOCKET --gpu GPU [--spare | --shared TENANT]`
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,13 +10,24 @@ pub struct Arguments {
     /// The socket to make, for the daemon.
     pub listen: PathBuf,
     pub gpu: Gpu,
-    /// It waits in a pool: it ends with the daemon's connection unless it was taken.
-    pub spare: bool,
+    pub purpose: Purpose,
+}
+
+/// Whom a worker is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// One program.
+    #[default]
+    Program,
+    /// As yet nobody. It waits in a pool: it ends with the daemon's connection unless it was taken.
+    Spare,
+    /// Programs of this tenant, which share its contexts.
+    Shared(String),
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentsError {
-    #[error("unknown argument {0:?}; a worker takes --listen SOCKET, --gpu GPU and --spare")]
+    #[error("unknown argument {0:?}; a worker takes --listen SOCKET, --gpu GPU, --spare and --shared TENANT")]
     Unknown(OsString),
     #[error("{0} needs a value")]
     NoValue(&'static str),
@@ -28,7 +39,7 @@ pub enum ArgumentsError {
 
 impl Arguments {
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, ArgumentsError> {
-        let (mut listen, mut gpu, mut spare) = (None, None, false);
+        let (mut listen, mut gpu, mut purpose) = (None, None, Purpose::Program);
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             match argument.to_str() {
@@ -41,14 +52,18 @@ impl Arguments {
                     let value = value.to_string_lossy();
                     gpu = Some(Gpu::parse(&value).ok_or_else(|| ArgumentsError::Gpu(value.into_owned()))?);
                 }
-                Some("--spare") => spare = true,
+                Some("--spare") => purpose = Purpose::Spare,
+                Some("--shared") => {
+                    let value = arguments.next().ok_or(ArgumentsError::NoValue("--shared"))?;
+                    purpose = Purpose::Shared(value.to_string_lossy().into_owned());
+                }
                 _ => return Err(ArgumentsError::Unknown(argument)),
             }
         }
         Ok(Arguments {
             listen: listen.ok_or(ArgumentsError::Missing("--listen"))?,
             gpu: gpu.ok_or(ArgumentsError::Missing("--gpu"))?,
-            spare,
+            purpose,
         })
     }
 }
@@ -65,8 +80,10 @@ mod tests {
     fn a_worker_is_told_where_to_listen_and_what_to_use() {
         let parsed = parse("--gpu nvidia:3 --listen /run/w.sock").unwrap();
         let gpu = Gpu::Nvidia { index: 3 };
-        assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu, spare: false });
-        assert!(parse("--spare --gpu nvidia --listen /run/w.sock").unwrap().spare);
+        assert_eq!(parsed, Arguments { listen: "/run/w.sock".into(), gpu, purpose: Purpose::Program });
+        let purpose = |line: &str| parse(line).unwrap().purpose;
+        assert_eq!(purpose("--spare --gpu nvidia --listen /run/w.sock"), Purpose::Spare);
+        assert_eq!(purpose("--gpu nvidia --listen /a --shared me"), Purpose::Shared("me".to_string()));
         assert_eq!(parse("--listen /a --gpu emulated").unwrap().gpu, Gpu::Emulated { config: None });
         assert_eq!(parse("--gpu emulated"), Err(ArgumentsError::Missing("--listen")));
         assert_eq!(parse("--listen"), Err(ArgumentsError::NoValue("--listen")));

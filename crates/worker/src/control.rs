@@ -5,9 +5,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::client::ToClient;
@@ -32,12 +33,26 @@ pub(crate) const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// A worker that nobody needs ends after this time.
 const LONELY: Duration = Duration::from_secs(60);
 
+/// Whose client it is that the daemon talks of.
+#[derive(Clone, Default)]
+pub(crate) enum Kind {
+    /// The one client of the process.
+    #[default]
+    Alone,
+    /// As yet nobody's: it waits in a pool, and whoever connects is its daemon.
+    Spare,
+    /// One of several of the process, with what is closed when nothing is left of it.
+    Shared(Watchers),
+}
+
+/// Descriptors of those who want to know of a client's end.
+pub(crate) type Watchers = Arc<Mutex<Vec<OwnedFd>>>;
+
 pub(crate) struct Control {
     listener: UnixListener,
     remote: Remote,
     link: Arc<Link>,
-    /// It waits in a pool, and whoever connects is its daemon.
-    spare: bool,
+    kind: Kind,
     /// What a dead daemon leaves to undo.
     quiesced: bool,
     /// The client is from before this worker, and waits for `Resume`.
@@ -49,20 +64,22 @@ pub(crate) struct Control {
     conversations: Arc<Conversations>,
     /// How the next restore loads.
     demand: Option<Demand>,
+    /// Listens to the client.
+    client: Option<JoinHandle<()>>,
 }
 
 /// How the next restore loads, with its journal.
 type Demand = (ask::OnDemand, Option<OwnedFd>);
 
 /// What a request is answered with, to be sent with descriptors.
-type Answer = Box<dyn FnOnce(&UnixStream, u64, &[BorrowedFd<'_>]) -> Result<(), FrameError>>;
+pub(crate) type Answer = Box<dyn FnOnce(&UnixStream, u64, &[BorrowedFd<'_>]) -> Result<(), FrameError>>;
 
 /// The answer to a request of this type.
-fn answer<A: Ask>(answer: A::Answer) -> Answer {
+pub(crate) fn answer<A: Ask>(answer: A::Answer) -> Answer {
     Box::new(move |stream, id, along| frame::send(stream, &Reply { id, answer: Ok(answer) }, along))
 }
 
-fn refuse(stream: &UnixStream, id: u64, problem: String) -> Result<(), FrameError> {
+pub(crate) fn refuse(stream: &UnixStream, id: u64, problem: String) -> Result<(), FrameError> {
     frame::send(stream, &Reply::<()> { id, answer: Err(problem) }, &[])
 }
 
@@ -71,20 +88,21 @@ impl Control {
         listener: UnixListener,
         remote: Remote,
         link: Arc<Link>,
-        spare: bool,
+        kind: Kind,
         conversations: Arc<Conversations>,
     ) -> Control {
         Control {
             listener,
             remote,
             link,
-            spare,
+            kind,
             quiesced: false,
             held_back: false,
             left: LeftMemory::new(),
             along: Vec::new(),
             conversations,
             demand: None,
+            client: None,
         }
     }
 
@@ -110,11 +128,14 @@ impl Control {
                 }
                 *self.conversations.daemon() = Daemon::default();
                 self.undo();
-                if self.spare {
+                if self.is_spare() {
                     return self.remote.end(Ended::Done);
                 }
                 lonely_since = Instant::now();
-            } else if self.spare && poll(libc::STDIN_FILENO, 0, 0) & (libc::POLLHUP | libc::POLLERR) != 0 {
+            } else if self.is_shared() && self.remote.is_over() {
+                return self.join();
+            } else if self.is_spare() && poll(libc::STDIN_FILENO, 0, 0) & (libc::POLLHUP | libc::POLLERR) != 0
+            {
                 // The daemon died before it connected.
                 return self.remote.end(Ended::Done);
             } else if !self.link.is_connected() && lonely_since.elapsed() > LONELY {
@@ -123,25 +144,24 @@ impl Control {
         }
     }
 
+    fn is_spare(&self) -> bool {
+        matches!(self.kind, Kind::Spare)
+    }
+
     /// None if it was nobody who may ask for anything.
     fn accept(&self) -> std::io::Result<Option<UnixStream>> {
         let mut daemon = self.conversations.daemon();
-        let (stream, _) = self.listener.accept()?;
-        if !peer::is_beside(&stream) {
-            log::warn!("a process of the sandbox is sent away that came where the daemon does");
-            return Ok(None);
+        let accepted = accept(&self.listener)?;
+        if let Some(stream) = &accepted {
+            daemon.stream = Some(stream.as_raw_fd());
         }
-        match protocol::greet(&stream, "worker", "daemon", GREETING_LIMIT) {
-            Ok(()) => {
-                daemon.stream = Some(stream.as_raw_fd());
-                Ok(Some(stream))
-            }
-            // It only wanted to know whether anybody listens.
-            Err(GreetingError::Frame(FrameError::Closed)) => Ok(None),
-            Err(error) => {
-                log::warn!("a daemon is sent away: {error}");
-                Ok(None)
-            }
+        Ok(accepted)
+    }
+
+    /// Waits for the end of the thread that listens to the client, whose socket is closed.
+    fn join(self) {
+        if let Some(Err(_)) = self.client.map(JoinHandle::join) {
+            log::error!("the thread that listens to the client has panicked");
         }
     }
 
@@ -238,6 +258,9 @@ impl Control {
             Request::SavePinned(ask::SavePinned { staging }) => {
                 self.save_pinned(stream, staging.into()).map(answer::<ask::SavePinned>)
             }
+            Request::Sleep(_) if self.is_shared() => {
+                Err("a program that shares its context cannot be put to sleep".to_string())
+            }
             Request::Sleep(_) if self.quiesced && self.link.is_connected() => Ok(answer::<ask::Sleep>(())),
             Request::Sleep(_) => Err("only a program that stands still can be put to sleep".to_string()),
             Request::HandOver(_) => Err("this worker is awake and keeps nothing".to_string()),
@@ -260,6 +283,9 @@ impl Control {
                     .map(answer::<ask::FillCache>)
             }
             Request::OnDemand(demand) => {
+                // A fault that were to be mended would end the context of others.
+                let run_ahead = demand.run_ahead && !self.is_shared();
+                let demand = ask::OnDemand { run_ahead, ..demand };
                 self.demand = Some((demand, descriptors.into_iter().next()));
                 Ok(answer::<ask::OnDemand>(()))
             }
@@ -294,11 +320,27 @@ impl Control {
             Request::Adopt(ask::Adopt { pid, driver_attached }) => {
                 self.adopt(pid, driver_attached, descriptors).map(answer::<ask::Adopt>)
             }
+            Request::Admit(_) | Request::GetSharing(_) => {
+                Err("this worker's contexts are not shared".to_string())
+            }
+            Request::Watch(_) => self.watch(descriptors).map(answer::<ask::Watch>),
             Request::Resume(ask::Resume { restored, driver_attached }) => {
                 self.resume(restored, driver_attached).map(answer::<ask::Resume>)
             }
             Request::Shutdown(_) => Ok(answer::<ask::Shutdown>(())),
         }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self.kind, Kind::Shared(_))
+    }
+
+    fn watch(&self, descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let Kind::Shared(watchers) = &self.kind else {
+            return Err("the client's end is that of its worker".to_string());
+        };
+        watchers.lock().unwrap_or_else(PoisonError::into_inner).extend(descriptors);
+        Ok(())
     }
 
     fn status(&self) -> Result<Status, String> {
@@ -325,7 +367,7 @@ impl Control {
         if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
             return Err(format!("cannot print to another file: {}", std::io::Error::last_os_error()));
         }
-        self.spare = false;
+        self.kind = Kind::Alone;
         Ok(())
     }
 
@@ -363,7 +405,25 @@ impl Control {
     }
 }
 
-fn is_waiting(socket: &impl AsRawFd, limit: Duration) -> bool {
+/// Takes a connection in and greets; none if it was nobody who may ask for anything.
+pub(crate) fn accept(listener: &UnixListener) -> std::io::Result<Option<UnixStream>> {
+    let (stream, _) = listener.accept()?;
+    if !peer::is_beside(&stream) {
+        log::warn!("a process of the sandbox is sent away that came where the daemon does");
+        return Ok(None);
+    }
+    match protocol::greet(&stream, "worker", "daemon", GREETING_LIMIT) {
+        Ok(()) => Ok(Some(stream)),
+        // It only wanted to know whether anybody listens.
+        Err(GreetingError::Frame(FrameError::Closed)) => Ok(None),
+        Err(error) => {
+            log::warn!("a daemon is sent away: {error}");
+            Ok(None)
+        }
+    }
+}
+
+pub(crate) fn is_waiting(socket: &impl AsRawFd, limit: Duration) -> bool {
     poll(socket.as_raw_fd(), libc::POLLIN, limit.as_millis() as i32) != 0
 }
 

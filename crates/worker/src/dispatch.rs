@@ -120,7 +120,7 @@ impl Dispatcher {
 
     /// `again` is called when a fault of work that ran ahead of loading is to be mended.
     pub(crate) fn run(
-        mut self,
+        &mut self,
         inbox: &Inbox,
         again: impl FnOnce(&mut Dispatcher, &Inbox) -> Ended,
     ) -> Ended {
@@ -129,16 +129,16 @@ impl Dispatcher {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
         loop {
             if inbox.is_wanted_anew() {
-                inbox.obey(&mut self);
+                inbox.obey(self);
             }
             if let Some(ended) = self.ended.take() {
                 return ended;
             }
             if self.client.is_broken() {
-                return again(&mut self, inbox);
+                return again(self, inbox);
             }
             let Some(board) = self.client.board.filter(|_| self.activity.takes_requests()) else {
-                if !inbox.obey_next(&mut self) {
+                if !inbox.obey_next(self) {
                     return Ended::Done;
                 }
                 continue;
@@ -156,7 +156,7 @@ impl Dispatcher {
             }
             let progress = !self.client.waiting.is_empty() && self.client.poll();
             if self.activity.is_loading() && worked < ROUND {
-                Loading::settle(&mut self);
+                Loading::settle(self);
                 if self.activity.is_loading() {
                     self.rest_while_loading(board, inbox);
                 }

@@ -3,15 +3,18 @@
 //! A context is made when a client first needs it, and stays until the worker ends. All that a program can name or
 //! change in one is its client's ([`crate::client::Context`]).
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rekindle_cuda::CUDA_ERROR_INVALID_DEVICE;
-use rekindle_device::{Device, DeviceInfo, Platform, Result, Stream};
+use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, Stream};
 
 use crate::code::CodeCache;
 use crate::gpu::Opened;
 use crate::hashing::Hasher;
 use crate::memory::Regions;
+use crate::shared::ClientDevice;
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -19,6 +22,7 @@ const COPY_STREAMS: usize = 4;
 const NON_BLOCKING: u32 = 1;
 
 pub(crate) struct Gpus {
+    source: Source,
     pub platform: Arc<dyn Platform>,
     /// The real driver library, where there is one.
     pub real_driver: Option<String>,
@@ -26,8 +30,16 @@ pub(crate) struct Gpus {
     pub in_pieces: bool,
     pub regions: Arc<Regions>,
     slots: Vec<Slot>,
-    code: Mutex<CodeCache>,
+    code: Arc<Mutex<CodeCache>>,
     opening: Mutex<()>,
+}
+
+/// Whose the contexts are.
+enum Source {
+    /// They are made for the one client.
+    Own,
+    /// They are those of `all`, and the client has a view of each.
+    Shared { all: Arc<Gpus>, views: Mutex<Vec<Arc<ClientDevice>>>, failed: Arc<AtomicBool> },
 }
 
 /// One GPU, as programs number them.
@@ -59,16 +71,54 @@ impl Gpus {
             Ok(Slot { index: *index, info, context: OnceLock::new() })
         };
         let gpus = Gpus {
+            source: Source::Own,
             slots: gpus.iter().enumerate().map(slot).collect::<Result<_>>()?,
             platform,
             real_driver,
             in_pieces,
             regions: Arc::new(Regions::new()),
-            code: Mutex::default(),
+            code: Arc::default(),
             opening: Mutex::default(),
         };
         gpus.open(0)?;
         Ok(gpus)
+    }
+
+    /// The same GPUs for a client that shares their contexts with others. `failed` is raised when one of them turns out to
+    /// have failed.
+    pub(crate) fn for_client(all: &Arc<Gpus>, slice: Slice, failed: Arc<AtomicBool>) -> Gpus {
+        let regions = Arc::new(Regions::new());
+        regions.confine(slice);
+        let slot =
+            |slot: &Slot| Slot { index: slot.index, info: slot.info.clone(), context: OnceLock::new() };
+        Gpus {
+            source: Source::Shared { all: all.clone(), views: Mutex::default(), failed },
+            slots: all.slots.iter().map(slot).collect(),
+            platform: all.platform.clone(),
+            real_driver: all.real_driver.clone(),
+            in_pieces: all.in_pieces,
+            regions,
+            code: all.code.clone(),
+            opening: Mutex::default(),
+        }
+    }
+
+    /// Whether other clients use the same contexts.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.source, Source::Shared { .. })
+    }
+
+    /// Gives back all that a client has in contexts that it shares; false if its work is not done within the limit. It
+    /// asks for nothing any more.
+    pub(crate) fn close(&self, limit: Duration) -> bool {
+        match &self.source {
+            Source::Own => true,
+            Source::Shared { views, .. } => {
+                let views = views.lock().unwrap_or_else(PoisonError::into_inner);
+                let closed: Vec<bool> = views.iter().map(|view| view.close(limit)).collect();
+                !closed.contains(&false)
+            }
+        }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -92,8 +142,29 @@ impl Gpus {
         if let Some(context) = slot.context.get() {
             return Ok(context.clone());
         }
-        let context = Arc::new(GpuContext::new(self.platform.open(slot.index)?, device)?);
+        let context = Arc::new(match &self.source {
+            Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
+            Source::Shared { all, views, failed } => {
+                let shared = all.open(device)?;
+                shared.device.bind()?;
+                let view = ClientDevice::new(shared.device.clone(), failed.clone())?;
+                views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
+                GpuContext::of_client(&shared, view)?
+            }
+        });
         Ok(slot.context.get_or_init(|| context).clone())
+    }
+
+    /// Where the driver has put its own heaps, which other clients shape too where contexts are shared.
+    pub(crate) fn placements(&self) -> Vec<Placement> {
+        if self.is_shared() { Vec::new() } else { self.platform.placements() }
+    }
+
+    /// Has the driver put its heaps where an earlier process had them.
+    pub(crate) fn expect_placements(&self, earlier: &[Placement]) {
+        if !self.is_shared() {
+            self.platform.expect_placements(earlier);
+        }
     }
 
     /// Files that code was mapped from.
@@ -105,12 +176,22 @@ impl Gpus {
 impl GpuContext {
     fn new(device: Arc<dyn Device>, index: usize) -> Result<GpuContext> {
         device.bind()?;
-        // What is hashed behind copies is not to wait for the program's kernels.
-        let (_, greatest) = device.info().stream_priorities;
-        let copies =
-            (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, greatest)).collect::<Result<_>>()?;
+        let copies = copy_streams(&*device)?;
         let hasher = Hasher::open(device.clone());
         let info = DeviceInfo { index: index as u32, ..device.info().clone() };
         Ok(GpuContext { info, copies, hasher, device })
     }
+
+    /// The same context as one of its clients has it.
+    fn of_client(shared: &GpuContext, view: Arc<dyn Device>) -> Result<GpuContext> {
+        let copies = copy_streams(&*view)?;
+        let hasher = shared.hasher.as_ref().map(|hasher| Arc::new(hasher.through(view.clone())));
+        Ok(GpuContext { info: shared.info.clone(), copies, hasher, device: view })
+    }
+}
+
+/// What is hashed behind copies is not to wait for the program's kernels.
+fn copy_streams(device: &dyn Device) -> Result<Vec<Stream>> {
+    let (_, greatest) = device.info().stream_priorities;
+    (0..COPY_STREAMS).map(|_| device.stream_create(NON_BLOCKING, greatest)).collect()
 }

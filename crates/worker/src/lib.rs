@@ -9,7 +9,8 @@
 //! What a program has is its [`client`]; the contexts that it has them in are the process's ([`gpus`]). One dispatch
 //! thread takes the requests of all of the program's threads in their order and gives them to the GPU; it alone touches
 //! the client. The control thread obeys the daemon, one connection at a time; a worker outlives its daemon, and undoes a
-//! checkpoint that the daemon's death left half done. A worker serves one client process and ends with it.
+//! checkpoint that the daemon's death left half done. A worker serves one client process and ends with it, or
+//! several that [share](shared) its contexts.
 
 mod arguments;
 mod client;
@@ -27,11 +28,12 @@ mod link;
 mod memory;
 mod ondemand;
 mod printed;
+mod shared;
 mod start;
 mod successor;
 mod touched;
 
-pub use arguments::{Arguments, ArgumentsError};
+pub use arguments::{Arguments, ArgumentsError, Purpose};
 pub use dispatch::Ended;
 pub use gpu::{Gpu, Opened};
 pub use printed::ProgramOutput;

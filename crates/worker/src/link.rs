@@ -78,6 +78,14 @@ impl Link {
         let _ = self.answer.send(Answer::Gone);
     }
 
+    /// Lets the client go: both sides find the socket closed.
+    pub(crate) fn hang_up(&self) {
+        if let Some(socket) = self.socket() {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        self.disconnect();
+    }
+
     /// Sends a message; false when there is no client.
     pub(crate) fn send(&self, message: &impl Serialize) -> bool {
         let socket = self.state().socket.clone();

@@ -12,15 +12,15 @@ use std::sync::Arc;
 
 use rekindle_protocol::worker::Contents;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Purpose};
 use crate::client::Client;
-use crate::control::Control;
+use crate::control::{Control, Kind};
 use crate::dispatch::{Dispatcher, Ended, remote};
 use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::link::Link;
 use crate::ondemand::Conversations;
-use crate::{image, keeper, ondemand};
+use crate::{image, keeper, ondemand, shared};
 
 /// Runs a worker; `arguments` are those after `rekindled worker`.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -51,7 +51,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ended = serve_as(listener, arguments.spare, || arguments.gpu.open());
+    let ended = match arguments.purpose {
+        Purpose::Program => serve_as(listener, false, || arguments.gpu.open()),
+        Purpose::Spare => serve_as(listener, true, || arguments.gpu.open()),
+        Purpose::Shared(tenant) => {
+            shared::serve(listener, tenant, arguments.gpu.to_string(), || arguments.gpu.open())
+        }
+    };
     let _ = std::fs::remove_file(&arguments.listen);
     match ended {
         Ended::Done => ExitCode::SUCCESS,
@@ -83,7 +89,8 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
     let (remote, inbox) = remote();
     let link = Link::new();
     let (conversations, listens) = (Arc::new(Conversations::default()), listener.as_raw_fd());
-    let control = Control::new(listener, remote.clone(), link.clone(), spare, conversations.clone());
+    let kind = if spare { Kind::Spare } else { Kind::Alone };
+    let control = Control::new(listener, remote.clone(), link.clone(), kind, conversations.clone());
     let control_thread = std::thread::Builder::new().name("control".into()).spawn(move || control.run());
     if let Err(error) = control_thread {
         return Ended::Failed(format!("cannot start a thread: {error}"));
@@ -121,7 +128,7 @@ pub(crate) fn first_client(opened: Opened, link: Arc<Link>) -> Result<Client, St
     client.map_err(|code| format!("the GPU's context cannot be made: {code}"))
 }
 
-fn listen(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)

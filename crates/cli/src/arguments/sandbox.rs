@@ -18,6 +18,11 @@ pub struct SandboxArguments {
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX].
     #[arg(long, value_name = "GPU")]
     pub gpu: Option<String>,
+    /// Share GPU contexts with the other programs of this tenant.
+    ///
+    /// They pay for one context together, and a fault of one of them ends all: they should be of one owner.
+    #[arg(long, value_name = "TENANT")]
+    pub share: Option<String>,
     /// Return as soon as the program runs.
     #[arg(short, long)]
     pub detach: bool,

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::OpenOptions;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use rekindle_cuda::{
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM,
     CUDA_ERROR_OUT_OF_MEMORY,
 };
-use rekindle_device::{DEVICE_RANGE, PINNED_RANGE};
+use rekindle_device::{DEVICE_RANGE, PINNED_RANGE, Slice};
 use rekindle_protocol::operation::{PinnedRegister, PinnedUnregister};
 
 use crate::abi::{Out, Result};
@@ -59,12 +60,12 @@ pub fn is_pinned(address: u64, bytes: u64) -> bool {
 }
 
 impl Pinned {
-    /// A free range of addresses, one after the other around the whole range.
-    fn reserve(&mut self, bytes: u64) -> Option<u64> {
+    /// A free range of addresses, one after the other around the whole `range`.
+    fn reserve(&mut self, bytes: u64, range: &Range<u64>) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(BLOCK)?;
-        let mut at = self.next.max(PINNED_RANGE.start);
+        let mut at = self.next.max(range.start);
         for _ in 0..2 {
-            while at + bytes <= PINNED_RANGE.end {
+            while at.checked_add(bytes)? <= range.end {
                 match self.used.range(..at + bytes).next_back() {
                     Some((start, length)) if start + length > at => at = start + length,
                     _ => {
@@ -74,7 +75,7 @@ impl Pinned {
                     }
                 }
             }
-            at = PINNED_RANGE.start;
+            at = range.start;
         }
         None
     }
@@ -148,7 +149,8 @@ pub fn unmap_file(address: u64) -> Result<u64> {
 
 fn new_range(device: u8, bytes: u64) -> Result<u64> {
     let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let address = pinned().get_or_insert_default().reserve(bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let range = session::get()?.welcome.slice.map_or(PINNED_RANGE, Slice::pinned);
+    let address = pinned().get_or_insert_default().reserve(bytes, &range).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     map_file(device, address, bytes, false, None).inspect_err(|_| {
         pinned().get_or_insert_default().used.remove(&address);
     })?;
@@ -251,17 +253,17 @@ mod tests {
     #[test]
     fn ranges_do_not_overlap_and_are_found_again() {
         let mut pinned = Pinned::default();
-        let first = pinned.reserve(1).unwrap();
-        let second = pinned.reserve(5 << 20).unwrap();
-        let third = pinned.reserve(2 << 20).unwrap();
+        let first = pinned.reserve(1, &PINNED_RANGE).unwrap();
+        let second = pinned.reserve(5 << 20, &PINNED_RANGE).unwrap();
+        let third = pinned.reserve(2 << 20, &PINNED_RANGE).unwrap();
         assert_eq!(second, first + (2 << 20));
         assert_eq!(third, second + (6 << 20));
         pinned.used.remove(&second);
         pinned.next = 0;
-        assert_eq!(pinned.reserve(8 << 20), Some(third + (2 << 20)));
+        assert_eq!(pinned.reserve(8 << 20, &PINNED_RANGE), Some(third + (2 << 20)));
         pinned.next = 0;
-        assert_eq!(pinned.reserve(6 << 20), Some(second));
-        assert_eq!(pinned.reserve(u64::MAX), None);
+        assert_eq!(pinned.reserve(6 << 20, &PINNED_RANGE), Some(second));
+        assert_eq!(pinned.reserve(u64::MAX, &PINNED_RANGE), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
+use rekindle_device::Slice;
 use rekindle_driver::Hold;
 use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
@@ -54,6 +55,7 @@ pub(super) struct Subject<'a> {
     pub(super) ports: Vec<Port>,
     pub(super) limits: Limits,
     pub(super) mounts: Mounts,
+    pub(super) slice: Option<Slice>,
     pub(super) cpu: Cpu<'a>,
 }
 

@@ -56,6 +56,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
             publish: Vec::new(),
             user: None,
             limits: Limits::default(),
+            tenant: None,
             mounts: Mounts::default(),
             allowed: Vec::new(),
             framework: true,

@@ -146,7 +146,8 @@ impl Attempt<'_> {
     }
 
     fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, quiesced: &QuiescedGpu<'_>) -> Result<()> {
-        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, .. } = &self.subject;
+        let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, .. } =
+            &self.subject;
         let inventory = frozen.inventory()?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
@@ -173,6 +174,7 @@ impl Attempt<'_> {
             ports: ports.clone(),
             limits: *limits,
             mounts: mounts.clone(),
+            slice: *slice,
             warnings,
         };
         metadata.write(&mut manifest)

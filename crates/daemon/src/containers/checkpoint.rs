@@ -205,6 +205,7 @@ fn complete(
         manifest.machine = machine::this();
         manifest.gpus = half.map(DriverHalf::shown_gpus).unwrap_or_default();
         let metadata = ImageMetadata {
+            slice: None,
             name: container.name.clone(),
             gpu: "driver".to_string(),
             // All that it has mapped is in its own root file system.

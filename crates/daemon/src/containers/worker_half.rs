@@ -125,6 +125,7 @@ pub fn checkpoint(
         manifest.machine = machine::this();
         manifest.gpus = status.as_ref().map(machine::gpus).unwrap_or_default();
         let metadata = ImageMetadata {
+            slice: None,
             name: container.name.clone(),
             gpu: sandbox.record().gpu,
             // All that it has mapped is in its own root file system, or the device's.

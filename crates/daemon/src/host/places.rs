@@ -173,6 +173,11 @@ impl Places {
         self.runs.join(format!("pool-{}", self.name))
     }
 
+    /// Where processes listen whose contexts are shared.
+    pub fn contexts(&self) -> PathBuf {
+        self.runs.join(format!("contexts-{}", self.name))
+    }
+
     pub fn daemon_log(&self) -> PathBuf {
         self.state.join("daemon.log")
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use rekindle_device::Slice;
 use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::Limits;
 use rekindle_protocol::mounts::Mounts;
@@ -45,6 +46,9 @@ pub struct ImageMetadata {
     pub limits: Limits,
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+    /// The addresses that its program keeps to, if it may share contexts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Slice>,
     /// What the user should know of the image, a sentence each.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -21,7 +21,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sandboxes::{logs, names};
 use crate::sleep::wake;
-use crate::{fault, frameworks, network};
+use crate::{contexts, fault, frameworks, network};
 
 /// What the user asks for.
 pub struct RunRequest {
@@ -38,6 +38,8 @@ pub struct RunRequest {
     pub limits: Limits,
     /// What it is to see beside the machine's files.
     pub mounts: Mounts,
+    /// Whose programs it is to share contexts with; none: nobody's.
+    pub tenant: Option<String>,
     /// What it gets although it cannot be checkpointed with it.
     pub allowed: Vec<String>,
     /// Whether the program is to wait for an app.
@@ -62,6 +64,11 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
         Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
     };
+    let slice = match (&request.tenant, request.mode) {
+        (None, _) => None,
+        (Some(tenant), Mode::Sandbox) => Some(contexts::choose(daemon, tenant)?),
+        (Some(_), Mode::Driver) => return Err(Error::OwnContext),
+    };
     let sandbox =
         daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, former| {
             // One that starts anew goes on with its log.
@@ -74,6 +81,8 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
                 ports: ports.clone(),
                 limits: request.limits,
                 mounts: mounts.clone(),
+                tenant: request.tenant.clone(),
+                slice,
                 user: request.user.clone(),
                 terminal: request.terminal,
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)

@@ -14,8 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rekindle_protocol::daemon::Spare as Shown;
 
 use crate::caches::{Caches, Priority};
+use crate::contexts::Contexts;
 use crate::error::{Error, Result};
-use crate::workers::{Address, OnEnd, Spares, Start, Worker};
+use crate::workers::{Address, OnEnd, Purpose, Spares, Start, Worker};
 
 /// How many workers wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub struct WorkerPool {
     size: PoolSize,
     pub spares: Arc<Spares>,
     pub caches: Arc<Caches>,
+    pub contexts: Arc<Contexts>,
     state: Mutex<State>,
 }
 
@@ -56,8 +58,9 @@ impl WorkerPool {
         size: PoolSize,
         spares: Arc<Spares>,
         caches: Arc<Caches>,
+        contexts: Arc<Contexts>,
     ) -> Arc<WorkerPool> {
-        Arc::new(WorkerPool { program, size, spares, caches, state: Mutex::default() })
+        Arc::new(WorkerPool { program, size, spares, caches, contexts, state: Mutex::default() })
     }
 
     /// A worker for a sandbox: this one, if it lives, else one that waits ready, else a new one.
@@ -81,7 +84,10 @@ impl WorkerPool {
             }
             next = self.pick(gpu);
         }
-        Worker::start(&Start { program: &self.program, address, gpu, output, spare: false }, on_end())
+        Worker::start(
+            &Start { program: &self.program, address, gpu, output, purpose: Purpose::Program },
+            on_end(),
+        )
     }
 
     /// Has workers wait for this GPU from now on.

@@ -49,7 +49,7 @@ use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
 use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
 use crate::workers::{Worker, gpu_half};
-use crate::{fault, frameworks, network};
+use crate::{contexts, fault, frameworks, network};
 
 mod cpu;
 pub mod load_order;
@@ -89,6 +89,8 @@ pub struct RestoreRequest<'a> {
     pub input: Option<OwnedFd>,
     /// How it is brought back after a failure.
     pub recovery: Option<Recovery>,
+    /// Whose programs it is to share contexts with; none: nobody's.
+    pub tenant: Option<&'a str>,
     /// The service that it is an instance of. It has a network of its own then, to which no port leads.
     pub service: Option<&'a str>,
 }
@@ -162,6 +164,11 @@ pub fn restore(
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
         Mode::Driver => metadata.gpu.clone(),
     };
+    match (request.tenant, mode) {
+        (None, _) => {}
+        (Some(tenant), Mode::Sandbox) => contexts::check(tenant, request.image, metadata.slice)?,
+        (Some(_), Mode::Driver) => return Err(Error::OwnContext),
+    }
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
         preflight::check_machine(&daemon.places, &image, &metadata, &mounts)?;
@@ -266,6 +273,8 @@ fn hold(
             ports: ports.clone(),
             limits: request.limits.or(metadata.limits),
             mounts: mounts.clone(),
+            tenant: request.tenant.map(str::to_string),
+            slice: metadata.slice,
             service: request.service.map(str::to_string),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use rekindle_device::Slice;
 use rekindle_protocol::daemon::{Limits, Mode, Sandbox, State, User};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
@@ -11,6 +12,7 @@ use rekindle_protocol::terminal::WindowSize;
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
+use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::sandboxes::asleep::Asleep;
@@ -57,6 +59,12 @@ pub struct Record {
     pub limits: Limits,
     #[serde(default, skip_serializing_if = "Mounts::is_empty")]
     pub mounts: Mounts,
+    /// Whose programs it shares contexts with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// The addresses that it keeps to, whether it shares now or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Slice>,
     /// The service that it is an instance of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -102,10 +110,18 @@ impl Record {
             ports: Vec::new(),
             limits: Limits::default(),
             mounts: Mounts::default(),
+            tenant: None,
+            slice: None,
             service: None,
             user: None,
             terminal: None,
         }
+    }
+
+    /// With whom it shares contexts, if it does.
+    pub fn share(&self) -> Option<Share> {
+        let (tenant, slice) = self.tenant.clone().zip(self.slice)?;
+        Some(Share { tenant, slice })
     }
 
     /// Whether it is to be brought back if it fails, or is about to be.
@@ -153,6 +169,7 @@ impl Record {
             ports: self.ports.clone(),
             limits: self.limits,
             mounts: self.mounts.clone(),
+            tenant: self.tenant.clone(),
         }
     }
 
@@ -265,6 +282,8 @@ mod tests {
                 volumes: vec!["/a:/b:ro".parse().unwrap()],
                 overlays: vec!["/c".parse().unwrap()],
             },
+            tenant: Some("us".into()),
+            slice: Some(Slice::FIRST),
             service: Some("web".into()),
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
             terminal: Some(WindowSize::default()),

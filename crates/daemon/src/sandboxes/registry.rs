@@ -144,6 +144,7 @@ mod tests {
 
     use super::*;
     use crate::caches::{CacheLimits, Caches};
+    use crate::contexts::Contexts;
     use crate::host::places::Places;
     use crate::pool::{PoolSize, WorkerPool};
     use crate::sandboxes::record::Record;
@@ -164,8 +165,9 @@ mod tests {
         };
         let spares = Spares::open(places, "/rekindled".into());
         let caches = Caches::new(CacheLimits::default(), places.store(), spares.clone());
+        let contexts = Contexts::open(places, "/rekindled".into());
         let none = PoolSize { per_gpu: 0, most: 0 };
-        Sandbox::new(places, &WorkerPool::new("/rekindled".into(), none, spares, caches), record)
+        Sandbox::new(places, &WorkerPool::new("/rekindled".into(), none, spares, caches, contexts), record)
     }
 
     fn places(root: &Path) -> Places {

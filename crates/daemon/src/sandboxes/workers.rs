@@ -11,7 +11,7 @@ use super::Sandbox;
 use crate::caches::Priority;
 use crate::error::{Error, Result};
 use crate::host::process::is_alive;
-use crate::sandboxes::record::WorkerRecord;
+use crate::sandboxes::record::{Record, WorkerRecord};
 use crate::workers::{Address, OnEnd, Worker};
 
 /// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
@@ -89,17 +89,22 @@ impl Sandbox {
             number += 1;
         }
         self.last_number.store(number, Ordering::Relaxed);
-        let gpu = self.record().gpu;
+        let record = self.record();
         let address = self.worker_address(number);
-        let worker = self.pool.worker(&gpu, wanted, address, &self.log, || self.on_worker_end())?;
+        let worker = match record.share() {
+            Some(share) => self.pool.contexts.admit(&record.gpu, &share, address, || self.on_worker_end())?,
+            None => self.pool.worker(&record.gpu, wanted, address, &self.log, || self.on_worker_end())?,
+        };
         workers.all.push(worker.clone());
         Ok(worker)
     }
 
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
-        for WorkerRecord { number, client } in self.record().workers {
-            match Worker::reconnect(self.worker_address(number), client, self.on_worker_end()) {
+        let Record { workers, tenant, .. } = self.record();
+        let reconnect = if tenant.is_some() { Worker::reconnect_to_client } else { Worker::reconnect };
+        for WorkerRecord { number, client } in workers {
+            match reconnect(self.worker_address(number), client, self.on_worker_end()) {
                 Ok(worker) => self.workers().all.push(worker),
                 Err(error) if is_alive(client) => {
                     self.report_problem(format!(

@@ -295,6 +295,7 @@ fn answer(
             user,
             limits,
             mounts,
+            tenant,
             terminal,
         } => {
             let mode = mode.unwrap_or_default();
@@ -313,6 +314,7 @@ fn answer(
                 user,
                 limits,
                 mounts,
+                tenant,
                 allowed: allow,
                 framework,
                 terminal,
@@ -403,6 +405,7 @@ fn answer(
             publish,
             limits,
             volumes,
+            tenant,
         } => {
             let request = restore::RestoreRequest {
                 image: &image,
@@ -416,6 +419,7 @@ fn answer(
                 publish: &publish,
                 limits,
                 volumes: &volumes,
+                tenant: tenant.as_deref(),
                 input,
                 ..restore::RestoreRequest::default()
             };

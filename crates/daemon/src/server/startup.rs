@@ -10,6 +10,7 @@ use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
 use crate::caches::{CacheLimits, Caches};
 use crate::containers::{self, device};
+use crate::contexts::Contexts;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::doctor;
@@ -55,7 +56,8 @@ impl Daemon {
         let driver = Helper::new(&program, places.driver(), log);
         let spares = Spares::open(&places, program.clone());
         let caches = Caches::new(caches, store.root().to_path_buf(), spares.clone());
-        let pool = WorkerPool::new(program.clone(), pool, spares, caches);
+        let contexts = Contexts::open(&places, program.clone());
+        let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
         let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, lock));
         daemon.clear_dumps();
         daemon.adopt()?;

@@ -76,6 +76,9 @@ fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
     if record.asleep.is_some() {
         return Err(Error::AlreadyAsleep { name: record.name });
     }
+    if record.tenant.is_some() {
+        return Err(Error::SharesContext { name: record.name });
+    }
     let worker = match record.mode {
         Mode::Sandbox => sandbox.serving_worker()?,
         Mode::Driver => None,

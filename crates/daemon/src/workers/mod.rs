@@ -7,6 +7,7 @@
 //! it.
 
 use std::fs::{File, OpenOptions};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -16,8 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use rekindle_protocol::frame::FrameError;
-use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
+use rekindle_protocol::worker::{Ask, GreetingError, Sharing, Status, ask, socket_name};
 use rekindle_sandbox::ending;
 
 use crate::error::{Error, Result};
@@ -50,8 +52,17 @@ pub struct Start<'a> {
     pub gpu: &'a str,
     /// The sandbox's log: what kernels print goes there.
     pub output: &'a Path,
-    /// Nobody needs it yet.
-    pub spare: bool,
+    pub purpose: Purpose<'a>,
+}
+
+/// Whom a worker is for.
+#[derive(Clone, Copy)]
+pub enum Purpose<'a> {
+    Program,
+    /// As yet nobody.
+    Spare,
+    /// Programs of a tenant, which share its contexts.
+    Shared(&'a str),
 }
 
 /// Where a worker is found.
@@ -86,6 +97,25 @@ pub struct Worker {
     settled: AtomicBool,
     /// Somebody waits until it has loaded all, and sees to what becomes of its client if it ends.
     followed: AtomicBool,
+    /// Its process serves others too.
+    shared: bool,
+}
+
+/// What a worker says of itself that has its pid.
+pub trait Pid {
+    fn pid(&self) -> i32;
+}
+
+impl Pid for i32 {
+    fn pid(&self) -> i32 {
+        *self
+    }
+}
+
+impl Pid for Sharing {
+    fn pid(&self) -> i32 {
+        self.pid
+    }
 }
 
 impl Worker {
@@ -95,12 +125,15 @@ impl Worker {
         let _ = std::fs::remove_file(&start.address.socket);
         let mut command = Command::new(start.program);
         command.arg("worker").arg("--listen").arg(&start.address.socket).arg("--gpu").arg(start.gpu);
-        if start.spare {
-            command.arg("--spare");
+        let spare = matches!(start.purpose, Purpose::Spare);
+        match start.purpose {
+            Purpose::Program => {}
+            Purpose::Spare => drop(command.arg("--spare")),
+            Purpose::Shared(tenant) => drop(command.arg("--shared").arg(tenant)),
         }
         let mut child = command
             .current_dir("/")
-            .stdin(if start.spare { Stdio::piped() } else { Stdio::null() })
+            .stdin(if spare { Stdio::piped() } else { Stdio::null() })
             .stdout(append(start.output)?)
             .stderr(append(&start.address.log)?)
             .process_group(0)
@@ -139,21 +172,64 @@ impl Worker {
         }
     }
 
+    /// What serves a sandbox's program in a process whose contexts others share: it listens at the address, and is no more
+    /// when all is given back that the program had there.
+    pub fn of_process(address: Address, process: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let mut worker = Worker::new(address, process, None, on_end);
+        worker.shared = true;
+        let worker = Arc::new(worker);
+        let (ended, sign) = nix::unistd::pipe2(OFlag::O_CLOEXEC)
+            .map_err(|errno| Error::system("make a pipe", std::io::Error::from(errno)))?;
+        worker.ask("tell of its end", ask::Watch {}, &[sign.as_fd()])?;
+        drop(sign);
+        let watched = worker.clone();
+        std::thread::spawn(move || {
+            let _ = File::from(ended).read_to_end(&mut Vec::new());
+            watched.note_end(match process::is_alive(process) {
+                true => "it ended".to_string(),
+                false => "the process whose contexts it shared ended".to_string(),
+            });
+        });
+        Ok(worker)
+    }
+
+    /// As [`Worker::of_process`], of one that an earlier daemon knew.
+    pub fn reconnect_to_client(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        let process = Worker::new(address.clone(), 0, None, Box::new(|_| ())).status()?.pid;
+        let worker = Worker::of_process(address, process, on_end)?;
+        worker.set_client(client);
+        Ok(worker)
+    }
+
     /// Finds the worker that an earlier daemon has started.
     pub fn reconnect(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+        Ok(Worker::reconnect_with(address, client, on_end, |worker| {
+            worker.status().map(|status| status.pid)
+        })?
+        .0)
+    }
+
+    /// As [`Worker::reconnect`], of one that says its pid in answer to another question.
+    pub fn reconnect_with<P: Pid>(
+        address: Address,
+        client: i32,
+        on_end: OnEnd,
+        ask: impl FnOnce(&Worker) -> Result<P>,
+    ) -> Result<(Arc<Worker>, P)> {
         let stream = UnixStream::connect(&address.socket)
             .map_err(|source| Error::io("connect to", &address.socket, source))?;
         let connection = greeted("connect to", stream)?;
         let worker = Arc::new(Worker::new(address, 0, Some(connection), on_end));
         worker.client.store(client, Ordering::Relaxed);
-        let pid = worker.status()?.pid;
+        let said = ask(&worker)?;
+        let pid = said.pid();
         worker.pid.store(pid, Ordering::Relaxed);
         let watched = worker.clone();
         std::thread::spawn(move || {
             process::wait_for_end(pid);
             watched.note_end("it ended".to_string());
         });
-        Ok(worker)
+        Ok((worker, said))
     }
 
     fn new(address: Address, pid: i32, connection: Option<Connection>, on_end: OnEnd) -> Worker {
@@ -167,6 +243,7 @@ impl Worker {
             on_end: Mutex::new(Some(on_end)),
             settled: AtomicBool::new(true),
             followed: AtomicBool::new(false),
+            shared: false,
         }
     }
 
@@ -329,13 +406,13 @@ impl Worker {
         }
     }
 
-    /// Ends the worker; one that does not listen any more is killed.
+    /// Ends the worker; one that does not listen any more is killed, if it serves nobody else.
     pub fn shut_down(&self) {
         if self.ended().is_some() {
             return;
         }
         let asked = self.ask_within("shut down", ask::Shutdown {}, &[], Some(Duration::from_secs(5)));
-        if asked.is_err() && self.ended().is_none() && self.pid() > 0 {
+        if asked.is_err() && self.ended().is_none() && self.pid() > 0 && !self.shared {
             let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(self.pid()),
                 nix::sys::signal::Signal::SIGKILL,
@@ -346,7 +423,9 @@ impl Worker {
     /// Ends a worker that nobody needs at once, whatever it does. Returns when it has ended, or soon.
     pub fn kill(&self) {
         let began = Instant::now();
-        if self.ended().is_none() && self.pid() > 0 {
+        if self.shared {
+            self.shut_down();
+        } else if self.ended().is_none() && self.pid() > 0 {
             let pid = nix::unistd::Pid::from_raw(self.pid());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Address, OnEnd, Start, Worker};
+use super::{Address, OnEnd, Purpose, Start, Worker};
 use crate::error::Result;
 use crate::host::places::{Places, private_directory};
 
@@ -33,8 +33,13 @@ impl Spares {
         let log = self.places.logs().join(format!("{LOG_STEM}{id}.log"));
         let address = Address { number: 0, socket: directory.join(format!("{id}.sock")), log };
         let left = [address.socket.clone(), address.log.clone()];
-        let start =
-            Start { program: &self.program, address, gpu, output: Path::new("/dev/null"), spare: true };
+        let start = Start {
+            program: &self.program,
+            address,
+            gpu,
+            output: Path::new("/dev/null"),
+            purpose: Purpose::Spare,
+        };
         let on_end: OnEnd = Box::new(move |worker| {
             for path in left {
                 let _ = std::fs::remove_file(path);

@@ -1,8 +1,9 @@
 //! What a daemon asks a worker, and what each request is answered with.
 
+use rekindle_device::Slice;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Status};
+use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Sharing, Status};
 use crate::client::Quiesced;
 
 /// A request that has an answer of this type.
@@ -162,6 +163,16 @@ requests! {
     Memory {
         names: Vec<String>,
     } => ();
+    /// To a worker whose contexts are shared: serve one client more, whose own requests come to the socket that is made at
+    /// this path. False if it takes no client with these addresses: one has them, or the contexts have failed.
+    Admit {
+        listen: String,
+        slice: Slice,
+    } => bool;
+    /// To a worker whose contexts are shared: who shares them.
+    GetSharing {} => Sharing;
+    /// With a descriptor, which is closed when all that the client had is given back.
+    Watch {} => ();
     /// Let the client go on.
     Resume {
         restored: bool,

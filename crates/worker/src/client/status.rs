@@ -14,6 +14,7 @@ impl Client {
             devices: self.gpus.infos(),
             real_driver: self.gpus.real_driver.clone(),
             granularity: open.map(|context| context.heap.granularity()).max().unwrap_or(2 << 20),
+            slice: self.gpus.regions.slice(),
         }
     }
 

@@ -60,6 +60,7 @@ impl Control {
         let conversations = self.conversations.clone();
         let thread = ClientThread { socket, directory, remote, link, conversations };
         let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());
-        spawned.map(|_| ()).map_err(|error| format!("cannot start a thread: {error}"))
+        self.client = Some(spawned.map_err(|error| format!("cannot start a thread: {error}"))?);
+        Ok(())
     }
 }

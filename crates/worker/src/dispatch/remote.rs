@@ -75,6 +75,11 @@ impl Remote {
         self.start(command).recv().map_err(|_| self.problem())
     }
 
+    /// Whether no command is run any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.shared.problem.get().is_some()
+    }
+
     /// Why commands are not run any more.
     pub(crate) fn problem(&self) -> String {
         self.shared.problem.get().cloned().unwrap_or_else(|| "the worker is ending".to_string())

@@ -30,6 +30,11 @@ pub(crate) struct Hasher {
 }
 
 impl Hasher {
+    /// The same kernel, launched as a client of its context does.
+    pub(crate) fn through(&self, view: Arc<dyn Device>) -> Hasher {
+        Hasher { device: view, function: self.function }
+    }
+
     /// Loads the kernel; the device's context is current. None where the processor is to hash: by default on a GPU in
     /// software, and where the kernel does not load.
     pub(crate) fn open(device: Arc<dyn Device>) -> Option<Arc<Hasher>> {

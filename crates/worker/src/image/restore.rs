@@ -152,10 +152,30 @@ fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Op
     let make = || waiting.unwrap_or_else(|| contents::prepare(any));
     let blocks = restore_memory::has_contents(image, state).then(make);
     check_gpus(client, state)?;
-    client.gpus.platform.expect_placements(&state.placements);
+    confine(client, state)?;
+    client.gpus.expect_placements(&state.placements);
     client.history = state.history;
     open_contexts(client, state)?;
     Ok(blocks)
+}
+
+/// The program keeps to its slice, in a context of its own too.
+fn confine(client: &Client, state: &State) -> Result<()> {
+    let regions = &client.gpus.regions;
+    match (state.slice, client.gpus.is_shared()) {
+        (None, false) => {}
+        (Some(slice), false) => regions.confine(slice),
+        (Some(slice), true) if regions.slice() == Some(slice) => {}
+        (found, true) => {
+            let [found, expected] = [found, regions.slice()]
+                .map(|slice| slice.map_or("no".to_string(), |slice| slice.number().to_string()));
+            let text = format!(
+                "its program has address slice {found}, and the shared context has {expected} for it"
+            );
+            return Err(Error::Refused(text));
+        }
+    }
+    Ok(())
 }
 
 /// The encoded state of the image.

@@ -50,7 +50,8 @@ pub(crate) fn save(
     let mut state = State {
         board: client.board_name.clone(),
         history: client.history,
-        placements: client.gpus.platform.placements(),
+        placements: client.gpus.placements(),
+        slice: client.gpus.regions.slice(),
         ..State::default()
     };
     state.devices = devices(client)?;

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rekindle_device::{Access, GpuKind, ModuleKind, Placement};
+use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 2] = [(3, 3), (2, 4)];
+const EARLIER: [(u32, usize); 3] = [(4, 1), (3, 4), (2, 5)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -52,6 +52,8 @@ pub(super) struct State {
     pub whole: BTreeMap<Id, String>,
     /// Pieces that were loaded, those first that are best loaded first.
     pub kernels: Vec<KernelState>,
+    /// The addresses that it keeps to, if it may share contexts with others.
+    pub slice: Option<Slice>,
 }
 
 /// A piece, as it was cut: so many bytes of the part of all pieces, one behind the other.

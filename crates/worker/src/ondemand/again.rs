@@ -28,7 +28,7 @@ use super::journal::Journal;
 use super::replace::take_up;
 use crate::arguments::Arguments;
 use crate::client_thread::ClientThread;
-use crate::control::Control;
+use crate::control::{Control, Kind};
 use crate::dispatch::{Activity, Dispatcher, Ended, Inbox, Remote, Shared, remote};
 use crate::gpu::Gpu;
 use crate::image::{self, Wish};
@@ -169,7 +169,7 @@ fn go_on(
         take_up(&mut dispatcher, journal)?;
         Ok(dispatcher)
     });
-    let dispatcher = match dispatcher {
+    let mut dispatcher = match dispatcher {
         Ok(dispatcher) => dispatcher,
         Err(problem) => {
             let problem = format!("the program's GPU half could not be restored once more: {problem}");
@@ -182,7 +182,7 @@ fn go_on(
         }
     };
     let (conversations, directory) = (Arc::new(Conversations::default()), inheritance.directory.clone());
-    let control = Control::new(listener, remote.clone(), link.clone(), false, conversations.clone());
+    let control = Control::new(listener, remote.clone(), link.clone(), Kind::Alone, conversations.clone());
     let waits = inheritance.daemon_waits;
     let control = std::thread::Builder::new().name("control".into()).spawn(move || match daemon {
         Some(daemon) => control.go_on(&daemon, waits),

@@ -1,0 +1,146 @@
+//! Contexts that programs of one tenant share.
+//!
+//! ```text
+//!   tenant, GPU ─▶ process with contexts ─┬─ address slice 0: a sandbox's program
+//!                                         └─ address slice 7: another's
+//! ```
+//!
+//! A program that shares keeps to one [`Slice`] of the addresses for its life, and its images keep it. A process takes one
+//! program of each slice; where the slice is taken there, the next process does, or a new one. Processes outlive the
+//! daemon while they have programs, and end by themselves when they have had none for a while.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rekindle_device::Slice;
+use rekindle_protocol::worker::{Sharing, ask};
+
+use crate::error::Result;
+use crate::host::places::{Places, private_directory};
+use crate::workers::{Address, OnEnd, Purpose, Start, Worker};
+
+mod share;
+
+pub use share::{Share, check, choose};
+
+/// How long a process may take to say who shares its contexts. It may still be making them.
+const LIMIT: Duration = Duration::from_secs(60);
+const SOCKET_ENDING: &str = "sock";
+
+/// The processes that have shared contexts.
+pub struct Contexts {
+    /// `rekindled` itself, which workers are made of.
+    program: PathBuf,
+    places: Places,
+    all: Mutex<Vec<Shared>>,
+}
+
+#[derive(Clone)]
+struct Shared {
+    tenant: String,
+    gpu: String,
+    process: Arc<Worker>,
+}
+
+impl Contexts {
+    /// With the processes that an earlier daemon has started.
+    pub fn open(places: &Places, program: PathBuf) -> Arc<Contexts> {
+        let contexts = Contexts { program, places: places.clone(), all: Mutex::default() };
+        for entry in std::fs::read_dir(places.contexts()).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|ending| ending == SOCKET_ENDING) {
+                contexts.find_again(&entry.path());
+            }
+        }
+        Arc::new(contexts)
+    }
+
+    /// Has one of the processes serve a sandbox's program, whose worker this is then.
+    pub fn admit(
+        &self,
+        gpu: &str,
+        share: &Share,
+        address: Address,
+        on_end: impl Fn() -> OnEnd,
+    ) -> Result<Arc<Worker>> {
+        let mut all = self.all();
+        all.retain(|shared| shared.process.ended().is_none());
+        for shared in all.iter().filter(|shared| shared.tenant == share.tenant && shared.gpu == gpu) {
+            match shared.admit(&address, share.slice) {
+                Ok(true) => return Worker::of_process(address, shared.process.pid(), on_end()),
+                Ok(false) => {}
+                Err(error) => log::warn!("a process with shared contexts takes no program: {error}"),
+            }
+        }
+        let shared =
+            Shared { tenant: share.tenant.clone(), gpu: gpu.to_string(), process: self.start(gpu, share)? };
+        shared.admit(&address, share.slice)?;
+        let process = shared.process.clone();
+        all.push(shared);
+        Worker::of_process(address, process.pid(), on_end())
+    }
+
+    /// Every process that lives, with who shares its contexts.
+    pub fn sharing(&self) -> Vec<Sharing> {
+        let all = self.all().clone();
+        all.iter().filter_map(|shared| shared.sharing().ok()).collect()
+    }
+
+    fn start(&self, gpu: &str, share: &Share) -> Result<Arc<Worker>> {
+        let directory = self.places.contexts();
+        private_directory(&directory, true)?;
+        let id = self.places.new_id()?;
+        let address = self.address(&id);
+        let left = address.clone();
+        let output = address.log.clone();
+        let purpose = Purpose::Shared(&share.tenant);
+        let start = Start { program: &self.program, address, gpu, output: &output, purpose };
+        Worker::start(&start, Box::new(move |_| forget(&left)))
+    }
+
+    fn address(&self, id: &str) -> Address {
+        Address {
+            number: 0,
+            socket: self.places.contexts().join(format!("{id}.{SOCKET_ENDING}")),
+            log: self.places.logs().join(format!("contexts-{id}.log")),
+        }
+    }
+
+    fn find_again(&self, socket: &Path) {
+        let Some(id) = socket.file_stem() else { return };
+        let address = self.address(&id.to_string_lossy());
+        let left = address.clone();
+        let found = Worker::reconnect_with(address, 0, Box::new(move |_| forget(&left)), |worker| {
+            worker.ask_within("tell who shares its contexts", ask::GetSharing {}, &[], Some(LIMIT))
+        });
+        match found {
+            Ok((process, Sharing { tenant, gpu, .. })) => self.all().push(Shared { tenant, gpu, process }),
+            Err(error) => {
+                log::warn!("shared contexts of an earlier daemon are no more: {error}");
+                let _ = std::fs::remove_file(socket);
+            }
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Shared>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// False if it takes no program with this slice.
+    fn admit(&self, address: &Address, slice: Slice) -> Result<bool> {
+        let listen = address.socket.to_string_lossy().into_owned();
+        self.process.ask_within("serve one program more", ask::Admit { listen, slice }, &[], Some(LIMIT))
+    }
+
+    fn sharing(&self) -> Result<Sharing> {
+        self.process.ask_within("tell who shares its contexts", ask::GetSharing {}, &[], Some(LIMIT))
+    }
+}
+
+/// Removes what a process leaves.
+fn forget(address: &Address) {
+    let _ = std::fs::remove_file(&address.socket);
+    let _ = std::fs::remove_file(&address.log);
+}

@@ -1,0 +1,419 @@
+//! One client's view of a device whose context it shares with others.
+//!
+//! The default stream, waits for the whole context, and limits are its own; what it makes is noted, and given back when it
+//! ends.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
+use rekindle_device::{
+    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
+    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
+    ModuleKind, PreparedCode, Result, Stream,
+};
+
+use super::order::{Order, are_done};
+use super::owned::Owned;
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
+pub(crate) struct ClientDevice {
+    device: Arc<dyn Device>,
+    order: Mutex<Order>,
+    owned: Mutex<Owned>,
+    /// Whether the client may still give streams work. Held while one is given some.
+    open: RwLock<bool>,
+    /// Limits that the client has asked for.
+    limits: Mutex<Vec<(u32, u64)>>,
+    /// The context has failed, for all of its clients.
+    failed: Arc<AtomicBool>,
+}
+
+impl ClientDevice {
+    /// The device's context is current on this thread. `failed` is raised when it turns out to have failed.
+    pub(crate) fn new(device: Arc<dyn Device>, failed: Arc<AtomicBool>) -> Result<Arc<ClientDevice>> {
+        let legacy = device.stream_create(NON_BLOCKING, 0)?;
+        let order = Order::new(&*device, legacy)?;
+        let owned = Owned { streams: [legacy].into(), events: [order.event()].into(), ..Owned::default() };
+        Ok(Arc::new(ClientDevice {
+            device,
+            order: Mutex::new(order),
+            owned: Mutex::new(owned),
+            open: RwLock::new(true),
+            limits: Mutex::default(),
+            failed,
+        }))
+    }
+
+    /// Gives back all that the client has, once its work is done; false if that takes longer than the limit. The client asks
+    /// for nothing any more.
+    pub(crate) fn close(&self, limit: Duration) -> bool {
+        let began = Instant::now();
+        if self.device.bind().is_err() {
+            return true;
+        }
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
+        let streams: Vec<Stream> = {
+            let mut owned = self.owned();
+            owned.closed = true;
+            owned.streams.iter().copied().collect()
+        };
+        while let Ok(false) = are_done(&*self.device, &streams) {
+            if began.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        self.owned().give_back(&*self.device);
+        true
+    }
+
+    fn owned(&self) -> MutexGuard<'_, Owned> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a failure that ends the context.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(code) = &result
+            && code.is_sticky()
+        {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Takes in what was made; what was made too late is given back.
+    fn take<T: Copy, N>(
+        &self,
+        made: T,
+        note: impl FnOnce(&mut Owned, T) -> N,
+        undo: impl FnOnce(&dyn Device, T) -> Result<()>,
+    ) -> Result<T> {
+        let mut owned = self.owned();
+        if owned.closed {
+            drop(owned);
+            let _ = undo(&*self.device, made);
+            return Err(CUDA_ERROR_DEINITIALIZED);
+        }
+        let _ = note(&mut owned, made);
+        Ok(made)
+    }
+
+    /// Gives something back; what is the client's no more was given back when it ended.
+    fn give<F>(&self, forget: impl FnOnce(&mut Owned) -> F, give: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut owned = self.owned();
+        if owned.closed {
+            return Ok(());
+        }
+        let _ = forget(&mut owned);
+        drop(owned);
+        self.noted(give())
+    }
+
+    /// Work on a stream, in its place.
+    fn work(&self, stream: Stream, work: impl FnOnce(&dyn Device, Stream) -> Result<()>) -> Result<()> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        if !*open {
+            return Err(CUDA_ERROR_DEINITIALIZED);
+        }
+        let entered = self.order().enter(&*self.device, stream);
+        self.noted(entered.and_then(|stream| work(&*self.device, stream)))
+    }
+
+    fn wait(&self, streams: &[Stream]) -> Result<()> {
+        self.noted(streams.iter().try_for_each(|stream| self.device.stream_synchronize(*stream)))
+    }
+}
+
+impl Device for ClientDevice {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+    fn bind(&self) -> Result<()> {
+        self.device.bind()
+    }
+    fn synchronize(&self) -> Result<()> {
+        let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
+        self.wait(&streams)
+    }
+    fn limit(&self, limit: u32) -> Result<u64> {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        match limits.iter().find(|(asked, _)| *asked == limit) {
+            Some((_, value)) => Ok(*value),
+            None => self.device.limit(limit),
+        }
+    }
+    fn set_limit(&self, limit: u32, value: u64) -> Result<()> {
+        // The context has the largest that any client has asked for.
+        if self.device.limit(limit)? < value {
+            self.device.set_limit(limit, value)?;
+        }
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        limits.retain(|(asked, _)| *asked != limit);
+        limits.push((limit, value));
+        Ok(())
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        self.device.memory_info()
+    }
+    fn granularity(&self) -> u64 {
+        self.device.granularity()
+    }
+    fn reserve(&self, address: u64, bytes: u64) -> Result<()> {
+        self.device.reserve(address, bytes)?;
+        let note = |owned: &mut Owned, at| owned.reserved.insert(at, bytes);
+        self.take(address, note, |device, at| device.unreserve(at, bytes)).map(drop)
+    }
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
+        self.give(|owned| owned.reserved.remove(&address), || self.device.unreserve(address, bytes))
+    }
+    fn memory_create(&self, bytes: u64) -> Result<Memory> {
+        let made = self.noted(self.device.memory_create(bytes))?;
+        self.take(made, |owned, made| owned.memory.insert(made), |device, made| device.memory_release(made))
+    }
+    fn memory_release(&self, memory: Memory) -> Result<()> {
+        self.give(|owned| owned.memory.remove(&memory), || self.device.memory_release(memory))
+    }
+    fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
+        self.device.memory_export(memory)
+    }
+    fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {
+        let made = self.device.memory_import(descriptor, bytes)?;
+        self.take(made, |owned, made| owned.memory.insert(made), |device, made| device.memory_release(made))
+    }
+    fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
+        self.device.map(address, bytes, memory)?;
+        let note = |owned: &mut Owned, at| owned.mapped.insert(at, bytes);
+        self.take(address, note, |device, at| device.unmap(at, bytes)).map(drop)
+    }
+    fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        self.give(|owned| owned.mapped.remove(&address), || self.device.unmap(address, bytes))
+    }
+    fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
+        self.device.protect(address, bytes, access)
+    }
+    fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
+        self.device.host_register(address, bytes)?;
+        let note = |owned: &mut Owned, at| owned.registered.insert(at);
+        self.take(address, note, |device, at| device.host_unregister(at)).map(drop)
+    }
+    fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
+        self.device.host_register_read_only(address, bytes)?;
+        let note = |owned: &mut Owned, at| owned.registered.insert(at);
+        self.take(address, note, |device, at| device.host_unregister(at)).map(drop)
+    }
+    fn host_unregister(&self, address: u64) -> Result<()> {
+        self.give(|owned| owned.registered.remove(&address), || self.device.host_unregister(address))
+    }
+
+    fn prepare(
+        &self,
+        code: &Code,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Arc<dyn PreparedCode>, &'static str> {
+        self.device.prepare(code, options)
+    }
+    fn module_load(
+        &self,
+        code: Code,
+        kind: ModuleKind,
+        options: &[(i32, u64)],
+    ) -> std::result::Result<Loaded, LoadError> {
+        let loaded = self.device.module_load(code, kind, options)?;
+        let note = |owned: &mut Owned, module| owned.modules.insert(module);
+        let taken = self.take(loaded.module, note, |device, module| device.module_unload(module));
+        taken.map_err(|code| LoadError { code, log: String::new() })?;
+        Ok(loaded)
+    }
+    fn module_unload(&self, module: Module) -> Result<()> {
+        self.give(|owned| owned.modules.remove(&module), || self.device.module_unload(module))
+    }
+    fn function(&self, module: Module, name: &str) -> Result<Function> {
+        self.device.function(module, name)
+    }
+    fn function_names(&self, module: Module) -> Result<Vec<String>> {
+        self.device.function_names(module)
+    }
+    fn function_info(&self, function: Function) -> Result<FunctionInfo> {
+        self.device.function_info(function)
+    }
+    fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
+        self.device.set_function_attribute(function, attribute, value)
+    }
+    fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
+        self.device.set_function_cache(function, config)
+    }
+    fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
+        self.device.global(module, name)
+    }
+    fn globals(&self, module: Module) -> Result<Vec<Global>> {
+        self.device.globals(module)
+    }
+    fn link(
+        &self,
+        inputs: &[LinkInput<'_>],
+        options: &[(i32, u64)],
+    ) -> std::result::Result<(Vec<u8>, String), LoadError> {
+        self.device.link(inputs, options)
+    }
+    fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, flags: u32) -> Result<i32> {
+        self.device.occupancy_blocks(function, block, shared, flags)
+    }
+    fn occupancy_shared(&self, function: Function, blocks: i32, block: i32) -> Result<u64> {
+        self.device.occupancy_shared(function, blocks, block)
+    }
+    fn occupancy_clusters(&self, launch: &Launch, function: Function) -> Result<i32> {
+        self.device.occupancy_clusters(launch, function)
+    }
+    fn occupancy_cluster_size(&self, launch: &Launch, function: Function) -> Result<i32> {
+        self.device.occupancy_cluster_size(launch, function)
+    }
+
+    fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
+        let made = self.noted(self.device.stream_create(flags | NON_BLOCKING, priority))?;
+        let note = |owned: &mut Owned, made| owned.streams.insert(made);
+        self.take(made, note, |device, made| device.stream_destroy(made))?;
+        if flags & NON_BLOCKING == 0 {
+            self.order().add(made);
+        }
+        Ok(made)
+    }
+    fn stream_destroy(&self, stream: Stream) -> Result<()> {
+        self.give(
+            |owned| owned.streams.remove(&stream),
+            || {
+                let followed = self.order().remove(&*self.device, stream);
+                self.device.stream_destroy(stream).and(followed)
+            },
+        )
+    }
+    fn stream_query(&self, stream: Stream) -> Result<bool> {
+        let streams = self.order().waits_for(stream);
+        self.noted(are_done(&*self.device, &streams))
+    }
+    fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        let streams = self.order().waits_for(stream);
+        self.wait(&streams)
+    }
+    fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
+        self.work(stream, |device, stream| device.stream_wait_event(stream, event, flags))
+    }
+    fn event_create(&self, flags: u32) -> Result<Event> {
+        let made = self.noted(self.device.event_create(flags))?;
+        self.take(made, |owned, made| owned.events.insert(made), |device, made| device.event_destroy(made))
+    }
+    fn event_destroy(&self, event: Event) -> Result<()> {
+        self.give(|owned| owned.events.remove(&event), || self.device.event_destroy(event))
+    }
+    fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
+        self.work(stream, |device, stream| device.event_record(event, stream, flags))
+    }
+    fn event_query(&self, event: Event) -> Result<bool> {
+        self.noted(self.device.event_query(event))
+    }
+    fn event_synchronize(&self, event: Event) -> Result<()> {
+        self.noted(self.device.event_synchronize(event))
+    }
+    fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
+        self.device.event_elapsed(start, end)
+    }
+
+    fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
+        self.work(stream, |device, stream| device.launch(function, launch, stream, parameters))
+    }
+    fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
+        self.work(stream, |device, stream| device.copy(to, from, bytes, stream))
+    }
+    fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
+        self.work(stream, |device, stream| device.copy_3d(copy, stream))
+    }
+    fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
+        self.work(stream, |device, stream| device.set(set, stream))
+    }
+    fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.work(stream, |device, stream| device.host_call(stream, call))
+    }
+    fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        self.work(stream, |device, stream| device.wait_value(stream, address, value, width, flags))
+    }
+    fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
+        self.work(stream, |device, stream| device.write_value(stream, address, value, width, flags))
+    }
+
+    fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
+        self.device.capture_begin(stream, mode)?;
+        self.order().capture(stream, true);
+        Ok(())
+    }
+    fn capture_end(&self, stream: Stream) -> Result<Graph> {
+        self.order().capture(stream, false);
+        let made = self.device.capture_end(stream)?;
+        self.take(made, |owned, made| owned.graphs.insert(made), |device, made| device.graph_destroy(made))
+    }
+    fn capture(&self, stream: Stream) -> Result<Capture> {
+        let stream = self.order().real(stream);
+        self.device.capture(stream)
+    }
+    fn graph_create(&self) -> Result<Graph> {
+        let made = self.device.graph_create()?;
+        self.take(made, |owned, made| owned.graphs.insert(made), |device, made| device.graph_destroy(made))
+    }
+    fn graph_add_kernel(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        function: Function,
+        launch: &Launch,
+        parameters: &[u8],
+    ) -> Result<GraphNode> {
+        self.device.graph_add_kernel(graph, after, function, launch, parameters)
+    }
+    fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
+        self.device.graph_add_copy(graph, after, copy)
+    }
+    fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
+        self.device.graph_add_set(graph, after, set)
+    }
+    fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
+        self.device.graph_add_empty(graph, after)
+    }
+    fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
+        self.device.graph_add_child(graph, after, child)
+    }
+    fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
+        self.device.graph_nodes(graph)
+    }
+    fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind> {
+        self.device.graph_node_kind(node)
+    }
+    fn graph_destroy(&self, graph: Graph) -> Result<()> {
+        self.give(|owned| owned.graphs.remove(&graph), || self.device.graph_destroy(graph))
+    }
+    fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec> {
+        let made = self.device.graph_instantiate(graph, flags)?;
+        let note = |owned: &mut Owned, made| owned.execs.insert(made);
+        self.take(made, note, |device, made| device.graph_exec_destroy(made))
+    }
+    fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
+        self.work(stream, |device, stream| device.graph_launch(exec, stream))
+    }
+    fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
+        self.give(|owned| owned.execs.remove(&exec), || self.device.graph_exec_destroy(exec))
+    }
+
+    fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {
+        self.device.tensor_map(kind, arguments)
+    }
+    fn fault(&self) -> Option<String> {
+        self.device.fault()
+    }
+}

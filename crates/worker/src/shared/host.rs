@@ -1,0 +1,252 @@
+//! The process whose contexts clients share: it admits them, and ends when it has had none for a while.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_device::Slice;
+use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::worker::{Message, Request, Sharing, ask};
+use rekindle_ring::{Board, BoardMapping, Ring};
+
+use crate::client::Client;
+use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
+use crate::dispatch::{Dispatcher, Ended, Inbox, remote};
+use crate::gpu::Opened;
+use crate::gpus::Gpus;
+use crate::link::Link;
+use crate::printed::ProgramOutput;
+use crate::start::listen;
+
+/// So long it stays without clients.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a client's work may go on after its end before the contexts are given to nobody else.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// How often it is looked whether anybody connects.
+const LOOK: Duration = Duration::from_millis(200);
+
+struct Host {
+    gpus: Arc<Gpus>,
+    tenant: String,
+    gpu: String,
+    /// A context has failed, or has work that does not end.
+    failed: Arc<AtomicBool>,
+    clients: Mutex<Clients>,
+    over: AtomicBool,
+}
+
+struct Clients {
+    slices: BTreeSet<Slice>,
+    /// Since when there are none.
+    idle_since: Instant,
+}
+
+/// Serves clients until there have been none for a while, or the daemon says so.
+pub(crate) fn serve(
+    listener: UnixListener,
+    tenant: String,
+    gpu: String,
+    open: impl FnOnce() -> Result<Opened, String>,
+) -> Ended {
+    let opened = open().and_then(|opened| {
+        Gpus::new(opened).map_err(|code| format!("the GPU's context cannot be made: {code}"))
+    });
+    let gpus = match opened {
+        Ok(gpus) => Arc::new(gpus),
+        Err(problem) => return Ended::Failed(problem),
+    };
+    let clients = Clients { slices: BTreeSet::new(), idle_since: Instant::now() };
+    let host = Arc::new(Host {
+        gpus,
+        tenant,
+        gpu,
+        failed: Arc::default(),
+        clients: Mutex::new(clients),
+        over: AtomicBool::new(false),
+    });
+    while !host.is_over() {
+        if !control::is_waiting(&listener, LOOK) {
+            continue;
+        }
+        match control::accept(&listener) {
+            Ok(Some(stream)) => {
+                let host = host.clone();
+                std::thread::spawn(move || host.obey_all(&stream));
+            }
+            Ok(None) => {}
+            Err(error) => log::warn!("cannot take a connection: {error}"),
+        }
+    }
+    Ended::Done
+}
+
+impl Host {
+    fn is_over(&self) -> bool {
+        let clients = self.clients();
+        let idle = clients.slices.is_empty() && clients.idle_since.elapsed() > IDLE;
+        self.over.load(Ordering::Relaxed) || idle
+    }
+
+    fn obey_all(self: &Arc<Host>, stream: &UnixStream) {
+        loop {
+            let Message { id, request, .. } = match frame::receive(stream) {
+                Ok((message, _)) => message,
+                Err(FrameError::Closed) => return,
+                Err(error) => return log::warn!("the daemon's connection: {error}"),
+            };
+            let obeyed: Result<Answer, String> = match request {
+                Request::Admit(ask::Admit { listen, slice }) => {
+                    self.admit(listen.as_ref(), slice).map(answer::<ask::Admit>)
+                }
+                Request::GetSharing(_) => Ok(answer::<ask::GetSharing>(self.sharing())),
+                Request::Shutdown(_) => {
+                    self.over.store(true, Ordering::Relaxed);
+                    Ok(answer::<ask::Shutdown>(()))
+                }
+                _ => Err("this worker's contexts are shared: ask one of its clients".to_string()),
+            };
+            let sent = match obeyed {
+                Ok(answer) => answer(stream, id, &[]),
+                Err(problem) => {
+                    log::warn!("a request of the daemon failed: {problem}");
+                    refuse(stream, id, problem)
+                }
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn sharing(&self) -> Sharing {
+        Sharing {
+            pid: std::process::id() as i32,
+            tenant: self.tenant.clone(),
+            gpu: self.gpu.clone(),
+            slices: self.clients().slices.iter().copied().collect(),
+        }
+    }
+
+    fn admit(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<bool, String> {
+        if self.failed.load(Ordering::Relaxed) || !self.clients().slices.insert(slice) {
+            return Ok(false);
+        }
+        self.begin(socket, slice).inspect_err(|_| self.forget(slice))?;
+        Ok(true)
+    }
+
+    fn forget(&self, slice: Slice) {
+        let mut clients = self.clients();
+        clients.slices.remove(&slice);
+        clients.idle_since = Instant::now();
+    }
+
+    /// Makes a client, whose requests come to this socket.
+    fn begin(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<(), String> {
+        let _ = std::fs::remove_file(socket);
+        let listener =
+            listen(socket).map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
+        let (host, own, (made, outcome)) = (self.clone(), socket.to_owned(), channel());
+        let spawned =
+            std::thread::Builder::new().name(format!("client {}", slice.number())).spawn(move || {
+                let served = Served::begin(&host, own, slice);
+                let _ = made.send(served.as_ref().map(drop).map_err(String::clone));
+                if let Ok(served) = served {
+                    served.run(listener, &host);
+                }
+            });
+        let begun = spawned
+            .map_err(|error| format!("cannot start a thread: {error}"))
+            .and_then(|_| outcome.recv().unwrap_or_else(|_| Err("its thread has ended".to_string())));
+        begun.inspect_err(|_| drop(std::fs::remove_file(socket)))
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client from its begin to its end, on its dispatch thread.
+struct Served {
+    dispatcher: Dispatcher,
+    link: Arc<Link>,
+    gpus: Arc<Gpus>,
+    socket: PathBuf,
+    slice: Slice,
+}
+
+impl Served {
+    fn begin(host: &Host, socket: PathBuf, slice: Slice) -> Result<Served, String> {
+        let link = Link::new();
+        let gpus = Arc::new(Gpus::for_client(&host.gpus, slice, host.failed.clone()));
+        let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
+        let dispatcher = made.map(Dispatcher::new).map_err(|code| {
+            gpus.close(END_LIMIT);
+            format!("its context cannot be shared: {code}")
+        })?;
+        Ok(Served { dispatcher, link, gpus, socket, slice })
+    }
+
+    fn run(mut self, listener: UnixListener, host: &Host) {
+        let (remote, inbox) = remote();
+        let watchers = Watchers::default();
+        let kind = Kind::Shared(watchers.clone());
+        let control = Control::new(listener, remote, self.link.clone(), kind, Arc::default());
+        let control = std::thread::spawn(move || control.run());
+        let again = |_: &mut Dispatcher, _: &Inbox| Ended::Failed("a fault cannot be mended".to_string());
+        let ended = self.dispatcher.run(&inbox, again);
+        let problem = match ended {
+            Ended::Done => "the program's client is ending".to_string(),
+            Ended::Failed(problem) => {
+                log::error!("client {}: {problem}", self.slice.number());
+                problem
+            }
+        };
+        inbox.refuse(problem);
+        self.link.hang_up();
+        let Served { dispatcher, gpus, socket, slice, .. } = self;
+        let _ = std::fs::remove_file(socket);
+        if !gpus.close(END_LIMIT) {
+            host.failed.store(true, Ordering::Relaxed);
+            log::error!(
+                "client {} has ended and its work goes on after {} s: its memory stays until that ends",
+                slice.number(),
+                END_LIMIT.as_secs()
+            );
+            tell(&watchers);
+            while !gpus.close(END_LIMIT) {}
+        }
+        let rings: Vec<_> = dispatcher.client.threads.iter().map(|thread| thread.ring).collect();
+        let board = dispatcher.client.board;
+        drop(dispatcher);
+        host.forget(slice);
+        tell(&watchers);
+        if control.join().is_ok() {
+            // SAFETY: all that had them has ended: the dispatcher, and the threads that listen to the client and the daemon.
+            unsafe { unmap(rings, board) };
+        }
+    }
+}
+
+/// Closes what is to tell of the client's end.
+fn tell(watchers: &Mutex<Vec<OwnedFd>>) {
+    watchers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// # Safety
+/// Nobody uses them any more.
+unsafe fn unmap(rings: Vec<Ring>, board: Option<&'static Board>) {
+    for ring in rings {
+        // SAFETY: as the caller promises.
+        unsafe { ring.unmap() };
+    }
+    if let Some(board) = board {
+        // SAFETY: as above.
+        unsafe { BoardMapping::unmap(board) };
+    }
+}

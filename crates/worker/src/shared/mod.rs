@@ -1,0 +1,18 @@
+//! Contexts that several clients share.
+//!
+//! ```text
+//!   daemon ──socket──▶ Host: Admit ─┬─▶ client: control, dispatch ─ ClientDevice ─┐
+//!                                   └─▶ client: control, dispatch ─ ClientDevice ─┴▶ one context a device
+//! ```
+//!
+//! Each client has a dispatch thread and a socket of its own, and beside that what it would have in a worker of its own:
+//! only its device is a [view](ClientDevice) of one that others use too. Their addresses differ by their slices
+//! ([`rekindle_device::Slice`]).
+
+mod client_device;
+mod host;
+mod order;
+mod owned;
+
+pub(crate) use client_device::ClientDevice;
+pub(crate) use host::serve;

@@ -1,0 +1,129 @@
+//! CUDA's rules of the legacy default stream, kept with events, so that each client of a context has such a stream of its
+//! own.
+//!
+//! Work of the legacy stream waits for all work that the client's blocking streams were given before, and their later work
+//! waits for it. All are non-blocking streams for the driver, which knows nothing of the rule.
+
+use std::collections::{HashMap, HashSet};
+
+use rekindle_cuda::{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CuResult};
+use rekindle_device::{Device, Event, Result, Stream};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const UNTIMED: u32 = 2;
+
+/// A client's streams on one device.
+pub(super) struct Order {
+    legacy: Stream,
+    /// How often the legacy stream was given work.
+    works: u64,
+    blocking: HashMap<Stream, Blocking>,
+    /// Blocking streams that began a capture.
+    capturing: HashSet<Stream>,
+    /// Recorded and waited for again and again: a wait is for what was recorded last before it.
+    event: Event,
+}
+
+#[derive(Default)]
+struct Blocking {
+    /// The legacy stream has not waited for its latest work.
+    ahead: bool,
+    /// How much work of the legacy stream it has waited for.
+    waited: u64,
+}
+
+impl Order {
+    pub(super) fn new(device: &dyn Device, legacy: Stream) -> Result<Order> {
+        let event = device.event_create(UNTIMED)?;
+        Ok(Order { legacy, works: 0, blocking: HashMap::new(), capturing: HashSet::new(), event })
+    }
+
+    pub(super) fn add(&mut self, stream: Stream) {
+        // It has nothing to wait for of what was before it but what is still under way.
+        self.blocking.insert(stream, Blocking::default());
+    }
+
+    pub(super) fn remove(&mut self, device: &dyn Device, stream: Stream) -> Result<()> {
+        let gone = self.blocking.remove(&stream);
+        self.capturing.remove(&stream);
+        match gone.is_some_and(|gone| gone.ahead) {
+            true => self.follow(device, self.legacy, stream),
+            false => Ok(()),
+        }
+    }
+
+    /// The driver's stream for the client's.
+    pub(super) fn real(&self, stream: Stream) -> Stream {
+        if stream == Stream::LEGACY { self.legacy } else { stream }
+    }
+
+    pub(super) fn event(&self) -> Event {
+        self.event
+    }
+
+    /// The driver's stream for work that comes now, which is in its place behind the others' from then on.
+    pub(super) fn enter(&mut self, device: &dyn Device, stream: Stream) -> Result<Stream> {
+        if stream == Stream::LEGACY {
+            self.enter_legacy(device)?;
+            return Ok(self.legacy);
+        }
+        let Some(known) = self.blocking.get(&stream) else { return Ok(stream) };
+        // What is captured does not run now, and may not wait for what is not captured.
+        if !self.capturing.is_empty() && device.capture(stream)?.status != 0 {
+            return Ok(stream);
+        }
+        if known.waited < self.works {
+            self.follow(device, stream, self.legacy)?;
+        }
+        self.blocking.insert(stream, Blocking { ahead: true, waited: self.works });
+        Ok(stream)
+    }
+
+    fn enter_legacy(&mut self, device: &dyn Device) -> Result<()> {
+        if !self.capturing.is_empty() {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        let ahead: Vec<Stream> =
+            self.blocking.iter().filter(|(_, known)| known.ahead).map(|(stream, _)| *stream).collect();
+        for stream in ahead {
+            self.follow(device, self.legacy, stream)?;
+            if let Some(known) = self.blocking.get_mut(&stream) {
+                known.ahead = false;
+            }
+        }
+        self.works += 1;
+        Ok(())
+    }
+
+    fn follow(&self, device: &dyn Device, behind: Stream, before: Stream) -> Result<()> {
+        device.event_record(self.event, before, 0)?;
+        device.stream_wait_event(behind, self.event, 0)
+    }
+
+    /// The streams that must be done before this one is.
+    pub(super) fn waits_for(&self, stream: Stream) -> Vec<Stream> {
+        if stream != Stream::LEGACY {
+            return vec![stream];
+        }
+        let ahead = self.blocking.iter().filter(|(_, known)| known.ahead).map(|(stream, _)| *stream);
+        ahead.filter(|stream| !self.capturing.contains(stream)).chain([self.legacy]).collect()
+    }
+
+    pub(super) fn capture(&mut self, stream: Stream, begins: bool) {
+        if !begins {
+            self.capturing.remove(&stream);
+        } else if self.blocking.contains_key(&stream) {
+            self.capturing.insert(stream);
+        }
+    }
+}
+
+/// Whether all of these are done.
+pub(super) fn are_done(device: &dyn Device, streams: &[Stream]) -> std::result::Result<bool, CuResult> {
+    for stream in streams {
+        if !device.stream_query(*stream)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,61 @@
+//! What a client has of a context that it shares: all of it is given back when the client ends, in whatever state it is
+//! then.
+
+use std::collections::{HashMap, HashSet};
+
+use rekindle_device::{Device, Event, Graph, GraphExec, Memory, Module, Result, Stream};
+
+#[derive(Default)]
+pub(super) struct Owned {
+    /// The client has ended: what is made now is given back at once.
+    pub closed: bool,
+    pub streams: HashSet<Stream>,
+    pub events: HashSet<Event>,
+    pub modules: HashSet<Module>,
+    pub graphs: HashSet<Graph>,
+    pub execs: HashSet<GraphExec>,
+    pub memory: HashSet<Memory>,
+    /// Where something is mapped, and its bytes.
+    pub mapped: HashMap<u64, u64>,
+    pub reserved: HashMap<u64, u64>,
+    pub registered: HashSet<u64>,
+}
+
+impl Owned {
+    /// Gives everything back. None of its work is under way any more.
+    pub(super) fn give_back(&mut self, device: &dyn Device) {
+        let mut left = Left::default();
+        self.execs.drain().for_each(|exec| left.note(device.graph_exec_destroy(exec)));
+        self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
+        self.modules.drain().for_each(|module| left.note(device.module_unload(module)));
+        self.events.drain().for_each(|event| left.note(device.event_destroy(event)));
+        self.streams.drain().for_each(|stream| left.note(device.stream_destroy(stream)));
+        self.registered.drain().for_each(|address| left.note(device.host_unregister(address)));
+        self.mapped.drain().for_each(|(address, bytes)| left.note(device.unmap(address, bytes)));
+        self.memory.drain().for_each(|memory| left.note(device.memory_release(memory)));
+        self.reserved.drain().for_each(|(address, bytes)| left.note(device.unreserve(address, bytes)));
+        left.tell();
+    }
+}
+
+/// What could not be given back, which stays until the context's end.
+#[derive(Default)]
+struct Left {
+    count: usize,
+    first: Option<rekindle_cuda::CuResult>,
+}
+
+impl Left {
+    fn note(&mut self, done: Result<()>) {
+        if let Err(code) = done {
+            self.count += 1;
+            self.first.get_or_insert(code);
+        }
+    }
+
+    fn tell(self) {
+        if let Some(code) = self.first {
+            log::error!("{} things of a client that has ended stay in its context: {code}", self.count);
+        }
+    }
+}
