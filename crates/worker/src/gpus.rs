@@ -3,7 +3,6 @@
 //! A context is made when a client first needs it, and stays until the worker ends. All that a program can name or
 //! change in one is its client's ([`crate::client::Context`]).
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +12,9 @@ use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, St
 use crate::code::CodeCache;
 use crate::gpu::Opened;
 use crate::hashing::Hasher;
+use crate::image::Shelf;
 use crate::memory::Regions;
-use crate::shared::ClientDevice;
+use crate::shared::{ClientDevice, Common};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -38,8 +38,8 @@ pub(crate) struct Gpus {
 enum Source {
     /// They are made for the one client.
     Own,
-    /// They are those of `all`, and the client has a view of each.
-    Shared { all: Arc<Gpus>, views: Mutex<Vec<Arc<ClientDevice>>>, failed: Arc<AtomicBool> },
+    /// Others have them too, and the client has a view of each.
+    Shared { common: Arc<Common>, views: Mutex<Vec<Arc<ClientDevice>>> },
 }
 
 /// One GPU, as programs number them.
@@ -84,15 +84,15 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// The same GPUs for a client that shares their contexts with others. `failed` is raised when one of them turns out to
-    /// have failed.
-    pub(crate) fn for_client(all: &Arc<Gpus>, slice: Slice, failed: Arc<AtomicBool>) -> Gpus {
+    /// The same GPUs for a client that shares their contexts with others.
+    pub(crate) fn for_client(common: &Arc<Common>, slice: Slice) -> Gpus {
+        let all = &common.gpus;
         let regions = Arc::new(Regions::new());
         regions.confine(slice);
         let slot =
             |slot: &Slot| Slot { index: slot.index, info: slot.info.clone(), context: OnceLock::new() };
         Gpus {
-            source: Source::Shared { all: all.clone(), views: Mutex::default(), failed },
+            source: Source::Shared { common: common.clone(), views: Mutex::default() },
             slots: all.slots.iter().map(slot).collect(),
             platform: all.platform.clone(),
             real_driver: all.real_driver.clone(),
@@ -106,6 +106,14 @@ impl Gpus {
     /// Whether other clients use the same contexts.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.source, Source::Shared { .. })
+    }
+
+    /// Where memory to copy through is to be had, if clients share it.
+    pub(crate) fn shelf(&self) -> Option<&Arc<Shelf>> {
+        match &self.source {
+            Source::Own => None,
+            Source::Shared { common, .. } => Some(&common.shelf),
+        }
     }
 
     /// Gives back all that a client has in contexts that it shares; false if its work is not done within the limit. It
@@ -144,10 +152,10 @@ impl Gpus {
         }
         let context = Arc::new(match &self.source {
             Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
-            Source::Shared { all, views, failed } => {
-                let shared = all.open(device)?;
+            Source::Shared { common, views } => {
+                let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
-                let view = ClientDevice::new(shared.device.clone(), failed.clone())?;
+                let view = ClientDevice::new(shared.device.clone(), common.failed())?;
                 views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
                 GpuContext::of_client(&shared, view)?
             }

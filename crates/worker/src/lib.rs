@@ -37,4 +37,5 @@ pub use arguments::{Arguments, ArgumentsError, Purpose};
 pub use dispatch::Ended;
 pub use gpu::{Gpu, Opened};
 pub use printed::ProgramOutput;
+pub use shared::serve as serve_shared;
 pub use start::{main, serve};

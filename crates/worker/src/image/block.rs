@@ -7,7 +7,7 @@
 //! Behind the blocks lies room for the chaining values that the device computes of what is copied
 //! ([`Hasher`]): the bytes are hashed in device memory, after they came there or before they leave it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
@@ -36,8 +36,15 @@ impl Gpu {
     }
 }
 
-/// Registered memory.
+/// Registered memory, in blocks.
 pub(crate) struct Blocks {
+    /// None when it was put back.
+    memory: Option<Registered>,
+    shelf: Option<Arc<Shelf>>,
+}
+
+/// Host memory that is registered with a device, for all contexts of the process.
+struct Registered {
     device: Arc<dyn Device>,
     base: *mut u8,
     block: usize,
@@ -45,11 +52,66 @@ pub(crate) struct Blocks {
 }
 
 // SAFETY: the memory belongs to this value alone, from whatever thread it is used.
-unsafe impl Send for Blocks {}
+unsafe impl Send for Registered {}
 
-impl Blocks {
-    /// Registers the memory with the device, for all contexts of the process.
-    pub(super) fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Blocks> {
+/// Where memory goes that is needed no more, for who needs such memory next: to register it holds up all clients of a
+/// context.
+pub(crate) struct Shelf {
+    device: Arc<dyn Device>,
+    kept: Mutex<Vec<Registered>>,
+}
+
+/// How much is kept for the next.
+const KEPT: usize = 1;
+
+impl Shelf {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Shelf> {
+        Arc::new(Shelf { device, kept: Mutex::default() })
+    }
+
+    /// What is there, or is begun to be made on a thread of its own.
+    fn take(self: &Arc<Shelf>, block: usize, count: usize) -> Preparing {
+        let fits = |memory: &Registered| (memory.block, memory.count) == (block, count);
+        let kept = {
+            let mut kept = self.kept();
+            kept.iter().position(fits).map(|at| kept.remove(at))
+        };
+        let shelf = self.clone();
+        match kept {
+            Some(memory) => Preparing::Ready(Blocks { memory: Some(memory), shelf: Some(shelf) }),
+            None => Preparing::Begun(std::thread::spawn(move || {
+                let memory = Registered::new(shelf.device.clone(), block, count)?;
+                Ok(Blocks { memory: Some(memory), shelf: Some(shelf) })
+            })),
+        }
+    }
+
+    /// Begins to make what is to be there for the next, on a thread of its own.
+    pub(super) fn stock(self: &Arc<Shelf>, block: usize, count: usize) {
+        let shelf = self.clone();
+        std::thread::spawn(move || match shelf.take(block, count).wait() {
+            Ok(blocks) => drop(blocks),
+            Err(code) => log::warn!("no memory to copy through is kept ready: {code}"),
+        });
+    }
+
+    /// What there is no room for comes back.
+    fn put(&self, memory: Registered) -> Option<Registered> {
+        let mut kept = self.kept();
+        if kept.len() >= KEPT {
+            return Some(memory);
+        }
+        kept.push(memory);
+        None
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Registered>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Registered {
+    fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Registered> {
         device.bind()?;
         let bytes = count * (block + values_of(block));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -70,30 +132,55 @@ impl Blocks {
             unsafe { libc::munmap(base, bytes) };
             return Err(code);
         }
-        Ok(Blocks { device, base: base.cast(), block, count })
-    }
-
-    /// Begins [`Blocks::new`] on a thread of its own.
-    pub(super) fn prepare(device: Arc<dyn Device>, block: usize, count: usize) -> Preparing {
-        Preparing::Begun(std::thread::spawn(move || Blocks::new(device, block, count)))
+        Ok(Registered { device, base: base.cast(), block, count })
     }
 
     fn bytes(&self) -> usize {
         self.count * (self.block + values_of(self.block))
     }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        let _ = self.device.host_unregister(self.base as u64);
+        // SAFETY: mapped by `new`; each block has waited for its copies, so the device has let go of it.
+        unsafe { libc::munmap(self.base.cast(), self.bytes()) };
+    }
+}
+
+impl Blocks {
+    /// Registers the memory with the device, for all contexts of the process.
+    pub(super) fn new(device: Arc<dyn Device>, block: usize, count: usize) -> Result<Blocks> {
+        Ok(Blocks { memory: Some(Registered::new(device, block, count)?), shelf: None })
+    }
+
+    /// Begins [`Blocks::new`] on a thread of its own, or takes what the `shelf` has.
+    pub(super) fn prepare(
+        device: Arc<dyn Device>,
+        shelf: Option<&Arc<Shelf>>,
+        block: usize,
+        count: usize,
+    ) -> Preparing {
+        match shelf {
+            Some(shelf) => shelf.take(block, count),
+            None => Preparing::Begun(std::thread::spawn(move || Blocks::new(device, block, count))),
+        }
+    }
 
     pub(super) fn block_bytes(&self) -> usize {
-        self.block
+        self.memory.as_ref().map_or(0, |memory| memory.block)
     }
 
     /// Each block, for one user.
     pub(super) fn split(&mut self) -> Vec<Block<'_>> {
+        let Some(memory) = &mut self.memory else { return Vec::new() };
         // SAFETY: the mapping is so long and lives as long as `self`, which stays borrowed.
-        let all = unsafe { std::slice::from_raw_parts_mut(self.base, self.bytes()) };
-        let (blocks, values) = all.split_at_mut(self.block * self.count);
+        let all = unsafe { std::slice::from_raw_parts_mut(memory.base, memory.bytes()) };
+        let (blocks, values) = all.split_at_mut(memory.block * memory.count);
         blocks
-            .chunks_exact_mut(self.block)
-            .zip(values.chunks_exact_mut(values_of(self.block).max(1)))
+            .chunks_exact_mut(memory.block)
+            .zip(values.chunks_exact_mut(values_of(memory.block).max(1)))
             .enumerate()
             .map(|(number, (bytes, values))| Block::new(number, bytes, values))
             .collect()
@@ -102,10 +189,9 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        let _ = self.device.bind();
-        let _ = self.device.host_unregister(self.base as u64);
-        // SAFETY: mapped by `new`; each block has waited for its copies, so the device has let go of it.
-        unsafe { libc::munmap(self.base.cast(), self.bytes()) };
+        if let (Some(memory), Some(shelf)) = (self.memory.take(), &self.shelf) {
+            drop(shelf.put(memory));
+        }
     }
 }
 

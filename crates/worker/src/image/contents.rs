@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rekindle_device::Device;
 use rekindle_store::Part;
 
-use super::block::{Block, Blocks, Gpu, Preparing};
+use super::block::{Block, Blocks, Gpu, Preparing, Shelf};
 use super::disk::Disk;
 use super::error::{Error, Result, device as device_error};
 use super::progress::{Piece, Progress};
@@ -45,14 +45,19 @@ fn threads() -> usize {
 }
 
 /// Begins to make the blocks that [`save`] or [`load`] will need, whichever devices they are for.
-pub(super) fn prepare(device: Arc<dyn Device>) -> Preparing {
-    Blocks::prepare(device, BLOCK, threads() * TURNS)
+pub(super) fn prepare(device: Arc<dyn Device>, shelf: Option<&Arc<Shelf>>) -> Preparing {
+    Blocks::prepare(device, shelf, BLOCK, threads() * TURNS)
+}
+
+/// Has a shelf hold what [`prepare`] will ask for.
+pub(crate) fn stock(shelf: &Arc<Shelf>) {
+    shelf.stock(BLOCK, threads() * TURNS);
 }
 
 /// As [`prepare`], for a save beside the running program. Blocks are larger: while the program enqueues more than the GPU
 /// takes, each call of the driver waits for milliseconds.
-pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
-    Blocks::prepare(device, BESIDE, threads().min(MOST_BESIDE) * TURNS)
+pub(super) fn prepare_beside(device: Arc<dyn Device>, shelf: Option<&Arc<Shelf>>) -> Preparing {
+    Blocks::prepare(device, shelf, BESIDE, threads().min(MOST_BESIDE) * TURNS)
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.
@@ -138,7 +143,7 @@ impl<'s> Pieces<'s> {
             return Ok(None);
         }
         let device = gpus.iter().flatten().next().map(|gpu| gpu.device.clone());
-        let blocks = blocks.or_else(|| device.map(prepare));
+        let blocks = blocks.or_else(|| device.map(|device| prepare(device, None)));
         let blocks = blocks.ok_or_else(|| Error::State("no GPU's context is open".to_string()))?;
         blocks.wait().map(Some).map_err(device_error("pin host memory to copy through"))
     }

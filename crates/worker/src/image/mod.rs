@@ -44,9 +44,10 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-pub(crate) use block::Preparing;
+pub(crate) use block::{Preparing, Shelf};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
+pub(crate) use contents::stock;
 pub(crate) use drain::Shadow;
 pub(crate) use error::Error;
 pub(crate) use loading::{Loading, Outcome};

@@ -149,7 +149,7 @@ fn begin(dispatcher: &mut Dispatcher, image: &Image, state: &State) -> Result<Op
     let waiting = dispatcher.blocks.take();
     let client = &mut dispatcher.client;
     let any = client.any_device().map_err(device("be used"))?;
-    let make = || waiting.unwrap_or_else(|| contents::prepare(any));
+    let make = || waiting.unwrap_or_else(|| contents::prepare(any, client.gpus.shelf()));
     let blocks = restore_memory::has_contents(image, state).then(make);
     check_gpus(client, state)?;
     confine(client, state)?;

@@ -27,7 +27,7 @@ pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
         Contents::Shadowed => contents::prepare_beside,
         Contents::Left => return None,
     };
-    client.any_device().ok().map(prepare)
+    client.any_device().ok().map(|device| prepare(device, client.gpus.shelf()))
 }
 
 /// What was saved: parts as the store describes them, phases, and descriptors of the memory that was left.

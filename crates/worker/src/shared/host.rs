@@ -14,6 +14,7 @@ use rekindle_protocol::frame::{self, FrameError};
 use rekindle_protocol::worker::{Message, Request, Sharing, ask};
 use rekindle_ring::{Board, BoardMapping, Ring};
 
+use super::Common;
 use crate::client::Client;
 use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
 use crate::dispatch::{Dispatcher, Ended, Inbox, remote};
@@ -31,11 +32,9 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(200);
 
 struct Host {
-    gpus: Arc<Gpus>,
+    common: Arc<Common>,
     tenant: String,
     gpu: String,
-    /// A context has failed, or has work that does not end.
-    failed: Arc<AtomicBool>,
     clients: Mutex<Clients>,
     over: AtomicBool,
 }
@@ -47,28 +46,22 @@ struct Clients {
 }
 
 /// Serves clients until there have been none for a while, or the daemon says so.
-pub(crate) fn serve(
+pub fn serve(
     listener: UnixListener,
     tenant: String,
     gpu: String,
     open: impl FnOnce() -> Result<Opened, String>,
 ) -> Ended {
     let opened = open().and_then(|opened| {
-        Gpus::new(opened).map_err(|code| format!("the GPU's context cannot be made: {code}"))
+        Common::new(opened).map_err(|code| format!("the GPU's context cannot be made: {code}"))
     });
-    let gpus = match opened {
-        Ok(gpus) => Arc::new(gpus),
+    let common = match opened {
+        Ok(common) => common,
         Err(problem) => return Ended::Failed(problem),
     };
     let clients = Clients { slices: BTreeSet::new(), idle_since: Instant::now() };
-    let host = Arc::new(Host {
-        gpus,
-        tenant,
-        gpu,
-        failed: Arc::default(),
-        clients: Mutex::new(clients),
-        over: AtomicBool::new(false),
-    });
+    let host =
+        Arc::new(Host { common, tenant, gpu, clients: Mutex::new(clients), over: AtomicBool::new(false) });
     while !host.is_over() {
         if !control::is_waiting(&listener, LOOK) {
             continue;
@@ -133,7 +126,7 @@ impl Host {
     }
 
     fn admit(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<bool, String> {
-        if self.failed.load(Ordering::Relaxed) || !self.clients().slices.insert(slice) {
+        if self.common.has_failed() || !self.clients().slices.insert(slice) {
             return Ok(false);
         }
         self.begin(socket, slice).inspect_err(|_| self.forget(slice))?;
@@ -183,7 +176,7 @@ struct Served {
 impl Served {
     fn begin(host: &Host, socket: PathBuf, slice: Slice) -> Result<Served, String> {
         let link = Link::new();
-        let gpus = Arc::new(Gpus::for_client(&host.gpus, slice, host.failed.clone()));
+        let gpus = Arc::new(Gpus::for_client(&host.common, slice));
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);
@@ -212,7 +205,7 @@ impl Served {
         let Served { dispatcher, gpus, socket, slice, .. } = self;
         let _ = std::fs::remove_file(socket);
         if !gpus.close(END_LIMIT) {
-            host.failed.store(true, Ordering::Relaxed);
+            host.common.fail();
             log::error!(
                 "client {} has ended and its work goes on after {} s: its memory stays until that ends",
                 slice.number(),

@@ -10,9 +10,11 @@
 //! ([`rekindle_device::Slice`]).
 
 mod client_device;
+mod common;
 mod host;
 mod order;
 mod owned;
 
 pub(crate) use client_device::ClientDevice;
-pub(crate) use host::serve;
+pub(crate) use common::Common;
+pub use host::serve;

@@ -196,15 +196,20 @@ pub struct Lane {
 impl Client {
     /// Connects to the worker as the daemon would do it for a program.
     pub fn connect(worker: &Worker, daemon: &Daemon) -> (Client, Welcome) {
+        Client::connect_in(&worker.directory, daemon)
+    }
+
+    /// As [`Client::connect`], of one whose files are in another directory than the worker's.
+    pub fn connect_in(directory: &Path, daemon: &Daemon) -> (Client, Welcome) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let run_directory = worker.directory.to_str().unwrap().to_string();
+        let run_directory = directory.to_str().unwrap().to_string();
         daemon.ask_with(ask::Serve { run_directory }, &theirs);
         let (welcome, _) = frame::receive(&ours).unwrap();
-        let board = BoardMapping::create(&worker.directory.join("board-9-0")).unwrap();
+        let board = BoardMapping::create(&directory.join("board-9-0")).unwrap();
         board.set_client(Liveness::Alive);
         frame::send(&ours, &ToWorker::Board { name: "board-9-0".to_string(), version: CLIENT_VERSION }, &[])
             .unwrap();
-        (Client::over(ours, &worker.directory, board), welcome)
+        (Client::over(ours, directory, board), welcome)
     }
 
     /// A client as CRIU restores it: board and rings are new files of the old names.

@@ -1,0 +1,291 @@
+//! A worker whose contexts several clients share, on the emulated GPU.
+
+mod common;
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use common::program::{begin, bytes_of, download, kernel, launch, pinned, upload, words};
+use common::{Client, Daemon, Lane, alone};
+use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
+use rekindle_device::{ModuleKind, Slice};
+use rekindle_protocol::operation::*;
+use rekindle_protocol::worker::{Contents, ask};
+use rekindle_ring::{BoardMapping, Ring};
+use rekindle_store::Store;
+use rekindle_worker::{Ended, Gpu, serve_shared};
+
+const PTX: &[u8] = b"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry add(.param .u64 word, .param .u32 more)
+{
+    .reg .u32 %r<3>;
+    .reg .u64 %d;
+    ld.param.u64 %d, [word];
+    ld.param.u32 %r0, [more];
+    ld.global.u32 %r1, [%d];
+    add.u32 %r2, %r1, %r0;
+    st.global.u32 [%d], %r2;
+    ret;
+}
+";
+
+/// The worker's process, in this one.
+struct Host {
+    directory: PathBuf,
+    daemon: Daemon,
+    thread: JoinHandle<Ended>,
+}
+
+impl Host {
+    fn start(directory: &Path) -> Host {
+        let socket = directory.join("host.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let open = || Gpu::parse("emulated:memory=1G,devices=2").unwrap().open();
+        let thread = std::thread::spawn(|| serve_shared(listener, "us".into(), "emulated".into(), open));
+        let daemon = Daemon::over(UnixStream::connect(socket).unwrap());
+        Host { directory: directory.to_owned(), daemon, thread }
+    }
+
+    fn socket(&self, slice: Slice) -> PathBuf {
+        self.directory.join(format!("{}.sock", slice.number()))
+    }
+
+    fn admits(&self, slice: Slice) -> bool {
+        let listen = self.socket(slice).to_str().unwrap().to_string();
+        self.daemon.ask(ask::Admit { listen, slice })
+    }
+
+    /// The daemon of a client that was admitted, and what closes at its end.
+    fn daemon_of(&self, slice: Slice) -> (Daemon, std::io::PipeReader) {
+        let daemon = Daemon::over(UnixStream::connect(self.socket(slice)).unwrap());
+        let (ended, sign) = std::io::pipe().unwrap();
+        daemon.asked(ask::Watch {}, &[sign.as_fd()]).unwrap();
+        (daemon, ended)
+    }
+
+    fn program(&self, slice: Slice) -> Program {
+        assert!(self.admits(slice));
+        let (daemon, ended) = self.daemon_of(slice);
+        let directory = self.directory.join(format!("run-{}", slice.number()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (mut client, welcome) = Client::connect_in(&directory, &daemon);
+        assert_eq!(welcome.slice, Some(slice));
+        let mut lane = begin(&mut client);
+        let source = CodeSource::Trailer;
+        let request = ModuleLoad { device: 0, id: 1, kind: ModuleKind::Module, source, options: vec![] };
+        assert_eq!(lane.ask_with(request, PTX).unwrap().status, 0);
+        kernel(&mut lane, 1, 1, "add");
+        let memory = lane.ask(MemoryAllocate { device: 0, bytes: 4 << 20 }).unwrap();
+        assert!(slice.device().contains(&memory), "{memory:#x}");
+        upload(&mut lane, 0, memory, &bytes_of(&[slice.number(), 0]));
+        Program { slice, daemon, ended, client, lane, memory }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let slice = Slice::all().last().unwrap();
+        assert!(self.admits(slice));
+        let (daemon, mut ended) = self.daemon_of(slice);
+        let free = daemon.ask(ask::GetStatus {}).free_bytes[0];
+        daemon.ask(ask::Shutdown {});
+        ended.read_to_end(&mut Vec::new()).unwrap();
+        free
+    }
+
+    fn end(self) {
+        self.daemon.ask(ask::Shutdown {});
+        assert_eq!(self.thread.join().unwrap(), Ended::Done);
+    }
+}
+
+struct Program {
+    slice: Slice,
+    daemon: Daemon,
+    ended: std::io::PipeReader,
+    client: Client,
+    lane: Lane,
+    memory: u64,
+}
+
+impl Program {
+    fn add(&mut self, stream: u32, more: u64) {
+        launch(&mut self.lane, stream, 1, &[self.memory, more]);
+    }
+
+    fn word(&mut self) -> u32 {
+        words(&download(&mut self.lane, 0, self.memory, 4))[0]
+    }
+
+    /// Its end, once all is given back that it had.
+    fn die(mut self) {
+        self.client.die();
+        self.ended.read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    /// Something on the stream waits for a word of pinned memory from now on.
+    fn hold(&mut self, stream: u32) -> &'static std::sync::atomic::AtomicU32 {
+        let address = self.slice.pinned().start;
+        let flag = pinned(&mut self.lane, &self.client, "pinned-9-0", address);
+        self.lane.post(WaitValue { device: 0, stream, address, value: 1, width: 4, flags: 1 });
+        flag
+    }
+}
+
+fn slice(number: u32) -> Slice {
+    Slice::new(number).unwrap()
+}
+
+#[test]
+fn clients_have_the_context_side_by_side_and_give_back_what_they_had() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let before = host.free_bytes();
+    let mut programs: Vec<Program> = (3..6).map(|number| host.program(slice(number))).collect();
+    assert!(!host.admits(slice(4)), "its addresses are taken");
+    let sharing = host.daemon.ask(ask::GetSharing {});
+    assert_eq!((sharing.tenant.as_str(), sharing.slices), ("us", vec![slice(3), slice(4), slice(5)]));
+    for program in &mut programs {
+        program.add(0, 100);
+        assert_eq!(program.word(), 100 + program.slice.number());
+    }
+    // One ends with work under way; the others go on.
+    programs[1].add(0, 1);
+    programs.remove(1).die();
+    assert_eq!(host.daemon.ask(ask::GetSharing {}).slices, [slice(3), slice(5)]);
+    let mut again = host.program(slice(4));
+    again.add(0, 1);
+    assert_eq!(again.word(), 5);
+    for mut program in programs {
+        program.add(0, 1000);
+        assert_eq!(program.word(), 1100 + program.slice.number());
+        program.die();
+    }
+    again.die();
+    assert_eq!(host.free_bytes(), before);
+    host.end();
+}
+
+#[test]
+fn each_has_a_default_stream_of_its_own() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let (mut one, mut other) = (host.program(slice(0)), host.program(slice(1)));
+    // A blocking stream that is held up, the default stream behind it, and the stream again behind that.
+    one.lane.post(StreamCreate { device: 0, id: 2, flags: 0, priority: 0 });
+    one.lane.post(StreamCreate { device: 0, id: 3, flags: 0, priority: 0 });
+    one.lane.post(StreamCreate { device: 0, id: 4, flags: 1, priority: 0 });
+    let flag = one.hold(2);
+    one.add(0, 10);
+    one.lane.send(StreamQuery { device: 0, stream: 0 }, &[]);
+    assert_eq!(one.lane.answer::<StreamQuery>(), Ok(false));
+    one.add(3, 100);
+    assert_eq!(one.lane.ask(StreamQuery { device: 0, stream: 3 }), Ok(false));
+    assert_eq!(one.lane.ask(StreamQuery { device: 0, stream: 4 }), Ok(true));
+    // The other client sees nothing of it, not even when it waits for its whole context.
+    other.add(0, 7);
+    other.lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(other.word(), 8);
+    flag.store(1, Ordering::Release);
+    one.lane.ask(ContextSynchronize { device: 0 }).unwrap();
+    assert_eq!(one.word(), 110);
+    one.die();
+    other.die();
+    host.end();
+}
+
+#[test]
+fn a_fault_is_everybodys_and_nobody_comes_after_it() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let (mut one, mut other) = (host.program(slice(0)), host.program(slice(1)));
+    launch(&mut one.lane, 0, 1, &[0x10, 1]);
+    assert_eq!(one.lane.ask(StreamSynchronize { device: 0, stream: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    other.add(0, 1);
+    assert_eq!(other.lane.ask(ContextSynchronize { device: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert!(!host.admits(slice(2)));
+    one.die();
+    other.die();
+    host.end();
+}
+
+#[test]
+fn an_image_comes_back_to_its_slice_in_a_shared_context_or_one_of_its_own() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let host = Host::start(state.path());
+    let mut program = host.program(slice(9));
+    let mut other = host.program(slice(2));
+    program.add(0, 40);
+    let draft = store.begin("image").unwrap();
+    program.daemon.quiesce();
+    // Others do not stand still for that.
+    other.add(0, 1);
+    assert_eq!(other.word(), 3);
+    let staging = draft.path().to_str().unwrap().to_string();
+    let parts = program.daemon.ask(ask::Save { staging, contents: Contents::Saved }).parts;
+    draft.adopt(parts.into_iter().map(|part| serde_json::from_value(part).unwrap()).collect()).unwrap();
+    let image = draft.commit().unwrap().path().to_str().unwrap().to_string();
+    let memory = program.memory;
+    program.die();
+
+    let restore = |daemon: &Daemon, directory: &Path| {
+        std::fs::create_dir_all(directory).unwrap();
+        BoardMapping::create(&directory.join("board-9-0")).unwrap();
+        Ring::create(&directory.join("ring-9-0")).unwrap();
+        let run_directory = directory.to_str().unwrap().to_string();
+        daemon.asked(ask::Restore { image: image.clone(), run_directory, cached: Vec::new() }, &[])
+    };
+    let goes_on = |daemon: &Daemon, directory: &Path| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        daemon.ask_with(ask::Adopt { pid: 1, driver_attached: false }, &theirs);
+        drop(theirs);
+        let client = Client::restored(directory, ours);
+        daemon.ask(ask::Resume { restored: true, driver_attached: false });
+        daemon.ask(ask::Loaded {});
+        let mut lane = client.old_lane(0);
+        launch(&mut lane, 0, 1, &[memory, 1]);
+        assert_eq!(words(&download(&mut lane, 0, memory, 4)), [50]);
+        client
+    };
+    // Not with other addresses.
+    assert!(host.admits(slice(8)));
+    let (wrong, mut ended) = host.daemon_of(slice(8));
+    let problem = restore(&wrong, &state.path().join("wrong")).unwrap_err();
+    assert!(problem.contains("address slice 9") && problem.contains("has 8"), "{problem}");
+    wrong.ask(ask::Shutdown {});
+    ended.read_to_end(&mut Vec::new()).unwrap();
+
+    assert!(host.admits(slice(9)));
+    let (daemon, mut ended) = host.daemon_of(slice(9));
+    restore(&daemon, &state.path().join("shared")).unwrap();
+    let client = goes_on(&daemon, &state.path().join("shared"));
+    other.add(0, 1);
+    assert_eq!(other.word(), 4);
+    client.die();
+    ended.read_to_end(&mut Vec::new()).unwrap();
+    other.die();
+    host.end();
+
+    // Alone it keeps to its addresses.
+    let worker = common::Worker::start_on(&state.path().join("alone"), Default::default(), || {
+        Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()
+    });
+    let daemon = worker.daemon();
+    restore(&daemon, &state.path().join("alone")).unwrap();
+    let client = goes_on(&daemon, &state.path().join("alone"));
+    let mut lane = client.old_lane(0);
+    let more = lane.ask(MemoryAllocate { device: 0, bytes: 100 << 20 }).unwrap();
+    assert!(slice(9).device().contains(&more));
+    client.die();
+    worker.end();
+}
