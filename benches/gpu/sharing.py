@@ -11,7 +11,7 @@ from programs import label, served_program, wait_for
 from rekindle import Rekindle
 from scale import gpu_bytes
 
-PROGRAMS = ["hello", "resnet18", "resnet152", "bert-base", "opt-350m", "fft"]
+PROGRAMS = ["hello", "resnet18", "resnet152", "bert-base", "opt-350m", "sdpa-bf16"]
 TENANT = "bench"
 # With a worker each, and in one context.
 WAYS = {"own": (), "shared": ("--share", TENANT)}

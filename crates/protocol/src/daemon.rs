@@ -482,6 +482,15 @@ pub struct Spare {
     pub ready: bool,
 }
 
+/// A process whose GPU contexts programs of a tenant share, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SharedContexts {
+    pub tenant: String,
+    pub gpu: String,
+    /// That of their workers.
+    pub pid: i32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {

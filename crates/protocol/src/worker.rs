@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rekindle_device::{DeviceInfo, Slice};
+use rekindle_device::DeviceInfo;
 use serde::{Deserialize, Serialize};
 
 pub use crate::frame::MOST_DESCRIPTORS;
@@ -176,8 +176,6 @@ pub struct Sharing {
     /// Whose programs share them; none else do.
     pub tenant: String,
     pub gpu: String,
-    /// Addresses that clients have.
-    pub slices: Vec<Slice>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -8,21 +8,23 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use common::program::{begin, bytes_of, download, kernel, launch, pinned, upload, words};
-use common::{Client, Daemon, Lane, alone};
+use common::{Client, Daemon, LIMIT, Lane, alone};
 use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
 use rekindle_device::{ModuleKind, Slice};
 use rekindle_protocol::operation::*;
 use rekindle_protocol::worker::{Contents, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
-use rekindle_worker::{Ended, Gpu, serve_shared};
+use rekindle_worker::{Ended, Gpu, Opened, serve_shared};
 
 const PTX: &[u8] = b"
 .version 7.0
 .target sm_70
 .address_size 64
+.visible .global .u32 unused;
 .visible .entry add(.param .u64 word, .param .u32 more)
 {
     .reg .u32 %r<3>;
@@ -45,10 +47,17 @@ struct Host {
 
 impl Host {
     fn start(directory: &Path) -> Host {
+        Host::start_with(directory, true)
+    }
+
+    fn start_with(directory: &Path, in_pieces: bool) -> Host {
         let socket = directory.join("host.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let open = || Gpu::parse("emulated:memory=1G,devices=2").unwrap().open();
-        let thread = std::thread::spawn(|| serve_shared(listener, "us".into(), "emulated".into(), open));
+        let open = move || {
+            let opened = Gpu::parse("emulated:memory=1G,devices=2").unwrap().open()?;
+            Ok(Opened { in_pieces, ..opened })
+        };
+        let thread = std::thread::spawn(move || serve_shared(listener, "us".into(), "emulated".into(), open));
         let daemon = Daemon::over(UnixStream::connect(socket).unwrap());
         Host { directory: directory.to_owned(), daemon, thread }
     }
@@ -148,9 +157,11 @@ fn clients_have_the_context_side_by_side_and_give_back_what_they_had() {
     let host = Host::start(directory.path());
     let before = host.free_bytes();
     let mut programs: Vec<Program> = (3..6).map(|number| host.program(slice(number))).collect();
-    assert!(!host.admits(slice(4)), "its addresses are taken");
+    for taken in 3..6 {
+        assert!(!host.admits(slice(taken)));
+    }
     let sharing = host.daemon.ask(ask::GetSharing {});
-    assert_eq!((sharing.tenant.as_str(), sharing.slices), ("us", vec![slice(3), slice(4), slice(5)]));
+    assert_eq!((sharing.tenant.as_str(), sharing.pid), ("us", std::process::id() as i32));
     for program in &mut programs {
         program.add(0, 100);
         assert_eq!(program.word(), 100 + program.slice.number());
@@ -158,7 +169,6 @@ fn clients_have_the_context_side_by_side_and_give_back_what_they_had() {
     // One ends with work under way; the others go on.
     programs[1].add(0, 1);
     programs.remove(1).die();
-    assert_eq!(host.daemon.ask(ask::GetSharing {}).slices, [slice(3), slice(5)]);
     let mut again = host.program(slice(4));
     again.add(0, 1);
     assert_eq!(again.word(), 5);
@@ -214,6 +224,56 @@ fn a_fault_is_everybodys_and_nobody_comes_after_it() {
     assert!(!host.admits(slice(2)));
     one.die();
     other.die();
+    host.end();
+}
+
+#[test]
+fn work_that_goes_on_after_its_clients_end_keeps_the_context_from_others() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let host = Host::start(directory.path());
+    let before = host.free_bytes();
+    let (mut one, mut other) = (host.program(slice(0)), host.program(slice(1)));
+    let flag = one.hold(0);
+    one.add(0, 1);
+    one.die();
+    assert!(!host.admits(slice(2)));
+    let during = other.daemon.ask(ask::GetStatus {}).free_bytes[0];
+    flag.store(1, Ordering::Release);
+    let freed = || other.daemon.ask(ask::GetStatus {}).free_bytes[0] > during;
+    let began = Instant::now();
+    while !freed() {
+        assert!(began.elapsed() < LIMIT, "its memory does not come back");
+    }
+    other.add(0, 1);
+    assert_eq!(other.word(), 2);
+    other.die();
+    assert!(during < before);
+    host.end();
+}
+
+#[test]
+fn where_globals_lie_as_others_let_them_there_is_no_image() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let host = Host::start_with(state.path(), false);
+    let mut program = host.program(slice(0));
+    let staging = |name: &str| state.path().join(name).to_str().unwrap().to_string();
+    let save = || {
+        program.daemon.quiesce();
+        let request = ask::Save { staging: staging("draft"), contents: Contents::Saved };
+        let saved = program.daemon.asked(request, &[]).map(drop);
+        program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
+        saved
+    };
+    // The program does not know where they lie.
+    assert!(!save().unwrap_err().contains("--share"));
+    program.lane.ask(GlobalGet { module: 1, name: "unused" }).unwrap();
+    let problem = save().unwrap_err();
+    assert!(problem.contains("global unused") && problem.contains("`--share`"), "{problem}");
+    program.add(0, 1);
+    assert_eq!(program.word(), 1);
+    program.die();
     host.end();
 }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rekindle_device::Slice;
+use rekindle_protocol::daemon::SharedContexts as Shown;
 use rekindle_protocol::worker::{Sharing, ask};
 
 use crate::error::Result;
@@ -36,7 +37,6 @@ pub struct Contexts {
     all: Mutex<Vec<Shared>>,
 }
 
-#[derive(Clone)]
 struct Shared {
     tenant: String,
     gpu: String,
@@ -80,10 +80,15 @@ impl Contexts {
         Worker::of_process(address, process.pid(), on_end())
     }
 
-    /// Every process that lives, with who shares its contexts.
-    pub fn sharing(&self) -> Vec<Sharing> {
-        let all = self.all().clone();
-        all.iter().filter_map(|shared| shared.sharing().ok()).collect()
+    /// Every process that lives.
+    pub fn shown(&self) -> Vec<Shown> {
+        let live = |shared: &&Shared| shared.process.ended().is_none();
+        let shown = |shared: &Shared| Shown {
+            tenant: shared.tenant.clone(),
+            gpu: shared.gpu.clone(),
+            pid: shared.process.pid(),
+        };
+        self.all().iter().filter(live).map(shown).collect()
     }
 
     fn start(&self, gpu: &str, share: &Share) -> Result<Arc<Worker>> {
@@ -132,10 +137,6 @@ impl Shared {
     fn admit(&self, address: &Address, slice: Slice) -> Result<bool> {
         let listen = address.socket.to_string_lossy().into_owned();
         self.process.ask_within("serve one program more", ask::Admit { listen, slice }, &[], Some(LIMIT))
-    }
-
-    fn sharing(&self) -> Result<Sharing> {
-        self.process.ask_within("tell who shares its contexts", ask::GetSharing {}, &[], Some(LIMIT))
     }
 }
 

@@ -354,7 +354,8 @@ fn answer(
         Request::List => {
             let all = daemon.sandboxes.all();
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
-            json!({ "sandboxes": sandboxes, "pool": daemon.pool.shown() })
+            let (pool, contexts) = (daemon.pool.shown(), daemon.pool.contexts.shown());
+            json!({ "sandboxes": sandboxes, "pool": pool, "contexts": contexts })
         }
         Request::Stats { names } => {
             let wanted = match names.is_empty() {

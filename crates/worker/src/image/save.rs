@@ -17,7 +17,7 @@ use super::state::{
 };
 use super::timer::Timer;
 use super::{LeftMemory, contents, copy_out, save_code, save_memory};
-use crate::client::{Client, Context, StreamObject};
+use crate::client::{Body, Client, Context, ModuleObject, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
@@ -45,6 +45,7 @@ pub(crate) fn save(
     };
     let mut blocks = quiesced.blocks.take();
     let client = &mut dispatcher.client;
+    check_globals(client)?;
     let gpus = save_memory::gpus(client);
     let staging = Staging::open(staging)?;
     let mut state = State {
@@ -108,6 +109,22 @@ pub(crate) fn save(
             Err(error)
         }
     }
+}
+
+/// Where globals of whole modules lie depends on all that is loaded in a context, so that they come back to their places only
+/// in one that nobody shares.
+fn check_globals(client: &Client) -> Result<()> {
+    let held = |module: &ModuleObject| {
+        let whole = matches!(module.body, Body::Whole(_));
+        whole.then(|| Some((module.globals.first()?.name.clone(), module.whole.clone()))).flatten()
+    };
+    let found = client.modules.iter().find_map(|(_, module)| held(module));
+    let Some((name, why)) = found.filter(|_| client.gpus.is_shared()) else { return Ok(()) };
+    let why = why.map_or(String::new(), |why| format!(" ({why})"));
+    Err(Error::Refused(format!(
+        "it shares its context, and code of it had to be loaded whole{why}, whose global {name} lies where the context's \
+         other programs let it; run it without `--share` to take images of it"
+    )))
 }
 
 fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {

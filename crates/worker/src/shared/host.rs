@@ -27,7 +27,7 @@ use crate::start::listen;
 /// So long it stays without clients.
 const IDLE: Duration = Duration::from_secs(60);
 /// How long a client's work may go on after its end before the contexts are given to nobody else.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const END_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether anybody connects.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -117,12 +117,7 @@ impl Host {
     }
 
     fn sharing(&self) -> Sharing {
-        Sharing {
-            pid: std::process::id() as i32,
-            tenant: self.tenant.clone(),
-            gpu: self.gpu.clone(),
-            slices: self.clients().slices.iter().copied().collect(),
-        }
+        Sharing { pid: std::process::id() as i32, tenant: self.tenant.clone(), gpu: self.gpu.clone() }
     }
 
     fn admit(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<bool, String> {
