@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,8 +24,9 @@ use crate::link::Link;
 use crate::printed::ProgramOutput;
 use crate::start::listen;
 
-/// So long it stays without clients.
+/// So long it stays without clients, and if no daemon is there either.
 const IDLE: Duration = Duration::from_secs(60);
+const ALONE: Duration = Duration::from_secs(10);
 /// How long a client's work may go on after its end before the contexts are given to nobody else.
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether anybody connects.
@@ -36,6 +37,8 @@ struct Host {
     tenant: String,
     gpu: String,
     clients: Mutex<Clients>,
+    /// How many connections there are.
+    daemons: AtomicUsize,
     over: AtomicBool,
 }
 
@@ -69,7 +72,11 @@ pub fn serve(
         match control::accept(&listener) {
             Ok(Some(stream)) => {
                 let host = host.clone();
-                std::thread::spawn(move || host.obey_all(&stream));
+                std::thread::spawn(move || {
+                    host.daemons.fetch_add(1, Ordering::Relaxed);
+                    host.obey_all(&stream);
+                    host.daemons.fetch_sub(1, Ordering::Relaxed);
+                });
             }
             Ok(None) => {}
             Err(error) => log::warn!("cannot take a connection: {error}"),
@@ -81,7 +88,8 @@ pub fn serve(
 impl Host {
     fn is_over(&self) -> bool {
         let clients = self.clients();
-        let idle = clients.slices.is_empty() && clients.idle_since.elapsed() > IDLE;
+        let limit = if self.daemons.load(Ordering::Relaxed) > 0 { IDLE } else { ALONE };
+        let idle = clients.slices.is_empty() && clients.idle_since.elapsed() > limit;
         self.over.load(Ordering::Relaxed) || idle
     }
 

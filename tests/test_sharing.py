@@ -1,0 +1,162 @@
+"""Programs of one tenant in one GPU context: run, imaged, restored there and elsewhere, and ended beside each other."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from interleavings.machine import daemon, is_alive
+from rekindle import CommandError
+
+STEPS = Path(__file__).parent / "cut/steps.py"
+RESTORES = 12
+SETTLED = 4
+
+
+class Programs:
+    """Counting programs, whose limit a link says."""
+
+    def __init__(self, rekindle):
+        self.rekindle = rekindle
+        self.limit = rekindle.root / "limit"
+        self.to = 0
+        self.go_to(2)
+
+    def go_to(self, limit):
+        self.to = limit
+        new = self.limit.with_suffix(".new")
+        new.symlink_to(str(limit))
+        new.rename(self.limit)
+
+    def start(self, *names, tenant="us"):
+        for name in names:
+            self.rekindle("run", "-d", "--share", tenant, "--name", name, "--gpu", self.rekindle.gpu, "--", sys.executable, STEPS, self.limit)
+        for name in names:
+            assert self.rekindle.wait_lines(name, 3) == ["ready", "step 1 found 0", "step 2 found 1"], name
+
+    def restore(self, image, name, *options):
+        self.rekindle("restore", "-d", image, "--name", name, "--gpu", self.rekindle.gpu, *options)
+
+    def worker(self, name):
+        (pid,) = self.rekindle.sandbox(name)["workers"]
+        return pid
+
+    def go_on(self, *names):
+        """Two steps more of each, which find what the one before has left."""
+        steps = [f"step {n} found {n - 1}" for n in (self.to + 1, self.to + 2)]
+        self.go_to(self.to + 2)
+        for name in names:
+            self.rekindle.wait(lambda name=name: steps[1] in self.rekindle.lines(name) or not self.rekindle.sandbox(name)["pid"], f"steps of {name}")
+            assert self.rekindle.lines(name)[-2:] == steps, name
+
+
+@pytest.fixture
+def programs(rekindle):
+    return Programs(rekindle)
+
+
+def contexts(rekindle):
+    return rekindle.json("ps")["contexts"]
+
+
+def test_programs_of_a_tenant_have_one_context_and_their_images_come_back_to_it(rekindle, programs):
+    programs.start("a", "b", "c")
+    (shared,) = contexts(rekindle)
+    assert shared["tenant"] == "us" == rekindle.sandbox("a")["tenant"]
+    assert {programs.worker(name) for name in "abc"} == {shared["pid"]}
+    # One is imaged and goes on; two are, and end.
+    rekindle("checkpoint", "a", "--to", "image-a", "--leave-running")
+    for name in "bc":
+        rekindle("checkpoint", name, "--to", f"image-{name}", "--stop")
+    programs.restore("image-b", "b", "--share", "us")
+    programs.restore("image-c", "c")
+    # Another of the first has the same addresses: it gets another context.
+    programs.restore("image-a", "again", "--share", "us")
+    programs.restore("image-a", "theirs", "--share", "them")
+    workers = {name: programs.worker(name) for name in ("a", "b", "c", "again", "theirs")}
+    assert workers["a"] == workers["b"] == shared["pid"] and len(set(workers.values())) == 4
+    tenants = sorted(one["tenant"] for one in contexts(rekindle))
+    assert tenants == ["them", "us", "us"] and "tenant" not in rekindle.sandbox("c")
+    programs.go_on(*workers)
+    # What was restored alone keeps its addresses, and can share again.
+    rekindle("checkpoint", "c", "--to", "image-c2", "--stop")
+    programs.restore("image-c2", "c", "--share", "us")
+    assert programs.worker("c") == shared["pid"]
+    programs.go_on(*workers)
+
+
+def test_the_end_of_one_is_not_that_of_the_others_and_leaves_nothing(rekindle, programs):
+    programs.start("a", "b")
+    pid = programs.worker("a")
+    rekindle("checkpoint", "a", "--to", "image", "--stop")
+    held = []
+    for count in range(RESTORES):
+        programs.restore("image", "again", "--share", "us")
+        assert programs.worker("again") == pid
+        # One in two by a signal that nobody hears of before.
+        if count % 2:
+            os.kill(rekindle.sandbox("again")["pid"], signal.SIGKILL)
+            rekindle.wait_end("again")
+        else:
+            rekindle("kill", "again")
+        if count == SETTLED:
+            held.append(holdings(rekindle, pid))
+    rekindle.wait(lambda: all(after <= before for after, before in zip(holdings(rekindle, pid), held[0], strict=True)), f"no more than {held[0]}")
+    programs.go_on("b")
+
+
+def holdings(rekindle, pid):
+    """Descriptors, threads and mappings of rings and boards of the process."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    shared = [line for line in maps if str(rekindle.run_root) in line]
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")), len(shared)
+
+
+def test_they_outlive_the_daemon_and_the_next_one_finds_their_context(rekindle, programs):
+    programs.start("a", "b")
+    pid = programs.worker("a")
+    rekindle("checkpoint", "b", "--to", "image", "--stop")
+    before = daemon(rekindle)
+    os.kill(before, signal.SIGKILL)
+    rekindle.wait(lambda: not is_alive(before), "the end of the daemon")
+    programs.go_on("a")
+    programs.restore("image", "b", "--share", "us")
+    assert programs.worker("a") == programs.worker("b") == pid
+    programs.go_to(programs.to + 2)
+    rekindle.wait(lambda: rekindle.lines("b")[-1:] == [f"step {programs.to} found {programs.to - 1}"], "steps of b")
+    rekindle("kill", "a")
+    programs.go_on("b")
+
+
+def test_when_its_process_is_killed_all_are_told_and_the_next_gets_another(rekindle, programs):
+    programs.start("a", "b")
+    rekindle("checkpoint", "b", "--to", "image", "--stop")
+    programs.restore("image", "b", "--share", "us")
+    pid = programs.worker("a")
+    os.kill(pid, signal.SIGKILL)
+    for name in "ab":
+        rekindle.wait(lambda name=name: "its GPU worker died" in (rekindle.sandbox(name)["problem"] or ""), f"the problem of {name}")
+    rekindle("kill", "a", "b")
+    programs.restore("image", "b", "--share", "us")
+    assert programs.worker("b") != pid and len(contexts(rekindle)) == 1
+    programs.go_on("b")
+
+
+def test_what_cannot_be_shared_is_said(rekindle, programs):
+    def refused(*arguments):
+        with pytest.raises(CommandError) as error:
+            rekindle(*arguments)
+        return error.value.message
+
+    command = ["--gpu", rekindle.gpu, "--", sys.executable, STEPS, programs.limit]
+    assert "is no tenant's name" in refused("run", "-d", "--share", "a b", *command)
+    assert "context of its own" in refused("run", "-d", "--share", "us", "--mode", "driver", "--", "true")
+    rekindle("run", "-d", "--name", "own", *command)
+    rekindle.wait_lines("own", 3)
+    rekindle("checkpoint", "own", "--to", "image", "--stop")
+    assert "was started without `--share TENANT`" in refused("restore", "-d", "image", "--share", "us")
+    programs.start("shared")
+    assert "cannot be put to sleep" in refused("sleep", "shared")
+    programs.go_on("shared")
+    assert [row["name"] for row in rekindle.sandboxes() if row["pid"]] == ["shared"]
