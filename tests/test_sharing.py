@@ -1,13 +1,16 @@
 """Programs of one tenant in one GPU context: run, imaged, restored there and elsewhere, and ended beside each other."""
 
+import json
 import os
 import signal
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from interleavings.machine import daemon, is_alive
-from rekindle import CommandError
+from rekindle import PATIENCE, CommandError
+from test_services import SERVER, begun
 
 STEPS = Path(__file__).parent / "cut/steps.py"
 RESTORES = 12
@@ -143,6 +146,26 @@ def test_when_its_process_is_killed_all_are_told_and_the_next_gets_another(rekin
     programs.go_on("b")
 
 
+def test_instances_of_services_share_and_end_when_they_are_idle():
+    with begun() as rekindle:
+        for name in ("red", "blue"):
+            options = ("--network", "private", "--share", "us", "--gpu", rekindle.gpu)
+            rekindle("run", "-d", "--name", name, *options, "--", sys.executable, SERVER, name)
+            assert rekindle.wait_lines(name, 1)
+            rekindle("checkpoint", name, "--to", name, "--stop")
+        ports = {}
+        for name in ("red", "blue"):
+            times = ("--idle", "10ms", "--idle-end", "200ms")
+            ports[name] = rekindle.json("serve", name, "--name", name, "--port", "127.0.0.1:0", "--to", 8000, "--share", "us", *times)["port"]
+        for name in ("red", "blue", "red"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports[name]}/", timeout=PATIENCE) as answer:
+                assert json.load(answer)["tag"] == name
+            assert len(contexts(rekindle)) == 1
+        served = lambda: [row for row in rekindle.sandboxes() if row["pid"]]
+        assert {row["tenant"] for row in served()} <= {"us"}
+        rekindle.wait(lambda: not served(), "the end of idle instances")
+
+
 def test_what_cannot_be_shared_is_said(rekindle, programs):
     def refused(*arguments):
         with pytest.raises(CommandError) as error:
@@ -156,6 +179,7 @@ def test_what_cannot_be_shared_is_said(rekindle, programs):
     rekindle.wait_lines("own", 3)
     rekindle("checkpoint", "own", "--to", "image", "--stop")
     assert "was started without `--share TENANT`" in refused("restore", "-d", "image", "--share", "us")
+    assert "was started without `--share TENANT`" in refused("serve", "image", "--port", "127.0.0.1:0", "--to", 80, "--share", "us")
     programs.start("shared")
     assert "cannot be put to sleep" in refused("sleep", "shared")
     programs.go_on("shared")

@@ -66,6 +66,9 @@ pub struct Source {
     pub ready: Option<String>,
     /// The GPU; the image's if none is given.
     pub gpu: Option<String>,
+    /// Whose programs instances share GPU contexts with; none: nobody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Where the GPU memory of an idle instance goes.
     pub level: Level,
 }

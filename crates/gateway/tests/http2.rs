@@ -89,7 +89,15 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         queue: 9,
         timeout_ms: 60_000,
     };
-    let source = Source { image: "i".into(), id: "i".into(), to, ready: None, gpu: None, level: Level::Host };
+    let source = Source {
+        image: "i".into(),
+        id: "i".into(),
+        to,
+        ready: None,
+        gpu: None,
+        tenant: None,
+        level: Level::Host,
+    };
     let gateway = Gateway::new(10);
     let service = gateway.make("web", plan.clone(), None, Arc::new(Programs)).unwrap();
     gateway.add(&service);

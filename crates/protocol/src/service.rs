@@ -15,6 +15,9 @@ pub struct ServiceWish {
     /// A path that an instance answers with success once it is ready.
     pub ready: Option<String>,
     pub gpu: Option<String>,
+    /// Whose programs instances share GPU contexts with.
+    #[serde(default)]
+    pub tenant: Option<String>,
     /// Where the GPU memory of an idle instance goes.
     pub level: Option<Level>,
     pub min: Option<u32>,

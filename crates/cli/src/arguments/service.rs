@@ -23,6 +23,10 @@ pub struct ServiceArguments {
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
     #[arg(long, value_name = "GPU")]
     gpu: Option<String>,
+    /// Have instances share GPU contexts with the other programs of this tenant. The image's program must have been started
+    /// with `run --share`, and instances do not sleep.
+    #[arg(long, value_name = "TENANT")]
+    share: Option<String>,
     #[command(flatten)]
     scale: ScaleArguments,
     /// How many requests an instance has at once (8).
@@ -63,6 +67,7 @@ impl ServiceArguments {
             to: self.to,
             ready: self.ready,
             gpu: self.gpu,
+            tenant: self.share,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,
             max: self.scale.max,

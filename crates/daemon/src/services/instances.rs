@@ -52,11 +52,12 @@ impl InstanceMaker {
     }
 
     fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
-        let Source { image, id, gpu, .. } = source;
+        let Source { image, id, gpu, tenant, .. } = source;
         let request = restore::RestoreRequest {
             image,
             name: Some(name),
             gpu: gpu.as_deref(),
+            tenant: tenant.as_deref(),
             order: load_order::usual(),
             service: Some(&self.service),
             ..restore::RestoreRequest::default()

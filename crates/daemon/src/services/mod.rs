@@ -21,6 +21,7 @@ use rekindle_protocol::service::ServiceWish;
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
+use crate::contexts;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
@@ -271,7 +272,10 @@ fn source(
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
+    let tenant = wish.tenant.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
+    tenant.as_deref().map(|tenant| contexts::check(tenant, name, metadata.slice)).transpose()?;
     Ok(Source {
+        tenant,
         image: name.to_string(),
         id: image.manifest().id.clone(),
         to,

@@ -97,8 +97,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let plan =
             Plan { min: 0, max: 1, concurrency: 1, idle_ms: 1, idle_end_ms: 1, queue: 1, timeout_ms: 1 };
-        let source =
-            Source { image: "i".into(), id: "0".into(), to: 80, ready: None, gpu: None, level: Level::Host };
+        let source = Source {
+            image: "i".into(),
+            id: "0".into(),
+            to: 80,
+            ready: None,
+            gpu: None,
+            tenant: None,
+            level: Level::Host,
+        };
         let port = "127.0.0.1:8080:80".parse().unwrap();
         let record = ServiceRecord { name: "a.b".into(), port, source, plan, draining: false };
         record.save(directory.path()).unwrap();

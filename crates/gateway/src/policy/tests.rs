@@ -23,7 +23,15 @@ fn plan() -> Plan {
 }
 
 fn source(image: &str) -> Source {
-    Source { image: image.into(), id: image.into(), to: 80, ready: None, gpu: None, level: Level::Host }
+    Source {
+        image: image.into(),
+        id: image.into(),
+        to: 80,
+        ready: None,
+        gpu: None,
+        tenant: None,
+        level: Level::Host,
+    }
 }
 
 /// A policy, and the time.

@@ -63,8 +63,14 @@ pub fn serve(
         Err(problem) => return Ended::Failed(problem),
     };
     let clients = Clients { slices: BTreeSet::new(), idle_since: Instant::now() };
-    let host =
-        Arc::new(Host { common, tenant, gpu, clients: Mutex::new(clients), over: AtomicBool::new(false) });
+    let host = Arc::new(Host {
+        common,
+        tenant,
+        gpu,
+        clients: Mutex::new(clients),
+        daemons: AtomicUsize::new(0),
+        over: AtomicBool::new(false),
+    });
     while !host.is_over() {
         if !control::is_waiting(&listener, LOOK) {
             continue;
