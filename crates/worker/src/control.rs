@@ -428,7 +428,7 @@ pub(crate) fn is_waiting(socket: &impl AsRawFd, limit: Duration) -> bool {
 }
 
 /// The other end has been closed.
-fn is_closed(socket: &UnixStream) -> bool {
+pub(crate) fn is_closed(socket: &UnixStream) -> bool {
     poll(socket.as_raw_fd(), libc::POLLRDHUP, 0) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 

@@ -10,6 +10,8 @@ use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::frame;
 use serde::Serialize;
 
+use crate::control::is_closed;
+
 /// The worker's one client. It exists before the client has come and after it has gone.
 pub(crate) struct Link {
     state: Mutex<State>,
@@ -69,6 +71,12 @@ impl Link {
     pub(crate) fn is_connected(&self) -> bool {
         let state = self.state();
         state.socket.is_some() && !state.gone
+    }
+
+    /// The client has gone, or has closed its end.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let state = self.state();
+        state.gone || state.socket.as_ref().is_some_and(|socket| is_closed(socket))
     }
 
     /// The client's end is closed: nobody waits for it any more.

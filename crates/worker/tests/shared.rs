@@ -68,7 +68,7 @@ impl Host {
 
     fn admits(&self, slice: Slice) -> bool {
         let listen = self.socket(slice).to_str().unwrap().to_string();
-        self.daemon.ask(ask::Admit { listen, slice })
+        self.daemon.ask(ask::Admit { log: format!("{listen}.log"), listen, slice })
     }
 
     /// The daemon of a client that was admitted, and what closes at its end.
@@ -166,9 +166,9 @@ fn clients_have_the_context_side_by_side_and_give_back_what_they_had() {
         program.add(0, 100);
         assert_eq!(program.word(), 100 + program.slice.number());
     }
-    // One ends with work under way; the others go on.
+    // One ends with work under way; the others go on, and the next with its addresses waits until all is given back.
     programs[1].add(0, 1);
-    programs.remove(1).die();
+    programs.remove(1).client.die();
     let mut again = host.program(slice(4));
     again.add(0, 1);
     assert_eq!(again.word(), 5);

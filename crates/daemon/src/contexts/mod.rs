@@ -135,8 +135,8 @@ impl Contexts {
 impl Shared {
     /// False if it takes no program with this slice.
     fn admit(&self, address: &Address, slice: Slice) -> Result<bool> {
-        let listen = address.socket.to_string_lossy().into_owned();
-        self.process.ask_within("serve one program more", ask::Admit { listen, slice }, &[], Some(LIMIT))
+        let [listen, log] = [&address.socket, &address.log].map(|path| path.to_string_lossy().into_owned());
+        self.process.ask_within("serve one program more", ask::Admit { listen, log, slice }, &[], Some(LIMIT))
     }
 }
 

@@ -164,9 +164,11 @@ requests! {
         names: Vec<String>,
     } => ();
     /// To a worker whose contexts are shared: serve one client more, whose own requests come to the socket that is made at
-    /// this path. False if it takes no client with these addresses: one has them, or the contexts have failed.
+    /// this path, and whose failure is said in this log. False if it takes no client with these addresses: one has them, or
+    /// the contexts have failed.
     Admit {
         listen: String,
+        log: String,
         slice: Slice,
     } => bool;
     /// To a worker whose contexts are shared: who shares them.

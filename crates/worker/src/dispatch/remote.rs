@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
@@ -21,7 +21,8 @@ pub(crate) struct Remote {
 #[derive(Default)]
 struct Shared {
     attention: AtomicBool,
-    board: OnceLock<&'static Board>,
+    /// By which it is woken; none before there is one and once there is no dispatch thread.
+    board: Mutex<Option<&'static Board>>,
     /// Why there is no dispatch thread.
     problem: OnceLock<String>,
     /// The daemon was answered after there was a problem.
@@ -40,6 +41,13 @@ pub(crate) fn remote() -> (Remote, Inbox) {
     (Remote { commands: sender, shared: shared.clone() }, Inbox { commands, shared })
 }
 
+impl Shared {
+    /// Held while somebody uses it.
+    fn board(&self) -> MutexGuard<'_, Option<&'static Board>> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Remote {
     pub(crate) fn run(&self, command: impl FnOnce(&mut Dispatcher) + Send + 'static) {
         if self.commands.send(Box::new(command)).is_ok() {
@@ -50,7 +58,7 @@ impl Remote {
     /// Has the dispatch thread look at everything.
     pub(crate) fn wake(&self) {
         self.shared.attention.store(true, Ordering::Release);
-        if let Some(board) = self.shared.board.get() {
+        if let Some(board) = &*self.shared.board() {
             board.ring();
         }
     }
@@ -113,7 +121,10 @@ impl Remote {
 
     /// From now on the dispatch thread can be woken through this board.
     pub(crate) fn use_board(&self, board: &'static Board) {
-        let _ = self.shared.board.set(board);
+        let mut slot = self.shared.board();
+        if self.shared.problem.get().is_none() {
+            *slot = Some(board);
+        }
     }
 }
 
@@ -143,5 +154,6 @@ impl Inbox {
     /// Runs no command, now or later: all who ask get this sentence.
     pub(crate) fn refuse(self, problem: String) {
         let _ = self.shared.problem.set(problem);
+        *self.shared.board() = None;
     }
 }

@@ -1,12 +1,12 @@
 //! The process whose contexts clients share: it admits them, and ends when it has had none for a while.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_device::Slice;
@@ -37,13 +37,15 @@ struct Host {
     tenant: String,
     gpu: String,
     clients: Mutex<Clients>,
+    /// Raised when a client is no more.
+    changed: Condvar,
     /// How many connections there are.
     daemons: AtomicUsize,
     over: AtomicBool,
 }
 
 struct Clients {
-    slices: BTreeSet<Slice>,
+    served: BTreeMap<Slice, Arc<Link>>,
     /// Since when there are none.
     idle_since: Instant,
 }
@@ -62,12 +64,13 @@ pub fn serve(
         Ok(common) => common,
         Err(problem) => return Ended::Failed(problem),
     };
-    let clients = Clients { slices: BTreeSet::new(), idle_since: Instant::now() };
+    let clients = Clients { served: BTreeMap::new(), idle_since: Instant::now() };
     let host = Arc::new(Host {
         common,
         tenant,
         gpu,
         clients: Mutex::new(clients),
+        changed: Condvar::new(),
         daemons: AtomicUsize::new(0),
         over: AtomicBool::new(false),
     });
@@ -95,7 +98,7 @@ impl Host {
     fn is_over(&self) -> bool {
         let clients = self.clients();
         let limit = if self.daemons.load(Ordering::Relaxed) > 0 { IDLE } else { ALONE };
-        let idle = clients.slices.is_empty() && clients.idle_since.elapsed() > limit;
+        let idle = clients.served.is_empty() && clients.idle_since.elapsed() > limit;
         self.over.load(Ordering::Relaxed) || idle
     }
 
@@ -107,8 +110,8 @@ impl Host {
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
             let obeyed: Result<Answer, String> = match request {
-                Request::Admit(ask::Admit { listen, slice }) => {
-                    self.admit(listen.as_ref(), slice).map(answer::<ask::Admit>)
+                Request::Admit(ask::Admit { listen, log, slice }) => {
+                    self.admit(listen.as_ref(), log.into(), slice).map(answer::<ask::Admit>)
                 }
                 Request::GetSharing(_) => Ok(answer::<ask::GetSharing>(self.sharing())),
                 Request::Shutdown(_) => {
@@ -134,29 +137,53 @@ impl Host {
         Sharing { pid: std::process::id() as i32, tenant: self.tenant.clone(), gpu: self.gpu.clone() }
     }
 
-    fn admit(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<bool, String> {
-        if self.common.has_failed() || !self.clients().slices.insert(slice) {
-            return Ok(false);
-        }
-        self.begin(socket, slice).inspect_err(|_| self.forget(slice))?;
+    fn admit(self: &Arc<Host>, socket: &Path, log: PathBuf, slice: Slice) -> Result<bool, String> {
+        let Some(link) = self.make_room(slice) else { return Ok(false) };
+        self.begin(socket, log, (slice, link)).inspect_err(|_| self.forget(slice))?;
         Ok(true)
+    }
+
+    /// The link of a client that is to come; none if there is no room for it. One whose program has gone is about to go too.
+    fn make_room(&self, slice: Slice) -> Option<Arc<Link>> {
+        let until = Instant::now() + END_LIMIT;
+        let mut clients = self.clients();
+        while let Some(link) = clients.served.get(&slice) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !link.is_leaving() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(clients, left);
+            clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if self.common.has_failed() {
+            return None;
+        }
+        let link = Link::new();
+        clients.served.insert(slice, link.clone());
+        Some(link)
     }
 
     fn forget(&self, slice: Slice) {
         let mut clients = self.clients();
-        clients.slices.remove(&slice);
+        clients.served.remove(&slice);
         clients.idle_since = Instant::now();
+        self.changed.notify_all();
     }
 
     /// Makes a client, whose requests come to this socket.
-    fn begin(self: &Arc<Host>, socket: &Path, slice: Slice) -> Result<(), String> {
+    fn begin(
+        self: &Arc<Host>,
+        socket: &Path,
+        log: PathBuf,
+        (slice, link): (Slice, Arc<Link>),
+    ) -> Result<(), String> {
         let _ = std::fs::remove_file(socket);
         let listener =
             listen(socket).map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
         let (host, own, (made, outcome)) = (self.clone(), socket.to_owned(), channel());
         let spawned =
             std::thread::Builder::new().name(format!("client {}", slice.number())).spawn(move || {
-                let served = Served::begin(&host, own, slice);
+                let served = Served::begin(&host, (own, log), slice, link);
                 let _ = made.send(served.as_ref().map(drop).map_err(String::clone));
                 if let Ok(served) = served {
                     served.run(listener, &host);
@@ -179,19 +206,25 @@ struct Served {
     link: Arc<Link>,
     gpus: Arc<Gpus>,
     socket: PathBuf,
+    /// Where its failure is said.
+    log: PathBuf,
     slice: Slice,
 }
 
 impl Served {
-    fn begin(host: &Host, socket: PathBuf, slice: Slice) -> Result<Served, String> {
-        let link = Link::new();
+    fn begin(
+        host: &Host,
+        (socket, log): (PathBuf, PathBuf),
+        slice: Slice,
+        link: Arc<Link>,
+    ) -> Result<Served, String> {
         let gpus = Arc::new(Gpus::for_client(&host.common, slice));
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);
             format!("its context cannot be shared: {code}")
         })?;
-        Ok(Served { dispatcher, link, gpus, socket, slice })
+        Ok(Served { dispatcher, link, gpus, socket, log, slice })
     }
 
     fn run(mut self, listener: UnixListener, host: &Host) {
@@ -206,6 +239,9 @@ impl Served {
             Ended::Done => "the program's client is ending".to_string(),
             Ended::Failed(problem) => {
                 log::error!("client {}: {problem}", self.slice.number());
+                if let Err(error) = std::fs::write(&self.log, format!("{problem}\n")) {
+                    log::warn!("cannot write {}: {error}", self.log.display());
+                }
                 problem
             }
         };
