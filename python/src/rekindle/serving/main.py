@@ -1,0 +1,102 @@
+"""Loads one function or class of an app's file, gets it ready, says so, and serves it until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rekindle.client import ABOUT
+from rekindle.codec import decode, encode
+from rekindle.declaration import Declaration
+from rekindle.errors import Error
+from rekindle.loading import load
+from rekindle.raised import describe, text_of
+from rekindle.serving import asgi, http
+from rekindle.serving.dispatch import Dispatch
+from rekindle.serving.failures import Raised
+from rekindle.serving.target import Target
+
+HOST, PORT = "127.0.0.1", 8000
+
+
+def main(file: str, name: str, report: str) -> None:
+    code = 1
+    try:
+        declaration = load(Path(file)).declarations[name]
+        code = asyncio.run(serve(declaration, Path(report)))
+    except BaseException as error:
+        tell(Path(report), **problem(file, name, error))
+    # Threads of calls that were given up may go on for ever.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+async def serve(declaration: Declaration, report: Path) -> int:
+    target, over, codes = Target(declaration), asyncio.Event(), [0]
+
+    def end(code: int) -> None:
+        codes.append(code)
+        over.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, 0)
+    await target.enter()
+    dispatch = Dispatch(target, lambda: end(1))
+    serving = None
+    for name, mark in declaration.marks():
+        if mark.is_asgi:
+            serving = await asgi.listen(await target.run(target.bound(name)), dispatch, HOST, PORT)
+            serving.add_done_callback(lambda _: end(0))
+    if serving is None:
+        await http.listen(dispatch, HOST, PORT)
+    await warm()
+    tell(report, ready=True)
+    await over.wait()
+    # An instance that could not enter has nothing to leave.
+    if max(codes) == 0:
+        await target.leave()
+    return max(codes)
+
+
+async def warm() -> None:
+    """What the first call would import and set up is in the image, and objects that stay are not looked at again."""
+    decode(b"".join(encode([1, "text", (2.5, None)])))
+    describe(ValueError())
+    if "numpy" in sys.modules:
+        decode(b"".join(encode(sys.modules["numpy"].zeros(1))))
+    reader, writer = await asyncio.open_connection(HOST, PORT)
+    writer.write(f"GET {ABOUT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    await reader.read()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    gc.collect()
+    gc.freeze()
+
+
+def problem(file: str, name: str, error: BaseException) -> dict[str, Any]:
+    """What is to be said of a program that does not get ready."""
+    if isinstance(error, Raised):
+        error = error.error
+    if isinstance(error, Error):
+        return {"error": str(error), "traceback": ""}
+    said = traceback.format_exception_only(error)[-1].strip()
+    return {"error": f"{name} of {file} did not get ready: {said}", "traceback": text_of(error)}
+
+
+def tell(report: Path, **said: Any) -> None:
+    """Whoever waits for the file finds it whole."""
+    part = report.with_suffix(".part")
+    part.write_text(json.dumps(said))
+    part.rename(report)
