@@ -19,6 +19,7 @@ from rekindle.errors import (
 from rekindle.function import Function, FunctionCall
 from rekindle.marks import asgi_app, batched, enter, exit, method
 from rekindle.retries import Retries
+from rekindle.sandbox import Sandbox, checkpoint, restore, run
 
 __all__ = [
     "App",
@@ -36,11 +37,15 @@ __all__ = [
     "RefusedError",
     "RemoteError",
     "Retries",
+    "Sandbox",
     "SerializationError",
     "UnavailableError",
     "asgi_app",
     "batched",
+    "checkpoint",
     "enter",
     "exit",
     "method",
+    "restore",
+    "run",
 ]

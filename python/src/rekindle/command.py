@@ -25,14 +25,16 @@ def ask(*words: object) -> dict[str, Any]:
     """What the command answers."""
     command = [path(), "--json", *map(str, words)]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        # A Ctrl-C is this program's, which says what becomes of the command.
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, start_new_session=True)
     except OSError as error:
         raise CommandError(f"{command[0]} cannot be started: {error.strerror}", 126) from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"`{' '.join(command)}` ended with {done.returncode}"]
-        raise CommandError(said[-1].removeprefix("rekindle: "), done.returncode)
     try:
         answer: dict[str, Any] = json.loads(done.stdout or "{}")
     except ValueError as error:
         raise CommandError(f"`{' '.join(command)}` answered {done.stdout[:80]!r}, which is no document; is it of another version?", 1) from error
+    # Some end as a program did, and have worked.
+    if done.returncode and ("error" in answer or not answer):
+        said = done.stderr.strip().splitlines() or [f"`{' '.join(command)}` ended with {done.returncode}"]
+        raise CommandError(answer.get("error", said[-1].removeprefix("rekindle: ")), done.returncode)
     return answer

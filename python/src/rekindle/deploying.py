@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-from rekindle import command, making
+from rekindle import command, interrupts, making
 from rekindle.app import App
 from rekindle.client import READY
 from rekindle.declaration import Declaration
@@ -33,14 +32,14 @@ def main(words: list[str]) -> int:
     """Ends as every command of Rekindle's does."""
     as_json = "--json" in words
     (file,) = [word for word in words if word != "--json"]
-    # What is under way is taken back.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    interrupts.catch()
     try:
         # Standard output is the document's.
         with contextlib.redirect_stdout(sys.stderr):
             deployed = deploy(Path(file))
-    except (KeyboardInterrupt, SystemExit) as end:
-        return 130 if isinstance(end, KeyboardInterrupt) or not isinstance(end.code, int) else end.code
+    except interrupts.Interrupted as end:
+        # What was under way is taken back.
+        return int(end.code or 1)
     except Error as error:
         print(getattr(error, "traceback", ""), end="", file=sys.stderr)
         sentence = "; ".join(line.strip() for line in str(error).splitlines())
@@ -62,25 +61,28 @@ def deploy(file: Path) -> dict[str, Any]:
             images[name] = making.make(declaration, file.resolve(), making.base_for(declaration))
         before = services(app)
         for name, declaration in app.declarations.items():
-            row = serve(declaration, images[name], before.get(declaration.service.full_name))
+            with interrupts.held():
+                row = serve(declaration, images[name], before.get(declaration.service.full_name))
+                # It is the service's from now on.
+                del images[name]
             rows.append({"name": name, "call": call_of(app, declaration), **row})
-            # It is the service's from now on.
-            del images[name]
     finally:
-        for image in images.values():
-            with contextlib.suppress(CommandError):
-                command.ask("rmi", image)
+        with interrupts.held():
+            for image in images.values():
+                with contextlib.suppress(CommandError):
+                    command.ask("rmi", image)
     gone = [name for name in before if name not in {row["service"] for row in rows}]
-    for name in gone:
-        command.ask("unserve", name)
-    remove_old(app, {row["image"] for row in rows})
+    with interrupts.held():
+        for name in gone:
+            command.ask("unserve", name)
+        remove_old(app, {row["image"] for row in rows})
     return {"app": app.name, "services": rows, "removed": gone}
 
 
 def load_user(file: Path) -> App:
     try:
         return load(file)
-    except Error:
+    except (Error, interrupts.Interrupted):
         raise
     except (Exception, SystemExit) as error:
         said = traceback.format_exception_only(error)[-1].strip()

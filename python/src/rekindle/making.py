@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import rekindle.serving
-from rekindle import command
+from rekindle import command, interrupts
 from rekindle.declaration import Declaration
 from rekindle.errors import CommandError, Error
 
@@ -46,25 +46,33 @@ def make(declaration: Declaration, file: Path, base: str | None) -> str:
     with tempfile.TemporaryDirectory(prefix="rekindle-") as directory:
         report = Path(directory, "report.json")
         program = [sys.executable, PROGRAM, file, declaration.service.name, report]
-        command.ask("run", "-d", "--name", sandbox, "--network", "private", *options, "--", *program)
         try:
+            with interrupts.held():
+                command.ask("run", "-d", "--name", sandbox, "--network", "private", *options, "--", *program)
             wait(declaration, sandbox, report)
-            command.ask("checkpoint", sandbox, "--to", image, "--stop")
-        except BaseException:
-            with contextlib.suppress(CommandError):
-                command.ask("kill", sandbox)
-            raise
-        finally:
-            with contextlib.suppress(CommandError):
+            with interrupts.held():
+                command.ask("checkpoint", sandbox, "--to", image, "--stop")
                 command.ask("rm", "--sandbox", sandbox)
+        except BaseException:
+            with interrupts.held():
+                remove(sandbox, image)
+            raise
     return image
+
+
+def remove(sandbox: str, image: str) -> None:
+    """Whatever there is of them."""
+    for words in (("stop", "--timeout", 0, sandbox), ("rm", "--sandbox", sandbox), ("rmi", image)):
+        with contextlib.suppress(CommandError):
+            command.ask(*words)
 
 
 def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
     """Until the program is ready."""
     limit = declaration.limits.startup_timeout
     start = time.monotonic()
-    end = subprocess.Popen([command.path(), "wait", sandbox], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    nowhere = subprocess.DEVNULL
+    end = subprocess.Popen([command.path(), "wait", sandbox], start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)
     try:
         while not report.exists():
             if end.poll() is not None and not report.exists():

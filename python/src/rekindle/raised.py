@@ -23,11 +23,20 @@ def describe(error: BaseException) -> list[bytes | memoryview]:
         "module": kind.__module__,
         "type": kind.__qualname__,
         "text": str(error),
-        "args": sendable(list(error.args)),
+        "args": sendable(arguments(error)),
         "state": {name: value for name, value in vars(error).items() if name != "__notes__" and sendable(value) is not None},
         "traceback": text_of(error),
     }
     return encode(described)
+
+
+def arguments(error: BaseException) -> list[Any]:
+    """What makes it anew: of some, such as OSError, that is more than `args`."""
+    try:
+        made_of = error.__reduce__()[1]
+    except Exception:
+        made_of = error.args
+    return list(made_of if isinstance(made_of, tuple) else error.args)
 
 
 def sendable(value: Any) -> Any:

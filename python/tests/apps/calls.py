@@ -40,7 +40,7 @@ def twice(value):
     return value * 2
 
 
-@app.cls(gpu="emulated", concurrency=8, max_containers=2)
+@app.cls(gpu="emulated", concurrency=8, max_containers=1)
 class Counter:
     """A number on the GPU, which is 10 in the image."""
 
@@ -99,6 +99,14 @@ class Counter:
         raise OutOfPaperError(tray, 0)
 
     @rekindle.method()
+    def quit(self, code):
+        raise SystemExit(code)
+
+    @rekindle.method()
+    def lock(self):
+        return self.turn
+
+    @rekindle.method()
     async def add(self, a, b=1):
         return a + b
 
@@ -112,3 +120,10 @@ class Counter:
     @rekindle.exit()
     def leave(self):
         print("left", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        Counter().print.remote(7)
+    except OutOfPaperError as error:
+        print(f"{type(error).__name__} of {type(error).__module__} caught: {error}; local {twice.local(2)}", flush=True)
