@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import rekindle as package
+from conftest import ROOT
 from harness import PATIENCE, CommandError
 
 VERSION = """
@@ -99,6 +100,7 @@ WRONG = {
     "quits": ("raise SystemExit(0)", "wrong.py cannot be loaded: SystemExit: 0"),
     "option": ("@app.function(gpus=1)\ndef one():\n    pass", "one: there is no option 'gpus'; there are gpu, concurrency"),
     "number": ("@app.function(concurrency=0)\ndef one():\n    pass", "concurrency is 0; give a whole number, 1 or more"),
+    "no time": ("@app.function(timeout=0)\ndef one():\n    pass", "timeout is 0, in which nothing can be done"),
     "time": ("@app.function(timeout='1s')\ndef one():\n    pass", "timeout is '1s'; give a number of seconds"),
     "no method": ("@app.cls()\nclass Model:\n    pass", "Model: there is nothing to call"),
     "parameters": (
@@ -201,6 +203,10 @@ class Site:
     @rekindle.method()
     def length(self):
         return len(self.greeting)
+
+    @rekindle.exit()
+    def leave(self):
+        print("left", self.greeting, flush=True)
 """,
     )["services"]
     assert row["call"] == "HTTP"
@@ -209,6 +215,8 @@ class Site:
     with pytest.raises(package.Error, match="answered 203"):
         elsewhere = package.Function.from_name("web", "Site", url=f"http://127.0.0.1:{row['port']}")
         package.client.result("web-Site.x", elsewhere.client.connections.request("GET", "/"))
+    rekindle("unserve", "web-Site")
+    assert rekindle.lines("web-Site-1") == ["left hello again"]
 
 
 def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
@@ -276,6 +284,13 @@ def test_sandboxes_in_an_event_loop(rekindle):
         return await asyncio.gather(one.wait.aio(), two.wait.aio())
 
     assert asyncio.run(both()) == [143, 143]
+
+
+def test_the_example_is_called_as_it_says(rekindle, deploy):
+    deploy(ROOT / "examples/02_function.py")
+    said = subprocess.run([sys.executable, ROOT / "examples/02_function.py"], check=True, capture_output=True, text=True).stdout.splitlines()
+    # The plane is the same above and below the real axis, which is in the set on the left.
+    assert len(said) == 16 and said[1:8] == said[15:8:-1] and said[8].startswith(" @@@")
 
 
 def test_json_is_one_document_whatever_user_code_prints(rekindle, deploy):

@@ -176,6 +176,8 @@ class Model:
     with pytest.raises(package.QueueFullError, match="full-Model.hold.*as many requests wait") as raised:
         hold.remote(deploy.mark("c"))
     assert raised.value.retry_after == 1
+    with pytest.raises(package.QueueFullError):
+        hold.remote(deploy.mark("c"), bytes(50_000_000))
     # A map waits for places.
     taken = []
     waits = threading.Thread(target=lambda: taken.extend(hold.map([deploy.mark("d")])))

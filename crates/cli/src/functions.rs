@@ -16,14 +16,16 @@ const INSTALLED: &str = "../share/rekindle/python";
 
 /// Begins the package's module. What lies in the current directory is not what it imports.
 const SCRIPT: &str = r#"
-import sys
+import json, sys
 sys.path[:] = [path for path in sys.path if path]
 try:
     import rekindle.MODULE as module
-except ModuleNotFoundError as error:
-    if error.name not in ("rekindle", "rekindle.MODULE"):
-        raise SystemExit(f"rekindle: the Python package rekindle lacks {error.name!r}; install it with its dependencies: {sys.executable} -m pip install {sys.argv[1]}")
-    raise SystemExit(f"rekindle: the Python package rekindle is not installed for {sys.executable}; install it: {sys.executable} -m pip install {sys.argv[1]}")
+except ImportError as error:
+    what = "is not installed for" if error.name == "rekindle" else f"lacks {error.name!r} in"
+    sentence = f"the Python package rekindle {what} {sys.executable}; install it: {sys.executable} -m pip install {sys.argv[1]}"
+    if "--json" in sys.argv:
+        print(json.dumps({"error": sentence}), flush=True)
+    raise SystemExit(f"rekindle: {sentence}") from None
 sys.exit(module.main(sys.argv[2:]))
 "#;
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import select
 import threading
@@ -56,7 +57,9 @@ class Connections:
         length = sum(memoryview(piece).nbytes for piece in body)
         sent = b"".join(body) if length <= ONE_PIECE else iter(body)
         try:
-            connection.request(method, path, sent, {"Content-Length": str(length), **headers})
+            # Who refuses a request need not read it whole, and has answered then.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, sent, {"Content-Length": str(length), **headers})
             response = connection.getresponse()
             content = read(response)
         except (http.client.HTTPException, OSError) as error:

@@ -17,8 +17,6 @@ from rekindle.errors import CommandError, Error
 from rekindle.loading import load
 from rekindle.serving.main import PORT
 
-ANY_PORT = ":0"
-
 
 class LoadError(Error):
     """User code raised while the file was loaded."""
@@ -108,19 +106,20 @@ def is_of(app: App, service: str) -> bool:
 def serve(declaration: Declaration, image: str, before: dict[str, Any] | None) -> dict[str, Any]:
     """Requests of a service that is there go over to the new image; none fails."""
     name, limits = declaration.service.full_name, declaration.limits
-    port = [] if before and limits.port.endswith(ANY_PORT) else ["--port", limits.port]
+    port = [] if before and limits.is_any_port else ["--port", limits.port]
     row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *port, *limits.serve_options())
     return {"service": name, "image": image, "address": row["address"], "port": row["port"]}
 
 
 def remove_old(app: App, current: set[str]) -> None:
-    """Images of earlier deployments, but for those that some sandbox still runs from."""
+    """Images of earlier deployments, but for those that some sandbox still runs from. Names are in the order of time."""
     used = {row["image"] for row in command.ask("ps")["sandboxes"]}
     for row in command.ask("images")["images"]:
-        service, at, _ = row["name"].partition("@")
-        if at and is_of(app, service) and row["name"] not in current | used:
+        image, (service, at, _) = row["name"], row["name"].partition("@")
+        is_later = any(image > other for other in current if other.startswith(f"{service}@"))
+        if at and is_of(app, service) and image not in current | used and not is_later:
             with contextlib.suppress(CommandError):
-                command.ask("rmi", row["name"])
+                command.ask("rmi", image)
 
 
 def call_of(app: App, declaration: Declaration) -> str:

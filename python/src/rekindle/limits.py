@@ -60,6 +60,9 @@ class Limits:
             value = getattr(self, option)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a number of seconds")
+        for option in ("timeout", "queue_timeout", "startup_timeout"):
+            if getattr(self, option) <= 0:
+                raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
         for option in ("gpu", "base"):
             if not isinstance(getattr(self, option), str | None):
                 raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
@@ -67,6 +70,10 @@ class Limits:
             raise DeclarationError(
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
             )
+
+    @property
+    def is_any_port(self) -> bool:
+        return self.port.rpartition(":")[2] == "0"
 
     def serve_options(self) -> list[str]:
         """As `rekindle serve` takes them, but for the port."""

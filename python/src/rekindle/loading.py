@@ -20,8 +20,8 @@ def load_module(file: Path) -> ModuleType:
     if not file.is_file():
         raise DeclarationError(f"there is no file {file}; name the Python file that has the app")
     name = file.stem
-    if file.suffix != ".py" or not name.isidentifier():
-        raise DeclarationError(f"{file} is no Python module; its name is to be an identifier, and end in .py")
+    if file.suffix != ".py" or "." in name:
+        raise DeclarationError(f"{file} is no Python module; its name is to end in .py, and to have no other dot")
     if name in sys.modules or name in sys.stdlib_module_names:
         raise DeclarationError(f"{file} has the name of the module {name!r}, which is another one; rename it")
     file = file.resolve()

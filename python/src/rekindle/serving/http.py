@@ -8,13 +8,15 @@ import h11
 
 from rekindle.serving.dispatch import Dispatch, Reply
 
+# Of a request's head; the gateway lets no larger one through.
+HEAD = 1 << 17
 ENDED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR)
 
 
 class Connection(asyncio.Protocol):
     def __init__(self, dispatch: Dispatch) -> None:
         self.dispatch = dispatch
-        self.state = h11.Connection(h11.SERVER)
+        self.state = h11.Connection(h11.SERVER, HEAD)
         self.request: h11.Request | None = None
         self.body = bytearray()
         self.answering: asyncio.Task[None] | None = None
@@ -61,7 +63,7 @@ class Connection(asyncio.Protocol):
         assert self.request is not None
         method, path = self.request.method.decode(), self.request.target.decode()
         reply = await self.dispatch.answer(method, path.partition("?")[0], self.body)
-        self.reply(reply)
+        self.reply(reply, method != "HEAD")
         self.answering, self.body = None, bytearray()
         if self.state.our_state is h11.DONE and self.state.their_state is h11.DONE:
             self.state.start_next_cycle()
@@ -69,11 +71,11 @@ class Connection(asyncio.Protocol):
         elif self.state.our_state in ENDED:
             self.transport.close()
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: Reply, has_body: bool) -> None:
         """In one write, of pieces that are not put together."""
         head = self.state.send(h11.Response(status_code=reply.status, headers=reply.headers))
         pieces = [head or b""]
-        for piece in reply.pieces:
+        for piece in reply.pieces if has_body else ():
             pieces += self.state.send_with_data_passthrough(h11.Data(data=piece)) or []  # type: ignore[arg-type]
         self.state.send(h11.EndOfMessage())
         self.transport.writelines(pieces)
