@@ -143,6 +143,10 @@ def test_what_is_wrong_is_one_sentence_and_leaves_nothing_behind(rekindle, deplo
     assert bare.returncode == 0
     with pytest.raises(CommandError, match="package rekindle is not installed for .*bare.*pip install"):
         rekindle("deploy", deploy.write("wrong", ONE), "--python", rekindle.root / "bare/bin/python")
+    (site,) = (rekindle.root / "bare/lib").rglob("site-packages")
+    (site / "rekindle.py").touch()
+    with pytest.raises(CommandError, match="package rekindle lacks 'rekindle.deploying' in .*bare"):
+        rekindle("deploy", deploy.write("wrong", ONE), "--python", rekindle.root / "bare/bin/python")
     with pytest.raises(CommandError, match='interpreter "nowhere" cannot be started'):
         rekindle("deploy", deploy.write("wrong", ONE), "--python", "nowhere")
 
