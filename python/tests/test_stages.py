@@ -1,10 +1,12 @@
 """Instances of functions: from the image alone, for as long as they are declared, and away again."""
 
 import contextlib
+import socket
 import threading
 
 import pytest
 import rekindle as package
+from rekindle.connections import readable
 
 HOLD = """
 @rekindle.method()
@@ -22,6 +24,14 @@ def remote_cls(app, name):
 
 def remote_function(app, name):
     return package.Function.from_name(app, name)
+
+
+def is_closed(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionError:
+        return True
+    return False
 
 
 def indented(source):
@@ -221,3 +231,29 @@ class Model:
         model.wrong.remote(1)
     with pytest.raises(TypeError, match="missing a required argument"):
         model.part.remote()
+
+
+def test_a_service_is_found_again_where_it_is_now(rekindle, deploy):
+    deploy.app("moves", "@app.function(gpu='emulated')\ndef one():\n    return 1\n")
+    one = remote_function("moves", "one")
+    assert one.remote() == 1
+
+    def left(port):
+        """Until a call there would be refused, and not lost on its way."""
+        ended = lambda: all(readable(connection) for _, connection in one.client.connections.idle)
+        rekindle.wait(lambda: is_closed(port) and ended(), "the port and connections to be closed")
+
+    image = deploy.service("moves-one")["source"]["image"]
+    port = deploy.service("moves-one")["port"]
+    rekindle("serve", image, "--name", "moves-one", "--port", "127.0.0.1:0")
+    left(port)
+    assert one.remote() == 1
+    # The next daemon has the service, and the connections that there were are gone.
+    port = deploy.service("moves-one")["port"]
+    rekindle("shutdown")
+    left(port)
+    assert one.remote() == 1
+    rekindle("unserve", "moves-one")
+    left(port)
+    with pytest.raises(package.NotFoundError, match="'one' of the app 'moves'"):
+        one.remote()

@@ -51,12 +51,14 @@ def make(declaration: Declaration, file: Path, base: str | None) -> str:
                 command.ask("run", "-d", "--name", sandbox, "--network", "private", *options, "--", *program)
             wait(declaration, sandbox, report)
             with interrupts.held():
-                command.ask("checkpoint", sandbox, "--to", image, "--stop")
+                taken = command.ask("checkpoint", sandbox, "--to", image, "--stop")
                 command.ask("rm", "--sandbox", sandbox)
         except BaseException:
             with interrupts.held():
                 remove(sandbox, image)
             raise
+    for warning in taken["warnings"]:
+        print(f"rekindle: warning: {warning}", file=sys.stderr)
     return image
 
 
@@ -98,17 +100,18 @@ def base_for(declaration: Declaration) -> str | None:
         return declaration.limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
-        if row["mode"] == "sandbox" and fits(row["name"], declaration.limits.gpu):
+        if is_made_ready(row["command"]) and fits(row["name"], declaration.limits.gpu):
             return str(row["name"])
     return None
 
 
+def is_made_ready(words: list[str]) -> bool:
+    """Whether this is Rekindle's own framework program, in this very interpreter."""
+    return len(words) > 1 and Path(words[1]).name == FRAMEWORK and shutil.which(words[0]) == sys.executable
+
+
 def fits(image: str, gpu: str | None) -> bool:
-    """Whether it is of this very interpreter, made ready by Rekindle's own program, for such a GPU."""
+    """Whether it is a framework image, for such a GPU."""
     shown = command.ask("inspect", image)
-    words = shown["program"]["argv"]
-    if not shown["framework"] or len(words) < 2 or Path(words[1]).name != FRAMEWORK:
-        return False
     kinds = {one["kind"] for one in shown["gpus"]}
-    same_gpu = gpu is None or not kinds or kinds == {gpu.partition(":")[0]}
-    return same_gpu and shutil.which(words[0]) == sys.executable
+    return bool(shown["framework"]) and (gpu is None or not kinds or kinds == {gpu.partition(":")[0]})
