@@ -257,3 +257,24 @@ def test_a_service_is_found_again_where_it_is_now(rekindle, deploy):
     left(port)
     with pytest.raises(package.NotFoundError, match="'one' of the app 'moves'"):
         one.remote()
+
+
+def test_an_exit_that_fails_is_shown(rekindle, deploy):
+    deploy.app(
+        "leaving",
+        """
+@app.cls(gpu="emulated")
+class Model:
+    @rekindle.method()
+    def work(self):
+        pass
+
+    @rekindle.exit()
+    def leave(self):
+        raise OSError("no disk")
+""",
+    )
+    rekindle("unserve", "leaving-Model")
+    lines = rekindle.lines("leaving-Model-1")
+    assert "@rekindle.exit() failed" in lines[0] and lines[-1] == "OSError: no disk"
+    assert rekindle.sandbox("leaving-Model-1")["exit_code"] == 1

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ def main(file: str, name: str, report: str) -> None:
     code = 1
     try:
         declaration = load(Path(file)).declarations[name]
-        code = asyncio.run(serve(declaration, Path(report)))
     except BaseException as error:
         tell(Path(report), **problem(file, name, error))
+    else:
+        code = asyncio.run(serve(declaration, file, Path(report)))
     # Threads of calls that were given up may go on for ever.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -41,7 +43,8 @@ def main(file: str, name: str, report: str) -> None:
     os._exit(code)
 
 
-async def serve(declaration: Declaration, report: Path) -> int:
+async def serve(declaration: Declaration, file: str, report: Path) -> int:
+    """Until its end, which has this exit code."""
     target, over, codes = Target(declaration), asyncio.Event(), [0]
 
     def end(code: int) -> None:
@@ -51,22 +54,36 @@ async def serve(declaration: Declaration, report: Path) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, 0)
-    await target.enter()
-    dispatch = Dispatch(target, lambda: end(1))
-    serving = None
-    for name, mark in declaration.marks():
-        if mark.is_asgi:
-            serving = await asgi.listen(await target.run(target.bound(name)), dispatch, HOST, PORT)
-            serving.add_done_callback(lambda _: end(0))
-    if serving is None:
-        await http.listen(dispatch, HOST, PORT)
-    await warm()
+    try:
+        await get_ready(target, end)
+    except BaseException as error:
+        tell(report, **problem(file, declaration.service.name, error))
+        return 1
     tell(report, ready=True)
     await over.wait()
     # An instance that could not enter has nothing to leave.
-    if max(codes) == 0:
+    if max(codes):
+        return 1
+    try:
         await target.leave()
-    return max(codes)
+    except Raised as raised:
+        print("rekindle: a method with @rekindle.exit() failed:", file=sys.stderr)
+        traceback.print_exception(raised.error)
+        return 1
+    return 0
+
+
+async def get_ready(target: Target, end: Callable[[int], None]) -> None:
+    await target.enter()
+    dispatch = Dispatch(target, lambda: end(1))
+    asgi_apps = [name for name, mark in target.declaration.marks() if mark.is_asgi]
+    if asgi_apps:
+        application = await target.run(target.bound(asgi_apps[0]))
+        serving = await asgi.listen(application, dispatch, HOST, PORT)
+        serving.add_done_callback(lambda _: end(0))
+    else:
+        await http.listen(dispatch, HOST, PORT)
+    await warm()
 
 
 async def warm() -> None:
