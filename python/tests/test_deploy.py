@@ -81,6 +81,10 @@ def test_a_new_version_takes_over_while_calls_are_under_way(rekindle, deploy):
     assert second["services"][0]["port"] == first["services"][0]["port"]
     # The order in which threads note answers is not that of the answers.
     assert set(load.answers) == {1, 2} and version.remote() == 2
+    deploy.app("versions", VERSION.format(version=7))
+    # As large as before, and perhaps written in the same second.
+    deploy.app("versions", VERSION.format(version=8))
+    assert version.remote() == 8
     # Images of earlier versions go once nobody runs from them.
     deploy.app("versions", VERSION.format(version=3))
     rekindle.wait(lambda: all(row["image"] != second["services"][0]["image"] for row in rekindle.json("ps")["sandboxes"]), "old instances to end")
@@ -233,7 +237,13 @@ def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
 
 def test_what_changes_is_deployed_again(rekindle, deploy):
     helper = deploy.directory / "helper.py"
-    helper.write_text("VERSION = 1\n")
+
+    def write(source):
+        """Nobody finds a part of it."""
+        helper.with_suffix(".new").write_text(source)
+        helper.with_suffix(".new").rename(helper)
+
+    write("VERSION = 1\n")
     file = deploy.write("changing", "import helper\n" + VERSION.format(version="helper.VERSION"))
     log = rekindle.root / "dev.log"
     with log.open("w") as output:
@@ -246,9 +256,9 @@ def test_what_changes_is_deployed_again(rekindle, deploy):
         done(1)
         version = package.Cls.from_name("changing", "Model")().version
         assert version.remote() == 1
-        helper.write_text("VERSION = 1 +\n")
+        write("VERSION = 1 +\n")
         rekindle.wait(lambda: "SyntaxError" in log.read_text(), "what is wrong")
-        helper.write_text("VERSION = 200\n")
+        write("VERSION = 200\n")
         done(2)
         assert version.remote() == 200
         program.send_signal(signal.SIGINT)

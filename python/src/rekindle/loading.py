@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from rekindle.app import App
 from rekindle.errors import DeclarationError
@@ -26,13 +27,19 @@ def load_module(file: Path) -> ModuleType:
         raise DeclarationError(f"{file} has the name of the module {name!r}, which is another one; rename it")
     file = file.resolve()
     sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise DeclarationError(f"{file} cannot be loaded as a Python module")
-    module = importlib.util.module_from_spec(spec)
+    loader = Loader(name, str(file))
+    module = importlib.util.module_from_spec(ModuleSpec(name, loader, origin=str(file)))
+    module.__file__ = str(file)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
+
+
+class Loader(SourceFileLoader):
+    """Of what the file has now: code that was compiled before may be of another version, written in the same second."""
+
+    def get_code(self, _name: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def only_app(module: ModuleType, file: Path) -> App:
