@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import rekindle as package
+from conftest import APPS
 from rekindle.connections import readable
 
 HOLD = """
@@ -278,3 +279,15 @@ class Model:
     lines = rekindle.lines("leaving-Model-1")
     assert "@rekindle.exit() failed" in lines[0] and lines[-1] == "OSError: no disk"
     assert rekindle.sandbox("leaving-Model-1")["exit_code"] == 1
+
+
+def test_functions_of_a_tenant_share_a_gpu_context(rekindle, deploy):
+    source = (APPS / "calls.py").read_text().replace('"emulated", concurrency=8', '"emulated", share="us", concurrency=8')
+    for name in ("red", "blue"):
+        file = deploy.directory / f"{name}.py"
+        file.write_text(source.replace('rekindle.App("calls")', f"rekindle.App({name!r})"))
+        deploy(file)
+    for name in ("red", "blue", "red"):
+        assert remote_cls(name, "Counter").count.remote() > 10
+    rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter-" in row["name"]]
+    assert [row["tenant"] for row in rows] == ["us", "us"] and len({worker for row in rows for worker in row["workers"]}) == 1

@@ -15,6 +15,8 @@ class Limits:
 
     # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one.
     gpu: str | None = None
+    # The tenant whose programs it shares GPU contexts with.
+    share: str | None = None
     # How many calls an instance has at once.
     concurrency: int = 1
     min_containers: int = 0
@@ -63,7 +65,7 @@ class Limits:
         for option in ("timeout", "queue_timeout", "startup_timeout"):
             if getattr(self, option) <= 0:
                 raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
-        for option in ("gpu", "base"):
+        for option in ("gpu", "share", "base"):
             if not isinstance(getattr(self, option), str | None):
                 raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
         if self.min_containers > self.max_containers:
@@ -74,6 +76,10 @@ class Limits:
     @property
     def is_any_port(self) -> bool:
         return self.port.rpartition(":")[2] == "0"
+
+    @property
+    def sharing(self) -> list[str]:
+        return ["--share", self.share] if self.share else []
 
     def serve_options(self) -> list[str]:
         """As `rekindle serve` takes them, but for the port."""
@@ -86,7 +92,7 @@ class Limits:
             "--idle": milliseconds(self.scaledown_window),
             "--idle-end": milliseconds(self.sleep_window),
         }
-        return [str(word) for pair in options.items() for word in pair]
+        return [*self.sharing, *(str(word) for pair in options.items() for word in pair)]
 
     def described(self) -> dict[str, Any]:
         """What callers need to know."""

@@ -42,7 +42,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> str:
     image = new_name(declaration)
     sandbox = f"{image} in the making"
     gpu = declaration.limits.gpu
-    options = [*(["--gpu", gpu] if gpu else []), *(["--from", base] if base else [])]
+    options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.sharing, *(["--from", base] if base else [])]
     with tempfile.TemporaryDirectory(prefix="rekindle-") as directory:
         report = Path(directory, "report.json")
         program = [sys.executable, PROGRAM, file, declaration.service.name, report]
@@ -95,8 +95,8 @@ def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
 
 
 def base_for(declaration: Declaration) -> str | None:
-    """The framework image to start from: the declared one, else the newest that fits."""
-    if declaration.limits.base is not None:
+    """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts."""
+    if declaration.limits.base is not None or declaration.limits.share:
         return declaration.limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
