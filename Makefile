@@ -27,6 +27,7 @@ unit: setup build ## Tests of the crates
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
 	$(PYTHON) -m pytest tests -q -n 3 --dist worksteal
+	$(PYTHON) -m pytest python/tests -q -n 3 --dist worksteal
 
 numba-suite: setup build ## All of numba-cuda's own tests; writes their table in docs/compatibility.md
 	$(PYTHON) tests/numba_suite/run.py
@@ -38,11 +39,12 @@ model: ## The ring, in every interleaving that loom can make, and under valgrind
 fuzz: ## Each fuzz target for FUZZ_SECONDS, from its corpus
 	scripts/fuzz $(FUZZ_SECONDS)
 
-lint: setup ## rustfmt, clippy, ruff, the order of the daemon's folders, tables as the results say
+lint: setup ## rustfmt, clippy, ruff, mypy, the order of the daemon's folders, tables as the results say
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy --config-file python/pyproject.toml
 	scripts/layers
 	benches/gpu/report --check
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from rekindle import ROOT, Rekindle
@@ -17,6 +18,11 @@ def test_an_installation_runs_checkpoints_and_restores(tmp_path):
     assert subprocess.run([*command.split(), "--version"], check=True, capture_output=True, text=True).stdout.startswith("rekindled ")
     assert "@" not in unit.split("[Unit]")[1]
     assert "rekindle" in (tmp_path / "share/bash-completion/completions/rekindle").read_text()
+    package = {"PYTHONPATH": str(tmp_path / "share/rekindle/python/src")}
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", "import rekindle; print(rekindle.__file__)"], env=os.environ | package, capture_output=True, text=True
+    )
+    assert found.stdout.startswith(str(tmp_path)), found.stderr
     for file in (PROGRAM, ROOT / "examples/01_train.py"):
         shutil.copy(file, tmp_path)
     program = tmp_path / PROGRAM.name

@@ -325,6 +325,21 @@ pub enum Command {
         #[arg(long)]
         now: bool,
     },
+    /// Make images of the functions and classes of a Python file, and serve them.
+    ///
+    /// The file has an app of the Python package `rekindle`. Deploying it again has new instances take the place of those
+    /// that there are, without a failed call.
+    Deploy {
+        #[command(flatten)]
+        app: AppArguments,
+    },
+    /// Deploy a Python file, and again whenever it or what lies beside it changes, until this command is ended.
+    ///
+    /// What is deployed stays.
+    Dev {
+        #[command(flatten)]
+        app: AppArguments,
+    },
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
@@ -406,6 +421,17 @@ pub enum Command {
     Completions { shell: clap_complete::Shell },
     /// Write the man pages into a directory.
     Man { directory: PathBuf },
+}
+
+/// A file of functions.
+#[derive(Debug, Args)]
+pub struct AppArguments {
+    /// The Python file that has the app.
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// The interpreter that functions run in. It must have the package `rekindle`.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    pub python: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,10 +10,13 @@ use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
+use crate::arguments::{
+    AppArguments, Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments,
+};
 use crate::connection::{ask, ask_lines, ask_with, beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
+use crate::functions::{self, Given, Work};
 use crate::input::Input;
 use crate::settings::Settings;
 use crate::{archive, cancel, completion, copy, exec, filter, pages, profile, show, stats, terminal, trace};
@@ -21,11 +24,12 @@ use crate::{archive, cancel, completion, copy, exec, filter, pages, profile, sho
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
     let given = arguments.places;
     let settings = Settings::load(None)?;
-    let places = Places::new(
-        settings.place(given.socket, rekindle_daemon::SOCKET_VARIABLE),
-        settings.place(given.state, rekindle_daemon::STATE_VARIABLE),
-        settings.place(given.run_dir, rekindle_daemon::RUNS_VARIABLE),
-    )?;
+    let given = Given {
+        socket: settings.place(given.socket, rekindle_daemon::SOCKET_VARIABLE),
+        state: settings.place(given.state, rekindle_daemon::STATE_VARIABLE),
+        run_dir: settings.place(given.run_dir, rekindle_daemon::RUNS_VARIABLE),
+    };
+    let places = Places::new(given.socket.clone(), given.state.clone(), given.run_dir.clone())?;
     let printer = Printer { json: arguments.json, verbose: arguments.verbose };
     match arguments.command {
         Command::Run {
@@ -99,6 +103,12 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Profile { image, gpu, request } => {
             profile::perform(&places, &printer, image, gpu, &request)?
+        }
+        Command::Deploy { app: AppArguments { file, python } } => {
+            functions::perform(Work::Deploy, &python, &file, printer.json, given)?
+        }
+        Command::Dev { app: AppArguments { file, python } } => {
+            functions::perform(Work::Develop, &python, &file, printer.json, given)?
         }
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,

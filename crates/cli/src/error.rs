@@ -38,6 +38,10 @@ pub enum Error {
     NobodyTypes,
     #[error("a copy goes from here to a sandbox or from a sandbox to here; give one end as SANDBOX:PATH")]
     Ends,
+    #[error(
+        "the interpreter {python:?} cannot be started ({source}); name one by --python that has the package rekindle"
+    )]
+    Python { python: String, source: io::Error },
     #[error("the settings in {} cannot be used: {reason}", file.display())]
     Settings { file: PathBuf, reason: String },
     #[error("cannot {action} {}: {source}", path.display())]

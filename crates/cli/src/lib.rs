@@ -15,6 +15,7 @@ mod error;
 mod exec;
 mod filter;
 mod foreground;
+mod functions;
 mod input;
 mod pages;
 mod person;

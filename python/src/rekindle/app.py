@@ -1,0 +1,66 @@
+"""Apps: names for the functions and classes of a file, each of which becomes a service."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from rekindle.client import Client
+from rekindle.cls import Cls
+from rekindle.declaration import Declaration
+from rekindle.errors import DeclarationError
+from rekindle.function import Function
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+# The service's name is made of both, with `-` between, which no function's name has: so it can be told apart again.
+PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
+
+
+class App:
+    """`app = rekindle.App("name")`, then `@app.cls(...)` and `@app.function(...)`."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise DeclarationError(f"{name!r} is no name of an app; take up to 32 letters, digits, - and _")
+        self.name = name
+        self.declarations: dict[str, Declaration] = {}
+
+    def __repr__(self) -> str:
+        return f"rekindle.App({self.name!r})"
+
+    def cls(self, **options: Any) -> Callable[[type[T]], Cls[T]]:
+        """Declares a class; its options are those of `rekindle.limits.Limits`."""
+
+        def decorate(user: type[T]) -> Cls[T]:
+            if not inspect.isclass(user):
+                raise DeclarationError(f"{user!r} is no class; use @app.function() for functions")
+            declaration = self.declare(user.__name__, user, options)
+            return Cls(Client(declaration.service, declaration.limits.retries), declaration)
+
+        return decorate
+
+    def function(self, **options: Any) -> Callable[[Callable[P, R]], Function[P, R]]:
+        """Declares a function; its options are those of `rekindle.limits.Limits`."""
+
+        def decorate(user: Callable[P, R]) -> Function[P, R]:
+            if not inspect.isfunction(user):
+                raise DeclarationError(f"{user!r} is no function; use @app.cls() for classes")
+            declaration = self.declare(user.__name__, user, options)
+            return Function(Client(declaration.service, declaration.limits.retries), user.__name__, user)
+
+        return decorate
+
+    def declare(self, name: str, user: Any, options: dict[str, Any]) -> Declaration:
+        if not PART.fullmatch(name):
+            raise DeclarationError(f"{name!r} cannot be served; take up to 31 ASCII letters, digits and _ for its name")
+        if name in self.declarations:
+            raise DeclarationError(f"the app {self.name!r} has {name!r} twice; give one another name")
+        declaration = Declaration.of(self.name, name, user, options)
+        self.declarations[name] = declaration
+        return declaration

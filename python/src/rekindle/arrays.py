@@ -1,0 +1,77 @@
+"""NumPy arrays in messages, and what can become one: arrays of other libraries come to the host first.
+
+NumPy is not needed by programs that send no arrays, so it is imported when there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import SerializationError
+
+if TYPE_CHECKING:
+    import numpy
+
+
+def as_array(value: Any) -> numpy.ndarray[Any, Any] | None:
+    """The value as an array in this host's memory; none if it is no array at all."""
+    if not is_numpy(value):
+        value = to_host(value)
+    if value is None:
+        return None
+    import numpy
+
+    return numpy.asarray(value)
+
+
+def is_numpy(value: Any) -> bool:
+    """An array or a scalar of NumPy's."""
+    module = sys.modules.get("numpy")
+    return module is not None and isinstance(value, (module.ndarray, module.generic))
+
+
+def to_host(value: Any) -> Any:
+    """An array that NumPy takes, of a tensor of torch's, an array of CuPy's or numba's, or any that has DLPack."""
+    kind = type(value)
+    if kind.__module__.startswith("torch") and hasattr(kind, "detach"):
+        return value.detach().cpu().numpy()
+    if hasattr(kind, "__cuda_array_interface__") and hasattr(kind, "get"):
+        return value.get()
+    if hasattr(kind, "copy_to_host"):
+        return value.copy_to_host()
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        import numpy
+
+        return numpy.from_dlpack(value)
+    return None
+
+
+def describe(array: numpy.ndarray[Any, Any]) -> str:
+    """Its type as text."""
+    from numpy.lib import format
+
+    description = format.dtype_to_descr(array.dtype)
+    if array.dtype.hasobject or format.descr_to_dtype(description) != array.dtype:
+        raise SerializationError(f"an array of type {array.dtype} cannot be sent; convert it to numbers, strings or fields of these")
+    return repr(description)
+
+
+def contents(array: numpy.ndarray[Any, Any]) -> memoryview:
+    """Its bytes in C order, which are only copied if it does not have them so."""
+    import numpy
+
+    # The array may have no format that a memory view knows, such as that of dates.
+    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
+
+
+def from_contents(buffer: memoryview, description: str, shape: list[int]) -> numpy.ndarray[Any, Any]:
+    """An array of these very bytes."""
+    import numpy
+    from numpy.lib import format
+
+    dtype: numpy.dtype[Any] = format.descr_to_dtype(ast.literal_eval(description))
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return numpy.ndarray(tuple(shape), dtype, buffer)

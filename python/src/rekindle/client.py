@@ -1,0 +1,123 @@
+"""A call: sent, answered, and made again as its function's declaration says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rekindle.address import Service
+from rekindle.codec import CONTENT_TYPE, decode, encode
+from rekindle.connections import Answer, Connections, Lost, NotSent, Pieces
+from rekindle.errors import (
+    CallError,
+    DeclarationError,
+    Error,
+    FunctionTimeoutError,
+    InstanceLostError,
+    NotFoundError,
+    QueueFullError,
+    RefusedError,
+    SerializationError,
+    UnavailableError,
+)
+from rekindle.raised import rebuild
+from rekindle.retries import NONE, Retries
+
+# What an instance says of its answer, so that it is not taken for a gateway's.
+KIND = "X-Rekindle"
+RESULT, RAISED, TIMED_OUT, UNKNOWN, MISUNDERSTOOD = "result", "raised", "timeout", "unknown", "misunderstood"
+
+CALL, ABOUT, READY = "/-/call/", "/-/about", "/-/ready"
+
+
+class Rebuilt(Exception):
+    """The user's exception, which may be of any type."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Client:
+    """Calls to one service."""
+
+    def __init__(self, service: Service, retries: Retries | None = None) -> None:
+        self.service, self.retries = service, retries
+        self.connections = Connections(service)
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False) -> Any:
+        """The result. One who is patient waits for a place among those who wait."""
+        body = encode([list(args), kwargs])
+        failures = 0
+        while True:
+            try:
+                return self.once(method, body)
+            except Exception as error:
+                failures += 1
+                delay = self.delay(error, failures, patient)
+                if delay is None:
+                    if isinstance(error, Rebuilt):
+                        raise error.error from None
+                    raise
+            time.sleep(delay)
+
+    def delay(self, error: Exception, failures: int, patient: bool) -> float | None:
+        """Seconds until the call is made again; none: it is not."""
+        if patient and isinstance(error, QueueFullError):
+            return error.retry_after
+        if not isinstance(error, Rebuilt | CallError):
+            return None
+        if failures > self.declared().max_retries:
+            return None
+        least = error.retry_after if isinstance(error, RefusedError) else 0.0
+        return max(least, self.declared().delay(failures))
+
+    def declared(self) -> Retries:
+        """How often a call may be made again, which an instance knows if this program does not."""
+        if self.retries is None:
+            try:
+                answer = self.connections.request("GET", ABOUT)
+                if answer.headers.get(KIND) != RESULT:
+                    return NONE
+                self.retries = Retries(**decode(answer.body)["retries"])
+            except (Error, NotSent, Lost):
+                return NONE
+        return self.retries
+
+    def once(self, method: str, body: Pieces) -> Any:
+        name = f"{self.service.full_name}.{method}"
+        try:
+            answer = self.connections.request("POST", CALL + method, body, {"Content-Type": CONTENT_TYPE})
+        except NotSent as error:
+            raise UnavailableError(f"{name} was not called: {error}") from error
+        except Lost as error:
+            raise CallError(f"the connection was lost while {name} was called ({error}); whether it was carried out is not known") from error
+        return result(name, answer)
+
+
+def result(name: str, answer: Answer) -> Any:
+    """The value of an answer, or its exception."""
+    kind = answer.headers.get(KIND)
+    if kind == RESULT:
+        return decode(answer.body)
+    if kind == RAISED:
+        raise Rebuilt(rebuild(answer.body))
+    said = answer.body[:1000].decode(errors="replace").strip()
+    if kind == TIMED_OUT:
+        raise FunctionTimeoutError(said)
+    if kind == UNKNOWN:
+        raise NotFoundError(said)
+    if kind == MISUNDERSTOOD:
+        raise SerializationError(said)
+    if answer.status == 429:
+        raise QueueFullError(f"{name}: {said}", again(answer))
+    if answer.status == 503:
+        raise UnavailableError(f"{name}: {said}", again(answer))
+    if answer.status == 502:
+        raise InstanceLostError(f"{name}: {said}")
+    raise DeclarationError(f"{name} is answered {answer.status}, and not by a function of Rekindle's: {said[:200]}")
+
+
+def again(answer: Answer) -> float:
+    after = answer.headers.get("Retry-After", "")
+    return float(after) if after.isdigit() else 1.0

@@ -1,0 +1,129 @@
+"""Connections to services, kept and used again."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rekindle.address import Service
+
+# A connection that was idle for longer is not used again: who it leads to may be about to close it.
+IDLE = 15.0
+# A message up to this size is one piece, and one write.
+ONE_PIECE = 1 << 16
+
+Pieces = Sequence[bytes | memoryview]
+
+
+class NotSent(Exception):
+    """There is nobody, so that nothing was sent."""
+
+
+class Lost(Exception):
+    """The connection was lost before all of the answer came."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytearray
+
+
+class Connections:
+    """Those to one service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.lock = threading.Lock()
+        self.place: tuple[str, int] | None = None
+        self.idle: list[tuple[float, http.client.HTTPConnection]] = []
+
+    def request(self, method: str, path: str, body: Pieces = (), headers: dict[str, str] | None = None) -> Answer:
+        """Sends it once. Looks again where the service is if nobody is there."""
+        try:
+            return self.once(method, path, body, headers or {})
+        except NotSent:
+            self.forget()
+            return self.once(method, path, body, headers or {})
+
+    def once(self, method: str, path: str, body: Pieces, headers: dict[str, str]) -> Answer:
+        connection = self.kept() or self.connect()
+        length = sum(memoryview(piece).nbytes for piece in body)
+        sent = b"".join(body) if length <= ONE_PIECE else iter(body)
+        try:
+            # Who refuses a request need not read it whole, and has answered then.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, sent, {"Content-Length": str(length), **headers})
+            response = connection.getresponse()
+            content = read(response)
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            raise Lost(str(error) or type(error).__name__) from error
+        except BaseException:
+            connection.close()
+            raise
+        if response.will_close:
+            connection.close()
+        else:
+            with self.lock:
+                self.idle.append((time.monotonic(), connection))
+        return Answer(response.status, response.headers, content)
+
+    def kept(self) -> http.client.HTTPConnection | None:
+        """One that is still good."""
+        while True:
+            with self.lock:
+                if not self.idle:
+                    return None
+                since, connection = self.idle.pop()
+            if time.monotonic() - since < IDLE and connection.sock and not readable(connection):
+                return connection
+            connection.close()
+
+    def connect(self) -> http.client.HTTPConnection:
+        with self.lock:
+            place = self.place
+        if place is None:
+            place = self.service.find()
+            with self.lock:
+                self.place = place
+        connection = http.client.HTTPConnection(*place)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise NotSent(f"nobody listens at {place[0]} port {place[1]}: {error}") from error
+        return connection
+
+    def forget(self) -> None:
+        with self.lock:
+            self.place = None
+            idle, self.idle = self.idle, []
+        for _, connection in idle:
+            connection.close()
+
+
+def readable(connection: http.client.HTTPConnection) -> bool:
+    """Whether its end has come: nobody says anything unasked."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def read(response: http.client.HTTPResponse) -> bytearray:
+    """The body, where arrays may lie and be changed."""
+    if response.length is None:
+        return bytearray(response.read())
+    content = bytearray(response.length)
+    view = memoryview(content)
+    while view:
+        count = response.readinto(view)
+        if not count:
+            raise http.client.IncompleteRead(b"", len(view))
+        view = view[count:]
+    return content

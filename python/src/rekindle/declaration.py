@@ -1,0 +1,69 @@
+"""A function or class with its options: all that the program which serves it needs to know."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rekindle.address import Service
+from rekindle.errors import DeclarationError
+from rekindle.limits import Limits
+from rekindle.marks import Mark, mark_of
+
+
+@dataclass(frozen=True)
+class Declaration:
+    service: Service
+    user: Any
+    limits: Limits
+
+    @classmethod
+    def of(cls, app: str, name: str, user: Any, options: dict[str, Any]) -> Declaration:
+        declaration = cls(Service(app, name), user, Limits.declared(options, name))
+        batched = [mark.batched.max_batch_size for _, mark in declaration.marks() if mark.batched]
+        if batched and "concurrency" not in options:
+            # One batch is collected while nothing else is held up.
+            declaration = replace(declaration, limits=replace(declaration.limits, concurrency=max(batched)))
+        if max(batched, default=0) > declaration.limits.concurrency:
+            raise DeclarationError(
+                f"{name}: concurrency is {declaration.limits.concurrency}, so that no batch of {max(batched)} comes together; raise it"
+            )
+        declaration.check()
+        return declaration
+
+    @property
+    def is_class(self) -> bool:
+        return inspect.isclass(self.user)
+
+    def marks(self) -> Iterator[tuple[str, Mark]]:
+        """Marked methods, those of base classes too, in the order in which they stand there."""
+        if not self.is_class:
+            yield self.service.name, mark_of(self.user) or Mark(is_method=True)
+            return
+        seen = set()
+        for base in reversed(self.user.__mro__):
+            for name in vars(base):
+                mark = mark_of(inspect.getattr_static(self.user, name))
+                if mark and name not in seen:
+                    seen.add(name)
+                    yield name, mark
+
+    def check(self) -> None:
+        asgi = [name for name, mark in self.marks() if mark.is_asgi]
+        name = self.service.name
+        if len(asgi) > 1:
+            raise DeclarationError(f"{name}: {' and '.join(asgi)} are ASGI applications; a service has one")
+        if self.is_class and not asgi and not any(mark.is_method for _, mark in self.marks()):
+            raise DeclarationError(f"{name}: there is nothing to call; decorate a method with @rekindle.method()")
+        if self.is_class and parameters(self.user):
+            raise DeclarationError(
+                f"{name}: its __init__ takes {', '.join(parameters(self.user))}, which nobody gives; set it up in a method with @rekindle.enter()"
+            )
+
+
+def parameters(user: Callable[..., Any]) -> list[str]:
+    """Those that must be given."""
+    every = inspect.signature(user).parameters.values()
+    return [one.name for one in every if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]

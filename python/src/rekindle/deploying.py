@@ -1,0 +1,144 @@
+"""`rekindle deploy FILE`: an image of each function and class of an app, served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rekindle import command, interrupts, making
+from rekindle.app import App
+from rekindle.client import READY
+from rekindle.declaration import Declaration
+from rekindle.errors import CommandError, Error
+from rekindle.loading import load
+from rekindle.serving.main import PORT
+
+
+class LoadError(Error):
+    """User code raised while the file was loaded."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+def main(words: list[str]) -> int:
+    """Ends as every command of Rekindle's does."""
+    as_json = "--json" in words
+    (file,) = [word for word in words if word != "--json"]
+    interrupts.catch()
+    try:
+        # Standard output is the document's.
+        with contextlib.redirect_stdout(sys.stderr):
+            deployed = deploy(Path(file))
+    except interrupts.Interrupted as end:
+        # What was under way is taken back.
+        return int(end.code or 1)
+    except Error as error:
+        print(getattr(error, "traceback", ""), end="", file=sys.stderr)
+        sentence = "; ".join(line.strip() for line in str(error).splitlines())
+        print(f"rekindle: {sentence}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"error": sentence}), flush=True)
+        return 1
+    print(json.dumps(deployed) if as_json else shown(deployed), flush=True)
+    return 0
+
+
+def deploy(file: Path) -> dict[str, Any]:
+    """The app, its services, and those that it does not have any more. If one cannot get ready, nothing has changed."""
+    app = load_user(file)
+    images: dict[str, str] = {}
+    rows = []
+    try:
+        for name, declaration in app.declarations.items():
+            images[name] = making.make(declaration, file.resolve(), making.base_for(declaration))
+        before = services(app)
+        for name, declaration in app.declarations.items():
+            with interrupts.held():
+                row = serve(declaration, images[name], before.get(declaration.service.full_name))
+                # It is the service's from now on.
+                del images[name]
+            rows.append({"name": name, "call": call_of(app, declaration), **row})
+    finally:
+        with interrupts.held():
+            for image in images.values():
+                with contextlib.suppress(CommandError):
+                    command.ask("rmi", image)
+    gone = [name for name in before if name not in {row["service"] for row in rows}]
+    with interrupts.held():
+        for name in gone:
+            command.ask("unserve", name)
+        remove_old(app, {row["image"] for row in rows})
+    return {"app": app.name, "services": rows, "removed": gone}
+
+
+def load_user(file: Path) -> App:
+    try:
+        return load(file)
+    except (Error, interrupts.Interrupted):
+        raise
+    except (Exception, SystemExit) as error:
+        said = traceback.format_exception_only(error)[-1].strip()
+        raise LoadError(f"{file} cannot be loaded: {said}", traceback_of(error)) from error
+
+
+def traceback_of(error: BaseException) -> str:
+    from rekindle.raised import text_of
+
+    return text_of(error)
+
+
+def services(app: App) -> dict[str, Any]:
+    """Those that were deployed of this app: they have its name, and an image of theirs."""
+    rows = command.ask("services")["services"]
+    return {row["name"]: row for row in rows if is_of(app, row["name"]) and row["source"]["image"].startswith(f"{row['name']}@")}
+
+
+def is_of(app: App, service: str) -> bool:
+    return service.rpartition("-")[0] == app.name
+
+
+def serve(declaration: Declaration, image: str, before: dict[str, Any] | None) -> dict[str, Any]:
+    """Requests of a service that is there go over to the new image; none fails."""
+    name, limits = declaration.service.full_name, declaration.limits
+    port = [] if before and limits.is_any_port else ["--port", limits.port]
+    row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *port, *limits.serve_options())
+    return {"service": name, "image": image, "address": row["address"], "port": row["port"]}
+
+
+def remove_old(app: App, current: set[str]) -> None:
+    """Images of earlier deployments, but for those that some sandbox still runs from. Names are in the order of time."""
+    used = {row["image"] for row in command.ask("ps")["sandboxes"]}
+    for row in command.ask("images")["images"]:
+        image, (service, at, _) = row["name"], row["name"].partition("@")
+        is_later = any(image > other for other in current if other.startswith(f"{service}@"))
+        if at and is_of(app, service) and image not in current | used and not is_later:
+            with contextlib.suppress(CommandError):
+                command.ask("rmi", image)
+
+
+def call_of(app: App, declaration: Declaration) -> str:
+    """How another program calls it."""
+    name = declaration.service.name
+    if any(mark.is_asgi for _, mark in declaration.marks()):
+        return "HTTP"
+    if not declaration.is_class:
+        return f'rekindle.Function.from_name("{app.name}", "{name}").remote(...)'
+    method = next(found for found, mark in declaration.marks() if mark.is_method)
+    return f'rekindle.Cls.from_name("{app.name}", "{name}")().{method}.remote(...)'
+
+
+def shown(deployed: dict[str, Any]) -> str:
+    lines = []
+    for row in deployed["services"]:
+        address = row["address"] or "0.0.0.0"
+        lines.append(f"{row['service']} is served at http://{f'[{address}]' if ':' in address else address}:{row['port']} from image {row['image']}")
+        if row["call"] != "HTTP":
+            lines.append(f"  {row['call']}")
+    lines += [f"{name} is no part of the app any more, and was removed" for name in deployed["removed"]]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""What can go wrong, each as one sentence."""
+
+
+class Error(Exception):
+    """Every error of this package."""
+
+
+class DeclarationError(Error):
+    """An app that cannot be as it is declared."""
+
+
+class CommandError(Error):
+    """A `rekindle` command that failed."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SerializationError(Error, TypeError):
+    """A value that cannot be sent, or a message that cannot be understood."""
+
+
+class NotFoundError(Error):
+    """There is no such app, function or method."""
+
+
+class CallError(Error):
+    """A call that was not answered."""
+
+
+class RefusedError(CallError):
+    """The service did not take the call: it was not begun, and may be tried again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFullError(RefusedError):
+    """As many calls wait as may (429)."""
+
+
+class UnavailableError(RefusedError):
+    """No instance was free in time, or none can be had (503)."""
+
+
+class InstanceLostError(CallError):
+    """The instance ended before it answered (502). Whether the call had an effect is not known."""
+
+
+class FunctionTimeoutError(CallError, TimeoutError):
+    """The call took longer than its function may."""
+
+
+class RemoteError(Error):
+    """User code raised an exception of a type that is not known here."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback

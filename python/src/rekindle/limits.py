@@ -1,0 +1,103 @@
+"""What is declared of a function or a class: how it is served, and how long its calls may take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rekindle.errors import DeclarationError
+from rekindle.retries import NONE, Retries
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times are in seconds."""
+
+    # As `rekindle run --gpu`; none: the first NVIDIA GPU if there is one, else the emulated one.
+    gpu: str | None = None
+    # The tenant whose programs it shares GPU contexts with.
+    share: str | None = None
+    # How many calls an instance has at once.
+    concurrency: int = 1
+    min_containers: int = 0
+    max_containers: int = 4
+    # How long an instance without a call keeps its GPU, and how long it is there after that.
+    scaledown_window: float = 30.0
+    sleep_window: float = 300.0
+    # How many calls may wait, and how long one may.
+    max_queue: int = 100
+    queue_timeout: float = 60.0
+    # How long a call may take, once it has begun.
+    timeout: float = 300.0
+    # How long the program may take until it is ready for its image.
+    startup_timeout: float = 600.0
+    retries: Retries = field(default=NONE)
+    # The framework image to start from; none: one that fits, if there is one. "" is none at all.
+    base: str | None = None
+    # Where HTTP clients come: `[ADDRESS:]PORT`. Port 0 is one that is free, and stays.
+    port: str = "127.0.0.1:0"
+
+    @classmethod
+    def declared(cls, options: dict[str, Any], name: str) -> Limits:
+        """The options of a decorator, checked."""
+        known = cls.__dataclass_fields__
+        for option in options:
+            if option not in known:
+                raise DeclarationError(f"{name}: there is no option {option!r}; there are {', '.join(known)}")
+        retries = options.get("retries", NONE)
+        if isinstance(retries, int) and not isinstance(retries, bool):
+            options = options | {"retries": Retries(retries)}
+        elif not isinstance(retries, Retries):
+            raise DeclarationError(f"{name}: retries is {retries!r}; give a number or rekindle.Retries")
+        limits = cls(**options)
+        limits.check(name)
+        return limits
+
+    def check(self, name: str) -> None:
+        for option, least in (("concurrency", 1), ("min_containers", 0), ("max_containers", 1), ("max_queue", 0)):
+            value = getattr(self, option)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number, {least} or more")
+        for option in ("scaledown_window", "sleep_window", "queue_timeout", "timeout", "startup_timeout"):
+            value = getattr(self, option)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
+                raise DeclarationError(f"{name}: {option} is {value!r}; give a number of seconds")
+        for option in ("timeout", "queue_timeout", "startup_timeout"):
+            if getattr(self, option) <= 0:
+                raise DeclarationError(f"{name}: {option} is 0, in which nothing can be done; give more")
+        for option in ("gpu", "share", "base"):
+            if not isinstance(getattr(self, option), str | None):
+                raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
+        if self.min_containers > self.max_containers:
+            raise DeclarationError(
+                f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"
+            )
+
+    @property
+    def is_any_port(self) -> bool:
+        return self.port.rpartition(":")[2] == "0"
+
+    @property
+    def sharing(self) -> list[str]:
+        return ["--share", self.share] if self.share else []
+
+    def serve_options(self) -> list[str]:
+        """As `rekindle serve` takes them, but for the port."""
+        options = {
+            "--min": self.min_containers,
+            "--max": self.max_containers,
+            "--concurrency": self.concurrency,
+            "--queue": self.max_queue,
+            "--timeout": milliseconds(self.queue_timeout),
+            "--idle": milliseconds(self.scaledown_window),
+            "--idle-end": milliseconds(self.sleep_window),
+        }
+        return [*self.sharing, *(str(word) for pair in options.items() for word in pair)]
+
+    def described(self) -> dict[str, Any]:
+        """What callers need to know."""
+        return {"timeout": self.timeout, "retries": asdict(self.retries)}
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"

@@ -1,0 +1,117 @@
+"""Images of functions: the program that serves one is started in a sandbox, gets ready, and is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import rekindle.serving
+from rekindle import command, interrupts
+from rekindle.declaration import Declaration
+from rekindle.errors import CommandError, Error
+
+PROGRAM = Path(rekindle.serving.__file__).with_name("__main__.py")
+# The program of `rekindle image framework` for Python.
+FRAMEWORK = "framework.py"
+EVERY = 0.02
+
+
+class NotReadyError(Error):
+    """User code did not get ready for its image."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+def new_name(declaration: Declaration) -> str:
+    """Of a new image; the service's name is before the `@`."""
+    return f"{declaration.service.full_name}@{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+
+
+def make(declaration: Declaration, file: Path, base: str | None) -> str:
+    """The name of the new image. Whatever fails, nothing is left."""
+    image = new_name(declaration)
+    sandbox = f"{image} in the making"
+    gpu = declaration.limits.gpu
+    options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.sharing, *(["--from", base] if base else [])]
+    with tempfile.TemporaryDirectory(prefix="rekindle-") as directory:
+        report = Path(directory, "report.json")
+        program = [sys.executable, PROGRAM, file, declaration.service.name, report]
+        try:
+            with interrupts.held():
+                command.ask("run", "-d", "--name", sandbox, "--network", "private", *options, "--", *program)
+            wait(declaration, sandbox, report)
+            with interrupts.held():
+                taken = command.ask("checkpoint", sandbox, "--to", image, "--stop")
+                command.ask("rm", "--sandbox", sandbox)
+        except BaseException:
+            with interrupts.held():
+                remove(sandbox, image)
+            raise
+    for warning in taken["warnings"]:
+        print(f"rekindle: warning: {warning}", file=sys.stderr)
+    return image
+
+
+def remove(sandbox: str, image: str) -> None:
+    """Whatever there is of them."""
+    for words in (("stop", "--timeout", 0, sandbox), ("rm", "--sandbox", sandbox), ("rmi", image)):
+        with contextlib.suppress(CommandError):
+            command.ask(*words)
+
+
+def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
+    """Until the program is ready."""
+    limit = declaration.limits.startup_timeout
+    start = time.monotonic()
+    nowhere = subprocess.DEVNULL
+    end = subprocess.Popen([command.path(), "wait", sandbox], start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    try:
+        while not report.exists():
+            if end.poll() is not None and not report.exists():
+                log = command.ask("logs", sandbox, "--tail", 20)["log"]
+                raise NotReadyError(f"the program of {declaration.service.full_name} ended before it was ready", log)
+            if time.monotonic() - start > limit:
+                sentence = (
+                    f"{declaration.service.full_name} was not ready after {limit:g} s; raise `startup_timeout`, or have its @rekindle.enter() do less"
+                )
+                raise NotReadyError(sentence, "")
+            time.sleep(EVERY)
+    finally:
+        end.kill()
+        end.wait()
+    said: dict[str, Any] = json.loads(report.read_text())
+    if "error" in said:
+        raise NotReadyError(said["error"], said["traceback"])
+
+
+def base_for(declaration: Declaration) -> str | None:
+    """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts."""
+    if declaration.limits.base is not None or declaration.limits.share:
+        return declaration.limits.base or None
+    rows = command.ask("images")["images"]
+    for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):
+        if is_made_ready(row["command"]) and fits(row["name"], declaration.limits.gpu):
+            return str(row["name"])
+    return None
+
+
+def is_made_ready(words: list[str]) -> bool:
+    """Whether this is Rekindle's own framework program, in this very interpreter."""
+    return len(words) > 1 and Path(words[1]).name == FRAMEWORK and shutil.which(words[0]) == sys.executable
+
+
+def fits(image: str, gpu: str | None) -> bool:
+    """Whether it is a framework image, for such a GPU."""
+    shown = command.ask("inspect", image)
+    kinds = {one["kind"] for one in shown["gpus"]}
+    return bool(shown["framework"]) and (gpu is None or not kinds or kinds == {gpu.partition(":")[0]})

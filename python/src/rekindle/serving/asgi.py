@@ -1,0 +1,59 @@
+"""An ASGI application, served by uvicorn; what is Rekindle's own is answered before it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from rekindle.errors import DeclarationError
+from rekindle.serving.dispatch import OWN, Dispatch
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def wrap(application: Application, dispatch: Dispatch) -> Application:
+    async def wrapped(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(OWN):
+            await answer(scope, receive, send)
+            return
+        if scope["type"] != "lifespan":
+            await dispatch.wake()
+        await application(scope, receive, send)
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        reply = await dispatch.answer(scope["method"], scope["path"], body)
+        headers = [(name.lower().encode(), value.encode()) for name, value in reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"".join(reply.pieces)})
+
+    return wrapped
+
+
+async def listen(application: Application, dispatch: Dispatch, host: str, port: int) -> asyncio.Task[None]:
+    """Serves it until the task is done, which it is once a signal has come."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise DeclarationError(
+            "an ASGI application needs uvicorn, which is not installed; install it with `python3 -m pip install uvicorn`"
+        ) from None
+    listener = socket.create_server((host, port), backlog=1024)
+    config = uvicorn.Config(wrap(application, dispatch), log_level="warning", access_log=False, proxy_headers=True)
+    server = uvicorn.Server(config)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if serving.done() and not server.started:
+        await serving
+        raise DeclarationError("the ASGI application's own start failed; its log says why")
+    return serving

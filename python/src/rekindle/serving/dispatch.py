@@ -1,0 +1,92 @@
+"""What is answered to whom, whatever server has the connection."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rekindle.client import ABOUT, CALL, KIND, MISUNDERSTOOD, RAISED, READY, RESULT, TIMED_OUT, UNKNOWN
+from rekindle.codec import CONTENT_TYPE, decode, encode
+from rekindle.connections import Pieces
+from rekindle.errors import SerializationError
+from rekindle.raised import describe
+from rekindle.serving.failures import Late, Raised, Unknown
+from rekindle.serving.target import Target
+
+TEXT = "text/plain; charset=utf-8"
+STATUSES = {RESULT: 200, RAISED: 500, TIMED_OUT: 504, UNKNOWN: 404, MISUNDERSTOOD: 400}
+# All that is Rekindle's lies beneath; the rest is an ASGI application's.
+OWN = "/-/"
+
+
+@dataclass(frozen=True)
+class Reply:
+    kind: str
+    pieces: Pieces
+
+    @property
+    def status(self) -> int:
+        return STATUSES[self.kind]
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        content = CONTENT_TYPE if self.kind in (RESULT, RAISED) else TEXT
+        length = sum(memoryview(piece).nbytes for piece in self.pieces)
+        return [("Content-Type", content), ("Content-Length", str(length)), (KIND, self.kind)]
+
+
+def say(kind: str, sentence: str) -> Reply:
+    return Reply(kind, [f"{sentence}\n".encode()])
+
+
+class Dispatch:
+    """`failed` is told if an instance cannot enter, and is of no use."""
+
+    def __init__(self, target: Target, failed: Callable[[], None]) -> None:
+        self.target, self.failed = target, failed
+
+    async def answer(self, method: str, path: str, body: bytes | bytearray) -> Reply:
+        try:
+            if method == "GET" and path == ABOUT:
+                return Reply(RESULT, encode(self.about()))
+            if method == "GET" and path == READY:
+                await self.wake()
+                return Reply(RESULT, encode(True))
+            if method == "POST" and path.startswith(CALL):
+                return await self.call(path.removeprefix(CALL), body)
+            return say(UNKNOWN, f"{method} {path} is nothing that a function of Rekindle's answers; call it by the package rekindle")
+        except SerializationError as error:
+            return say(MISUNDERSTOOD, str(error))
+        except Raised as raised:
+            return Reply(RAISED, describe(raised.error))
+        except Exception as error:
+            traceback.print_exc()
+            return Reply(RAISED, describe(error))
+
+    async def call(self, name: str, body: bytes | bytearray) -> Reply:
+        args, kwargs = decode(body)
+        await self.wake()
+        try:
+            value = await self.target.call(name, args, kwargs)
+        except Late as late:
+            return say(TIMED_OUT, str(late))
+        except Unknown as unknown:
+            return say(UNKNOWN, str(unknown))
+        try:
+            return Reply(RESULT, encode(value))
+        except SerializationError as error:
+            raise SerializationError(f"what {self.target.declaration.service.full_name}.{name} returned is lost: {error}") from error
+
+    async def wake(self) -> None:
+        try:
+            await self.target.wake()
+        except Raised as raised:
+            print("rekindle: a method with @rekindle.enter(restored=True) failed, and this instance ends:", file=sys.stderr)
+            traceback.print_exception(raised.error)
+            self.failed()
+            raise
+
+    def about(self) -> dict[str, object]:
+        return {"methods": list(self.target.methods), **self.target.limits.described()}

@@ -1,0 +1,122 @@
+"""What is served: the user's function or object, its hooks, and calls of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rekindle.declaration import Declaration
+from rekindle.marks import Mark
+from rekindle.serving.batch import Batcher
+from rekindle.serving.failures import Late, Raised, Unknown
+
+
+class Target:
+    """Synchronous code runs in threads, as many as there may be calls; with one, all of it has that thread for itself."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration, self.limits = declaration, declaration.limits
+        self.threads = self.new_threads()
+        self.places = asyncio.Semaphore(self.limits.concurrency)
+        self.under_way = 0
+        self.object: Any = None
+        self.methods: dict[str, Callable[..., Any]] = {}
+        self.batchers: dict[str, Batcher] = {}
+        self.woken: asyncio.Task[None] | None = None
+
+    def new_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.limits.concurrency, "rekindle")
+
+    async def enter(self) -> None:
+        """Makes the object, and has it enter: all that is to be in the image."""
+        user = self.declaration.user
+        self.object = await self.run(user) if self.declaration.is_class else None
+        await self.hooks(lambda mark: mark.enters)
+        for name, mark in self.declaration.marks():
+            if mark.is_method:
+                self.methods[name] = function = self.bound(name)
+                if mark.batched:
+                    self.batchers[name] = Batcher(function, mark.batched, self.run_in_time)
+
+    def bound(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self.object, name) if self.declaration.is_class else self.declaration.user
+        return function
+
+    async def hooks(self, are_due: Callable[[Mark], bool]) -> None:
+        for name, mark in self.declaration.marks():
+            if are_due(mark):
+                await self.run(self.bound(name))
+
+    async def wake(self) -> None:
+        """Has a restored instance enter, once, whoever comes first. The image is taken before anybody comes."""
+        if self.woken is None:
+            self.woken = asyncio.ensure_future(self.hooks(lambda mark: mark.enters_restored))
+        # Others wait for it too, whatever becomes of this one.
+        await asyncio.shield(self.woken)
+
+    async def leave(self) -> None:
+        if self.under_way:
+            self.threads = self.new_threads()
+        await self.hooks(lambda mark: mark.exits)
+
+    async def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name not in self.methods:
+            raise Unknown(f"{self.declaration.service.full_name} has no method {name!r}; it has {', '.join(self.methods) or 'none'}")
+        async with self.places:
+            self.under_way += 1
+            try:
+                batcher = self.batchers.get(name)
+                if batcher:
+                    return await batcher.call(args, kwargs)
+                return await self.run_in_time(functools.partial(self.methods[name], *args, **kwargs))
+            finally:
+                self.under_way -= 1
+
+    async def run_in_time(self, function: Callable[[], Any]) -> Any:
+        limit = asyncio.timeout(self.limits.timeout)
+        try:
+            async with limit:
+                return await self.run(function)
+        except TimeoutError:
+            name = self.declaration.service.full_name
+            raise Late(f"{name} took longer than {self.limits.timeout:g} s; raise `timeout`, or have it do less") from None
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Its value. A coroutine has the loop, all else a thread."""
+        if is_coroutine(function):
+            try:
+                return await function()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                raise Raised(error) from error
+        threads = self.threads
+        try:
+            value, raised = await asyncio.get_running_loop().run_in_executor(threads, outcome, function)
+        except asyncio.CancelledError:
+            # Its thread cannot be stopped. The others go on there to their ends, and who comes gets another one.
+            if self.threads is threads:
+                self.threads = self.new_threads()
+                threads.shutdown(wait=False)
+            raise
+        if raised is not None:
+            raise Raised(raised) from raised
+        return value
+
+
+def outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Whatever it raises must not end the thread's loop."""
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
+
+
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function)

@@ -1,0 +1,99 @@
+"""Fixtures: a Rekindle of one's own, which the package finds too. How it is driven lies beside the tests of programs."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+APPS = Path(__file__).parent / "apps"
+
+
+def load_harness():
+    """`tests/rekindle.py`, which has the package's name."""
+    spec = importlib.util.spec_from_file_location("harness", ROOT / "tests/rekindle.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["harness"] = module
+    spec.loader.exec_module(module)
+
+
+load_harness()
+
+
+@contextlib.contextmanager
+def begun():
+    """Services go first: they would bring up again what is ended."""
+    from harness import Rekindle
+
+    with Rekindle() as instance, pytest.MonkeyPatch.context() as patch:
+        for name in ("REKINDLE_SOCKET", "REKINDLE_STATE", "REKINDLE_RUN_ROOT"):
+            patch.setenv(name, instance.environment[name])
+        patch.setenv("REKINDLE_COMMAND", instance.command)
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
+        try:
+            yield instance
+        finally:
+            for mark in instance.root.rglob("*.held"):
+                mark.with_suffix(".go").touch()
+            for service in instance.json("services")["services"]:
+                instance("unserve", service["name"], "--now")
+
+
+@pytest.fixture
+def rekindle():
+    with begun() as instance:
+        yield instance
+
+
+class Deployer:
+    """Writes app files, and deploys them."""
+
+    def __init__(self, rekindle):
+        self.rekindle = rekindle
+        self.directory = rekindle.root / "apps"
+        self.directory.mkdir()
+
+    def write(self, name, source):
+        file = self.directory / f"{name}.py"
+        file.write_text(f"import os, time\nfrom pathlib import Path\nimport rekindle\napp = rekindle.App({name!r})\n{source}")
+        return file
+
+    def __call__(self, file):
+        return self.rekindle.json("deploy", file, "--python", sys.executable)
+
+    def app(self, name, source):
+        return self(self.write(name, source))
+
+    def service(self, name):
+        return next(row for row in self.rekindle.json("services")["services"] if row["name"] == name)
+
+    def come_to(self, name, *stages):
+        shown = lambda: sorted(one["stage"] for one in self.service(name)["instances"])
+        self.rekindle.wait(lambda: shown() == sorted(stages), f"instances {stages} of {name}")
+
+    def mark(self, name):
+        return str(self.rekindle.root / name)
+
+    def held(self, name):
+        """Waits until a call is in its instance's hands."""
+        self.rekindle.wait(lambda: os.path.exists(f"{self.mark(name)}.held"), f"{name} to be held")
+
+    def let_go(self, name):
+        Path(f"{self.mark(name)}.go").touch()
+
+
+@pytest.fixture
+def deploy(rekindle):
+    return Deployer(rekindle)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """The app of `apps/calls.py`, deployed once for tests that change nothing."""
+    with begun() as instance:
+        deployer = Deployer(instance)
+        deployer(APPS / "calls.py")
+        yield deployer

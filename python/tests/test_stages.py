@@ -1,0 +1,293 @@
+"""Instances of functions: from the image alone, for as long as they are declared, and away again."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+import rekindle as package
+from conftest import APPS
+from rekindle.connections import readable
+
+HOLD = """
+@rekindle.method()
+def hold(self, name):
+    Path(f"{name}.held").touch()
+    while not os.path.exists(f"{name}.go"):
+        time.sleep(0.01)
+    return name
+"""
+
+
+def remote_cls(app, name):
+    return package.Cls.from_name(app, name)()
+
+
+def remote_function(app, name):
+    return package.Function.from_name(app, name)
+
+
+def is_closed(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionError:
+        return True
+    return False
+
+
+def indented(source):
+    return source.replace("\n", "\n    ")
+
+
+def test_a_call_restores_an_instance_from_the_image_alone(rekindle, deploy):
+    deploy.app(
+        "away",
+        """
+@app.cls(gpu="emulated", scaledown_window=0, sleep_window=0)
+class Model:
+    @rekindle.enter()
+    def load(self):
+        self.steps = ["image"]
+
+    @rekindle.enter(restored=True)
+    def restored(self):
+        self.steps.append("instance")
+
+    @rekindle.method()
+    def work(self):
+        self.steps.append("call")
+        return self.steps
+
+    @rekindle.exit()
+    def leave(self):
+        print("left after", self.steps, flush=True)
+""",
+    )
+    model = remote_cls("away", "Model")
+    for _ in range(2):
+        deploy.come_to("away-Model")
+        # What an instance does leaves no trace in the next one.
+        assert model.work.remote() == ["image", "instance", "call"]
+    deploy.come_to("away-Model")
+    ended = [row["name"] for row in rekindle.sandboxes() if row["name"].startswith("away-Model-")]
+    logs = [rekindle("logs", name) for name in ended]
+    assert any("left after ['image', 'instance', 'call']" in log for log in logs), logs
+    assert {row["exit_code"] for row in rekindle.sandboxes() if row["name"] in ended} == {0}
+
+
+def test_an_instance_that_sleeps_goes_on_with_a_call(calls):
+    counter = package.Cls.from_name("calls", "Counter")()
+    before, who = counter.count.remote(), counter.who.remote()
+    calls.rekindle("sleep", "calls-Counter-1")
+    assert counter.who.remote() == who
+    assert counter.count.remote() == before + 1
+    assert counter.who.remote() == who
+
+
+def test_a_call_that_takes_too_long_is_given_up_and_its_instance_goes_on(rekindle, deploy):
+    deploy.app(
+        "late",
+        f"""
+import asyncio
+
+@app.cls(gpu="emulated", timeout=0.3, max_containers=1)
+class Model:
+    {indented(HOLD)}
+
+    @rekindle.method()
+    async def wait(self):
+        await asyncio.sleep(1000)
+
+    @rekindle.method()
+    def raises(self):
+        raise TimeoutError("mine")
+
+    @rekindle.method()
+    def pid(self):
+        return os.getpid()
+""",
+    )
+    model = remote_cls("late", "Model")
+
+    def answer():
+        """What it answers in time, which any call may miss on a busy machine."""
+        while True:
+            with contextlib.suppress(package.FunctionTimeoutError):
+                return model.pid.remote()
+
+    pid = answer()
+    for call in (lambda: model.hold.remote(deploy.mark("a")), model.wait.remote):
+        with pytest.raises(package.FunctionTimeoutError, match=r"late-Model took longer than 0\.3 s.*timeout"):
+            call()
+        assert answer() == pid
+    with pytest.raises(TimeoutError, match="mine") as raised:
+        with contextlib.suppress(package.FunctionTimeoutError):
+            model.raises.remote()
+        model.raises.remote()
+    assert type(raised.value) is TimeoutError
+
+
+def test_a_call_is_made_again_as_often_as_is_declared(rekindle, deploy):
+    deploy.app(
+        "again",
+        """
+def fails(name, failures):
+    file = Path(name)
+    count = int(file.read_text()) if file.exists() else 0
+    file.write_text(str(count + 1))
+    if count < failures:
+        raise ConnectionError(f"failure {count + 1}")
+    return count
+
+@app.function(gpu="emulated", retries=rekindle.Retries(2, initial_delay=0.01))
+def declared(name, failures):
+    return fails(name, failures)
+
+@app.function(gpu="emulated")
+def once(name, failures):
+    return fails(name, failures)
+
+@app.function(gpu="emulated", retries=1)
+def dies(name):
+    if not os.path.exists(name):
+        Path(name).touch()
+        os._exit(3)
+    return "alive"
+
+@app.function(gpu="emulated")
+def ends():
+    os._exit(3)
+""",
+    )
+    function = lambda name: remote_function("again", name)
+    assert function("declared").remote(deploy.mark("a"), 2) == 2
+    with pytest.raises(ConnectionError, match="failure 3"):
+        function("declared").remote(deploy.mark("b"), 3)
+    with pytest.raises(ConnectionError, match="failure 1"):
+        function("once").remote(deploy.mark("c"), 1)
+    assert function("dies").remote(deploy.mark("d")) == "alive"
+    with pytest.raises(package.InstanceLostError, match=r"again-ends\.ends.*again-ends-1"):
+        function("ends").remote()
+
+
+def test_who_is_refused_is_told_so(rekindle, deploy):
+    deploy.app(
+        "full",
+        f"""
+@app.cls(gpu="emulated", max_containers=1, max_queue=1)
+class Model:
+    {indented(HOLD)}
+""",
+    )
+    hold = remote_cls("full", "Model").hold
+    calls = [hold.spawn(deploy.mark("a"))]
+    deploy.held("a")
+    calls.append(hold.spawn(deploy.mark("b")))
+    rekindle.wait(lambda: deploy.service("full-Model")["queued"] == 1, "a call that waits")
+    with pytest.raises(package.QueueFullError, match="full-Model.hold.*as many requests wait") as raised:
+        hold.remote(deploy.mark("c"))
+    assert raised.value.retry_after == 1
+    with pytest.raises(package.QueueFullError):
+        hold.remote(deploy.mark("c"), bytes(50_000_000))
+    # A map waits for places.
+    taken = []
+    waits = threading.Thread(target=lambda: taken.extend(hold.map([deploy.mark("d")])))
+    refused = deploy.service("full-Model")["refused"]
+    waits.start()
+    rekindle.wait(lambda: deploy.service("full-Model")["refused"] > refused, "the map to be refused")
+    for name in "abd":
+        deploy.let_go(name)
+    waits.join()
+    assert [call.get() for call in calls] == [deploy.mark("a"), deploy.mark("b")] and taken == [deploy.mark("d")]
+    rekindle("drain", "full-Model")
+    with pytest.raises(package.UnavailableError, match="takes no more requests"):
+        hold.remote(deploy.mark("e"))
+
+
+def test_calls_come_together_in_batches(rekindle, deploy):
+    deploy.app(
+        "batches",
+        """
+@app.cls(gpu="emulated", max_containers=1)
+class Model:
+    @rekindle.batched(max_batch_size=4, wait_ms=60_000)
+    def whole(self, number, factor=1):
+        return [(one * by, len(number)) for one, by in zip(number, factor)]
+
+    @rekindle.batched(max_batch_size=4, wait_ms=1)
+    async def part(self, number):
+        return [one + 1 for one in number]
+
+    @rekindle.batched(max_batch_size=1, wait_ms=0)
+    def wrong(self, number):
+        return 5
+""",
+    )
+    model = remote_cls("batches", "Model")
+    assert deploy.service("batches-Model")["plan"]["concurrency"] == 4
+    calls = [model.whole.spawn(number, factor=10) for number in range(3)] + [model.whole.spawn(3)]
+    assert [call.get() for call in calls] == [(0, 4), (10, 4), (20, 4), (3, 4)]
+    assert model.part.remote(1) == 2
+    with pytest.raises(TypeError, match="wrong returned int for a batch of 1"):
+        model.wrong.remote(1)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        model.part.remote()
+
+
+def test_a_service_is_found_again_where_it_is_now(rekindle, deploy):
+    deploy.app("moves", "@app.function(gpu='emulated')\ndef one():\n    return 1\n")
+    one = remote_function("moves", "one")
+    assert one.remote() == 1
+
+    def left(port):
+        """Until a call there would be refused, and not lost on its way."""
+        ended = lambda: all(readable(connection) for _, connection in one.client.connections.idle)
+        rekindle.wait(lambda: is_closed(port) and ended(), "the port and connections to be closed")
+
+    image = deploy.service("moves-one")["source"]["image"]
+    port = deploy.service("moves-one")["port"]
+    rekindle("serve", image, "--name", "moves-one", "--port", "127.0.0.1:0")
+    left(port)
+    assert one.remote() == 1
+    # The next daemon has the service, and the connections that there were are gone.
+    port = deploy.service("moves-one")["port"]
+    rekindle("shutdown")
+    left(port)
+    assert one.remote() == 1
+    rekindle("unserve", "moves-one")
+    left(port)
+    with pytest.raises(package.NotFoundError, match="'one' of the app 'moves'"):
+        one.remote()
+
+
+def test_an_exit_that_fails_is_shown(rekindle, deploy):
+    deploy.app(
+        "leaving",
+        """
+@app.cls(gpu="emulated")
+class Model:
+    @rekindle.method()
+    def work(self):
+        pass
+
+    @rekindle.exit()
+    def leave(self):
+        raise OSError("no disk")
+""",
+    )
+    rekindle("unserve", "leaving-Model")
+    lines = rekindle.lines("leaving-Model-1")
+    assert "@rekindle.exit() failed" in lines[0] and lines[-1] == "OSError: no disk"
+    assert rekindle.sandbox("leaving-Model-1")["exit_code"] == 1
+
+
+def test_functions_of_a_tenant_share_a_gpu_context(rekindle, deploy):
+    source = (APPS / "calls.py").read_text().replace('"emulated", concurrency=8', '"emulated", share="us", concurrency=8')
+    for name in ("red", "blue"):
+        file = deploy.directory / f"{name}.py"
+        file.write_text(source.replace('rekindle.App("calls")', f"rekindle.App({name!r})"))
+        deploy(file)
+    for name in ("red", "blue", "red"):
+        assert remote_cls(name, "Counter").count.remote() > 10
+    rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter-" in row["name"]]
+    assert [row["tenant"] for row in rows] == ["us", "us"] and len({worker for row in rows for worker in row["workers"]}) == 1
