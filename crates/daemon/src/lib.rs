@@ -14,6 +14,7 @@
 //! | who is told of what happens | `events` |
 //! | GPU workers | `workers` |
 //! | contents of images in memory | `caches` |
+//! | contexts that programs share | `contexts` |
 //! | workers that wait for sandboxes | `pool` |
 //! | what the daemon puts into images, and whether it can be used here | `images` |
 //! | sandboxes, their records, admission sockets and logs, and networks of their own | `sandboxes`, `network` |

@@ -4,3 +4,4 @@ pub mod end;
 pub mod exec;
 pub mod images;
 pub mod run;
+pub mod slices;

@@ -21,7 +21,9 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::sandboxes::{logs, names};
 use crate::sleep::wake;
-use crate::{contexts, fault, frameworks, network};
+use crate::{fault, frameworks, network};
+
+use super::slices;
 
 /// What the user asks for.
 pub struct RunRequest {
@@ -66,7 +68,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     };
     let slice = match (&request.tenant, request.mode) {
         (None, _) => None,
-        (Some(tenant), Mode::Sandbox) => Some(contexts::choose(daemon, tenant)?),
+        (Some(tenant), Mode::Sandbox) => Some(slices::choose(daemon, tenant)?),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
     let sandbox =

@@ -36,6 +36,7 @@ use crate::images::verify::cpu_half;
 use crate::images::verify::page_files::{First, Mapped};
 use crate::images::{driver_half, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
+use crate::lifecycle::slices;
 use crate::reply::Reply;
 use crate::restore::loading::PendingLoad;
 use crate::restore::replacement::RecoveryState;
@@ -49,7 +50,7 @@ use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
 use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
 use crate::workers::{Worker, gpu_half};
-use crate::{contexts, fault, frameworks, network};
+use crate::{fault, frameworks, network};
 
 mod cpu;
 pub mod load_order;
@@ -166,7 +167,7 @@ pub fn restore(
     };
     match (request.tenant, mode) {
         (None, _) => {}
-        (Some(tenant), Mode::Sandbox) => contexts::check(tenant, request.image, metadata.slice)?,
+        (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     }
     let pairs = timeline.time("checks", || {

@@ -21,11 +21,11 @@ use rekindle_protocol::service::ServiceWish;
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
-use crate::contexts;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
+use crate::lifecycle::slices;
 use crate::network::{self, Door};
 use crate::reply::Reply;
 use instances::InstanceMaker;
@@ -273,7 +273,7 @@ fn source(
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
     let tenant = wish.tenant.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
-    tenant.as_deref().map(|tenant| contexts::check(tenant, name, metadata.slice)).transpose()?;
+    tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
     Ok(Source {
         tenant,
         image: name.to_string(),

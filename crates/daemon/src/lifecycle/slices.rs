@@ -1,4 +1,4 @@
-//! Which slice of the addresses a program has, and with whom it shares contexts.
+//! Which slice of the addresses a program has that is to share contexts.
 
 use rekindle_device::Slice;
 
@@ -8,13 +8,6 @@ use crate::images::metadata::ImageMetadata;
 
 /// The longest name of a tenant.
 const LONGEST: usize = 64;
-
-/// With whom a program shares contexts, and as what.
-pub struct Share {
-    /// Whose programs they are: none of another tenant's ever have the same context.
-    pub tenant: String,
-    pub slice: Slice,
-}
 
 /// Whether the program of an image can share contexts: it can if it has had a slice from the beginning of its life.
 pub fn check(tenant: &str, image: &str, slice: Option<Slice>) -> Result<()> {

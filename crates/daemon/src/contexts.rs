@@ -21,10 +21,6 @@ use crate::error::Result;
 use crate::host::places::{Places, private_directory};
 use crate::workers::{Address, OnEnd, Purpose, Start, Worker};
 
-mod share;
-
-pub use share::{Share, check, choose};
-
 /// How long a process may take to say who shares its contexts. It may still be making them.
 const LIMIT: Duration = Duration::from_secs(60);
 const SOCKET_ENDING: &str = "sock";
@@ -35,6 +31,13 @@ pub struct Contexts {
     program: PathBuf,
     places: Places,
     all: Mutex<Vec<Shared>>,
+}
+
+/// With whom a program shares contexts, and as what.
+pub struct Share {
+    /// Whose programs they are: none of another tenant's ever have the same context.
+    pub tenant: String,
+    pub slice: Slice,
 }
 
 struct Shared {
