@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 22] = [
+const SETTINGS: [Setting; 23] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -54,6 +54,7 @@ const SETTINGS: [Setting; 22] = [
     setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
+    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::False("off")),
     setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
     setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),

@@ -75,6 +75,7 @@ impl Service {
         keep.push(theirs.as_raw_fd());
         let mut command = Command::new(program);
         command.args(args).arg("swrk").arg(theirs.as_raw_fd().to_string());
+        let scans = matches!(tracer, Some(Place::Here { hides_unwritten: true }));
         let filter = tracer.map(|place| Ok((place, tracer::pair()?))).transpose().map_err(failed)?;
         let filter_to = filter.as_ref().map(|(_, (_, to))| to.as_raw_fd());
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
@@ -91,7 +92,7 @@ impl Service {
                         return Err(io::Error::last_os_error());
                     }
                 }
-                filter_to.map_or(Ok(()), tracer::install_and_send)
+                filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, scans))
             })
         };
         let mut child = command.spawn().map_err(failed)?;

@@ -38,6 +38,8 @@ pub struct DumpSpec<'a> {
     pub frozen_timeout: Duration,
     /// CRIU's end of a connection to a [`crate::pages::PageServer`] that takes the pages.
     pub page_server: Option<BorrowedFd<'a>>,
+    /// Whether pages were [copied ahead](crate::pages::Ahead), which that server has then.
+    pub ahead: bool,
     /// Whether CRIU writes down all that it does, which takes it as long again.
     pub steps_told: bool,
     /// The command that becomes the tracer of a program without a sandbox: one that calls [`crate::tracer_main`] with the
@@ -58,6 +60,7 @@ impl<'a> DumpSpec<'a> {
             freeze_timeout: Duration::from_secs(10),
             frozen_timeout: Duration::from_secs(600),
             page_server: None,
+            ahead: false,
             steps_told: false,
             tracer: None,
         }
@@ -217,6 +220,7 @@ impl Sandbox {
             freeze_seconds: u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
             verdict_millis: u64::try_from(spec.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
             steps_told: spec.steps_told,
+            ahead: spec.ahead,
         });
         let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
         channel.send(&command, &descriptors).map_err(Error::io("asking for a dump"))?;

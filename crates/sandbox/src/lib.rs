@@ -48,6 +48,7 @@ mod network;
 mod openfile;
 mod outputs;
 mod overlay;
+mod page_scan;
 pub mod pages;
 mod peers;
 mod ports;

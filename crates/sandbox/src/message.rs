@@ -4,7 +4,7 @@
 //! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
 //! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
 //! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that. `Flush` is answered by
-//! `Flushed`, `Attach` by `Attached` or `NoTerminal`.
+//! `Flushed`, `Attach` by `Attached` or `NoTerminal`, `Watch` by `Watched`.
 
 use std::ffi::OsString;
 
@@ -70,6 +70,8 @@ pub enum Command {
     Restore(Restore),
     /// Put what the program has printed so far into the log.
     Flush,
+    /// Have these processes, by their pids inside, make a userfaultfd each.
+    Watch { pids: Vec<i32> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -81,6 +83,9 @@ pub struct Dump {
     pub verdict_millis: u64,
     /// Whether CRIU writes down all that it does.
     pub steps_told: bool,
+    /// Whether pages that were not written to since they were protected are in the image already.
+    #[serde(default)]
+    pub ahead: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,6 +144,10 @@ pub enum Reply {
     Flushed,
     Attached,
     NoTerminal,
+    /// The descriptors come along, in this order. Others of those that were asked for could not make one.
+    Watched {
+        pids: Vec<i32>,
+    },
 }
 
 /// Why a program does not run.

@@ -97,6 +97,12 @@ pub fn allocated_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
     spans(pid, |area| is_plain(area) && is_named(&area.name))
 }
 
+/// The memory without files that a process alone has, whatever it may do with it, but for stacks that grow and code.
+pub fn own_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
+    let is_named = |name: &[u8]| name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:");
+    spans(pid, |area| area.is_anonymous() && !area.may(libc::PROT_EXEC) && is_named(&area.name))
+}
+
 /// The private memory of a process that may hold code, in order.
 pub fn executable_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
     spans(pid, |area| area.may(libc::PROT_EXEC) && !area.is_shared)

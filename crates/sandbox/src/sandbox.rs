@@ -32,6 +32,8 @@ use crate::wire::Channel;
 
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Each process is waited for by init for a second at most.
+const WATCH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where a sandbox lives.
 #[derive(Debug, Clone)]
@@ -212,6 +214,18 @@ impl Sandbox {
         match receive(&channel, Some(within), &self.run_dir)? {
             Reply::Flushed => Ok(()),
             other => Err(unexpected(&other, "Flushed")),
+        }
+    }
+
+    /// Has processes, by their pids inside, make a userfaultfd each, which they keep nothing of. One that cannot is left out.
+    pub(crate) fn watch(&self, pids: Vec<i32>) -> Result<Vec<(i32, OwnedFd)>> {
+        let channel = self.connect()?;
+        channel
+            .send(&message::Command::Watch { pids }, &[])
+            .map_err(Error::io("asking the sandbox's init"))?;
+        match receive_with(&channel, Some(WATCH_LIMIT), &self.run_dir)? {
+            (Reply::Watched { pids }, made) => Ok(pids.into_iter().zip(made).collect()),
+            (other, _) => Err(unexpected(&other, "Watched")),
         }
     }
 
@@ -403,13 +417,21 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 pub(crate) fn receive(channel: &Channel, timeout: Option<Duration>, run_dir: &Path) -> Result<Reply> {
+    receive_with(channel, timeout, run_dir).map(|(reply, _)| reply)
+}
+
+fn receive_with(
+    channel: &Channel,
+    timeout: Option<Duration>,
+    run_dir: &Path,
+) -> Result<(Reply, Vec<OwnedFd>)> {
     let what = "hearing from the sandbox's init";
     if !process::readable(channel.as_fd(), timeout).map_err(Error::io(what))? {
         let after = timeout.unwrap_or_default();
         return Err(Error::TimedOut { what: "an answer from the sandbox's init".into(), after });
     }
     match channel.recv() {
-        Ok(Some((reply, _))) => Ok(reply),
+        Ok(Some(told)) => Ok(told),
         Ok(None) => Err(Error::Ended { run_dir: run_dir.into() }),
         Err(error) => Err(Error::io(what)(error)),
     }

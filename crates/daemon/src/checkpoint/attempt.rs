@@ -11,7 +11,7 @@ use rekindle_protocol::daemon::{Limits, Mode, Report};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
-use rekindle_sandbox::pages::Served;
+use rekindle_sandbox::pages::{Ahead, Served};
 use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
@@ -128,6 +128,8 @@ impl<'a> Attempt<'a> {
 
     fn take(&self, draft: Draft) -> Result<Taken> {
         let status = self.worker().map(Worker::status).transpose()?;
+        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        let ahead = self.copy_ahead(&scratch.path)?;
         let stopped = Instant::now();
         let mut barrier = match &self.gpu {
             Gpu::None | Gpu::Driver => None,
@@ -144,11 +146,11 @@ impl<'a> Attempt<'a> {
             let pid = self.client_pid(barrier)?;
             self.timeline.time("detach", || barrier.detach(pid))?;
         }
-        let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
         spec.external_sockets = barrier.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
         spec.page_server = Some(criu_end.as_fd());
+        spec.ahead = ahead.is_some();
         spec.steps_told = log::log_enabled!(log::Level::Debug);
         let program = self.daemon.pool.program.clone().into_os_string();
         spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
@@ -169,7 +171,7 @@ impl<'a> Attempt<'a> {
         let quiesced =
             QuiescedGpu { barrier: barrier.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
         let pause = self.published.map(network::Place::pause);
-        self.dump(&draft, &spec, prepared, pages, &quiesced)?;
+        self.dump(&draft, &spec, prepared, (pages, ahead.as_ref()), &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
         let gpu_processes = usize::from(barrier.is_some()) + driven + self.amd.len();
         match hold {
@@ -186,6 +188,7 @@ impl<'a> Attempt<'a> {
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
         drop(pause);
+        drop(ahead);
         if self.request.leave_running {
             self.drain(&draft)?;
             self.seal(&draft, &scratch.path)?;
@@ -224,7 +227,7 @@ impl<'a> Attempt<'a> {
         draft: &Mutex<Option<Draft>>,
         spec: &DumpSpec<'_>,
         prepared: Prepared,
-        pages: Pages<'_>,
+        (pages, ahead): (Pages<'_>, Option<&Ahead>),
         quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
         let path = {
@@ -246,7 +249,8 @@ impl<'a> Attempt<'a> {
         let dumped = std::thread::scope(|scope| {
             let populate = self.subject.mode == Mode::Driver;
             let host_pid = |pid| self.subject.cpu.host_pid(pid);
-            let pages = scope.spawn(move || pages.serve(&host_pid, areas, populate, first).map_err(fail));
+            let pages =
+                scope.spawn(move || pages.serve(&host_pid, areas, populate, first, ahead).map_err(fail));
             let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();

@@ -10,6 +10,7 @@
 //! A program that goes on does so as soon as all is in the draft; one that is to be stopped waits in the hook until the
 //! image is there. Whatever fails: the draft goes, CRIU lets go of the program, the worker lets the client go on.
 
+mod ahead;
 mod attempt;
 pub mod framework;
 mod gather;

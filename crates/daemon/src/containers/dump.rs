@@ -140,7 +140,8 @@ impl Dump<'_> {
         let mut taken = None;
         std::thread::scope(|scope| {
             let host_pid = |pid| pid_map(root).get(&pid).copied();
-            let served = scope.spawn(move || pages.serve(&host_pid, wanted, true, self.first).map_err(note));
+            let served =
+                scope.spawn(move || pages.serve(&host_pid, wanted, true, self.first, None).map_err(note));
             let gather = || -> std::result::Result<(Memory, Stopped), String> {
                 let served = self.timeline.lane(CPU).time("wait for the pages", || join(served))?;
                 let once = at_step.take().ok_or("this was done before and failed")?;

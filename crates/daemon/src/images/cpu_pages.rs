@@ -14,7 +14,7 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
-use rekindle_sandbox::pages::{self, PageFile, PageServer, Piece, ServeError, Served, Wanted};
+use rekindle_sandbox::pages::{self, Ahead, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_sandbox::{inherited, timers};
 use rekindle_store::bounded;
 use rekindle_store::{ContentHash, Draft, Image, Known, KnownChunks, Part, PartKind, Store};
@@ -44,8 +44,9 @@ fn is_read_wanted() -> bool {
 /// `earlier` has the page files that the program maps, if it was restored with such.
 pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<String>> {
     let map = !is_read_wanted();
+    let settle = || pages::settle(images).map_err(|what| Error::Pages { what });
     if !map && !earlier.is_dir() {
-        return Ok(Vec::new());
+        return settle().map(|()| Vec::new());
     }
     let out = images.join(pages::DIRECTORY);
     private_directory(&out, true)?;
@@ -56,6 +57,7 @@ pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<Strin
     let rewritten = match pages::rewrite(images, &out, &request) {
         Ok(rewritten) => rewritten,
         Err(refusal) if refusal.harmless => {
+            settle()?;
             return Ok(vec![format!("the program's memory is read whole on a restore: {refusal}")]);
         }
         Err(refusal) => return Err(Error::Pages { what: refusal.to_string() }),
@@ -86,19 +88,22 @@ impl<'a> Pages<'a> {
 
     /// Serves the dump until CRIU has sent all; nothing if CRIU ended before that, which it has its own words for.
     /// `host_pid` tells our pid of a process that CRIU names. What is `wanted` is mapped on a restore, what else was
-    /// allocated is written by us if `populate` says so. `first` is set when what goes first is done: a worker's half.
+    /// allocated is written by us if `populate` says so, and all is known by its hashes then: it is not converted. `first` is
+    /// set when what goes first is done: a worker's half. What was copied `ahead` is not copied again.
     pub fn serve(
         self,
         host_pid: &dyn Fn(i32) -> Option<i32>,
         wanted: Vec<Wanted>,
         populate: bool,
         first: Option<&OnceLock<()>>,
+        ahead: Option<&Ahead>,
     ) -> Result<Option<Served>> {
         let Pages { images, out, socket } = self;
         fault::point("pages-begun")?;
+        let digest = populate.then_some(content_hash as pages::Digest);
         let (wanted, populate) = if is_read_wanted() { (Vec::new(), false) } else { (wanted, populate) };
-        let digest = content_hash;
-        let server = PageServer { socket, images, out: &out, wanted: &wanted, populate, first, digest };
+        let server =
+            PageServer { socket, images, out: &out, wanted: &wanted, populate, first, digest, ahead };
         match server.serve(host_pid) {
             Ok(served) => fault::point("pages-taken").map(|()| Some(served)),
             Err(ServeError::Closed) => Ok(None),

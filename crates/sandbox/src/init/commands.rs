@@ -33,6 +33,7 @@ use crate::message::{Command, Exit, NotStarted, Program, Reply};
 use crate::outputs::Output;
 use crate::overlay::Layers;
 use crate::terminal::Terminal;
+use crate::tracer::userfaultfd;
 use crate::wire::Channel;
 
 /// A daemon that dies in the middle of a message must not hold init up.
@@ -94,6 +95,15 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         criu: None,
         cache,
     })
+}
+
+/// Has processes make userfaultfds. Who traces them is a thread of its own, with which the kernel lets go of all.
+fn watch(pids: &[i32], channel: &Channel) -> bool {
+    let make = || pids.iter().filter_map(|&pid| Some((pid, userfaultfd(pid).ok()?))).collect::<Vec<_>>();
+    let made = std::thread::scope(|scope| scope.spawn(make).join()).unwrap_or_default();
+    let (pids, descriptors): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+    let descriptors: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();
+    channel.send(&Reply::Watched { pids }, &descriptors).is_ok()
 }
 
 /// The log, open for as long as something is moved there. One that takes no more must not stop the program.
@@ -224,6 +234,12 @@ impl Init<'_> {
     /// Serves one command; whether the channel is to be kept.
     fn serve_one(&mut self, channel: &Channel) -> bool {
         let Ok(Some((command, descriptors))) = channel.recv::<Command>() else { return false };
+        if let Command::Watch { pids } = &command {
+            let told = watch(pids, channel);
+            // A signal that told of an end may have been taken by whoever has traced.
+            self.reap();
+            return told;
+        }
         let (reply, stopped) = self.answer(command, descriptors, channel);
         let told = channel.send(&reply, &[]).is_ok();
         self.cache.take_if(|cache| cache.copy_out());

@@ -91,7 +91,7 @@ pub fn dump(
     let course = Course { whole: None, log: dir.join(DUMP_LOG), restores: None };
     let patience = Duration::from_millis(dump.verdict_millis);
     let passed: Vec<_> = page_server.into_iter().collect();
-    let mut criu = Service::spawn(&dump.criu, &passed, Some(Place::Here))?;
+    let mut criu = Service::spawn(&dump.criu, &passed, Some(Place::Here { hides_unwritten: dump.ahead }))?;
     let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |step, steps| match step {
         "post-dump" => keep_shared()
             .and_then(|()| {

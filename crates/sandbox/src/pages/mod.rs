@@ -34,6 +34,7 @@
 //! files that the program was restored from, which it has links of its own to, so that every image stands for itself
 //! ([`shared`]).
 
+mod ahead;
 mod area;
 mod contents;
 mod convert;
@@ -57,10 +58,13 @@ mod writers;
 
 use std::path::{Path, PathBuf};
 
+pub use ahead::Ahead;
+pub(crate) use area::PAGE;
 pub use copier::{Digest, Piece};
 pub use mark::{CONVERTED, LIVE, MAGIC};
 pub use point::{is_pointed, point};
 pub use populate::populate;
+pub use process::settle;
 pub use rewrite::{Wish, rewrite};
 pub use server::{PageServer, ServeError, Served, Wanted};
 

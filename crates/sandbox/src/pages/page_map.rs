@@ -7,9 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::area::PAGE;
+use super::contents::Run;
 use super::copier::{From, Job, Jobs, Pieces, Source};
+use super::kept::without;
 use super::populate;
+use super::process::PLACE;
 use super::server::{Placed, Served};
+use super::word::PRESENT;
 use super::writers::Writers;
 use crate::proto::Encoder;
 
@@ -49,11 +53,43 @@ pub struct Book {
     pub end: u64,
     /// Addresses, counts and flags, in the order of the contents.
     pub entries: Vec<(u64, u64, u32)>,
+    /// What was there before them, of which `known` is still right.
+    pub begin: u64,
+    pub known: Vec<Run>,
+    /// Whether contents are in another order than that of addresses.
+    pub is_scattered: bool,
 }
 
 impl Book {
     pub fn new(file: File) -> Book {
-        Book { file: Arc::new(file), end: 0, entries: Vec::new() }
+        Book::behind(file, 0)
+    }
+
+    /// One whose pages come behind what is there.
+    pub fn behind(file: File, end: u64) -> Book {
+        let (entries, known, is_scattered) = (Vec::new(), Vec::new(), end > 0);
+        Book { file: Arc::new(file), end, entries, begin: end, known, is_scattered }
+    }
+
+    /// Addresses, counts, flags and, where they are needed, places, in the order of the map.
+    fn all_entries(&self) -> Vec<(u64, u64, u32, Option<u64>)> {
+        let mut at = self.begin;
+        let mut all: Vec<_> = Vec::with_capacity(self.entries.len() + self.known.len());
+        for (address, pages, flags) in &self.entries {
+            all.push((*address, *pages, *flags, self.is_scattered.then_some(at)));
+            at += pages * PAGE;
+        }
+        if self.is_scattered {
+            let mut spans: Vec<_> =
+                self.entries.iter().map(|(address, pages, _)| *address..address + pages * PAGE).collect();
+            spans.sort_unstable_by_key(|span| span.start);
+            // What CRIU has sent is what it is.
+            all.extend(without(&self.known, &spans).into_iter().map(|run| {
+                (run.memory.start, (run.memory.end - run.memory.start) / PAGE, PRESENT, Some(run.at))
+            }));
+            all.sort_unstable_by_key(|entry| entry.0);
+        }
+        all
     }
 
     /// How memory is copied behind what is there.
@@ -75,9 +111,12 @@ impl Book {
         let mut head = Encoder::default();
         head.number(1, number.into());
         entry(&head);
-        for (address, pages, flags) in &self.entries {
+        for (address, pages, flags, place) in self.all_entries() {
             let mut one = Encoder::default();
-            one.number(1, *address).number(2, *pages).number(4, (*flags).into()).number(5, *pages);
+            one.number(1, address).number(2, pages).number(4, flags.into()).number(5, pages);
+            if let Some(place) = place {
+                one.number(PLACE, place);
+            }
             entry(&one);
         }
         fs::write(image, out)

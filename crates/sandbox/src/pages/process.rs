@@ -1,12 +1,14 @@
 //! One process of a dump: its areas and the pages that CRIU has written of them.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::area::{Area, PAGE};
 use super::contents::Run;
 use super::image::Entries;
+use super::kept::{Kept, each_block};
 use crate::proto::Message;
 
 /// Of `mm_entry`.
@@ -17,6 +19,8 @@ const COMPATIBLE_COUNT: u64 = 2;
 const IN_PARENT: u64 = 3;
 const ENTRY_FLAGS: u64 = 4;
 const COUNT: u64 = 5;
+/// Ours: where the pages lie, if not behind those of the entry before.
+pub const PLACE: u32 = 100;
 const PRESENT: u64 = 1 << 2;
 /// It could also be brought later, by a server of pages.
 const LAZY: u64 = 1 << 1;
@@ -29,6 +33,8 @@ pub struct Process {
     pub runs: Vec<Run>,
     /// CRIU's file of their contents.
     pub pages: PathBuf,
+    /// Whether they lie there in an order that CRIU does not know.
+    pub is_scattered: bool,
     mm_path: PathBuf,
     mm: Entries,
     map_path: PathBuf,
@@ -65,12 +71,14 @@ impl Process {
         let pages = images.join(format!("pages-{number}.img"));
         let (runs, written) =
             runs(entries).ok_or_else(|| strange("its page map has entries of an unknown kind"))?;
+        let is_scattered = entries.iter().any(|entry| entry.number(PLACE.into()).is_some());
         let found = fs::metadata(&pages).map_or(0, |meta| meta.len());
-        if found != written {
+        if found < written || (found > written && !is_scattered) {
             return Err(strange(&format!("its pages take {found} bytes, its page map says {written}")));
         }
-        let template = entries.first().cloned().unwrap_or_default();
-        Ok(Process { pid, areas, runs, pages, mm_path, mm, map_path, map, template })
+        let mut template = entries.first().cloned().unwrap_or_default();
+        template.remove(PLACE.into());
+        Ok(Process { pid, areas, runs, pages, is_scattered, mm_path, mm, map_path, map, template })
     }
 
     /// One that no dump has.
@@ -83,6 +91,7 @@ impl Process {
             areas,
             runs,
             pages: nowhere.clone(),
+            is_scattered: false,
             mm_path: nowhere.clone(),
             mm: none.clone(),
             map_path: nowhere,
@@ -124,6 +133,16 @@ impl Process {
         }
     }
 
+    /// Puts the pages into a file that has them in order, by way of `path`.
+    fn settle(&mut self, images: &Path, path: &Path) -> io::Result<()> {
+        let (mut kept, from) = (Kept::create(path)?, File::open(&self.pages)?);
+        for run in &self.runs {
+            each_block(&from, run, |memory, bytes| kept.add(memory, bytes))?;
+        }
+        self.describe(&kept.finish(images)?);
+        self.write(path)
+    }
+
     /// Writes the areas alone.
     pub fn write_areas(&mut self) -> std::io::Result<()> {
         self.describe_areas();
@@ -145,9 +164,19 @@ pub fn within(runs: &[Run], span: &Range<u64>) -> Vec<Run> {
     met.filter_map(|run| run.within(span)).collect()
 }
 
-/// The runs of a page map, and the bytes that they take in all.
+/// Brings pages into the order of their addresses, where they are in another.
+pub fn settle(images: &Path) -> Result<(), String> {
+    for mut process in Process::all(images)?.into_iter().filter(|process| process.is_scattered) {
+        let pid = process.pid;
+        let settled = process.settle(images, &images.join(format!("settled-{pid}")));
+        settled.map_err(|error| format!("the pages of process {pid} could not be put in order: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The runs of a page map, and the bytes that their file has at least.
 pub fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
-    let (mut runs, mut at) = (Vec::<Run>::new(), 0);
+    let (mut runs, mut at, mut most) = (Vec::<Run>::new(), 0, 0);
     for entry in entries {
         let count = entry.number(COUNT).or(entry.number(COMPATIBLE_COUNT))?;
         let plain =
@@ -158,10 +187,12 @@ pub fn runs(entries: &[Message]) -> Option<(Vec<Run>, u64)> {
         if !plain || !follows || bytes == 0 || !start.is_multiple_of(PAGE) {
             return None;
         }
+        at = entry.number(PLACE.into()).unwrap_or(at);
         runs.push(Run { memory: start..start.checked_add(bytes)?, at });
-        at += bytes;
+        at = at.checked_add(bytes)?;
+        most = most.max(at);
     }
-    Some((runs, at))
+    Some((runs, most))
 }
 
 #[cfg(test)]

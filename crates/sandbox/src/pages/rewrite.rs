@@ -173,7 +173,9 @@ impl Dump {
         out: &Path,
         jobs: &Jobs,
     ) -> io::Result<Option<Converted>> {
-        if intent.targets.iter().all(|target| matches!(target, Target::Stay)) {
+        let stays = intent.targets.iter().all(|target| matches!(target, Target::Stay));
+        // Others are put into the order of their addresses.
+        if stays && !self.processes[index].is_scattered {
             return Ok(None);
         }
         let process = &self.processes[index];

@@ -23,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use super::Ahead;
 use super::area::PAGE;
 use super::copier::{Digest, Jobs, Piece, Source};
 use super::drain::{Drain, take};
@@ -94,15 +95,16 @@ pub struct PageServer<'a> {
     pub populate: bool,
     /// Set when what goes first is done: a worker's half, which has more to copy.
     pub first: Option<&'a OnceLock<()>>,
-    /// Taken of the pieces of files.
-    pub digest: Digest,
+    /// Taken of the pieces of files, where they are to be known by it.
+    pub digest: Option<Digest>,
+    /// What was copied while the program ran. CRIU is told only of pages that were written to since.
+    pub ahead: Option<&'a Ahead>,
 }
 
 impl PageServer<'_> {
     /// Serves one dump. `host_pid` tells our pid of a process that CRIU names.
     pub fn serve(self, host_pid: &dyn Fn(i32) -> Option<i32>) -> Result<Served, ServeError> {
-        let (maps, copied) =
-            Jobs::with_digests(self.first, Some(self.digest), |jobs| self.listen(host_pid, jobs));
+        let (maps, copied) = Jobs::with_digests(self.first, self.digest, |jobs| self.listen(host_pid, jobs));
         let maps = maps?;
         let pieces =
             copied.map_err(|error| ServeError::Failed(format!("its pages could not be copied: {error}")))?;
@@ -130,7 +132,11 @@ impl PageServer<'_> {
             match word.command {
                 OPEN => {
                     let number = maps.len() as u32 + 1;
-                    let map = self.open(&word, number, host_pid)?;
+                    let mut map = self.open(&word, number, host_pid)?;
+                    if let (Some(ahead), Some(source)) = (self.ahead, map.source.clone()) {
+                        let missing = self.take_ahead(&mut map, ahead, &source)?;
+                        missing.into_iter().for_each(|part| map.add(&source, part, PRESENT, jobs));
+                    }
                     // All threads stand still by now, and CRIU takes a while to come to these.
                     if let Some(source) = &map.source {
                         map.copy_placed(source, jobs);
@@ -220,6 +226,25 @@ impl PageServer<'_> {
             }
         }
         Ok(map)
+    }
+
+    /// Begins with what was copied of a process that stands still now; returns what CRIU does not send and was not
+    /// copied.
+    fn take_ahead(
+        &self,
+        map: &mut Map,
+        ahead: &Ahead,
+        source: &Arc<Source>,
+    ) -> Result<Vec<Range<u64>>, ServeError> {
+        let copied = ahead.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
+        let (known, missing) =
+            ahead.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
+        if let Some(copied) = &copied {
+            map.read = Book::behind(copied.file.try_clone()?, copied.end);
+        }
+        map.read.is_scattered |= !missing.is_empty();
+        map.read.known = known;
+        Ok(missing)
     }
 
     /// Gives each wanted span that is private anonymous memory its places in page files.

@@ -114,7 +114,7 @@ fn spawn(
                     return Err(io::Error::last_os_error());
                 }
             }
-            filter_to.map_or(Ok(()), tracer::install_and_send)
+            filter_to.map_or(Ok(()), |to| tracer::install_and_send(to, false))
         })
     };
     let mut child = command.spawn()?;

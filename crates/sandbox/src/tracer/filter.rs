@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::page_scan::PAGEMAP_SCAN;
+
 const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -12,8 +14,10 @@ const MACHINE: u32 = 4;
 const X86_64: u32 = 0xc000_003e;
 const TOLD_OF: [i64; 5] =
     [libc::SYS_ptrace, libc::SYS_wait4, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
-/// Five comparisons between them, and three words around those.
-const LENGTH: usize = TOLD_OF.len() + 5;
+/// Where the low half of a call's second argument stands.
+const SECOND: u32 = 24;
+/// The comparisons, with three words before them and two behind, and three for requests of one kind.
+const LENGTH: usize = TOLD_OF.len() + 8;
 const NEW_LISTENER: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
 /// Once the tracer has taken up a call, only a signal that ends CRIU interrupts it.
 const UNINTERRUPTED: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
@@ -22,7 +26,8 @@ const fn word(code: u16, value: u32, if_so: u8, if_not: u8) -> libc::sock_filter
     libc::sock_filter { code, jt: if_so, jf: if_not, k: value }
 }
 
-const fn program() -> [libc::sock_filter; LENGTH] {
+/// With `scans`, of looks for pages too.
+const fn program(scans: bool) -> [libc::sock_filter; LENGTH] {
     let mut out = [word(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0); LENGTH];
     out[0] = word(LOAD, MACHINE, 0, 0);
     out[1] = word(EQUAL, X86_64, 0, LENGTH as u8 - 4);
@@ -30,17 +35,20 @@ const fn program() -> [libc::sock_filter; LENGTH] {
     let mut index = 0;
     while index < TOLD_OF.len() {
         let left = (TOLD_OF.len() - index) as u8;
-        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, left, 0);
+        out[3 + index] = word(EQUAL, TOLD_OF[index] as u32, left + 3, 0);
         index += 1;
     }
+    out[3 + index] = word(EQUAL, libc::SYS_ioctl as u32, if scans { 0 } else { 2 }, 2);
+    out[4 + index] = word(LOAD, SECOND, 0, 0);
+    out[5 + index] = word(EQUAL, PAGEMAP_SCAN as u32, 1, 0);
     out[LENGTH - 1] = word(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
     out
 }
 
 /// Puts this thread, and what it becomes, under the filter; the descriptor tells of the calls. Allocates nothing, so it
 /// can be called between fork and exec.
-fn install() -> io::Result<OwnedFd> {
-    let mut words = program();
+fn install(scans: bool) -> io::Result<OwnedFd> {
+    let mut words = program(scans);
     let program = libc::sock_fprog { len: LENGTH as u16, filter: words.as_mut_ptr() };
     // SAFETY: the program lies in this frame and has the length that is given.
     let fd = unsafe {
@@ -60,8 +68,8 @@ fn install() -> io::Result<OwnedFd> {
 
 /// Installs the filter and sends its descriptor, with this process's pid, to whoever holds the other end of `to`. Where
 /// the kernel has no such filters nothing is sent, and CRIU traces by itself. Allocates nothing.
-pub fn install_and_send(to: RawFd) -> io::Result<()> {
-    let Ok(listener) = install() else { return Ok(()) };
+pub fn install_and_send(to: RawFd, scans: bool) -> io::Result<()> {
+    let Ok(listener) = install(scans) else { return Ok(()) };
     send(to, &listener)
 }
 

@@ -66,10 +66,11 @@ fn skip_call(thread: i32) {
     }
 }
 
-struct General(libc::user_regs_struct);
+/// The general registers of a thread.
+pub struct General(libc::user_regs_struct);
 
 impl General {
-    fn of(thread: i32) -> io::Result<Self> {
+    pub fn of(thread: i32) -> io::Result<Self> {
         let bytes = registers(thread, GENERAL).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Self::read(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
@@ -80,11 +81,25 @@ impl General {
             .then(|| Self(unsafe { bytes.as_ptr().cast::<libc::user_regs_struct>().read_unaligned() }))
     }
 
-    fn set(&self, thread: i32) -> io::Result<()> {
+    pub fn set(&self, thread: i32) -> io::Result<()> {
         let at = (&raw const self.0).cast::<u8>();
         // SAFETY: the structure is plain numbers without gaps.
         let bytes = unsafe { std::slice::from_raw_parts(at, size_of::<libc::user_regs_struct>()) };
         set_registers(thread, GENERAL, bytes)
+    }
+
+    /// The thread makes a system call next, by an instruction of that which lies there.
+    pub fn enter(&mut self, instruction: u64, number: i64, first: u64) {
+        self.0.rip = instruction;
+        self.0.rax = number as u64;
+        self.0.orig_rax = u64::MAX;
+        self.0.rdi = first;
+    }
+
+    /// Of the system call that has just ended.
+    pub fn result(&self) -> io::Result<u64> {
+        let done = self.0.rax as i64;
+        if done < 0 { Err(io::Error::from_raw_os_error(-done as i32)) } else { Ok(done as u64) }
     }
 }
 
@@ -138,7 +153,7 @@ fn changed<'a>(before: &'a [Area], now: &'a [Area]) -> impl Iterator<Item = &'a 
 }
 
 /// Where a process has the instruction of a system call: the kernel maps some into each.
-fn call_instruction(process: i32, areas: &[Area]) -> io::Result<u64> {
+pub fn call_instruction(process: i32, areas: &[Area]) -> io::Result<u64> {
     let missing = || io::Error::other(format!("process {process} has no vdso"));
     let vdso = areas.iter().find(|area| area.name == b"[vdso]").ok_or_else(missing)?;
     let mut bytes = vec![0; (vdso.span.end - vdso.span.start) as usize];
@@ -155,10 +170,8 @@ fn make_call(
     all: &[i32],
 ) -> io::Result<()> {
     let mut general = General::of(thread)?;
-    general.0.rip = instruction;
-    general.0.rax = number;
-    general.0.orig_rax = u64::MAX;
-    (general.0.rdi, general.0.rsi, general.0.rdx) = (first, second, third);
+    general.enter(instruction, number as i64, first);
+    (general.0.rsi, general.0.rdx) = (second, third);
     general.set(thread)?;
     for _ in ["its beginning", "its end"] {
         loop {
@@ -170,8 +183,7 @@ fn make_call(
             }
         }
     }
-    let done = General::of(thread)?.0.rax as i64;
-    if done < 0 { Err(io::Error::from_raw_os_error(-done as i32)) } else { Ok(()) }
+    General::of(thread)?.result().map(drop)
 }
 
 /// Gives a thread, which stands interrupted, back what it was about to do.

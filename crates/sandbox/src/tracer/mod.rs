@@ -16,7 +16,9 @@
 
 mod calls;
 mod filter;
+mod injection;
 mod mend;
+mod pages;
 mod place;
 mod request;
 mod tracee;
@@ -36,6 +38,7 @@ use request::{carry_out, changes};
 use tracee::{Before, Shared, Stop, Tracee};
 
 pub use filter::install_and_send;
+pub use injection::userfaultfd;
 pub use place::{Place, TRACER_ARGUMENT, Tracer, tracer_main};
 
 /// Traces for one CRIU.
@@ -50,6 +53,8 @@ struct Stand {
     listening: BTreeMap<i32, OwnedFd>,
     /// Its connections to its code.
     connections: Vec<OwnedFd>,
+    /// Whether it is told of pages only that were written to since they were protected: others were copied ahead.
+    hides_unwritten: bool,
 }
 
 /// Whether a program had to be mended, and why that failed if it did.
@@ -61,7 +66,7 @@ pub struct Mended {
 
 /// Traces for `criu` until that has ended. What it still held is given back all that was changed, and let go of once the
 /// other end of `owner` is closed. SIGCHLD is to be blocked in this thread.
-fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd) -> io::Result<Mended> {
+fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd, hides_unwritten: bool) -> io::Result<Mended> {
     let mut stand = Stand {
         listener: Listener::new(listener),
         criu,
@@ -70,6 +75,7 @@ fn stand(listener: OwnedFd, criu: i32, owner: &OwnedFd) -> io::Result<Mended> {
         shared: BTreeMap::new(),
         listening: BTreeMap::new(),
         connections: Vec::new(),
+        hides_unwritten,
     };
     while stand.serve()? {}
     let mended = stand.mend();
@@ -116,8 +122,19 @@ impl Stand {
                 }
                 Some(Answer::Kernel)
             }
+            libc::SYS_ioctl => Some(self.scan(call)),
             _ => Some(self.accept(call)),
         }
+    }
+
+    /// Looks for CRIU's pages in its place.
+    fn scan(&self, call: &Call) -> Answer {
+        if !self.hides_unwritten || call.pid != self.criu {
+            return Answer::Kernel;
+        }
+        let Some(pagemap) = self.descriptor(call) else { return Answer::Kernel };
+        pages::scan(&pagemap, Memory(call.pid), call.words[2])
+            .map_or_else(Answer::from, |found| found.map_or(Answer::Kernel, Answer::Value))
     }
 
     /// A descriptor of CRIU's that is the first argument of a call.

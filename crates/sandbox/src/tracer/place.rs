@@ -19,7 +19,10 @@ pub const TRACER_ARGUMENT: &str = "criu-tracer";
 
 #[derive(Debug, Clone, Copy)]
 pub enum Place<'a> {
-    Here,
+    Here {
+        /// Whether CRIU is told of pages only that were written to since they were protected.
+        hides_unwritten: bool,
+    },
     /// By this command, to which the number of a descriptor is added.
     Process(&'a [OsString]),
 }
@@ -42,9 +45,9 @@ impl Tracer {
     /// The ends are those of the pair by which the filter's descriptor was sent.
     pub fn start(place: Place<'_>, (from, owner): (OwnedFd, OwnedFd)) -> io::Result<Self> {
         let work = match place {
-            Place::Here => {
+            Place::Here { hides_unwritten } => {
                 let thread = std::thread::Builder::new().name("tracer".into());
-                Work::Thread(thread.spawn(move || trace(&from))?)
+                Work::Thread(thread.spawn(move || trace(&from, hides_unwritten))?)
             }
             Place::Process(command) => Work::Process(Self::process(command, from)?),
         };
@@ -91,11 +94,11 @@ impl Tracer {
 }
 
 /// Traces for the CRIU whose filter comes, if one does.
-fn trace(from: &OwnedFd) -> Mended {
+fn trace(from: &OwnedFd, hides_unwritten: bool) -> Mended {
     let mut told = SigSet::empty();
     told.add(Signal::SIGCHLD);
     let traced = told.thread_block().map_err(io::Error::from).and_then(|()| match receive(from)? {
-        Some((listener, criu)) => stand(listener, criu, from),
+        Some((listener, criu)) => stand(listener, criu, from, hides_unwritten),
         None => Ok(Mended::default()),
     });
     let failed = |error| Mended { failed: Some(format!("tracing for CRIU: {error}")), ..Mended::default() };
@@ -112,7 +115,7 @@ pub fn tracer_main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
     // A directory of the daemon's is not kept busy.
     let _ = nix::unistd::chdir("/");
     // SAFETY: the daemon made this descriptor for us and nothing else in this process knows it.
-    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) });
+    let mended = trace(&unsafe { OwnedFd::from_raw_fd(fd) }, false);
     let told = serde_json::to_vec(&mended).map_err(io::Error::from);
     // A daemon that is gone hears nothing.
     match told.and_then(|told| io::stdout().write_all(&told)) {

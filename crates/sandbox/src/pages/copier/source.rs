@@ -34,7 +34,8 @@ impl From {
         }
     }
 
-    pub(super) fn read(&self, block: &mut [u8]) -> io::Result<()> {
+    /// Fills a block.
+    pub fn read(&self, block: &mut [u8]) -> io::Result<()> {
         match self {
             From::Process(source, address) => {
                 let got = read(source.host_pid, *address, block);

@@ -1,0 +1,349 @@
+//! What the kernel knows of the pages of a process (`PAGEMAP_SCAN`), and protection by which it tells what was written.
+//!
+//! A userfaultfd with asynchronous write protection (Linux 6.7) makes the kernel note the first write to a protected page
+//! and let it through: nobody has to answer. A page whose note is still there has not been written since. What is new in
+//! memory, moved there or come back after it was given up has none. Closed, the userfaultfd takes all notes with it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// The request's number: that of the kernel's `ioctl`.
+pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
+
+/// What is known of a page.
+pub const PROTECTABLE: u64 = 1;
+pub const WRITTEN: u64 = 1 << 1;
+pub const OF_FILE: u64 = 1 << 2;
+pub const PRESENT: u64 = 1 << 3;
+pub const SWAPPED: u64 = 1 << 4;
+pub const ZERO_PAGE: u64 = 1 << 5;
+
+/// Protects what is found.
+const PROTECT: u64 = 1;
+/// Fails where something cannot be protected.
+const ALL_PROTECTABLE: u64 = 1 << 1;
+
+/// Where the addresses of processes end.
+const END: u64 = 0x7fff_ffff_f000;
+/// So many stretches are asked for at once.
+const AT_ONCE: usize = 4096;
+
+/// The kernel's `pm_scan_arg`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scan {
+    pub size: u64,
+    pub flags: u64,
+    pub start: u64,
+    pub end: u64,
+    pub walk_end: u64,
+    pub vec: u64,
+    pub vec_len: u64,
+    pub max_pages: u64,
+    pub category_inverted: u64,
+    pub category_mask: u64,
+    pub category_anyof_mask: u64,
+    pub return_mask: u64,
+}
+
+/// The kernel's `page_region`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Region {
+    pub start: u64,
+    pub end: u64,
+    pub categories: u64,
+}
+
+impl Region {
+    /// As they lie in memory, one after the other.
+    pub fn to_bytes(all: &[Region]) -> Vec<u8> {
+        let words = all.iter().flat_map(|region| [region.start, region.end, region.categories]);
+        words.flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// Whether it was protected and nothing has been written to it since.
+    pub fn is_unwritten(&self) -> bool {
+        self.categories & (PROTECTABLE | WRITTEN) == PROTECTABLE
+    }
+}
+
+impl Scan {
+    /// As it lies in memory.
+    pub fn from_bytes(bytes: &[u8]) -> Scan {
+        let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
+        let mut next = || words.next().unwrap_or(0);
+        Scan {
+            size: next(),
+            flags: next(),
+            start: next(),
+            end: next(),
+            walk_end: next(),
+            vec: next(),
+            vec_len: next(),
+            max_pages: next(),
+            category_inverted: next(),
+            category_mask: next(),
+            category_anyof_mask: next(),
+            return_mask: next(),
+        }
+    }
+
+    pub fn to_bytes(self) -> Vec<u8> {
+        let words = [
+            self.size,
+            self.flags,
+            self.start,
+            self.end,
+            self.walk_end,
+            self.vec,
+            self.vec_len,
+            self.max_pages,
+            self.category_inverted,
+            self.category_mask,
+            self.category_anyof_mask,
+            self.return_mask,
+        ];
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// Pages that only the process has, whatever was written: what CRIU asks for too.
+    fn own(span: &Range<u64>) -> Scan {
+        Scan {
+            size: size_of::<Scan>() as u64,
+            start: span.start,
+            end: span.end,
+            category_inverted: OF_FILE | ZERO_PAGE,
+            category_mask: OF_FILE | ZERO_PAGE,
+            category_anyof_mask: PRESENT | SWAPPED,
+            ..Scan::default()
+        }
+    }
+
+    /// Whether this asks for the pages of a process that are to be dumped.
+    pub fn asks_for_pages(&self) -> bool {
+        self.flags == 0 && self.category_anyof_mask == PRESENT | SWAPPED
+    }
+
+    /// Asks the kernel; as many stretches as there is room for, up to `walk_end`.
+    pub fn ask(&mut self, pagemap: &impl AsFd, room: &mut [Region]) -> io::Result<usize> {
+        (self.vec, self.vec_len) = (room.as_mut_ptr() as u64, room.len() as u64);
+        // SAFETY: the structure is the one of this request, and points to as much room as it says.
+        let found =
+            unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN as _, std::ptr::from_mut(self)) };
+        usize::try_from(found).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// All that is found, whatever room it takes.
+    fn all(mut self, pagemap: &File) -> io::Result<Vec<Range<u64>>> {
+        let (mut room, mut out) = (vec![Region::default(); AT_ONCE], Vec::<Range<u64>>::new());
+        while self.start < self.end {
+            let found = match self.ask(pagemap, &mut room) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                found => found?,
+            };
+            for region in &room[..found] {
+                match out.last_mut() {
+                    Some(last) if last.end == region.start => last.end = region.end,
+                    _ => out.push(region.start..region.end),
+                }
+            }
+            if self.walk_end <= self.start {
+                return Err(io::Error::other("the kernel looked at no page"));
+            }
+            self.start = self.walk_end;
+        }
+        Ok(out)
+    }
+}
+
+/// Protects the pages of its own that a process has within `span`, and tells which those are; with `written`, only those
+/// that were written to since they were protected.
+pub fn protect(pagemap: &File, span: &Range<u64>, written: bool) -> io::Result<Vec<Range<u64>>> {
+    let mut scan = Scan { flags: PROTECT | ALL_PROTECTABLE, ..Scan::own(span) };
+    if written {
+        scan.category_mask |= WRITTEN;
+    }
+    scan.all(pagemap)
+}
+
+/// The pages of its own that were protected and have not been written to since.
+pub fn unwritten(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
+    let mut scan = Scan::own(&(0..END));
+    scan.category_mask |= PROTECTABLE | WRITTEN;
+    scan.category_inverted |= WRITTEN;
+    scan.all(pagemap)
+}
+
+/// A userfaultfd for the memory of one process. Closed, it protects nothing any more.
+#[derive(Debug)]
+pub struct Protection(OwnedFd);
+
+/// Nothing that the program does is held up, so it need not be allowed to hold the kernel up.
+const USER_MODE_ONLY: u64 = 1;
+/// What is to be passed to the system call that makes one.
+pub const FLAGS: u64 = libc::O_CLOEXEC as u64 | USER_MODE_ONLY;
+
+const VERSION: u64 = 0xaa;
+const UNPOPULATED: u64 = 1 << 13;
+const ASYNCHRONOUS: u64 = 1 << 15;
+const WRITES: u64 = 1 << 1;
+const UFFDIO_API: u64 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+
+impl Protection {
+    /// Of a userfaultfd that nothing was asked of yet; an error where the kernel cannot do it.
+    pub fn begin(descriptor: OwnedFd) -> io::Result<Protection> {
+        let mut asked = [VERSION, UNPOPULATED | ASYNCHRONOUS, 0];
+        request(&descriptor, UFFDIO_API, asked.as_mut_ptr())?;
+        Ok(Protection(descriptor))
+    }
+
+    /// Has pages within `span` be protectable.
+    pub fn cover(&self, span: &Range<u64>) -> io::Result<()> {
+        let mut asked = [span.start, span.end - span.start, WRITES, 0];
+        request(&self.0, UFFDIO_REGISTER, asked.as_mut_ptr())
+    }
+
+    /// Whether this kernel can do it.
+    pub fn is_there() -> bool {
+        // SAFETY: the call takes flags and touches no memory of ours.
+        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
+        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        let descriptor = (descriptor >= 0).then(|| unsafe { from_raw(descriptor as i32) });
+        descriptor.is_some_and(|descriptor| Protection::begin(descriptor).is_ok())
+    }
+}
+
+/// # Safety
+/// The descriptor is open, and nobody else's.
+unsafe fn from_raw(fd: i32) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the caller says so.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn request(descriptor: &OwnedFd, number: u64, words: *mut u64) -> io::Result<()> {
+    // SAFETY: `words` are as many as the request reads and writes: three of the interface, four of a range.
+    match unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, words) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::PAGE;
+
+    const PAGES: usize = 64;
+
+    struct Memory(*mut u8, usize);
+
+    impl Memory {
+        fn map(pages: usize) -> Memory {
+            let length = pages * PAGE as usize;
+            // SAFETY: a new mapping, at an address of the kernel's choice.
+            let at = unsafe {
+                let (protection, flags) =
+                    (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0)
+            };
+            assert_ne!(at, libc::MAP_FAILED);
+            Memory(at.cast(), length)
+        }
+
+        fn page(&self, page: usize) -> u64 {
+            self.0 as u64 + page as u64 * PAGE
+        }
+
+        fn span(&self) -> Range<u64> {
+            self.page(0)..self.0 as u64 + self.1 as u64
+        }
+
+        fn write(&self, page: usize) {
+            // SAFETY: within the mapping, which nothing else uses.
+            unsafe { self.0.add(page * PAGE as usize).write_volatile(7) };
+        }
+
+        fn give_back(&self, page: usize) {
+            // SAFETY: a page of the mapping.
+            let done =
+                unsafe { libc::madvise(self.page(page) as *mut _, PAGE as usize, libc::MADV_DONTNEED) };
+            assert_eq!(done, 0);
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: unmaps what was mapped, wherever it is now.
+            unsafe { libc::munmap(self.0.cast(), self.1) };
+        }
+    }
+
+    fn protection() -> Option<Protection> {
+        // SAFETY: as in `is_there`.
+        let made = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
+        // SAFETY: the kernel has just made this descriptor for us.
+        let made = Protection::begin(unsafe { from_raw(i32::try_from(made).ok().filter(|fd| *fd >= 0)?) });
+        made.ok()
+    }
+
+    fn within(memory: &Memory, found: Vec<Range<u64>>) -> Vec<usize> {
+        let inside = (0..PAGES).filter(|&page| found.iter().any(|span| span.contains(&memory.page(page))));
+        inside.collect()
+    }
+
+    #[test]
+    fn what_is_written_given_back_or_moved_is_not_unwritten() {
+        let Some(protection) = protection() else {
+            eprintln!("skipped: this kernel has no asynchronous write protection");
+            return;
+        };
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let mut memory = Memory::map(PAGES);
+        (0..PAGES).filter(|page| *page != 20).for_each(|page| memory.write(page));
+        protection.cover(&memory.span()).unwrap();
+        let protected = protect(&pagemap, &memory.span(), false).unwrap();
+        assert_eq!(within(&memory, protected).len(), PAGES - 1, "a page that is not there");
+        memory.write(3);
+        memory.give_back(5);
+        memory.give_back(6);
+        memory.write(6);
+        memory.write(20);
+        let left = within(&memory, unwritten(&pagemap).unwrap());
+        let expected: Vec<_> = (0..PAGES).filter(|page| ![3, 5, 6, 20].contains(page)).collect();
+        assert_eq!(left, expected);
+        let again = protect(&pagemap, &memory.span(), true).unwrap();
+        assert_eq!(within(&memory, again), [3, 6, 20]);
+        // The pages are the same ones elsewhere, and nobody knows whether they are written there.
+        // SAFETY: moves the mapping to where the kernel chooses; only `memory` knows of it.
+        let moved = unsafe {
+            let elsewhere = Memory::map(PAGES);
+            let to = elsewhere.0;
+            std::mem::forget(elsewhere);
+            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(memory.0.cast(), memory.1, memory.1, how, to)
+        };
+        assert_ne!(moved, libc::MAP_FAILED);
+        memory.0 = moved.cast();
+        assert!(within(&memory, unwritten(&pagemap).unwrap()).is_empty());
+        memory.write(9);
+    }
+
+    #[test]
+    fn nothing_is_protected_once_it_is_closed() {
+        let Some(protection) = protection() else { return };
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let memory = Memory::map(PAGES);
+        (0..PAGES).for_each(|page| memory.write(page));
+        assert!(protect(&pagemap, &memory.span(), false).is_err(), "it is not covered yet");
+        protection.cover(&memory.span()).unwrap();
+        protect(&pagemap, &memory.span(), false).unwrap();
+        assert_eq!(within(&memory, unwritten(&pagemap).unwrap()).len(), PAGES);
+        drop(protection);
+        assert!(within(&memory, unwritten(&pagemap).unwrap()).is_empty());
+    }
+}

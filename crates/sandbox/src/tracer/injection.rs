@@ -1,0 +1,171 @@
+//! A system call that a program makes for us: a userfaultfd belongs to the memory of whoever asks for it.
+//!
+//! One thread of the process is interrupted, as CRIU interrupts all of them, makes the call, which its filters do not see,
+//! gives the descriptor back, and goes on with what it was about to do. It stands still for less than a millisecond.
+//! Whoever traces ends with the program: the kernel would let a thread go wherever it is.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use super::mend::{General, call_instruction};
+use super::request::{ptrace, set_mask};
+use super::tracee::{Before, Stop};
+use super::wait::{look, until_told};
+use crate::page_scan::FLAGS;
+use crate::process::{Handle, is_zombie, maps, threads, uninterruptible};
+
+/// `PTRACE_O_SUSPEND_SECCOMP`: what is withheld from the program is not withheld from us.
+const UNFILTERED: u64 = 1 << 21;
+/// A thread that does not come to a stand within this time is left alone: it waits for a disk, or for a child that has its
+/// memory.
+const PATIENCE: Duration = Duration::from_secs(1);
+const NO_SIGNALS: u64 = u64::MAX;
+
+/// A userfaultfd of the memory of `process`, which keeps nothing of it. SIGCHLD is to be blocked in this thread; what it
+/// traces is let go of when it ends, at the latest.
+pub fn userfaultfd(process: i32) -> io::Result<OwnedFd> {
+    let busy = uninterruptible(process);
+    let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && Some(*thread) != busy);
+    let thread = thread.ok_or_else(|| io::Error::other("none of its threads can be interrupted"))?;
+    let instruction = call_instruction(process, &maps::of(process)?)?;
+    let handle = Handle::open(process)?;
+    ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as u64 | UNFILTERED)?;
+    let mut guest = Guest { thread, instruction, taken: Vec::new() };
+    guest.interrupt(false)?;
+    let before = Before::take(thread);
+    let made = before.and_then(|before| {
+        let made = guest.ask(&handle);
+        guest.interrupt(true).and_then(|()| before.put_back(thread)).and(made)
+    });
+    let let_go = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
+    // It had them coming whatever we did.
+    guest.taken.iter().for_each(|signal| {
+        let _ = handle.signal(*signal);
+    });
+    let_go.and(made)
+}
+
+/// A thread that is ours for a moment.
+struct Guest {
+    thread: i32,
+    /// Where it has the instruction of a system call.
+    instruction: u64,
+    /// Signals that no mask keeps off, which came meanwhile.
+    taken: Vec<i32>,
+}
+
+impl Guest {
+    fn ask(&mut self, handle: &Handle) -> io::Result<OwnedFd> {
+        set_mask(self.thread, NO_SIGNALS)?;
+        let number = self.call(libc::SYS_userfaultfd, FLAGS)?;
+        let ours = handle.descriptor(number as i32);
+        self.call(libc::SYS_close, number).and(ours)
+    }
+
+    /// Brings it to a stand at which what it does next can be said, from the end of a call if it `has_called`.
+    fn interrupt(&mut self, has_called: bool) -> io::Result<()> {
+        ptrace(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
+        if has_called {
+            ptrace(libc::PTRACE_CONT, self.thread, 0, 0)?;
+        }
+        loop {
+            let signal = match self.stopped()? {
+                Stop::Event => return Ok(()),
+                Stop::Signal(signal) if has_called => {
+                    self.taken.push(signal);
+                    0
+                }
+                Stop::Signal(signal) => signal,
+                Stop::Call => 0,
+            };
+            ptrace(libc::PTRACE_CONT, self.thread, 0, signal as u64)?;
+        }
+    }
+
+    fn call(&mut self, number: i64, first: u64) -> io::Result<u64> {
+        let mut general = General::of(self.thread)?;
+        general.enter(self.instruction, number, first);
+        general.set(self.thread)?;
+        for _ in ["its beginning", "its end"] {
+            loop {
+                ptrace(libc::PTRACE_SYSCALL, self.thread, 0, 0)?;
+                match self.stopped()? {
+                    Stop::Call => break,
+                    Stop::Signal(signal) => self.taken.push(signal),
+                    Stop::Event => {}
+                }
+            }
+        }
+        General::of(self.thread)?.result()
+    }
+
+    fn stopped(&self) -> io::Result<Stop> {
+        let began = Instant::now();
+        loop {
+            match look(self.thread)? {
+                Some(status) if libc::WIFSTOPPED(status) => return Ok(Stop::read(status)),
+                None if began.elapsed() < PATIENCE => {
+                    until_told();
+                }
+                Some(_) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                None => return Err(io::ErrorKind::TimedOut.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::page_scan::Protection;
+
+    /// Says what is held of it, and what it is told.
+    const PROGRAM: &str = "import os, sys, threading\n\
+        for _ in range(3): threading.Thread(target=threading.Event().wait, daemon=True).start()\n\
+        print('ready', flush=True)\n\
+        for line in sys.stdin: print(line.strip(), sorted(os.listdir('/proc/self/fd')), flush=True)\n";
+
+    #[test]
+    fn a_program_has_a_userfaultfd_made_and_keeps_nothing_of_it() {
+        if !Protection::is_there() {
+            eprintln!("skipped: this kernel has no asynchronous write protection");
+            return;
+        }
+        let mut child = Command::new("python3")
+            .args(["-c", PROGRAM])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut to = child.stdin.take().unwrap();
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let mut ask = |word: &str| {
+            to.write_all(format!("{word}\n").as_bytes()).unwrap();
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            line
+        };
+        let before = ask("one");
+        for _ in 0..20 {
+            let made = std::thread::spawn(move || {
+                let mut signals = nix::sys::signal::SigSet::empty();
+                signals.add(nix::sys::signal::Signal::SIGCHLD);
+                signals.thread_block().unwrap();
+                userfaultfd(pid)
+            });
+            let made = Protection::begin(made.join().unwrap().unwrap()).unwrap();
+            let heap = maps::of(pid).unwrap().into_iter().find(|area| area.name == b"[heap]").unwrap();
+            made.cover(&heap.span).unwrap();
+            assert_eq!(ask("one"), before);
+        }
+        drop(to);
+        assert!(child.wait().unwrap().success());
+    }
+}
