@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_sandbox::capability::{self, For};
+use rekindle_sandbox::pages::Ahead;
 use rekindle_sandbox::{Addresses, Criu, MINIMUM_VERSION, Network, amd, trial};
 use serde::Serialize;
 
@@ -54,6 +55,7 @@ pub fn examine(places: &Places, program: &Path) -> Vec<Finding> {
         ),
         network(),
         userfaultfd(),
+        write_protection(),
         locked_memory(),
         space("free memory", available_memory(), LEAST_MEMORY, "end other programs"),
         space(
@@ -217,6 +219,20 @@ fn userfaultfd() -> Finding {
         ok: descriptor >= 0,
         required_for_all: false,
         mend: "use a kernel with CONFIG_USERFAULTFD".into(),
+    }
+}
+
+fn write_protection() -> Finding {
+    let ok = Ahead::is_possible();
+    Finding {
+        need: "asynchronous write protection".into(),
+        found: if ok { "there" } else { "absent" }.into(),
+        required: "for copying memory before a program stands still".into(),
+        ok,
+        required_for_all: false,
+        mend: "use Linux 6.7 or newer with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP; until then a program stands \
+            still for as long as its memory is copied"
+            .into(),
     }
 }
 

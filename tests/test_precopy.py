@@ -1,0 +1,194 @@
+"""Memory that is copied while programs run: images have what was there when they stood still, whatever was written meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from generations import chain
+from generations.chain import Orders
+from rekindle import CommandError, Rekindle
+from test_bad_input import kill_daemon
+
+PROGRAM = Path(__file__).parent / "precopy/writer.py"
+# What was copied is compared with what is there when the program stands still.
+CHECKED = {"REKINDLE_PRECOPY": "check"}
+POINTS = ["ahead-begun", "ahead-copied"]
+
+
+def has_protection():
+    with Rekindle() as rekindle:
+        findings = rekindle.json("doctor", check=False)["findings"]
+        return next(finding["ok"] for finding in findings if finding["need"] == "asynchronous write protection")
+
+
+pytestmark = pytest.mark.skipif(not has_protection(), reason="this kernel does not say what is written")
+
+
+def start(rekindle, *arguments):
+    rekindle.run("writer", sys.executable, PROGRAM, *arguments)
+    assert rekindle.wait_lines("writer", 2)[0].startswith("ready"), rekindle.lines("writer")
+
+
+def goes_on(rekindle, name="writer"):
+    """It is right for a while more."""
+    lines = rekindle.wait_lines(name, len(rekindle.lines(name)) + 3)
+    assert rekindle.sandbox(name)["pid"] and "wrong" not in "".join(lines), lines
+
+
+def take(rekindle, image="image"):
+    return rekindle.json("checkpoint", "writer", "--to", image, "--leave-running")
+
+
+def phases(report):
+    return {phase["name"]: phase for phase in report["phases"]}
+
+
+def images(rekindle):
+    return [image["name"] for image in rekindle.json("images")["images"]]
+
+
+def left_over(rekindle):
+    dumps = rekindle.state / "dumps"
+    return os.listdir(rekindle.state / "store/staging") + (os.listdir(dumps) if dumps.exists() else [])
+
+
+def test_each_image_of_a_program_that_writes_all_the_time_is_of_one_moment():
+    with Rekindle(**CHECKED) as rekindle:
+        start(rekindle)
+        for number in range(2):
+            report = phases(take(rekindle, f"image-{number}"))
+            assert report["copy ahead"]["bytes"] > 12 << 20, report
+            # What is written once is not copied while it stands still.
+            assert report["dump"]["bytes"] < report["copy ahead"]["bytes"], report
+            goes_on(rekindle)
+        rekindle("kill", "writer")
+        for number in range(2):
+            rekindle("verify", f"image-{number}")
+            rekindle.restore(f"image-{number}", f"restored-{number}")
+            goes_on(rekindle, f"restored-{number}")
+            # Its own image, too.
+            rekindle("checkpoint", f"restored-{number}", "--to", f"again-{number}", "--leave-running")
+            rekindle("kill", f"restored-{number}")
+        rekindle.restore("again-1", "again")
+        goes_on(rekindle, "again")
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("seed", [1, 3])
+def test_memory_that_is_mapped_moved_and_given_back_meanwhile_is_what_it_is(tmp_path, point, seed):
+    """The program knows every byte, protection and border of its memory."""
+    program = chain.build(tmp_path)
+    with Rekindle(**CHECKED, REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        orders = Orders(tmp_path)
+
+        def change(number):
+            orders.send(f"go {seed * 1000 + number} 60")
+            text = orders.answer()
+            assert text.startswith("ok"), text
+
+        rekindle.run("wander", program, tmp_path, seed, 4096)
+        change(0)
+        for number in range(1, 5):
+            begun = rekindle.begin("checkpoint", "wander", "--to", f"image-{number}", "--leave-running", "--json")
+            rekindle.reached(point)
+            change(number)
+            rekindle.let_go(point)
+            assert phases(json.loads(begun.end()))["copy ahead"]["bytes"]
+            rekindle.hold_again(point)
+        change(5)
+        rekindle("kill", "--signal", "9", "wander")
+        rekindle.wait_end("wander")
+        for number in range(1, 5):
+            rekindle.restore(f"image-{number}", f"restored-{number}")
+            change(10 + number)
+            rekindle("kill", "--signal", "9", f"restored-{number}")
+            rekindle.wait_end(f"restored-{number}")
+
+
+def test_an_image_whose_memory_is_read_whole_has_it_too():
+    with Rekindle(**CHECKED, REKINDLE_CPU_PAGES="read") as rekindle:
+        start(rekindle)
+        assert phases(take(rekindle))["copy ahead"]["bytes"]
+        rekindle("kill", "writer")
+        rekindle("verify", "image")
+        rekindle.restore("image", "restored")
+        goes_on(rekindle, "restored")
+
+
+def test_where_it_is_not_wanted_all_is_copied_while_the_program_stands_still():
+    with Rekindle(REKINDLE_PRECOPY="off") as rekindle:
+        start(rekindle)
+        report = phases(take(rekindle))
+        assert "copy ahead" not in report and report["dump"]["bytes"] > 16 << 20, report
+        goes_on(rekindle)
+
+
+def test_a_program_with_direct_input_and_output_is_not_copied_ahead(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(4096))
+    with Rekindle(**CHECKED) as rekindle:
+        try:
+            os.close(os.open(tmp_path / "file", os.O_RDWR | os.O_DIRECT))
+        except OSError:
+            pytest.skip("this file system has no direct input and output")
+        start(rekindle, tmp_path / "file")
+        report = phases(take(rekindle))
+        assert "copy ahead" not in report and report["dump"]["bytes"] > 16 << 20, report
+        goes_on(rekindle)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_daemon_that_is_killed_meanwhile_leaves_the_program_and_no_image(point):
+    with Rekindle(**CHECKED, REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        start(rekindle)
+        begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running")
+        rekindle.reached(point)
+        kill_daemon(rekindle)
+        with pytest.raises(CommandError):
+            begun.end()
+        rekindle.let_go(point)
+        goes_on(rekindle)
+        assert not images(rekindle)
+        take(rekindle)
+        goes_on(rekindle)
+        assert images(rekindle) == ["image"] and not left_over(rekindle)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_program_that_is_killed_meanwhile_leaves_no_image(point):
+    with Rekindle(**CHECKED, REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        start(rekindle)
+        begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running")
+        rekindle.reached(point)
+        os.kill(rekindle.sandbox("writer")["pid"], signal.SIGKILL)
+        rekindle.let_go(point)
+        with pytest.raises(CommandError):
+            begun.end()
+        assert not images(rekindle) and not left_over(rekindle)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_checkpoint_that_is_given_up_meanwhile_leaves_nothing(point):
+    with Rekindle(**CHECKED, REKINDLE_FAULT=point) as rekindle:
+        start(rekindle)
+        with pytest.raises(CommandError, match=point):
+            take(rekindle)
+        goes_on(rekindle)
+        assert not images(rekindle) and not left_over(rekindle)
+
+
+def test_where_there_is_no_room_for_it_the_checkpoint_ends_in_a_sentence_and_the_program_goes_on(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small", tmp_path]).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        with Rekindle(**CHECKED, state=tmp_path) as rekindle:
+            start(rekindle)
+            with pytest.raises(CommandError, match="full|No space|room"):
+                take(rekindle)
+            goes_on(rekindle)
+            assert not images(rekindle) and not left_over(rekindle)
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
