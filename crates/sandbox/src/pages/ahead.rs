@@ -71,13 +71,16 @@ pub struct Copied {
 }
 
 impl Ahead {
-    /// Protects the memory of a program's processes. Copies are to go to `out`.
+    /// Protects the memory of a program's processes, where that can be done. Copies are to go to `out`.
     pub fn begin(sandbox: &Sandbox, out: &Path, is_checked: bool) -> Result<Ahead> {
+        let mut ahead = Ahead { processes: BTreeMap::new(), is_checked };
+        if !Ahead::is_possible() {
+            return Ok(ahead);
+        }
         let mut all: Vec<_> = sandbox.pids().into_iter().collect();
         all.retain(|(_, host_pid)| own_bytes(*host_pid) >= LEAST);
         all.sort_by_key(|(_, host_pid)| std::cmp::Reverse(own_bytes(*host_pid)));
         all.truncate(MOST_PROCESSES);
-        let mut ahead = Ahead { processes: BTreeMap::new(), is_checked };
         for (pid, descriptor) in sandbox.watch(all.iter().map(|(pid, _)| *pid).collect())? {
             let host_pid = all.iter().find(|(inside, _)| *inside == pid).map(|(_, host_pid)| *host_pid);
             let Some(host_pid) = host_pid else { continue };
@@ -329,4 +332,39 @@ fn compare(run: &Run, source: &Arc<Source>, file: &File) -> io::Result<()> {
         done += ours.len() as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_copy_is_told_from_what_is_not() {
+        let have =
+            [Run { memory: 10..20, at: 100 }, Run { memory: 20..30, at: 300 }, Run { memory: 40..50, at: 0 }];
+        assert_eq!(parts(&(0..5), &have), [(0..5, None)]);
+        assert_eq!(parts(&(12..18), &have), [(12..18, Some(102))]);
+        let all = [
+            (5..10, None),
+            (10..20, Some(100)),
+            (20..30, Some(300)),
+            (30..40, None),
+            (40..50, Some(0)),
+            (50..60, None),
+        ];
+        assert_eq!(parts(&(5..60), &have), all);
+    }
+
+    #[test]
+    fn files_for_direct_input_and_output_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let ours = std::process::id() as i32;
+        assert!(!is_written_by_devices(ours));
+        let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DIRECT).open(path);
+        // A file system without it has none to be found.
+        if opened.is_ok() {
+            assert!(is_written_by_devices(ours));
+        }
+    }
 }

@@ -200,6 +200,8 @@ fn cut<T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::image::Entries;
+    use super::super::process::runs;
     use super::*;
 
     #[test]
@@ -250,6 +252,26 @@ mod tests {
         assert_eq!(entries, [(start, 1, 4), (start + PAGE, 1, 4)]);
         // SAFETY: unmaps what was mapped above.
         unsafe { libc::munmap(at, 2 * HALF) };
+    }
+
+    #[test]
+    fn what_was_copied_ahead_lies_where_it_is_but_for_what_was_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let (pages, image) = (directory.path().join("pages"), directory.path().join("pagemap"));
+        let mut book = Book::behind(File::create(&pages).unwrap(), 4 * PAGE);
+        book.known =
+            vec![Run { memory: PAGE..4 * PAGE, at: PAGE }, Run { memory: 9 * PAGE..10 * PAGE, at: 0 }];
+        // What is new, and what was written since it was copied.
+        book.entries = vec![(20 * PAGE, 2, PRESENT), (2 * PAGE, 1, PRESENT)];
+        book.end += 3 * PAGE;
+        book.finish(1, &image).unwrap();
+        let map = Entries::read(&image).unwrap();
+        let (found, bytes) = runs(&map.entries[1..]).unwrap();
+        let expected = [(1, 2, 1), (2, 3, 6), (3, 4, 3), (9, 10, 0), (20, 22, 4)];
+        let expected =
+            expected.map(|(start, end, at)| Run { memory: start * PAGE..end * PAGE, at: at * PAGE });
+        assert_eq!(found, expected);
+        assert_eq!((bytes, fs::metadata(&pages).unwrap().len()), (7 * PAGE, 7 * PAGE));
     }
 
     #[test]

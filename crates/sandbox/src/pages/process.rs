@@ -211,6 +211,10 @@ mod tests {
         let (found, bytes) = runs(&good).unwrap();
         assert_eq!(bytes, 3 * 4096);
         assert_eq!(found[1], Run { memory: 0x5000..0x6000, at: 8192 });
+        let mut placed = entry(0x5000, 1, 4);
+        placed.set(PLACE.into(), 0x9000);
+        let (found, bytes) = runs(&[entry(0x1000, 2, 4), placed]).unwrap();
+        assert_eq!((found[1].at, bytes), (0x9000, 0xa000));
         for bad in [
             [entry(0x1000, 2, 4), entry(0x2000, 1, 4)],
             [entry(0x1000, 2, 4), entry(0x5000, 1, 1)],
