@@ -32,7 +32,7 @@ use crate::wire::Channel;
 
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Each process is waited for by init for a second at most.
+/// Processes are waited for by init for less.
 const WATCH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Where a sandbox lives.

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::exit;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -33,7 +33,7 @@ use crate::message::{Command, Exit, NotStarted, Program, Reply};
 use crate::outputs::Output;
 use crate::overlay::Layers;
 use crate::terminal::Terminal;
-use crate::tracer::userfaultfd;
+use crate::tracer::{PATIENCE, userfaultfd};
 use crate::wire::Channel;
 
 /// A daemon that dies in the middle of a message must not hold init up.
@@ -99,7 +99,9 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
 
 /// Has processes make userfaultfds. Who traces them is a thread of its own, with which the kernel lets go of all.
 fn watch(pids: &[i32], channel: &Channel) -> bool {
-    let make = || pids.iter().filter_map(|&pid| Some((pid, userfaultfd(pid).ok()?))).collect::<Vec<_>>();
+    let deadline = Instant::now() + PATIENCE;
+    let make = || pids.iter().filter_map(|&pid| Some((pid, userfaultfd(pid, deadline).ok()?)));
+    let make = || make().collect::<Vec<_>>();
     let made = std::thread::scope(|scope| scope.spawn(make).join()).unwrap_or_default();
     let (pids, descriptors): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let descriptors: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();

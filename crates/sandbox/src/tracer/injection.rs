@@ -17,14 +17,13 @@ use crate::process::{Handle, is_zombie, maps, threads, uninterruptible};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: what is withheld from the program is not withheld from us.
 const UNFILTERED: u64 = 1 << 21;
-/// A thread that does not come to a stand within this time is left alone: it waits for a disk, or for a child that has its
-/// memory.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A thread that does not come to a stand for so long is left alone: it waits for a disk, or for a child that has its memory.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 const NO_SIGNALS: u64 = u64::MAX;
 
-/// A userfaultfd of the memory of `process`, which keeps nothing of it. SIGCHLD is to be blocked in this thread; what it
-/// traces is let go of when it ends, at the latest.
-pub fn userfaultfd(process: i32) -> io::Result<OwnedFd> {
+/// A userfaultfd of the memory of `process`, which keeps nothing of it; an error if none of its threads stands by
+/// `deadline`. SIGCHLD is to be blocked in this thread; what it traces is let go of when it ends, at the latest.
+pub fn userfaultfd(process: i32, deadline: Instant) -> io::Result<OwnedFd> {
     let busy = uninterruptible(process);
     let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && Some(*thread) != busy);
     let thread = thread.ok_or_else(|| io::Error::other("none of its threads can be interrupted"))?;
@@ -32,11 +31,11 @@ pub fn userfaultfd(process: i32) -> io::Result<OwnedFd> {
     let handle = Handle::open(process)?;
     ptrace(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as u64 | UNFILTERED)?;
     let mut guest = Guest { thread, instruction, taken: Vec::new() };
-    guest.interrupt(false)?;
+    guest.interrupt(Some(deadline))?;
     let before = Before::take(thread);
     let made = before.and_then(|before| {
         let made = guest.ask(&handle);
-        guest.interrupt(true).and_then(|()| before.put_back(thread)).and(made)
+        guest.interrupt(None).and_then(|()| before.put_back(thread)).and(made)
     });
     let let_go = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
     // It had them coming whatever we did.
@@ -63,14 +62,16 @@ impl Guest {
         self.call(libc::SYS_close, number).and(ours)
     }
 
-    /// Brings it to a stand at which what it does next can be said, from the end of a call if it `has_called`.
-    fn interrupt(&mut self, has_called: bool) -> io::Result<()> {
+    /// Brings it to a stand at which what it does next can be said: by a time before it was touched, and from the end of a
+    /// call, whatever time it takes, afterwards. It would go on with what it was made to do.
+    fn interrupt(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let has_called = deadline.is_none();
         ptrace(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
         if has_called {
             ptrace(libc::PTRACE_CONT, self.thread, 0, 0)?;
         }
         loop {
-            let signal = match self.stopped()? {
+            let signal = match self.stopped(deadline)? {
                 Stop::Event => return Ok(()),
                 Stop::Signal(signal) if has_called => {
                     self.taken.push(signal);
@@ -90,7 +91,7 @@ impl Guest {
         for _ in ["its beginning", "its end"] {
             loop {
                 ptrace(libc::PTRACE_SYSCALL, self.thread, 0, 0)?;
-                match self.stopped()? {
+                match self.stopped(None)? {
                     Stop::Call => break,
                     Stop::Signal(signal) => self.taken.push(signal),
                     Stop::Event => {}
@@ -100,16 +101,18 @@ impl Guest {
         General::of(self.thread)?.result()
     }
 
-    fn stopped(&self) -> io::Result<Stop> {
-        let began = Instant::now();
+    fn stopped(&self, deadline: Option<Instant>) -> io::Result<Stop> {
         loop {
             match look(self.thread)? {
                 Some(status) if libc::WIFSTOPPED(status) => return Ok(Stop::read(status)),
-                None if began.elapsed() < PATIENCE => {
+                None if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                // The kernel tells of the first thread's end after that of the others.
+                None if !is_zombie(self.thread) => {
                     until_told();
                 }
-                Some(_) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                None => return Err(io::ErrorKind::TimedOut.into()),
+                _ => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
             }
         }
     }
@@ -158,7 +161,7 @@ mod tests {
                 let mut signals = nix::sys::signal::SigSet::empty();
                 signals.add(nix::sys::signal::Signal::SIGCHLD);
                 signals.thread_block().unwrap();
-                userfaultfd(pid)
+                userfaultfd(pid, Instant::now() + PATIENCE)
             });
             let made = Protection::begin(made.join().unwrap().unwrap()).unwrap();
             let heap = maps::of(pid).unwrap().into_iter().find(|area| area.name == b"[heap]").unwrap();

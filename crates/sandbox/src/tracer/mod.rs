@@ -38,7 +38,7 @@ use request::{carry_out, changes};
 use tracee::{Before, Shared, Stop, Tracee};
 
 pub use filter::install_and_send;
-pub use injection::userfaultfd;
+pub use injection::{PATIENCE, userfaultfd};
 pub use place::{Place, TRACER_ARGUMENT, Tracer, tracer_main};
 
 /// Traces for one CRIU.
