@@ -125,6 +125,7 @@ mod tests {
 
     use super::*;
     use crate::page_scan::Protection;
+    use crate::process::status_field;
 
     /// Says what is held of it, and what it is told.
     const PROGRAM: &str = "import os, sys, threading\n\
@@ -156,18 +157,34 @@ mod tests {
             line
         };
         let before = ask("one");
-        for _ in 0..20 {
+        let make = || {
             let made = std::thread::spawn(move || {
                 let mut signals = nix::sys::signal::SigSet::empty();
                 signals.add(nix::sys::signal::Signal::SIGCHLD);
                 signals.thread_block().unwrap();
                 userfaultfd(pid, Instant::now() + PATIENCE)
             });
-            let made = Protection::begin(made.join().unwrap().unwrap()).unwrap();
+            Protection::begin(made.join().unwrap().unwrap()).unwrap()
+        };
+        for _ in 0..10 {
+            let made = make();
             let heap = maps::of(pid).unwrap().into_iter().find(|area| area.name == b"[heap]").unwrap();
             made.cover(&heap.span).unwrap();
             assert_eq!(ask("one"), before);
         }
+        // One that is stopped stays so.
+        let handle = Handle::open(pid).unwrap();
+        let is_stopped = || status_field(pid, "State").unwrap().starts_with('T');
+        handle.signal(libc::SIGSTOP).unwrap();
+        while !is_stopped() {
+            std::thread::yield_now();
+        }
+        drop(make());
+        while !is_stopped() {
+            std::thread::yield_now();
+        }
+        handle.signal(libc::SIGCONT).unwrap();
+        assert_eq!(ask("one"), before);
         drop(to);
         assert!(child.wait().unwrap().success());
     }
