@@ -3,6 +3,7 @@
 writer.py [FILE]    `right N` when so many passes were; `wrong: ...` once, if ever. FILE is open for direct input and output
 """
 
+import contextlib
 import mmap
 import os
 import random
@@ -16,6 +17,8 @@ PAGE = 4096
 PAGES = 1024
 # Written once, and looked at all the time.
 STILL = 3072
+# `MADV_GUARD_INSTALL`, of Linux 6.13.
+GUARD = 102
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -74,6 +77,10 @@ def main():
     still = np.frombuffer(anonymous(STILL), np.uint64).reshape(STILL, -1)
     still[:] = np.arange(STILL, dtype=np.uint64)[:, None]
     memory = np.frombuffer(anonymous(PAGES), np.uint64).reshape(PAGES, -1)
+    guarded = anonymous(4)
+    guarded.write(bytes([5]) * (4 * PAGE))
+    with contextlib.suppress(OSError):
+        guarded.madvise(GUARD, PAGE, PAGE)
     for seed in range(2):
         threading.Thread(target=churn, args=[seed], daemon=True).start()
     print("ready", *direct, flush=True)
@@ -83,6 +90,8 @@ def main():
         pass_over(memory, number)
         if (still != np.arange(STILL, dtype=np.uint64)[:, None]).any():
             wrong("what was written once")
+        if guarded[0] != 5 or guarded[3 * PAGE] != 5:
+            wrong("what lies beside a guard")
         if number % 20 == 0:
             print("right", number, flush=True)
 

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 /// The request's number: that of the kernel's `ioctl`.
 pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
@@ -19,6 +20,8 @@ pub const OF_FILE: u64 = 1 << 2;
 pub const PRESENT: u64 = 1 << 3;
 pub const SWAPPED: u64 = 1 << 4;
 pub const ZERO_PAGE: u64 = 1 << 5;
+/// Nobody may touch it (`MADV_GUARD_INSTALL`), and nothing is there.
+pub const GUARD: u64 = 1 << 8;
 
 /// Protects what is found.
 const PROTECT: u64 = 1;
@@ -111,13 +114,17 @@ impl Scan {
 
     /// Pages that only the process has, whatever was written: what CRIU asks for too.
     fn own(span: &Range<u64>) -> Scan {
+        Scan { category_anyof_mask: PRESENT | SWAPPED, ..Scan::without(OF_FILE | ZERO_PAGE | guard(), span) }
+    }
+
+    /// Pages of none of these categories.
+    fn without(categories: u64, span: &Range<u64>) -> Scan {
         Scan {
             size: size_of::<Scan>() as u64,
             start: span.start,
             end: span.end,
-            category_inverted: OF_FILE | ZERO_PAGE,
-            category_mask: OF_FILE | ZERO_PAGE,
-            category_anyof_mask: PRESENT | SWAPPED,
+            category_inverted: categories,
+            category_mask: categories,
             ..Scan::default()
         }
     }
@@ -157,6 +164,16 @@ impl Scan {
         }
         Ok(out)
     }
+}
+
+/// The category of guards, where the kernel has it.
+fn guard() -> u64 {
+    static KNOWN: OnceLock<u64> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let asked =
+            File::open("/proc/self/pagemap").and_then(|own| Scan::without(GUARD, &(0..0)).ask(&own, &mut []));
+        if asked.is_ok() { GUARD } else { 0 }
+    })
 }
 
 /// Protects the pages of its own that a process has within `span`, and tells which those are; with `written`, only those

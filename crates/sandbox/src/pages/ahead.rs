@@ -172,7 +172,7 @@ impl Ahead {
 impl Copied {
     /// Protects the memory of a process that only it has; none if it is not to be copied.
     fn begin(host_pid: i32, protection: &Protection, path: &Path) -> io::Result<Option<Copied>> {
-        if is_written_by_devices(host_pid) {
+        if is_written_by_devices(host_pid) || process::has_shadow_stack(host_pid) {
             return Ok(None);
         }
         let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
