@@ -1,10 +1,10 @@
 //! Pages that are copied while the program runs, so that few are left when it stands still.
 //!
 //! ```text
-//!  program   ──runs, writes──────────────────────────┬ stands still ┬──runs──▶
-//!  memory    protected ┬ copied ┬ what was written,  │ what was     │ protection taken off
-//!                      │        │ protected, copied  │ written since│
-//!  ahead/PID           └────────┴────────────────────┘ → pages-N.img
+//!  program   ──runs, writes─────────────────────────┬ stands still ┬──runs──▶
+//!  memory    protected ┬ copied ┬ what was written, │ what was     │ not protected
+//!                      │        │ protected, copied │ written since│
+//!  ahead/PID           └────────┴───────────────────┘ → pages-N.img
 //! ```
 //!
 //! A page is [protected](crate::page_scan) before it is copied. So one of which the kernel says, while the program stands
