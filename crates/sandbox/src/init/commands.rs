@@ -100,8 +100,8 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
 /// Has processes make userfaultfds. Who traces them is a thread of its own, with which the kernel lets go of all.
 fn watch(pids: &[i32], channel: &Channel) -> bool {
     let deadline = Instant::now() + PATIENCE;
-    let make = || pids.iter().filter_map(|&pid| Some((pid, userfaultfd(pid, deadline).ok()?)));
-    let make = || make().collect::<Vec<_>>();
+    let one = |pid: i32| Some((pid, userfaultfd(pid, deadline).ok()?));
+    let make = || pids.iter().copied().filter_map(one).collect::<Vec<_>>();
     let made = std::thread::scope(|scope| scope.spawn(make).join()).unwrap_or_default();
     let (pids, descriptors): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let descriptors: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();

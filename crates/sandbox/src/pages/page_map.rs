@@ -77,7 +77,8 @@ impl Book {
         let mut all: Vec<_> = Vec::with_capacity(self.entries.len() + self.known.len());
         for (address, pages, flags) in &self.entries {
             all.push((*address, *pages, *flags, self.is_scattered.then_some(at)));
-            at += pages * PAGE;
+            // What CRIU has no pages of takes no room.
+            at += if flags & PRESENT == 0 { 0 } else { pages * PAGE };
         }
         if self.is_scattered {
             let mut spans: Vec<_> =
@@ -87,7 +88,16 @@ impl Book {
             all.extend(without(&self.known, &spans).into_iter().map(|run| {
                 (run.memory.start, (run.memory.end - run.memory.start) / PAGE, PRESENT, Some(run.at))
             }));
-            all.sort_unstable_by_key(|entry| entry.0);
+            all.sort_by_key(|entry| entry.0);
+            // A page that the kernel itself has written to meanwhile may have been copied by us and sent by CRIU.
+            let mut end = 0u64;
+            all.retain_mut(|(address, pages, _, place)| {
+                let twice = end.saturating_sub(*address).min(*pages * PAGE);
+                (*address, *pages, *place) =
+                    (*address + twice, *pages - twice / PAGE, place.map(|at| at + twice));
+                end = end.max(*address + *pages * PAGE);
+                *pages > 0
+            });
         }
         all
     }
@@ -262,16 +272,16 @@ mod tests {
         book.known =
             vec![Run { memory: PAGE..4 * PAGE, at: PAGE }, Run { memory: 9 * PAGE..10 * PAGE, at: 0 }];
         // What is new, and what was written since it was copied.
-        book.entries = vec![(20 * PAGE, 2, PRESENT), (2 * PAGE, 1, PRESENT)];
-        book.end += 3 * PAGE;
+        book.entries = vec![(20 * PAGE, 2, PRESENT), (2 * PAGE, 1, PRESENT), (21 * PAGE, 2, PRESENT)];
+        book.end += 5 * PAGE;
         book.finish(1, &image).unwrap();
         let map = Entries::read(&image).unwrap();
         let (found, bytes) = runs(&map.entries[1..]).unwrap();
-        let expected = [(1, 2, 1), (2, 3, 6), (3, 4, 3), (9, 10, 0), (20, 22, 4)];
+        let expected = [(1, 2, 1), (2, 3, 6), (3, 4, 3), (9, 10, 0), (20, 22, 4), (22, 23, 8)];
         let expected =
             expected.map(|(start, end, at)| Run { memory: start * PAGE..end * PAGE, at: at * PAGE });
         assert_eq!(found, expected);
-        assert_eq!((bytes, fs::metadata(&pages).unwrap().len()), (7 * PAGE, 7 * PAGE));
+        assert_eq!((bytes, fs::metadata(&pages).unwrap().len()), (9 * PAGE, 9 * PAGE));
     }
 
     #[test]
