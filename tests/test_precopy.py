@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_protection(), reason="this kernel does n
 
 def start(rekindle, *arguments):
     rekindle.run("writer", sys.executable, PROGRAM, *arguments)
-    assert rekindle.wait_lines("writer", 2)[0].startswith("ready"), rekindle.lines("writer")
+    assert "ready" in rekindle.wait_lines("writer", 2)[:2], rekindle.lines("writer")
 
 
 def goes_on(rekindle, name="writer"):
@@ -142,17 +142,42 @@ def test_where_it_is_not_wanted_all_is_copied_while_the_program_stands_still():
         goes_on(rekindle)
 
 
-def test_a_program_with_direct_input_and_output_is_not_copied_ahead(tmp_path):
-    (tmp_path / "file").write_bytes(bytes(4096))
+@pytest.fixture
+def file(tmp_path):
+    """The path of a file that is not there yet, and can be opened for direct input and output."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no direct input and output")
+    path.unlink()
+    return path
+
+
+def test_a_program_with_direct_input_and_output_is_not_copied_ahead(file):
+    file.write_bytes(bytes(4096))
     with Rekindle(**CHECKED) as rekindle:
-        try:
-            os.close(os.open(tmp_path / "file", os.O_RDWR | os.O_DIRECT))
-        except OSError:
-            pytest.skip("this file system has no direct input and output")
-        start(rekindle, tmp_path / "file")
+        start(rekindle, file)
         report = phases(take(rekindle))
         assert "copy ahead" not in report and report["dump"]["bytes"] > 16 << 20, report
         goes_on(rekindle)
+
+
+def test_of_a_program_that_begins_with_it_meanwhile_all_is_copied_while_it_stands_still(file):
+    with Rekindle(**CHECKED, REKINDLE_FAULT="ahead-begun:hang") as rekindle:
+        start(rekindle, file)
+        begun = rekindle.begin("checkpoint", "writer", "--to", "image", "--leave-running", "--json")
+        rekindle.reached("ahead-begun")
+        file.write_bytes(bytes(4096))
+        rekindle.wait(lambda: "direct" in rekindle.lines("writer"), "the file to be opened")
+        rekindle.let_go("ahead-begun")
+        assert phases(json.loads(begun.end()))["copy ahead"]["bytes"] == 0
+        goes_on(rekindle)
+        rekindle("kill", "writer")
+        rekindle("verify", "image")
+        rekindle.restore("image", "restored")
+        goes_on(rekindle, "restored")
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -1,6 +1,7 @@
 """Writes to its memory all the time, in an order that it knows, and finds in it what it has written.
 
-writer.py [FILE]    `right N` when so many passes were; `wrong: ...` once, if ever. FILE is open for direct input and output
+writer.py [FILE]    `right N` when so many passes were; `wrong: ...` once, if ever. FILE is opened for direct input and output
+                    once it is there: `direct`
 """
 
 import contextlib
@@ -72,8 +73,15 @@ def churn(seed):
         time.sleep(0.001)
 
 
+def open_awaited(paths):
+    if paths and os.path.exists(paths[0]):
+        os.open(paths.pop(), os.O_RDWR | os.O_DIRECT)
+        print("direct", flush=True)
+
+
 def main():
-    direct = [os.open(path, os.O_RDWR | os.O_DIRECT) for path in sys.argv[1:]]
+    awaited = sys.argv[1:]
+    open_awaited(awaited)
     still = np.frombuffer(anonymous(STILL), np.uint64).reshape(STILL, -1)
     still[:] = np.arange(STILL, dtype=np.uint64)[:, None]
     memory = np.frombuffer(anonymous(PAGES), np.uint64).reshape(PAGES, -1)
@@ -83,11 +91,12 @@ def main():
         guarded.madvise(GUARD, PAGE, PAGE)
     for seed in range(2):
         threading.Thread(target=churn, args=[seed], daemon=True).start()
-    print("ready", *direct, flush=True)
+    print("ready", flush=True)
     number = 0
     while True:
         number += 1
         pass_over(memory, number)
+        open_awaited(awaited)
         if (still != np.arange(STILL, dtype=np.uint64)[:, None]).any():
             wrong("what was written once")
         if guarded[0] != 5 or guarded[3 * PAGE] != 5:
