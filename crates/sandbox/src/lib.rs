@@ -53,6 +53,7 @@ pub mod pages;
 mod peers;
 mod ports;
 pub mod process;
+mod protection;
 mod proto;
 mod relay;
 mod restore;

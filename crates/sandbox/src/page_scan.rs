@@ -1,13 +1,10 @@
-//! What the kernel knows of the pages of a process (`PAGEMAP_SCAN`), and protection by which it tells what was written.
-//!
-//! A userfaultfd with asynchronous write protection (Linux 6.7) makes the kernel note the first write to a protected page
-//! and let it through: nobody has to answer. A page whose note is still there has not been written since. What is new in
-//! memory, moved there or come back after it was given up has none. Closed, the userfaultfd takes all notes with it.
+//! What the kernel knows of the pages of a process (`PAGEMAP_SCAN`), also what was written since it was
+//! [protected](crate::protection).
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
 /// The request's number: that of the kernel's `ioctl`.
@@ -194,66 +191,11 @@ pub fn unwritten(pagemap: &File) -> io::Result<Vec<Range<u64>>> {
     scan.all(pagemap)
 }
 
-/// A userfaultfd for the memory of one process. Closed, it protects nothing any more.
-#[derive(Debug)]
-pub struct Protection(OwnedFd);
-
-/// Nothing that the program does is held up, so it need not be allowed to hold the kernel up.
-const USER_MODE_ONLY: u64 = 1;
-/// What is to be passed to the system call that makes one.
-pub const FLAGS: u64 = libc::O_CLOEXEC as u64 | USER_MODE_ONLY;
-
-const VERSION: u64 = 0xaa;
-const UNPOPULATED: u64 = 1 << 13;
-const ASYNCHRONOUS: u64 = 1 << 15;
-const WRITES: u64 = 1 << 1;
-const UFFDIO_API: u64 = 0xc018_aa3f;
-const UFFDIO_REGISTER: u64 = 0xc020_aa00;
-
-impl Protection {
-    /// Of a userfaultfd that nothing was asked of yet; an error where the kernel cannot do it.
-    pub fn begin(descriptor: OwnedFd) -> io::Result<Protection> {
-        let mut asked = [VERSION, UNPOPULATED | ASYNCHRONOUS, 0];
-        request(&descriptor, UFFDIO_API, asked.as_mut_ptr())?;
-        Ok(Protection(descriptor))
-    }
-
-    /// Has pages within `span` be protectable.
-    pub fn cover(&self, span: &Range<u64>) -> io::Result<()> {
-        let mut asked = [span.start, span.end - span.start, WRITES, 0];
-        request(&self.0, UFFDIO_REGISTER, asked.as_mut_ptr())
-    }
-
-    /// Whether this kernel can do it.
-    pub fn is_there() -> bool {
-        // SAFETY: the call takes flags and touches no memory of ours.
-        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
-        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
-        let descriptor = (descriptor >= 0).then(|| unsafe { from_raw(descriptor as i32) });
-        descriptor.is_some_and(|descriptor| Protection::begin(descriptor).is_ok())
-    }
-}
-
-/// # Safety
-/// The descriptor is open, and nobody else's.
-unsafe fn from_raw(fd: i32) -> OwnedFd {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the caller says so.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-fn request(descriptor: &OwnedFd, number: u64, words: *mut u64) -> io::Result<()> {
-    // SAFETY: `words` are as many as the request reads and writes: three of the interface, four of a range.
-    match unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, words) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pages::PAGE;
+    use crate::protection::Protection;
 
     const PAGES: usize = 64;
 
@@ -301,11 +243,7 @@ mod tests {
     }
 
     fn protection() -> Option<Protection> {
-        // SAFETY: as in `is_there`.
-        let made = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
-        // SAFETY: the kernel has just made this descriptor for us.
-        let made = Protection::begin(unsafe { from_raw(i32::try_from(made).ok().filter(|fd| *fd >= 0)?) });
-        made.ok()
+        Protection::of_own_memory().ok()
     }
 
     fn within(memory: &Memory, found: Vec<Range<u64>>) -> Vec<usize> {

@@ -7,7 +7,7 @@
 //!  ahead/PID           └────────┴───────────────────┘ → pages-N.img
 //! ```
 //!
-//! A page is [protected](crate::page_scan) before it is copied. So one of which the kernel says, while the program stands
+//! A page is [protected](crate::protection) before it is copied. So one of which the kernel says, while the program stands
 //! still, that nothing was written to it since is in the copy as it is. All others are copied then: what was written, what
 //! is new, what was moved, and all memory of processes that came since.
 //!
@@ -28,8 +28,9 @@ use super::contents::{Run, filled};
 use super::copier::{From, Source};
 use super::kept::without;
 use crate::error::Result;
-use crate::page_scan::{self, Protection};
+use crate::page_scan;
 use crate::process::{self, maps};
+use crate::protection::Protection;
 use crate::sandbox::Sandbox;
 
 /// Pages are copied again for as long as that leaves less than half of what there was, so often at most.

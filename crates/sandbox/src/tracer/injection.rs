@@ -12,8 +12,8 @@ use super::mend::{General, call_instruction};
 use super::request::{ptrace, set_mask};
 use super::tracee::{Before, Stop};
 use super::wait::{look, until_told};
-use crate::page_scan::FLAGS;
 use crate::process::{Handle, is_zombie, maps, threads, uninterruptible};
+use crate::protection::FLAGS;
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: what is withheld from the program is not withheld from us.
 const UNFILTERED: u64 = 1 << 21;
@@ -124,8 +124,8 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::page_scan::Protection;
     use crate::process::status_field;
+    use crate::protection::Protection;
 
     /// Says what is held of it, and what it is told.
     const PROGRAM: &str = "import os, sys, threading\n\
