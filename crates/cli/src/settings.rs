@@ -54,7 +54,7 @@ const SETTINGS: [Setting; 23] = [
     setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
-    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::False("off")),
+    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::True("on")),
     setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
     setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),

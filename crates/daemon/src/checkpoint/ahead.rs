@@ -12,7 +12,8 @@ use crate::timeline::PAGES;
 
 use super::attempt::Attempt;
 
-/// `off` has all memory copied while programs stand still; `check` compares what was copied with what it is then.
+/// `on` has memory copied before programs stand still; `check` does so too, and compares what was copied with what it is
+/// then.
 const VARIABLE: &str = "REKINDLE_PRECOPY";
 /// Among CRIU's images, which are no directories.
 const DIRECTORY: &str = "ahead";
@@ -22,7 +23,7 @@ impl Attempt<'_> {
     pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<Ahead>> {
         let wish = std::env::var(VARIABLE).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
-        if wish == "off" || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
+        if !matches!(wish.as_str(), "on" | "check") || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
             return Ok(None);
         }
         self.reply.progress("copy ahead", 0, 0);
