@@ -23,7 +23,10 @@ impl Attempt<'_> {
     pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<Ahead>> {
         let wish = std::env::var(VARIABLE).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
-        if !matches!(wish.as_str(), "on" | "check") || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
+        if !matches!(wish.as_str(), "on" | "check")
+            || !self.request.leave_running
+            || self.subject.mode != Mode::Sandbox
+        {
             return Ok(None);
         }
         self.reply.progress("copy ahead", 0, 0);
