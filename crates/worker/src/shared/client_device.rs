@@ -3,9 +3,10 @@
 //! The default stream, waits for the whole context, and limits are its own; what it makes is noted, and given back when it
 //! ends.
 
+use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
@@ -20,17 +21,35 @@ use super::owned::Owned;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
+/// How often it is looked whether a client's work is done.
+const LOOK: Duration = Duration::from_micros(200);
 
 pub(crate) struct ClientDevice {
     device: Arc<dyn Device>,
     order: Mutex<Order>,
     owned: Mutex<Owned>,
-    /// Whether the client may still give streams work. Held while one is given some.
-    open: RwLock<bool>,
     /// Limits that the client has asked for.
     limits: Mutex<Vec<(u32, u64)>>,
+    /// The client is about to end: no call begins any more.
+    closing: AtomicBool,
+    /// Held by each call, so that what the client has is there for as long as calls use it.
+    calls: RwLock<()>,
     /// The context has failed, for all of its clients.
     failed: Arc<AtomicBool>,
+}
+
+/// The device, for a call of a client that is there.
+struct Open<'a> {
+    device: &'a dyn Device,
+    _call: RwLockReadGuard<'a, ()>,
+}
+
+impl<'a> Deref for Open<'a> {
+    type Target = dyn Device + 'a;
+
+    fn deref(&self) -> &Self::Target {
+        self.device
+    }
 }
 
 impl ClientDevice {
@@ -43,31 +62,39 @@ impl ClientDevice {
             device,
             order: Mutex::new(order),
             owned: Mutex::new(owned),
-            open: RwLock::new(true),
             limits: Mutex::default(),
+            closing: AtomicBool::new(false),
+            calls: RwLock::new(()),
             failed,
         }))
     }
 
-    /// Gives back all that the client has, once its work is done; false if that takes longer than the limit. The client asks
-    /// for nothing any more.
+    /// Gives back all that the client has, once its calls have returned and its work is done; false if that takes longer than
+    /// the limit. Calls that come later fail.
     pub(crate) fn close(&self, limit: Duration) -> bool {
-        let began = Instant::now();
+        let until = Instant::now() + limit;
+        self.closing.store(true, Ordering::SeqCst);
         if self.device.bind().is_err() {
             return true;
         }
-        *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
-        let streams: Vec<Stream> = {
-            let mut owned = self.owned();
-            owned.closed = true;
-            owned.streams.iter().copied().collect()
-        };
+        let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
         while let Ok(false) = are_done(&*self.device, &streams) {
-            if began.elapsed() > limit {
+            if Instant::now() > until {
                 return false;
             }
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(LOOK);
         }
+        let _none = loop {
+            match self.calls.try_write() {
+                Ok(none) => break none,
+                Err(TryLockError::Poisoned(none)) => break none.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() > until => return false,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            }
+        };
+        // What was given to streams since is short: copies of a load that is not wanted any more.
+        let streams = self.owned().streams.clone();
+        streams.into_iter().for_each(|stream| drop(self.device.stream_synchronize(stream)));
         self.owned().give_back(&*self.device);
         true
     }
@@ -80,6 +107,14 @@ impl ClientDevice {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn open(&self) -> Result<Open<'_>> {
+        let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
+        match self.closing.load(Ordering::SeqCst) {
+            false => Ok(Open { device: &*self.device, _call: call }),
+            true => Err(CUDA_ERROR_DEINITIALIZED),
+        }
+    }
+
     /// Notes a failure that ends the context.
     fn noted<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(code) = &result
@@ -90,46 +125,39 @@ impl ClientDevice {
         result
     }
 
-    /// Takes in what was made; what was made too late is given back.
-    fn take<T: Copy, N>(
+    /// Makes something, which is the client's from then on.
+    fn make<T: Copy, N>(
         &self,
-        made: T,
+        make: impl FnOnce(&dyn Device) -> Result<T>,
         note: impl FnOnce(&mut Owned, T) -> N,
-        undo: impl FnOnce(&dyn Device, T) -> Result<()>,
     ) -> Result<T> {
-        let mut owned = self.owned();
-        if owned.closed {
-            drop(owned);
-            let _ = undo(&*self.device, made);
-            return Err(CUDA_ERROR_DEINITIALIZED);
-        }
-        let _ = note(&mut owned, made);
+        let open = self.open()?;
+        let made = self.noted(make(&*open))?;
+        let _ = note(&mut self.owned(), made);
         Ok(made)
     }
 
-    /// Gives something back; what is the client's no more was given back when it ended.
-    fn give<F>(&self, forget: impl FnOnce(&mut Owned) -> F, give: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mut owned = self.owned();
-        if owned.closed {
-            return Ok(());
-        }
-        let _ = forget(&mut owned);
-        drop(owned);
-        self.noted(give())
+    /// Gives something back. All of it was, if the client is no more.
+    fn give<F>(
+        &self,
+        forget: impl FnOnce(&mut Owned) -> F,
+        give: impl FnOnce(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let Ok(open) = self.open() else { return Ok(()) };
+        let _ = forget(&mut self.owned());
+        self.noted(give(&*open))
     }
 
     /// Work on a stream, in its place.
     fn work(&self, stream: Stream, work: impl FnOnce(&dyn Device, Stream) -> Result<()>) -> Result<()> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        if !*open {
-            return Err(CUDA_ERROR_DEINITIALIZED);
-        }
-        let entered = self.order().enter(&*self.device, stream);
-        self.noted(entered.and_then(|stream| work(&*self.device, stream)))
+        let open = self.open()?;
+        let entered = self.order().enter(&*open, stream);
+        self.noted(entered.and_then(|stream| work(&*open, stream)))
     }
 
     fn wait(&self, streams: &[Stream]) -> Result<()> {
-        self.noted(streams.iter().try_for_each(|stream| self.device.stream_synchronize(*stream)))
+        let open = self.open()?;
+        self.noted(streams.iter().try_for_each(|stream| open.stream_synchronize(*stream)))
     }
 }
 
@@ -169,50 +197,44 @@ impl Device for ClientDevice {
         self.device.granularity()
     }
     fn reserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.device.reserve(address, bytes)?;
-        let note = |owned: &mut Owned, at| owned.reserved.insert(at, bytes);
-        self.take(address, note, |device, at| device.unreserve(at, bytes)).map(drop)
+        let note = |owned: &mut Owned, ()| owned.reserved.insert(address, bytes);
+        self.make(|device| device.reserve(address, bytes), note)
     }
     fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.give(|owned| owned.reserved.remove(&address), || self.device.unreserve(address, bytes))
+        self.give(|owned| owned.reserved.remove(&address), |device| device.unreserve(address, bytes))
     }
     fn memory_create(&self, bytes: u64) -> Result<Memory> {
-        let made = self.noted(self.device.memory_create(bytes))?;
-        self.take(made, |owned, made| owned.memory.insert(made), |device, made| device.memory_release(made))
+        self.make(|device| device.memory_create(bytes), |owned, made| owned.memory.insert(made))
     }
     fn memory_release(&self, memory: Memory) -> Result<()> {
-        self.give(|owned| owned.memory.remove(&memory), || self.device.memory_release(memory))
+        self.give(|owned| owned.memory.remove(&memory), |device| device.memory_release(memory))
     }
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
-        self.device.memory_export(memory)
+        self.open()?.memory_export(memory)
     }
     fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {
-        let made = self.device.memory_import(descriptor, bytes)?;
-        self.take(made, |owned, made| owned.memory.insert(made), |device, made| device.memory_release(made))
+        self.make(|device| device.memory_import(descriptor, bytes), |owned, made| owned.memory.insert(made))
     }
     fn map(&self, address: u64, bytes: u64, memory: Memory) -> Result<()> {
-        self.device.map(address, bytes, memory)?;
-        let note = |owned: &mut Owned, at| owned.mapped.insert(at, bytes);
-        self.take(address, note, |device, at| device.unmap(at, bytes)).map(drop)
+        let note = |owned: &mut Owned, ()| owned.mapped.insert(address, bytes);
+        self.make(|device| device.map(address, bytes, memory), note)
     }
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        self.give(|owned| owned.mapped.remove(&address), || self.device.unmap(address, bytes))
+        self.give(|owned| owned.mapped.remove(&address), |device| device.unmap(address, bytes))
     }
     fn protect(&self, address: u64, bytes: u64, access: Access) -> Result<()> {
-        self.device.protect(address, bytes, access)
+        self.open()?.protect(address, bytes, access)
     }
     fn host_register(&self, address: u64, bytes: u64) -> Result<()> {
-        self.device.host_register(address, bytes)?;
-        let note = |owned: &mut Owned, at| owned.registered.insert(at);
-        self.take(address, note, |device, at| device.host_unregister(at)).map(drop)
+        let note = |owned: &mut Owned, ()| owned.registered.insert(address);
+        self.make(|device| device.host_register(address, bytes), note)
     }
     fn host_register_read_only(&self, address: u64, bytes: u64) -> Result<()> {
-        self.device.host_register_read_only(address, bytes)?;
-        let note = |owned: &mut Owned, at| owned.registered.insert(at);
-        self.take(address, note, |device, at| device.host_unregister(at)).map(drop)
+        let note = |owned: &mut Owned, ()| owned.registered.insert(address);
+        self.make(|device| device.host_register_read_only(address, bytes), note)
     }
     fn host_unregister(&self, address: u64) -> Result<()> {
-        self.give(|owned| owned.registered.remove(&address), || self.device.host_unregister(address))
+        self.give(|owned| owned.registered.remove(&address), |device| device.host_unregister(address))
     }
 
     fn prepare(
@@ -228,35 +250,34 @@ impl Device for ClientDevice {
         kind: ModuleKind,
         options: &[(i32, u64)],
     ) -> std::result::Result<Loaded, LoadError> {
-        let loaded = self.device.module_load(code, kind, options)?;
-        let note = |owned: &mut Owned, module| owned.modules.insert(module);
-        let taken = self.take(loaded.module, note, |device, module| device.module_unload(module));
-        taken.map_err(|code| LoadError { code, log: String::new() })?;
+        let open = self.open().map_err(|code| LoadError { code, log: String::new() })?;
+        let loaded = open.module_load(code, kind, options)?;
+        self.owned().modules.insert(loaded.module);
         Ok(loaded)
     }
     fn module_unload(&self, module: Module) -> Result<()> {
-        self.give(|owned| owned.modules.remove(&module), || self.device.module_unload(module))
+        self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module))
     }
     fn function(&self, module: Module, name: &str) -> Result<Function> {
-        self.device.function(module, name)
+        self.open()?.function(module, name)
     }
     fn function_names(&self, module: Module) -> Result<Vec<String>> {
-        self.device.function_names(module)
+        self.open()?.function_names(module)
     }
     fn function_info(&self, function: Function) -> Result<FunctionInfo> {
-        self.device.function_info(function)
+        self.open()?.function_info(function)
     }
     fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
-        self.device.set_function_attribute(function, attribute, value)
+        self.open()?.set_function_attribute(function, attribute, value)
     }
     fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
-        self.device.set_function_cache(function, config)
+        self.open()?.set_function_cache(function, config)
     }
     fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
-        self.device.global(module, name)
+        self.open()?.global(module, name)
     }
     fn globals(&self, module: Module) -> Result<Vec<Global>> {
-        self.device.globals(module)
+        self.open()?.globals(module)
     }
     fn link(
         &self,
@@ -266,22 +287,21 @@ impl Device for ClientDevice {
         self.device.link(inputs, options)
     }
     fn occupancy_blocks(&self, function: Function, block: i32, shared: u64, flags: u32) -> Result<i32> {
-        self.device.occupancy_blocks(function, block, shared, flags)
+        self.open()?.occupancy_blocks(function, block, shared, flags)
     }
     fn occupancy_shared(&self, function: Function, blocks: i32, block: i32) -> Result<u64> {
-        self.device.occupancy_shared(function, blocks, block)
+        self.open()?.occupancy_shared(function, blocks, block)
     }
     fn occupancy_clusters(&self, launch: &Launch, function: Function) -> Result<i32> {
-        self.device.occupancy_clusters(launch, function)
+        self.open()?.occupancy_clusters(launch, function)
     }
     fn occupancy_cluster_size(&self, launch: &Launch, function: Function) -> Result<i32> {
-        self.device.occupancy_cluster_size(launch, function)
+        self.open()?.occupancy_cluster_size(launch, function)
     }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
-        let made = self.noted(self.device.stream_create(flags | NON_BLOCKING, priority))?;
-        let note = |owned: &mut Owned, made| owned.streams.insert(made);
-        self.take(made, note, |device, made| device.stream_destroy(made))?;
+        let create = |device: &dyn Device| device.stream_create(flags | NON_BLOCKING, priority);
+        let made = self.make(create, |owned, made| owned.streams.insert(made))?;
         if flags & NON_BLOCKING == 0 {
             self.order().add(made);
         }
@@ -290,15 +310,16 @@ impl Device for ClientDevice {
     fn stream_destroy(&self, stream: Stream) -> Result<()> {
         self.give(
             |owned| owned.streams.remove(&stream),
-            || {
-                let followed = self.order().remove(&*self.device, stream);
-                self.device.stream_destroy(stream).and(followed)
+            |device| {
+                let followed = self.order().remove(device, stream);
+                device.stream_destroy(stream).and(followed)
             },
         )
     }
     fn stream_query(&self, stream: Stream) -> Result<bool> {
+        let open = self.open()?;
         let streams = self.order().waits_for(stream);
-        self.noted(are_done(&*self.device, &streams))
+        self.noted(are_done(&*open, &streams))
     }
     fn stream_synchronize(&self, stream: Stream) -> Result<()> {
         let streams = self.order().waits_for(stream);
@@ -308,23 +329,24 @@ impl Device for ClientDevice {
         self.work(stream, |device, stream| device.stream_wait_event(stream, event, flags))
     }
     fn event_create(&self, flags: u32) -> Result<Event> {
-        let made = self.noted(self.device.event_create(flags))?;
-        self.take(made, |owned, made| owned.events.insert(made), |device, made| device.event_destroy(made))
+        self.make(|device| device.event_create(flags), |owned, made| owned.events.insert(made))
     }
     fn event_destroy(&self, event: Event) -> Result<()> {
-        self.give(|owned| owned.events.remove(&event), || self.device.event_destroy(event))
+        self.give(|owned| owned.events.remove(&event), |device| device.event_destroy(event))
     }
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
         self.work(stream, |device, stream| device.event_record(event, stream, flags))
     }
     fn event_query(&self, event: Event) -> Result<bool> {
-        self.noted(self.device.event_query(event))
+        let open = self.open()?;
+        self.noted(open.event_query(event))
     }
     fn event_synchronize(&self, event: Event) -> Result<()> {
-        self.noted(self.device.event_synchronize(event))
+        let open = self.open()?;
+        self.noted(open.event_synchronize(event))
     }
     fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
-        self.device.event_elapsed(start, end)
+        self.open()?.event_elapsed(start, end)
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
@@ -350,22 +372,20 @@ impl Device for ClientDevice {
     }
 
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
-        self.device.capture_begin(stream, mode)?;
+        self.open()?.capture_begin(stream, mode)?;
         self.order().capture(stream, true);
         Ok(())
     }
     fn capture_end(&self, stream: Stream) -> Result<Graph> {
         self.order().capture(stream, false);
-        let made = self.device.capture_end(stream)?;
-        self.take(made, |owned, made| owned.graphs.insert(made), |device, made| device.graph_destroy(made))
+        self.make(|device| device.capture_end(stream), |owned, made| owned.graphs.insert(made))
     }
     fn capture(&self, stream: Stream) -> Result<Capture> {
         let stream = self.order().real(stream);
-        self.device.capture(stream)
+        self.open()?.capture(stream)
     }
     fn graph_create(&self) -> Result<Graph> {
-        let made = self.device.graph_create()?;
-        self.take(made, |owned, made| owned.graphs.insert(made), |device, made| device.graph_destroy(made))
+        self.make(|device| device.graph_create(), |owned, made| owned.graphs.insert(made))
     }
     fn graph_add_kernel(
         &self,
@@ -375,39 +395,38 @@ impl Device for ClientDevice {
         launch: &Launch,
         parameters: &[u8],
     ) -> Result<GraphNode> {
-        self.device.graph_add_kernel(graph, after, function, launch, parameters)
+        self.open()?.graph_add_kernel(graph, after, function, launch, parameters)
     }
     fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        self.device.graph_add_copy(graph, after, copy)
+        self.open()?.graph_add_copy(graph, after, copy)
     }
     fn graph_add_set(&self, graph: Graph, after: &[GraphNode], set: &MemorySet) -> Result<GraphNode> {
-        self.device.graph_add_set(graph, after, set)
+        self.open()?.graph_add_set(graph, after, set)
     }
     fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode> {
-        self.device.graph_add_empty(graph, after)
+        self.open()?.graph_add_empty(graph, after)
     }
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
-        self.device.graph_add_child(graph, after, child)
+        self.open()?.graph_add_child(graph, after, child)
     }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
-        self.device.graph_nodes(graph)
+        self.open()?.graph_nodes(graph)
     }
     fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind> {
-        self.device.graph_node_kind(node)
+        self.open()?.graph_node_kind(node)
     }
     fn graph_destroy(&self, graph: Graph) -> Result<()> {
-        self.give(|owned| owned.graphs.remove(&graph), || self.device.graph_destroy(graph))
+        self.give(|owned| owned.graphs.remove(&graph), |device| device.graph_destroy(graph))
     }
     fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec> {
-        let made = self.device.graph_instantiate(graph, flags)?;
         let note = |owned: &mut Owned, made| owned.execs.insert(made);
-        self.take(made, note, |device, made| device.graph_exec_destroy(made))
+        self.make(|device| device.graph_instantiate(graph, flags), note)
     }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         self.work(stream, |device, stream| device.graph_launch(exec, stream))
     }
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
-        self.give(|owned| owned.execs.remove(&exec), || self.device.graph_exec_destroy(exec))
+        self.give(|owned| owned.execs.remove(&exec), |device| device.graph_exec_destroy(exec))
     }
 
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {

@@ -7,8 +7,6 @@ use rekindle_device::{Device, Event, Graph, GraphExec, Memory, Module, Result, S
 
 #[derive(Default)]
 pub(super) struct Owned {
-    /// The client has ended: what is made now is given back at once.
-    pub closed: bool,
     pub streams: HashSet<Stream>,
     pub events: HashSet<Event>,
     pub modules: HashSet<Module>,
