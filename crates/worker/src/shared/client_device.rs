@@ -94,7 +94,9 @@ impl ClientDevice {
         };
         // What was given to streams since is short: copies of a load that is not wanted any more.
         let streams = self.owned().streams.clone();
-        streams.into_iter().for_each(|stream| drop(self.device.stream_synchronize(stream)));
+        for stream in streams {
+            let _ = self.device.stream_synchronize(stream);
+        }
         self.owned().give_back(&*self.device);
         true
     }
