@@ -236,6 +236,7 @@ fn work_that_goes_on_after_its_clients_end_keeps_the_context_from_others() {
     let (mut one, mut other) = (host.program(slice(0)), host.program(slice(1)));
     let flag = one.hold(0);
     one.add(0, 1);
+    assert_eq!(one.lane.ask(StreamQuery { device: 0, stream: 0 }), Ok(false));
     one.die();
     assert!(!host.admits(slice(2)));
     let during = other.daemon.ask(ask::GetStatus {}).free_bytes[0];
