@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::program::{begin, bytes_of, download, kernel, launch, upload, words};
-use common::{Client, Daemon, Lane, Worker, alone};
+use common::{Client, Daemon, Lane, Worker, alone, wait_for_addresses};
 use rekindle_cuda::{
     CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
 };
@@ -95,6 +95,7 @@ fn modules(counts: &BTreeMap<String, u64>) -> (u64, u64) {
 
 /// Has a new worker go on from an image with one ring; gives what it counted of modules too.
 fn restore(directory: &Path, image: String, form: Form) -> (Worker, Daemon, Client, BTreeMap<String, u64>) {
+    wait_for_addresses();
     std::fs::create_dir_all(directory).unwrap();
     BoardMapping::create(&directory.join("board-9-0")).unwrap();
     Ring::create(&directory.join("ring-9-0")).unwrap();

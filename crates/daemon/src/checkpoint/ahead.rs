@@ -45,6 +45,7 @@ impl Attempt<'_> {
         let start_us = self.timeline.elapsed_us();
         let bytes = ahead.copy(&|| self.reply.check_wanted().is_ok());
         lane.note("copy ahead", start_us, self.timeline.elapsed_us() - start_us, bytes);
+        let _ = self.copied_ahead.set(());
         self.step("ahead-copied")?;
         Ok(Some(ahead))
     }

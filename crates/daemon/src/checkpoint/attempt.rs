@@ -90,6 +90,8 @@ pub(super) struct Attempt<'a> {
     pub(super) served: Mutex<Option<Served>>,
     /// When the worker was asked to save its half, microseconds since the beginning.
     pub(super) saved_us: OnceLock<u64>,
+    /// Set if memory was copied ahead, whose pages are not in order then.
+    pub(super) copied_ahead: OnceLock<()>,
     /// The id of the image, once it is there.
     pub(super) made: OnceLock<String>,
     /// Its ports, where who comes waits from the freeze until it goes on.

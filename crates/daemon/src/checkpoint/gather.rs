@@ -122,7 +122,8 @@ impl Attempt<'_> {
     /// Has the program's memory mapped from the image on a restore.
     fn convert(&self, draft: &Draft, images: &Path) -> Result<()> {
         let earlier = self.daemon.places.pages().join(&self.subject.id);
-        let all = self.warn(cpu_pages::convert(draft, images, &earlier)?);
+        let in_order = self.copied_ahead.get().is_none();
+        let all = self.warn(cpu_pages::convert(draft, images, &earlier, in_order)?);
         ImageMetadata::warn(&mut draft.manifest(), &all);
         Ok(())
     }

@@ -41,10 +41,14 @@ fn is_read_wanted() -> bool {
 }
 
 /// Converts the dump in `images` and takes the page files into the draft. Returns what the user should know.
-/// `earlier` has the page files that the program maps, if it was restored with such.
-pub fn convert(draft: &Draft, images: &Path, earlier: &Path) -> Result<Vec<String>> {
+/// `earlier` has the page files that the program maps, if it was restored with such. Pages that are not `in_order` are put
+/// so.
+pub fn convert(draft: &Draft, images: &Path, earlier: &Path, in_order: bool) -> Result<Vec<String>> {
     let map = !is_read_wanted();
-    let settle = || pages::settle(images).map_err(|what| Error::Pages { what });
+    let settle = || match in_order {
+        true => Ok(()),
+        false => pages::settle(images).map_err(|what| Error::Pages { what }),
+    };
     if !map && !earlier.is_dir() {
         return settle().map(|()| Vec::new());
     }

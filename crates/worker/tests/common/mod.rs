@@ -33,12 +33,16 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    // The last thread of the former worker may let go of its device a moment after the worker has ended.
+    wait_for_addresses();
+    one
+}
+
+/// The last thread of the former worker may let go of its device a moment after the worker has ended.
+pub fn wait_for_addresses() {
     let begun = Instant::now();
     while device_addresses_are_taken() && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    one
 }
 
 fn device_addresses_are_taken() -> bool {
