@@ -14,10 +14,9 @@ pub struct Arguments {
 }
 
 /// Whom a worker is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// One program.
-    #[default]
     Program,
     /// As yet nobody. It waits in a pool: it ends with the daemon's connection unless it was taken.
     Spare,

@@ -34,10 +34,8 @@ pub(crate) const GREETING_LIMIT: Duration = Duration::from_secs(10);
 const LONELY: Duration = Duration::from_secs(60);
 
 /// Whose client it is that the daemon talks of.
-#[derive(Clone, Default)]
 pub(crate) enum Kind {
     /// The one client of the process.
-    #[default]
     Alone,
     /// As yet nobody's: it waits in a pool, and whoever connects is its daemon.
     Spare,

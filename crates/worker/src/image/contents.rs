@@ -56,8 +56,8 @@ pub(crate) fn stock(shelf: &Arc<Shelf>) {
 
 /// As [`prepare`], for a save beside the running program. Blocks are larger: while the program enqueues more than the GPU
 /// takes, each call of the driver waits for milliseconds.
-pub(super) fn prepare_beside(device: Arc<dyn Device>, shelf: Option<&Arc<Shelf>>) -> Preparing {
-    Blocks::prepare(device, shelf, BESIDE, threads().min(MOST_BESIDE) * TURNS)
+pub(super) fn prepare_beside(device: Arc<dyn Device>) -> Preparing {
+    Blocks::prepare(device, None, BESIDE, threads().min(MOST_BESIDE) * TURNS)
 }
 
 /// How far the load of these parts has come: not at all. `order` is of the parts' numbers.

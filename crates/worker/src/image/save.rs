@@ -22,12 +22,12 @@ use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
 pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
-    let prepare = match contents {
-        Contents::Saved => contents::prepare,
-        Contents::Shadowed => contents::prepare_beside,
-        Contents::Left => return None,
-    };
-    client.any_device().ok().map(|device| prepare(device, client.gpus.shelf()))
+    let device = client.any_device().ok()?;
+    match contents {
+        Contents::Saved => Some(contents::prepare(device, client.gpus.shelf())),
+        Contents::Shadowed => Some(contents::prepare_beside(device)),
+        Contents::Left => None,
+    }
 }
 
 /// What was saved: parts as the store describes them, phases, and descriptors of the memory that was left.
