@@ -17,13 +17,14 @@ use rekindle_device::Slice;
 use rekindle_protocol::daemon::SharedContexts as Shown;
 use rekindle_protocol::worker::{Sharing, ask};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::places::{Places, private_directory};
 use crate::workers::{Address, OnEnd, Purpose, Start, Worker};
 
 /// How long a process may take to say who shares its contexts. It may still be making them.
 const LIMIT: Duration = Duration::from_secs(60);
 const SOCKET_ENDING: &str = "sock";
+const ADMISSION: &str = "serve one program more";
 
 /// The processes that have shared contexts.
 pub struct Contexts {
@@ -70,17 +71,20 @@ impl Contexts {
         all.retain(|shared| shared.process.ended().is_none());
         for shared in all.iter().filter(|shared| shared.tenant == share.tenant && shared.gpu == gpu) {
             match shared.admit(&address, share.slice) {
-                Ok(true) => return Worker::of_process(address, shared.process.pid(), on_end()),
+                Ok(true) => return shared.worker(address, on_end()),
                 Ok(false) => {}
                 Err(error) => log::warn!("a process with shared contexts takes no program: {error}"),
             }
         }
         let shared =
             Shared { tenant: share.tenant.clone(), gpu: gpu.to_string(), process: self.start(gpu, share)? };
-        shared.admit(&address, share.slice)?;
-        let process = shared.process.clone();
+        if !shared.admit(&address, share.slice)? {
+            let (action, reason) = (ADMISSION, "its new context has failed already".to_string());
+            return Err(Error::Worker { action, reason });
+        }
+        let worker = shared.worker(address, on_end());
         all.push(shared);
-        Worker::of_process(address, process.pid(), on_end())
+        worker
     }
 
     /// Every process that lives.
@@ -103,7 +107,7 @@ impl Contexts {
         let output = address.log.clone();
         let purpose = Purpose::Shared(&share.tenant);
         let start = Start { program: &self.program, address, gpu, output: &output, purpose };
-        Worker::start(&start, Box::new(move |_| forget(&left)))
+        Worker::start(&start, Box::new(move |worker| forget(&left, worker)))
     }
 
     fn address(&self, id: &str) -> Address {
@@ -118,9 +122,12 @@ impl Contexts {
         let Some(id) = socket.file_stem() else { return };
         let address = self.address(&id.to_string_lossy());
         let left = address.clone();
-        let found = Worker::reconnect_with(address, 0, Box::new(move |_| forget(&left)), |worker| {
-            worker.ask_within("tell who shares its contexts", ask::GetSharing {}, &[], Some(LIMIT))
-        });
+        let found =
+            Worker::reconnect_with(address, 0, Box::new(move |worker| forget(&left, worker)), |worker| {
+                let action = "tell who shares its contexts";
+                let sharing = worker.ask_within(action, ask::GetSharing {}, &[], Some(LIMIT))?;
+                Ok((sharing.pid, sharing))
+            });
         match found {
             Ok((process, Sharing { tenant, gpu, .. })) => self.all().push(Shared { tenant, gpu, process }),
             Err(error) => {
@@ -136,15 +143,22 @@ impl Contexts {
 }
 
 impl Shared {
+    /// What serves a program that was admitted.
+    fn worker(&self, address: Address, on_end: OnEnd) -> Result<Arc<Worker>> {
+        Worker::of_process(address, self.process.pid(), on_end)
+    }
+
     /// False if it takes no program with this slice.
     fn admit(&self, address: &Address, slice: Slice) -> Result<bool> {
         let [listen, log] = [&address.socket, &address.log].map(|path| path.to_string_lossy().into_owned());
-        self.process.ask_within("serve one program more", ask::Admit { listen, log, slice }, &[], Some(LIMIT))
+        self.process.ask_within(ADMISSION, ask::Admit { listen, log, slice }, &[], Some(LIMIT))
     }
 }
 
-/// Removes what a process leaves.
-fn forget(address: &Address) {
+/// Removes what a process leaves. The log of one that failed stays: it says why.
+fn forget(address: &Address, ended: &Worker) {
     let _ = std::fs::remove_file(&address.socket);
-    let _ = std::fs::remove_file(&address.log);
+    if ended.ended_well() {
+        let _ = std::fs::remove_file(&address.log);
+    }
 }

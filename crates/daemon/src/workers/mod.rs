@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use rekindle_protocol::frame::FrameError;
-use rekindle_protocol::worker::{Ask, GreetingError, Sharing, Status, ask, socket_name};
+use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
 use rekindle_sandbox::ending;
 
 use crate::error::{Error, Result};
@@ -37,6 +37,8 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// How long a worker may take over a question that needs no GPU work. It may still be opening the GPU.
 const STATUS_LIMIT: Duration = Duration::from_secs(60);
 
+/// How one has ended that has not failed.
+const ENDED: &str = "it ended";
 /// How long a killed worker's end is waited for.
 const KILL_LIMIT: Duration = Duration::from_secs(2);
 
@@ -99,23 +101,6 @@ pub struct Worker {
     followed: AtomicBool,
     /// Its process serves others too.
     shared: bool,
-}
-
-/// What a worker says of itself that has its pid.
-pub trait Pid {
-    fn pid(&self) -> i32;
-}
-
-impl Pid for i32 {
-    fn pid(&self) -> i32 {
-        *self
-    }
-}
-
-impl Pid for Sharing {
-    fn pid(&self) -> i32 {
-        self.pid
-    }
 }
 
 impl Worker {
@@ -186,7 +171,7 @@ impl Worker {
         std::thread::spawn(move || {
             let _ = File::from(ended).read_to_end(&mut Vec::new());
             watched.note_end(match process::is_alive(process) {
-                true => "it ended".to_string(),
+                true => ENDED.to_string(),
                 false => "the process whose contexts it shared ended".to_string(),
             });
         });
@@ -203,31 +188,28 @@ impl Worker {
 
     /// Finds the worker that an earlier daemon has started.
     pub fn reconnect(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
-        Ok(Worker::reconnect_with(address, client, on_end, |worker| {
-            worker.status().map(|status| status.pid)
-        })?
-        .0)
+        let pid = |worker: &Worker| Ok((worker.status()?.pid, ()));
+        Ok(Worker::reconnect_with(address, client, on_end, pid)?.0)
     }
 
     /// As [`Worker::reconnect`], of one that says its pid in answer to another question.
-    pub fn reconnect_with<P: Pid>(
+    pub fn reconnect_with<S>(
         address: Address,
         client: i32,
         on_end: OnEnd,
-        ask: impl FnOnce(&Worker) -> Result<P>,
-    ) -> Result<(Arc<Worker>, P)> {
+        ask: impl FnOnce(&Worker) -> Result<(i32, S)>,
+    ) -> Result<(Arc<Worker>, S)> {
         let stream = UnixStream::connect(&address.socket)
             .map_err(|source| Error::io("connect to", &address.socket, source))?;
         let connection = greeted("connect to", stream)?;
         let worker = Arc::new(Worker::new(address, 0, Some(connection), on_end));
         worker.client.store(client, Ordering::Relaxed);
-        let said = ask(&worker)?;
-        let pid = said.pid();
+        let (pid, said) = ask(&worker)?;
         worker.pid.store(pid, Ordering::Relaxed);
         let watched = worker.clone();
         std::thread::spawn(move || {
             process::wait_for_end(pid);
-            watched.note_end("it ended".to_string());
+            watched.note_end(ENDED.to_string());
         });
         Ok((worker, said))
     }
@@ -288,6 +270,11 @@ impl Worker {
     /// How it ended, if it has.
     pub fn ended(&self) -> Option<String> {
         lock(&self.ended).clone()
+    }
+
+    /// Whether it has ended by itself and without a failure, as far as that was seen.
+    pub fn ended_well(&self) -> bool {
+        self.ended().is_some_and(|how| how == ENDED)
     }
 
     pub fn status(&self) -> Result<Status> {
@@ -493,7 +480,7 @@ fn greeted(action: &'static str, stream: UnixStream) -> Result<Connection> {
 
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(0), _) => "it ended".to_string(),
+        (Some(0), _) => ENDED.to_string(),
         (Some(code), _) => format!("it ended with status {code}"),
         (_, Some(signal)) => format!("it was killed by signal {signal}"),
         _ => "it ended in an unknown way".to_string(),
