@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,17 @@ load_harness()
 
 
 @contextlib.contextmanager
-def begun():
+def begun(**environment):
     """Services go first: they would bring up again what is ended."""
     from harness import Rekindle
 
-    with Rekindle() as instance, pytest.MonkeyPatch.context() as patch:
-        for name in ("REKINDLE_SOCKET", "REKINDLE_STATE", "REKINDLE_RUN_ROOT"):
-            patch.setenv(name, instance.environment[name])
+    given = {"REKINDLE_DATA_FILES": tempfile.gettempdir()} | environment
+    given = {name: value for name, value in given.items() if value is not None}
+    with Rekindle(**given) as instance, pytest.MonkeyPatch.context() as patch:
+        # The package may be who starts the next daemon. Faults are of the first one.
+        for name in ("REKINDLE_SOCKET", "REKINDLE_STATE", "REKINDLE_RUN_ROOT", "REKINDLE_DATA_FILES"):
+            if name in instance.environment:
+                patch.setenv(name, instance.environment[name])
         patch.setenv("REKINDLE_COMMAND", instance.command)
         patch.delenv("PYTHONUNBUFFERED", raising=False)
         try:

@@ -1,0 +1,156 @@
+//! The memory daemon, which has objects of stores in memory for all programs: when it is started, and what is asked of it
+//! here.
+//!
+//! ```text
+//!   socket, open for the daemon's life ── somebody connects ─▶ `rekindled memory` accepts, and all who come later
+//!                                              ▲                     └─ ends, or is killed ─┐
+//!                                              └────────────────────────────────────────────┘
+//! ```
+//!
+//! It is a process of its own: what reads answers of servers, and may take much memory, is not what holds sandboxes. It
+//! ends with this daemon. Who has connected waits at the socket while there is none.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use rekindle_protocol::data::{Answer, Problem, VERSION, Want};
+use rekindle_protocol::frame::{self, FrameError};
+
+use crate::error::{Error, Result};
+use crate::host::places::Places;
+
+/// One that ended sooner than this has the next one wait.
+const SOON: Duration = Duration::from_secs(1);
+
+/// What `rekindled` is called with to be a memory daemon.
+const ARGUMENT: &str = "memory";
+
+/// What data may take.
+#[derive(Clone, Debug)]
+pub struct DataLimits {
+    /// The most bytes of the host's memory; none: a quarter of it.
+    pub memory: Option<u64>,
+    /// For how long what fails is tried again.
+    pub patience: Duration,
+    /// Programs may have the files that lie below it; none: no files.
+    pub files: Option<PathBuf>,
+}
+
+/// The way to the memory daemon.
+pub struct Data {
+    socket: PathBuf,
+}
+
+impl Data {
+    /// Listens, and has a thread see to it that somebody answers.
+    pub fn open(places: &Places, program: PathBuf, limits: DataLimits) -> Result<Arc<Data>> {
+        let socket = places.data_socket();
+        let failed = |source| Error::io("listen on", &socket, source);
+        match std::fs::remove_file(&socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&socket).map_err(failed)?;
+        std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
+        let keeper = Keeper { program, log: places.logs().join("memory.log"), limits, listener };
+        let thread = std::thread::Builder::new().name("memory".into()).spawn(move || keeper.run());
+        thread.map_err(|source| Error::system("start a thread", source))?;
+        Ok(Arc::new(Data { socket }))
+    }
+
+    /// Has an object fetched for a program that is about to want it. What fails is said to whoever wants it then.
+    pub fn prefetch(self: &Arc<Data>, url: &str) {
+        let (data, url) = (self.clone(), url.to_string());
+        std::thread::spawn(move || match data.fetch(&url) {
+            Ok(Ok(())) => log::debug!("{url} is in memory"),
+            Ok(Err(problem)) => log::debug!("{}", problem.sentence),
+            Err(error) => log::warn!("{url} was not fetched ahead: {error}"),
+        });
+    }
+
+    fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
+        let stream = UnixStream::connect(&self.socket)?;
+        frame::send(&stream, &Want { version: VERSION, url: url.to_string(), bytes: None }, &[])?;
+        loop {
+            match frame::receive(&stream)?.0 {
+                Answer::Whole {} => return Ok(Ok(())),
+                Answer::Failed(problem) => return Ok(Err(problem)),
+                Answer::Object { .. } | Answer::Ready { .. } => {}
+            }
+        }
+    }
+}
+
+/// Starts memory daemons, one after the other.
+struct Keeper {
+    program: PathBuf,
+    log: PathBuf,
+    limits: DataLimits,
+    listener: UnixListener,
+}
+
+impl Keeper {
+    fn run(self) {
+        loop {
+            let began = Instant::now();
+            match self.wait().and_then(|()| self.serve()) {
+                Ok(how) => log::warn!("the memory daemon ended ({how}); the next one begins anew"),
+                Err(error) => log::error!("the memory daemon cannot be started: {error}"),
+            }
+            std::thread::sleep(SOON.saturating_sub(began.elapsed()));
+        }
+    }
+
+    /// Returns when somebody has connected.
+    fn wait(&self) -> io::Result<()> {
+        let mut entries = [PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+        while let Err(errno) = poll(&mut entries, PollTimeout::NONE) {
+            if errno != nix::errno::Errno::EINTR {
+                return Err(errno.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns when the process has ended.
+    fn serve(&self) -> io::Result<ExitStatus> {
+        let log: File = OpenOptions::new().append(true).create(true).open(&self.log)?;
+        let most = self.limits.memory.map_or_else(quarter, Ok)?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg(ARGUMENT)
+            .arg(most.to_string())
+            .arg(self.limits.patience.as_secs().to_string())
+            .args(&self.limits.files)
+            .current_dir("/")
+            .stdin(OwnedFd::from(self.listener.try_clone()?))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .process_group(0);
+        // SAFETY: between fork and exec, one system call. The thread that it is about lives as long as this process.
+        unsafe {
+            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?));
+        }
+        command.spawn()?.wait()
+    }
+}
+
+/// Of the host's memory.
+fn quarter() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let total =
+        text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    let total: u64 =
+        total.ok_or_else(|| io::Error::other("/proc/meminfo does not say how much memory there is"))?;
+    Ok((total << 10) / 4)
+}

@@ -1,0 +1,128 @@
+//! An object's bytes, in parallel ranges, all of the same version.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::{GetOptions, GetRange, GetResultPayload, ObjectMeta};
+use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::fault;
+
+use crate::objects::Object;
+use crate::store::{self, Place};
+
+/// What is asked for at once.
+const PIECE: u64 = 8 << 20;
+/// So many are under way together.
+const TOGETHER: usize = 16;
+
+/// What tells versions of an object apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub bytes: u64,
+    /// The store's own mark.
+    pub tag: Option<String>,
+    /// When it was written, for stores without marks.
+    written: i64,
+}
+
+impl Version {
+    fn of(meta: &ObjectMeta) -> Version {
+        let written = meta.last_modified.timestamp_nanos_opt().unwrap_or_default();
+        Version { bytes: meta.size, tag: meta.e_tag.clone(), written }
+    }
+
+    /// Answers about ranges do not say the time as exactly everywhere.
+    fn is_of(&self, meta: &ObjectMeta) -> bool {
+        let other = Version::of(meta);
+        self.bytes == other.bytes
+            && match (&self.tag, &other.tag) {
+                (Some(own), Some(other)) => own == other,
+                _ => self.written / 1_000_000_000 == other.written / 1_000_000_000,
+            }
+    }
+}
+
+/// What the store has now.
+pub async fn look(name: &str, place: &Place) -> Result<Version, Problem> {
+    injected(name, "data-look")?;
+    let options = GetOptions { head: true, ..GetOptions::default() };
+    let found = place.store.get_opts(&place.path, options).await;
+    found.map(|found| Version::of(&found.meta)).map_err(|error| store::problem(name, &error))
+}
+
+/// Fills the object's memory, and says of each piece that it is there.
+pub async fn fetch(name: &str, place: &Place, object: &Arc<Object>) -> Result<(), Problem> {
+    let bytes = object.version.bytes;
+    let pieces = (0..bytes.div_ceil(PIECE)).map(|number| number * PIECE);
+    let mut under_way = stream::iter(pieces)
+        .map(|offset| piece(name, place, object, offset, PIECE.min(bytes - offset)))
+        .buffer_unordered(TOGETHER);
+    while let Some((offset, bytes)) = under_way.try_next().await? {
+        object.add(offset, bytes);
+    }
+    Ok(())
+}
+
+async fn piece(
+    name: &str,
+    place: &Place,
+    object: &Arc<Object>,
+    offset: u64,
+    bytes: u64,
+) -> Result<(u64, u64), Problem> {
+    injected(name, "data-piece")?;
+    let options = GetOptions {
+        range: Some(GetRange::Bounded(offset..offset + bytes)),
+        if_match: object.version.tag.clone(),
+        ..GetOptions::default()
+    };
+    let failed = |error| store::problem(name, &error);
+    let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
+    if !object.version.is_of(&found.meta) {
+        return Err(Problem::new(ProblemKind::Changed, store::changed(name)));
+    }
+    match found.payload {
+        GetResultPayload::File(file, _) => {
+            let object = object.clone();
+            let read = move || {
+                let fill = |room: &mut [u8]| file.read_exact_at(room, offset);
+                // SAFETY: each piece is one task's, and nobody reads it before it was said to be there.
+                unsafe { object.memory.fill(offset, bytes as usize, fill) }
+            };
+            let read = tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other);
+            if read.and_then(|read| read).is_err() {
+                return Err(short(name));
+            }
+        }
+        GetResultPayload::Stream(mut chunks) => {
+            let mut at = offset;
+            while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
+                let fits = at + chunk.len() as u64 <= offset + bytes;
+                // SAFETY: as above; the chunk lies in the piece.
+                if !fits || !unsafe { object.memory.write(at, &chunk) } {
+                    return Err(short(name));
+                }
+                at += chunk.len() as u64;
+            }
+            if at != offset + bytes {
+                return Err(short(name));
+            }
+        }
+    }
+    Ok((offset, bytes))
+}
+
+fn short(name: &str) -> Problem {
+    let sentence = format!(
+        "{name} did not give as many bytes as it was said to have; look whether its store works, or whether somebody \
+         writes it"
+    );
+    Problem::new(ProblemKind::Unavailable, sentence)
+}
+
+fn injected(name: &str, point: &'static str) -> Result<(), Problem> {
+    fault::point(point).map_err(|fault| {
+        Problem::new(ProblemKind::Unavailable, format!("{name} cannot be read ({fault}); look at its store"))
+    })
+}

@@ -1,0 +1,21 @@
+//! The memory daemon: objects of stores in memory of the host, once for all programs of the node.
+//!
+//! ```text
+//!   rekindled, workers ── Want ──▶ connection ─▶ objects ─▶ fetch ─▶ store (S3, http, file)
+//!                      ◀─ memory ──────┘            │          └ parallel ranges, all of one ETag
+//!                                                   └ least recently used ones go when room is needed
+//! ```
+//!
+//! A process of its own, `rekindled memory`: what parses answers of servers has no part in sandboxes, credentials stay
+//! here, and it may be killed at any time. Its memory goes with it then; who waits asks the next one, which `rekindled`
+//! starts as soon as somebody connects, and begins anew.
+
+mod connection;
+mod fetch;
+mod objects;
+mod process;
+mod room;
+mod shared;
+mod store;
+
+pub use process::{ARGUMENT, main};

@@ -1,0 +1,233 @@
+//! Which objects are in memory, and which are on their way there.
+//!
+//! Whoever asks for an object waits for the answer of its store about which version it has now, and shares the memory
+//! with all who ask for that one: those who ask while it is fetched have no request made of their own. An object that is
+//! whole stays until its room is needed, least recently used first, or its store has another version.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rekindle_protocol::data::{Problem, ProblemKind};
+use tokio::runtime::Handle;
+
+use crate::fetch::{self, Version};
+use crate::room::{Budget, Room};
+use crate::shared::Shared;
+use crate::store::{Place, Stores};
+
+/// One version of an object.
+pub struct Object {
+    pub version: Version,
+    pub memory: Shared,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    _room: Room,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Ranges that are there: offsets and lengths, in the order in which they came.
+    ready: Vec<(u64, u64)>,
+    end: Option<Result<(), Problem>>,
+}
+
+/// What there is to say of an object beyond what was said.
+pub enum News {
+    Ready(u64, u64),
+    End(Result<(), Problem>),
+}
+
+impl Object {
+    pub fn reader(&self) -> std::io::Result<OwnedFd> {
+        self.memory.reader()
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn add(&self, offset: u64, bytes: u64) {
+        self.progress().ready.push((offset, bytes));
+        self.changed.notify_all();
+    }
+
+    fn end(&self, how: Result<(), Problem>) {
+        self.progress().end = Some(how);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next news after so many.
+    pub fn news(&self, after: usize) -> News {
+        let mut progress = self.progress();
+        loop {
+            if let Some((offset, bytes)) = progress.ready.get(after) {
+                return News::Ready(*offset, *bytes);
+            }
+            if let Some(end) = &progress.end {
+                return News::End(end.clone());
+            }
+            progress = self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Somebody's question to the store, which others wait for too, and what follows from it.
+#[derive(Default)]
+struct Flight {
+    found: Mutex<Option<Result<Arc<Object>, Problem>>>,
+    landed: Condvar,
+}
+
+impl Flight {
+    fn land(&self, how: Result<Arc<Object>, Problem>) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(how);
+        self.landed.notify_all();
+    }
+
+    fn wait(&self) -> Result<Arc<Object>, Problem> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*found {
+                Some(how) => return how.clone(),
+                None => found = self.landed.wait(found).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Entry {
+    flight: Option<Arc<Flight>>,
+    object: Option<Arc<Object>>,
+    used: u64,
+}
+
+#[derive(Default)]
+struct Known {
+    entries: HashMap<String, Entry>,
+    /// How often something was asked for.
+    asked: u64,
+}
+
+pub struct Objects {
+    stores: Stores,
+    budget: Arc<Budget>,
+    runtime: Handle,
+    known: Mutex<Known>,
+}
+
+impl Objects {
+    pub fn new(stores: Stores, budget: Arc<Budget>, runtime: Handle) -> Arc<Objects> {
+        Arc::new(Objects { stores, budget, runtime, known: Mutex::default() })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object as its store has it now; its bytes may be still to come.
+    pub fn ask(self: &Arc<Objects>, name: &str) -> Result<Arc<Object>, Problem> {
+        let place = self.stores.find(name)?;
+        let flight = {
+            let mut known = self.known();
+            known.asked += 1;
+            let now = known.asked;
+            let entry = known.entries.entry(name.to_string()).or_default();
+            entry.used = now;
+            match &entry.flight {
+                Some(flight) => flight.clone(),
+                None => {
+                    let flight = Arc::new(Flight::default());
+                    entry.flight = Some(flight.clone());
+                    let (objects, name, own) = (self.clone(), name.to_string(), flight.clone());
+                    std::thread::spawn(move || objects.fly(&name, &place, &own));
+                    flight
+                }
+            }
+        };
+        flight.wait()
+    }
+
+    /// Asks the store, and fetches what is not there.
+    fn fly(&self, name: &str, place: &Place, flight: &Flight) {
+        let began = Instant::now();
+        let found = self.find(name, place);
+        flight.land(found.clone().map(|(object, _)| object));
+        let kept = match found {
+            Ok((object, false)) => Some(object),
+            Ok((object, true)) => {
+                let fetched = self.runtime.block_on(fetch::fetch(name, place, &object));
+                let (bytes, took) = (object.version.bytes, began.elapsed().as_secs_f64());
+                match &fetched {
+                    Ok(()) => log::info!("fetched {name}: {bytes} bytes in {took:.3} s"),
+                    Err(problem) => log::warn!("{}", problem.sentence),
+                }
+                let is_whole = fetched.is_ok();
+                object.end(fetched);
+                is_whole.then_some(object)
+            }
+            Err(problem) => {
+                log::warn!("{}", problem.sentence);
+                None
+            }
+        };
+        let mut known = self.known();
+        let Some(entry) = known.entries.get_mut(name) else { return };
+        entry.flight = None;
+        if kept.is_some() {
+            entry.object = kept;
+        }
+        // What is in memory stays while its store does not answer.
+        if entry.object.is_none() {
+            known.entries.remove(name);
+        }
+    }
+
+    /// What is in memory of the version that the store has now, or room for it, which is to be filled.
+    fn find(&self, name: &str, place: &Place) -> Result<(Arc<Object>, bool), Problem> {
+        let version = self.runtime.block_on(fetch::look(name, place))?;
+        let kept = self.known().entries.get_mut(name).and_then(|entry| entry.object.take());
+        if let Some(object) = kept.filter(|object| object.version == version) {
+            return Ok((object, false));
+        }
+        let bytes = version.bytes;
+        if bytes == 0 {
+            let sentence = format!("{name} is empty; put data there, or do not declare it");
+            return Err(Problem::new(ProblemKind::Size, sentence));
+        }
+        let room = self.budget.take(bytes, || self.evict()).ok_or_else(|| {
+            let most = self.budget.most();
+            let sentence = format!(
+                "{name} has {bytes} bytes, and data may have {most} of this host's memory; start rekindled with a larger \
+                 --data-memory"
+            );
+            Problem::new(ProblemKind::Memory, sentence)
+        })?;
+        let memory = Shared::new(bytes).map_err(|error| {
+            let sentence = format!("there is no memory for the {bytes} bytes of {name} ({error}); free some");
+            Problem::new(ProblemKind::Memory, sentence)
+        })?;
+        let (progress, changed) = (Mutex::default(), Condvar::new());
+        Ok((Arc::new(Object { version, memory, progress, changed, _room: room }), true))
+    }
+
+    /// Drops the object that was used least recently of those that nobody uses.
+    fn evict(&self) -> bool {
+        let mut known = self.known();
+        let unused = |entry: &Entry| {
+            entry.flight.is_none()
+                && entry.object.as_ref().is_some_and(|object| Arc::strong_count(object) == 1)
+        };
+        let rows = known.entries.iter().filter(|(_, entry)| unused(entry));
+        let Some(name) = rows.min_by_key(|(_, entry)| entry.used).map(|(name, _)| name.clone()) else {
+            return false;
+        };
+        let dropped = known.entries.remove(&name);
+        drop(known);
+        log::info!("dropped {name}, to make room");
+        drop(dropped);
+        true
+    }
+}

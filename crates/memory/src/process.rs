@@ -1,0 +1,71 @@
+//! The process: started by `rekindled` with its listening socket as standard input, and gone when that goes.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_protocol::{descriptors, peer};
+
+use crate::connection;
+use crate::objects::Objects;
+use crate::room::Budget;
+use crate::store::Stores;
+
+/// What `rekindled` is called with to be this.
+pub const ARGUMENT: &str = "memory";
+
+/// Threads that take bytes from stores.
+const MOST_THREADS: usize = 8;
+
+/// `rekindled memory BYTES SECONDS [DIRECTORY]`: the most memory for objects, for how long what fails is tried again, and whose
+/// files programs may have.
+pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
+    env_logger::Builder::from_env(log).init();
+    let mut number = || arguments.next().and_then(|word| word.to_str()?.parse::<u64>().ok());
+    let (Some(most), Some(patience)) = (number(), number()) else {
+        log::error!("`rekindled {ARGUMENT}` takes two numbers and a listening socket; rekindled runs this");
+        return ExitCode::from(2);
+    };
+    let files = arguments.next().map(PathBuf::from);
+    match run(most, Duration::from_secs(patience), files) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("the memory daemon cannot go on: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(most: u64, patience: Duration, files: Option<PathBuf>) -> std::io::Result<()> {
+    end_on_panic();
+    descriptors::make_room();
+    // Fails only where somebody has chosen one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).clamp(2, MOST_THREADS);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let objects = Objects::new(Stores::new(patience, files), Budget::new(most), runtime.handle().clone());
+    let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    loop {
+        let (stream, _) = listener.accept()?;
+        if !peer::is_beside(&stream) {
+            log::warn!("a process of a sandbox is sent away that came where workers do");
+            continue;
+        }
+        let objects = Arc::clone(&objects);
+        std::thread::spawn(move || connection::serve(&stream, &objects));
+    }
+}
+
+/// Who waits for a thread that is no more would wait for ever; the next process begins anew.
+fn end_on_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        usual(info);
+        std::process::abort();
+    }));
+}

@@ -1,0 +1,212 @@
+//! Which store a URL is of, and what its failures mean.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::http::HttpBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientOptions, Error, ObjectStore, RetryConfig};
+use rekindle_protocol::data::{Problem, ProblemKind};
+use url::Url;
+
+/// By one of these the environment has credentials for S3; else the machine is asked for its own.
+const CREDENTIALS: [&str; 5] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+];
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+/// The longest reason of a store's that is passed on.
+const LONGEST_REASON: usize = 300;
+
+/// An object of a store.
+#[derive(Clone)]
+pub struct Place {
+    pub store: Arc<dyn ObjectStore>,
+    pub path: Path,
+}
+
+/// The stores that were used, with their connections.
+pub struct Stores {
+    known: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    patience: Duration,
+    files: Option<PathBuf>,
+}
+
+impl Stores {
+    /// What fails is tried again for so long; files are given that lie below this directory.
+    pub fn new(patience: Duration, files: Option<PathBuf>) -> Stores {
+        // What programs name is looked for where it really lies.
+        let files = files.map(|files| files.canonicalize().unwrap_or(files));
+        Stores { known: Mutex::default(), patience, files }
+    }
+
+    pub fn find(&self, name: &str) -> Result<Place, Problem> {
+        let bad = |why: String| {
+            let sentence = format!(
+                "{name} names no object: {why}; write s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH"
+            );
+            Problem::new(ProblemKind::Name, sentence)
+        };
+        let url = Url::parse(name).map_err(|error| bad(error.to_string()))?;
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(bad("it has a query or a fragment".to_string()));
+        }
+        let path = match url.scheme() {
+            "file" => {
+                let path = url.to_file_path().map_err(|()| bad("it has no absolute path".to_string()))?;
+                Path::from_absolute_path(self.real(name, &path)?)
+            }
+            "s3" | "http" | "https" => Path::from_url_path(url.path()),
+            other => return Err(bad(format!("there are no stores of {other:?}"))),
+        };
+        let path = path.map_err(|error| bad(error.to_string()))?;
+        if path.as_ref().is_empty() {
+            return Err(bad("it has no path".to_string()));
+        }
+        let key = url[..url::Position::BeforePath].to_string();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = known.get(&key) {
+            return Ok(Place { store: store.clone(), path });
+        }
+        let store = self.open(&url).map_err(|error| problem(name, &error))?;
+        known.insert(key, store.clone());
+        Ok(Place { store, path })
+    }
+
+    /// Where a file really lies, if programs may have it: they may be of users who may read less than we.
+    fn real(&self, name: &str, path: &std::path::Path) -> Result<PathBuf, Problem> {
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let sentence = match &self.files {
+            Some(files) if real.starts_with(files) => return Ok(real),
+            Some(files) => format!(
+                "{name} may not be read: it does not lie in {}, whose files alone rekindled gives to programs; put it there, or \
+                 start rekindled with another --data-files",
+                files.display()
+            ),
+            None => format!(
+                "{name} may not be read: rekindled gives no files to programs; start it with --data-files DIRECTORY, and put it there"
+            ),
+        };
+        Err(Problem::new(ProblemKind::Access, sentence))
+    }
+
+    fn open(&self, url: &Url) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let retry = RetryConfig {
+            backoff: BackoffConfig { max_backoff: Duration::from_secs(3), ..BackoffConfig::default() },
+            retry_timeout: self.patience,
+            ..RetryConfig::default()
+        };
+        Ok(match url.scheme() {
+            "s3" => {
+                let mut builder = AmazonS3Builder::from_env()
+                    .with_bucket_name(url.host_str().unwrap_or_default())
+                    .with_retry(retry);
+                if ENDPOINTS
+                    .iter()
+                    .any(|name| std::env::var(name).is_ok_and(|value| value.starts_with("http://")))
+                {
+                    builder = builder.with_allow_http(true);
+                }
+                Arc::new(builder.build()?)
+            }
+            "file" => Arc::new(LocalFileSystem::new()),
+            _ => {
+                let options = ClientOptions::new().with_allow_http(true);
+                let origin = &url[..url::Position::BeforePath];
+                let builder = HttpBuilder::new().with_url(origin).with_client_options(options);
+                Arc::new(builder.with_retry(retry).build()?)
+            }
+        })
+    }
+}
+
+/// A store's failure, in a sentence about the object.
+pub fn problem(name: &str, error: &Error) -> Problem {
+    let why = reason(error);
+    let (kind, sentence) = match error {
+        Error::NotFound { .. } => (
+            ProblemKind::NotFound,
+            format!("{name} is not there ({why}); put the object there, or declare another one"),
+        ),
+        Error::Precondition { .. } | Error::NotModified { .. } => (ProblemKind::Changed, changed(name)),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
+            ProblemKind::Access,
+            format!("{name} may not be read ({why}); give rekindled credentials that may read it"),
+        ),
+        _ if asked_the_machine(name, error) => (
+            ProblemKind::Access,
+            format!(
+                "there are no credentials for {name} ({why}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+                 another source of credentials, in the environment of rekindled"
+            ),
+        ),
+        _ => (
+            ProblemKind::Unavailable,
+            format!(
+                "{name} cannot be read ({why}); look whether its store works and can be reached from here"
+            ),
+        ),
+    };
+    Problem::new(kind, sentence)
+}
+
+pub fn changed(name: &str) -> String {
+    format!("{name} became another object while it was read; load it again once it is not written any more")
+}
+
+/// No credentials are set, so that it was the machine that was asked for some.
+fn asked_the_machine(name: &str, error: &Error) -> bool {
+    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let machine = std::env::var("AWS_METADATA_ENDPOINT").unwrap_or_else(|_| "169.254.169.254".to_string());
+    name.starts_with("s3:") && !CREDENTIALS.iter().any(is_set) && chain(error).contains(&machine)
+}
+
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push('\n');
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+/// The innermost reason, on one line.
+fn reason(error: &Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let line = innermost.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LONGEST_REASON) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_no_object_is_refused_in_a_sentence() {
+        let stores = Stores::new(Duration::ZERO, Some("/".into()));
+        for name in ["", "weights", "s3://bucket", "ftp://host/x", "file://host/x", "http://host/x?signed"] {
+            let problem = stores.find(name).err().unwrap();
+            assert_eq!(problem.kind, ProblemKind::Name, "{name}");
+            assert!(problem.sentence.starts_with(&format!("{name} names no object: ")), "{problem:?}");
+        }
+        assert_eq!(stores.find("file:///tmp/a%20b").unwrap().path.as_ref(), "tmp/a b");
+        let none = Stores::new(Duration::ZERO, None);
+        assert_eq!(none.find("file:///tmp/a").err().unwrap().kind, ProblemKind::Access);
+    }
+}

@@ -1,0 +1,62 @@
+"""Memory of a GPU as a DLPack tensor, which torch, CuPy and JAX take without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+CUDA = 2
+CAPSULE = b"dltensor"
+
+
+class Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("dimensions", ctypes.c_int32),
+        ("dtype", DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    pass
+
+
+Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(Managed))
+Managed._fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", Deleter)]
+
+new_capsule: Any = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+# What was handed out, by where it lies: with its shape and its owner, until whoever has it lets go of it.
+held: dict[int, tuple[Managed, Any, object]] = {}
+
+
+def forget(managed: Any) -> None:
+    held.pop(ctypes.addressof(managed.contents), None)
+
+
+let_go = Deleter(forget)
+
+
+def capsule(owner: object, address: int, device: int, kind: tuple[int, int], shape: tuple[int, ...]) -> Any:
+    """Of memory that is its owner's. One that nobody takes holds the owner for ever."""
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    code, bits = kind
+    tensor = Tensor(address, Device(CUDA, device), len(shape), DataType(code, bits, 1), sizes, None, 0)
+    managed = Managed(tensor, None, let_go)
+    place = ctypes.addressof(managed)
+    held[place] = (managed, sizes, owner)
+    return new_capsule(place, CAPSULE, None)

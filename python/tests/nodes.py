@@ -1,0 +1,104 @@
+"""Programs that sum declared numbers, for tests of how those come to the GPU."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import numpy
+import rekindle as package
+from conftest import Deployer, begun
+
+# Two pieces of what is fetched at once, and a bit.
+COUNT = (17 << 20) // 4
+
+SUM = """
+from numba import cuda
+
+@cuda.jit
+def add(numbers, total):
+    at = cuda.grid(1)
+    if at < numbers.size:
+        cuda.atomic.add(total, 0, numbers[at])
+
+@app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
+class Sum:
+    @rekindle.enter()
+    def compile(self):
+        add[1, 32](cuda.to_device(numpy.zeros(4, "int32")), cuda.to_device(numpy.zeros(1, "int32")))
+        cuda.synchronize()
+
+    @rekindle.method()
+    def total(self, mark=None):
+        numbers = cuda.as_cuda_array(self.numbers.load())
+        few = numbers[:: numbers.size // 64]
+        total = cuda.to_device(numpy.zeros(1, "int32"))
+        add[8, 32](few, total)
+        if mark:
+            Path(mark).touch()
+        return int(total.copy_to_host()[0])
+
+    @rekindle.method()
+    def array(self):
+        return self.numbers.load()
+"""
+
+
+def numbers(seed, count=COUNT):
+    return numpy.random.default_rng(seed).integers(0, 1 << 20, count, dtype="int32")
+
+
+def expected(array):
+    few = array[:: array.size // 64]
+    return int(few.sum(dtype="int32"))
+
+
+class Node:
+    """A Rekindle, with a class that sums declared numbers."""
+
+    def __init__(self, rekindle):
+        self.rekindle, self.deployer = rekindle, Deployer(rekindle)
+
+    def deploy(self, url, count=COUNT, share=None):
+        source = "import numpy\n" + SUM.format(url=url, count=count, share=share)
+        self.deployer.app("sums", source)
+        return package.Cls.from_name("sums", "Sum")()
+
+    def file(self, array):
+        place = self.rekindle.root / "numbers"
+        place.write_bytes(array.tobytes())
+        return place, place.as_uri()
+
+    def log(self):
+        return (self.rekindle.state / "logs/memory.log").read_text()
+
+    def fetched(self):
+        return self.log().count("fetched ")
+
+    def end_instance(self):
+        self.rekindle("kill", "sums-Sum-1")
+        self.deployer.come_to("sums-Sum")
+
+    def end_daemon(self):
+        """As a crash would, with the memory daemon. The next command starts another."""
+        (memory,) = self.memory_daemons()
+        status = Path(f"/proc/{memory}/status").read_text()
+        (parent,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+        os.kill(parent, signal.SIGKILL)
+        self.rekindle.wait(lambda: memory not in self.memory_daemons(), "the memory daemon's end")
+
+    def memory_daemons(self):
+        """Of this Rekindle: their log is below its state."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (place / "cmdline").read_bytes().split(b"\0")
+                if words[1:2] == [b"memory"] and os.readlink(place / "fd/2").startswith(str(self.rekindle.state)):
+                    found.append(int(place.name))
+        return found
+
+
+@contextlib.contextmanager
+def node_with(**environment):
+    with begun(**environment) as rekindle:
+        yield Node(rekindle)

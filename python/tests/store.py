@@ -1,0 +1,79 @@
+"""A store of objects over HTTP that fails as it is told: what S3 says too, without its signatures."""
+
+import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Store(ThreadingHTTPServer):
+    """`with Store() as store: store.objects["/bucket/key"] = b"..."`."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.objects = {}
+        # Ranges that were asked for, by paths.
+        self.asked = []
+        # What becomes of the next requests for contents: a status, "cut" or "nothing" of the body, one after the other.
+        self.failures = []
+        self.turn = threading.Lock()
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def failure(self):
+        with self.turn:
+            return self.failures.pop(0) if self.failures else None
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(with_body=False)
+
+    def do_GET(self):
+        self.answer(with_body=True)
+
+    def answer(self, with_body):
+        body = self.server.objects.get(self.path)
+        failure = self.server.failure() if with_body else None
+        tag = f'"{hashlib.md5(body or b"").hexdigest()}"'
+        if body is None or isinstance(failure, int):
+            self.say(failure or 404, {})
+        elif self.headers.get("If-Match", tag) != tag:
+            self.say(412, {})
+        else:
+            self.give(body, tag, failure, with_body)
+
+    def give(self, body, tag, failure, with_body):
+        headers = {"ETag": tag, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", "Accept-Ranges": "bytes"}
+        status, part = 200, body
+        if range_ := self.headers.get("Range"):
+            first, last = map(int, range_.removeprefix("bytes=").split("-"))
+            status, part = 206, body[first : last + 1]
+            headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(body)}"
+        if with_body:
+            self.server.asked.append((self.path, range_))
+        given = {"cut": len(part) // 2, "nothing": 0}.get(failure, len(part))
+        self.say(status, headers, part, given if with_body else None)
+
+    def say(self, status, headers, body=b"", given=0):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if given is not None:
+            self.wfile.write(body[:given])
+            self.close_connection = self.close_connection or given < len(body)

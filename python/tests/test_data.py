@@ -1,0 +1,207 @@
+"""Declared data: it is in the GPU's memory when a kernel comes to it, once on the host, or the caller learns why not."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy
+import pytest
+import rekindle as package
+from nodes import expected, node_with, numbers
+
+
+@pytest.fixture
+def node():
+    with node_with() as one:
+        yield one
+
+
+def test_a_kernel_finds_declared_data_and_instances_share_what_was_fetched(node):
+    array = numbers(1)
+    place, url = node.file(array)
+    sums = node.deploy(url)
+    assert sums.total.remote() == expected(array)
+    assert numpy.array_equal(sums.array.remote(), array)
+    assert node.fetched() == 1
+    node.end_instance()
+    assert sums.total.remote() == expected(array)
+    assert node.fetched() == 1
+    # Another version is another object.
+    node.end_instance()
+    array = numbers(2)
+    place.unlink()
+    node.file(array)
+    assert sums.total.remote() == expected(array)
+    assert node.fetched() == 2
+
+
+def test_the_array_is_there_before_its_bytes_and_work_waits_for_them():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(3)
+        _, url = node.file(array)
+        sums = node.deploy(url)
+        launched = Path(node.deployer.mark("launched"))
+        call = sums.total.spawn(str(launched))
+        node.rekindle.reached("data-piece")
+        # The kernel that names the array is launched, and nothing of that is there.
+        node.rekindle.wait(launched.exists, "the launch")
+        assert not call.done() and not node.fetched()
+        node.rekindle.let_go("data-piece")
+        assert call.get(timeout=60) == expected(array)
+
+
+def test_a_memory_daemon_that_is_killed_is_followed_by_another():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(4)
+        _, url = node.file(array)
+        sums = node.deploy(url)
+        call = sums.total.spawn()
+        node.rekindle.reached("data-piece")
+        (pid,) = node.memory_daemons()
+        os.kill(pid, signal.SIGKILL)
+        node.rekindle.let_go("data-piece")
+        assert call.get(timeout=60) == expected(array)
+        assert pid not in node.memory_daemons()
+
+
+def test_an_object_that_changes_while_it_is_read_is_not_mixed_up():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        place, url = node.file(numbers(5))
+        sums = node.deploy(url)
+        call = sums.total.spawn()
+        node.rekindle.reached("data-piece")
+        # Another file of the same size takes its place.
+        array = numbers(6)
+        place.rename(place.with_suffix(".old"))
+        node.file(array)
+        node.rekindle.let_go("data-piece")
+        with pytest.raises(package.DataChangedError, match="became another object while it was read"):
+            call.get(timeout=60)
+        assert sums.total.remote() == expected(array)
+
+
+def test_what_cannot_be_had_is_said_in_a_sentence(node):
+    array = numbers(7)
+    place, url = node.file(array)
+    sums = node.deploy(url)
+    place.rename(place.with_suffix(".away"))
+    with pytest.raises(package.DataNotFoundError, match=f"^{url} is not there .* put the object there"):
+        sums.total.remote()
+    # The instance goes on, and asks again.
+    place.write_bytes(array.tobytes()[:-4])
+    with pytest.raises(package.DataSizeError, match=f"has {array.nbytes - 4} bytes, and {array.nbytes} were declared"):
+        sums.total.remote()
+    place.write_bytes(b"")
+    with pytest.raises(package.DataSizeError, match="is empty"):
+        sums.total.remote()
+    place.write_bytes(array.tobytes())
+    assert sums.total.remote() == expected(array)
+
+
+def test_files_are_given_from_one_directory_alone(tmp_path):
+    (tmp_path / "given").mkdir()
+    outside, inside = tmp_path / "secret", tmp_path / "given/link"
+    array = numbers(11)
+    outside.write_bytes(array.tobytes())
+    inside.symlink_to(outside)
+    with node_with(REKINDLE_DATA_FILES=str(tmp_path / "given")) as node:
+        for place in (outside, inside):
+            with pytest.raises(package.DataAccessError, match="it does not lie in .*/given"):
+                node.deploy(place.as_uri()).total.remote()
+        inside.unlink()
+        outside.rename(inside)
+        assert node.deploy(inside.as_uri()).total.remote() == expected(array)
+    with node_with(REKINDLE_DATA_FILES=None) as node, pytest.raises(package.DataAccessError, match="start it with --data-files"):
+        node.deploy(inside.as_uri()).total.remote()
+
+
+def test_data_beyond_the_gpu_or_what_the_host_may_hold_is_refused():
+    with node_with(REKINDLE_DATA_MEMORY="1M") as node:
+        array = numbers(8)
+        _, url = node.file(array)
+        sums = node.deploy(url)
+        with pytest.raises(package.DataMemoryError, match="larger --data-memory"):
+            sums.total.remote()
+        sums = node.deploy(url, 1 << 40)
+        with pytest.raises(package.DataMemoryError, match="^the GPU has no room for the 4398046511104 bytes"):
+            sums.total.remote()
+
+
+def test_what_was_used_least_recently_makes_room():
+    with node_with(REKINDLE_DATA_MEMORY="40M") as node:
+        urls, arrays = [], []
+        for number in range(3):
+            arrays.append(numbers(number))
+            place = node.rekindle.root / f"numbers{number}"
+            place.write_bytes(arrays[-1].tobytes())
+            urls.append(place.as_uri())
+        for number in (0, 1, 0, 2, 0, 1):
+            sums = node.deploy(urls[number])
+            assert sums.total.remote() == expected(arrays[number])
+        words = [line.split("] ")[1] for line in node.log().splitlines() if "fetched" in line or "dropped" in line]
+        seen = [(word.split()[0], int(word.split(": ")[0].split(",")[0][-1])) for word in words]
+        assert seen == [("fetched", 0), ("fetched", 1), ("dropped", 1), ("fetched", 2), ("dropped", 2), ("fetched", 1)]
+
+
+def test_a_checkpoint_has_what_was_loaded_and_waits_for_what_is_being_loaded(node):
+    array = numbers(9)
+    _, url = node.file(array)
+    sums = node.deploy(url)
+    assert sums.total.remote() == expected(array)
+    for level in ("host", "disk"):
+        node.rekindle("sleep", "sums-Sum-1", "--level", level)
+        assert sums.total.remote() == expected(array)
+    assert node.fetched() == 1
+
+
+def test_instances_that_share_a_context_have_their_data(node):
+    array = numbers(10)
+    place, url = node.file(array)
+    sums = node.deploy(url, share="tenant")
+    assert sums.total.remote() == expected(array)
+    node.end_instance()
+    assert sums.total.remote() == expected(array)
+    assert node.fetched() == 1
+    place.rename(place.with_suffix(".away"))
+    node.end_instance()
+    with pytest.raises(package.DataNotFoundError):
+        sums.total.remote()
+
+
+def test_an_instance_that_ends_while_its_data_comes_leaves_its_context_to_others():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(11)
+        _, url = node.file(array)
+        sums = node.deploy(url, share="tenant")
+        launched = Path(node.deployer.mark("launched"))
+        call = sums.total.spawn(str(launched))
+        node.rekindle.wait(launched.exists, "the launch")
+        node.rekindle("kill", "sums-Sum-1")
+        with pytest.raises(package.InstanceLostError):
+            call.get(timeout=60)
+        node.rekindle.let_go("data-piece")
+        assert sums.total.remote() == expected(array)
+
+
+def test_a_daemon_that_is_killed_is_followed_by_another():
+    with node_with(REKINDLE_FAULT="data-piece:hang") as node:
+        array = numbers(12)
+        _, url = node.file(array)
+        sums = node.deploy(url)
+        mark = Path(node.deployer.mark("launched"))
+        # The call itself is lost with the gateway.
+        call = sums.total.spawn(str(mark))
+        node.rekindle.wait(mark.exists, "the launch")
+        node.end_daemon()
+        node.rekindle.let_go("data-piece")
+        assert node.deployer.service("sums-Sum")
+        with pytest.raises(package.CallError):
+            call.get(timeout=60)
+        assert numpy.array_equal(sums.array.remote(), array)
+
+
+def test_a_gpu_that_fails_meanwhile_is_told_of():
+    with node_with(REKINDLE_FAULT="data-copy:fail") as node:
+        _, url = node.file(numbers(13))
+        with pytest.raises(package.DataGpuError, match="could not be copied to the GPU"):
+            node.deploy(url).total.remote()

@@ -1,0 +1,78 @@
+"""What is declared of data, and how it is given to libraries; no GPU is needed."""
+
+import ctypes
+
+import pytest
+import rekindle
+from rekindle import dlpack
+from rekindle.data import DTYPES, DeviceArray
+
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+@pytest.fixture
+def array(monkeypatch):
+    freed = []
+    monkeypatch.setattr("rekindle.driver.free", freed.append)
+    one = DeviceArray(rekindle.Data("s3://bucket/key", dtype="float16", shape=(3, 5)), 0x600000200000, 1)
+    return one, freed
+
+
+def test_declarations_that_cannot_be_are_refused():
+    url = "s3://bucket/key"
+    for arguments, words in (
+        (("bucket/key", "int8", 1), "names no data; give s3://"),
+        (("s3://", "int8", 1), "names no data"),
+        ((url, "int7", 1), "dtype is 'int7'; give one of int8"),
+        ((url, "int8", ()), "shape is"),
+        ((url, "int8", (2, 0)), "whole numbers above 0"),
+    ):
+        with pytest.raises(rekindle.DeclarationError, match=words):
+            rekindle.Data(arguments[0], dtype=arguments[1], shape=arguments[2])
+    with pytest.raises(rekindle.DeclarationError, match="mode is 'rw'; give 'ro'"):
+        rekindle.Data(url, dtype="int8", shape=1, mode="rw")
+    app = rekindle.App("declared")
+    for data, words in (
+        ({"method": rekindle.Data(url, dtype="int8", shape=1)}, "the name of no other attribute"),
+        ({"x": url}, "give rekindle.Data"),
+    ):
+        with pytest.raises(rekindle.DeclarationError, match=words):
+
+            @app.cls(data=data)
+            class _Model:
+                @rekindle.method()
+                def method(self): ...
+
+
+def test_outside_of_a_sandbox_data_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr("rekindle.driver.LIBRARY", "libcuda-that-is-not.so")
+    with pytest.raises(rekindle.DataUnavailableError, match="by programs in sandboxes alone"):
+        rekindle.Data("s3://bucket/key", dtype="int8", shape=1).load()
+
+
+def test_arrays_have_the_interfaces_of_libraries(array):
+    one, _ = array
+    interface = one.__cuda_array_interface__
+    assert (interface["shape"], interface["typestr"], interface["data"][0], interface["version"]) == ((3, 5), "<f2", one.address, 3)
+    assert one.__dlpack_device__() == (2, 1) and one.nbytes == 30
+    with pytest.raises(BufferError):
+        one.__dlpack__(copy=True)
+    odd = DeviceArray(rekindle.Data("s3://bucket/key", dtype="bfloat16", shape=2), one.address, 0)
+    assert not hasattr(odd, "__cuda_array_interface__")
+    for name, (_, bits, letter) in DTYPES.items():
+        assert rekindle.Data("s3://b/k", dtype=name, shape=3).nbytes * 8 == 3 * bits, name
+        assert letter or name == "bfloat16"
+
+
+def test_whoever_has_a_dlpack_tensor_holds_the_array(array):
+    one, freed = array
+    capsule = one.__dlpack__(stream=1, max_version=(1, 0))
+    managed = dlpack.Managed.from_address(pointer(capsule, b"dltensor"))
+    tensor = managed.tensor
+    assert (tensor.data, tensor.dimensions, list(tensor.shape[:2]), tensor.strides) == (one.address, 2, [3, 5], None)
+    assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, tensor.device.kind) == (2, 16, 1, 2)
+    place = ctypes.addressof(managed)
+    assert dlpack.held[place][2] is one and not freed
+    managed.deleter(ctypes.byref(managed))
+    assert place not in dlpack.held
