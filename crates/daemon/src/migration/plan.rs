@@ -1,0 +1,91 @@
+//! What is refused, before anything is touched.
+
+use std::sync::Arc;
+
+use rekindle_protocol::daemon::{Mode, Way};
+use rekindle_protocol::worker::Status;
+
+use crate::error::{Error, Result};
+use crate::host::resources::{available_memory, free_space};
+use crate::images::machine;
+use crate::sandboxes::Sandbox;
+use crate::workers::Worker;
+
+use super::{Move, WANTED};
+
+/// What must stay free beside what moves, on the GPU and on the host.
+pub(super) const SPARE: u64 = 64 << 20;
+
+/// The worker that has the GPU half which is to move to this GPU, and what it has.
+pub(super) fn source(sandbox: &Sandbox, gpu: &str) -> Result<(Arc<Worker>, Status)> {
+    let record = sandbox.record();
+    let name = record.name.clone();
+    let refused = |reason: &str| Err(Error::CannotMove { name: name.clone(), reason: reason.to_string() });
+    if record.asleep.is_some() {
+        return refused("its GPU half sleeps; `rekindle wake` wakes it");
+    }
+    if record.tenant.is_some() {
+        return refused("it shares its context with other programs; stop it and restore it there");
+    }
+    if record.mode == Mode::Driver {
+        return refused("the driver has its GPU half; stop it and restore it there with --gpu-map");
+    }
+    if record.gpu == gpu {
+        return refused(&format!("it runs on {gpu} already"));
+    }
+    // Of a container's program the engine has the rest.
+    sandbox.cpu(WANTED)?;
+    let Some(worker) = sandbox.serving_worker()? else {
+        return refused("no process of it uses a GPU through Rekindle, so that there is nothing to move");
+    };
+    let status = worker.status()?;
+    if status.devices.len() > 1 {
+        return refused(&format!(
+            "it sees {} GPUs, and only a program with one can move; stop it and restore it there",
+            status.devices.len()
+        ));
+    }
+    Ok((worker, status))
+}
+
+/// Checks the other GPU, of which a worker on it has told, against the one that the program is on. By which way memory goes
+/// there, unless the user has said how often it is to be copied.
+pub(super) fn check(of: &Move<'_>, there: &Status, rounds: Option<u32>) -> Result<Way> {
+    let (here, gpu) = (&of.status, &of.moving.gpu);
+    let refused = |reason: String| Err(Error::CannotMove { name: of.sandbox.name(), reason });
+    if there.devices.len() > 1 {
+        return refused(format!("{gpu} is {} GPUs; name one", there.devices.len()));
+    }
+    if here.gpu_uuid == there.gpu_uuid {
+        return refused(format!("it runs on {gpu} already"));
+    }
+    let (found, wanted) = (machine::gpus(there), machine::gpus(here));
+    if let (Some(wanted), Some(found)) = (wanted.first(), found.first())
+        && (wanted.kind, &wanted.model) != (found.kind, &found.model)
+    {
+        return refused(format!(
+            "it runs on {}, and {gpu} is {}; name a GPU of the same model",
+            wanted.model, found.model
+        ));
+    }
+    let (needed, free) = (here.device_bytes + SPARE, there.free_bytes.first().copied().unwrap_or_default());
+    if free < needed {
+        return refused(format!(
+            "it needs {} MB of GPU memory and {} MB are free on {gpu}; free some, or name another GPU",
+            needed >> 20,
+            free >> 20
+        ));
+    }
+    if rounds.is_none() && there.reaches.contains(&here.gpu_uuid) {
+        return Ok(Way::Direct);
+    }
+    let free = available_memory().min(free_space(&of.daemon.places.runs));
+    if free < needed {
+        return refused(format!(
+            "its memory goes through the host's, which takes {} MB, and {} MB are free; free some",
+            needed >> 20,
+            free >> 20
+        ));
+    }
+    Ok(Way::Host)
+}

@@ -1,0 +1,125 @@
+//! A client that goes on with another worker: which of the two has it is one byte in a pipe.
+//!
+//! ```text
+//!   this worker   Quiesce ─ Save ─ Part ┄┄ reads ┄┄┬─ a byte: ends
+//!                                                  └─ closed, and none came: the client goes on here
+//!   the other     Restore ─ TakeOver ─ Resume: writes the byte, and lets the client go on
+//! ```
+//!
+//! The pipe's other end is the daemon's, and then the other worker's, which ends without the byte if it loses its daemon
+//! before `Resume`. So whoever dies, one of the two goes on with the client, and no daemon is needed to say which.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rekindle_protocol::fault;
+
+use super::{Control, readable};
+use crate::dispatch::{Dispatcher, Ended};
+
+impl Control {
+    pub(super) fn part(&mut self, descriptors: Vec<OwnedFd>) -> Result<u64, String> {
+        if self.is_shared() {
+            return Err("a program that shares its context cannot go on with another worker".to_string());
+        }
+        if !self.quiesced || self.parted.is_some() {
+            return Err("only a program that stands still can go on with another worker".to_string());
+        }
+        let word = descriptors.into_iter().next().ok_or("the pipe did not come along")?;
+        let client = self.link.socket().ok_or("the client has gone")?;
+        let client = client.try_clone().map_err(|error| format!("its socket cannot be shared: {error}"))?;
+        let next = self.remote.ask(|dispatcher| dispatcher.next_request())?;
+        let conversations = self.conversations.clone();
+        // Nothing of the client's is half read.
+        let _turn = conversations.client();
+        self.link.set_parted(true);
+        self.along.push(client.into());
+        self.parted = Some(word.into());
+        Ok(next)
+    }
+
+    /// Takes the client of another worker, which stands still.
+    pub(super) fn take_over(
+        &mut self,
+        pid: i32,
+        driver_attached: bool,
+        next: u64,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let word = descriptors.pop().ok_or("the pipe did not come along")?;
+        self.remote.ask(move |dispatcher: &mut Dispatcher| dispatcher.go_on_with(next))??;
+        self.adopt(pid, driver_attached, descriptors)?;
+        self.word = Some(word.into());
+        Ok(())
+    }
+
+    /// The client is about to go on here, and not where it was.
+    pub(super) fn give_word(&mut self) -> Result<(), String> {
+        let Some(mut word) = self.word.take() else { return Ok(()) };
+        fault::point("taking-over").map_err(|fault| fault.to_string())?;
+        match word.write_all(&[1]) {
+            // The other worker has ended.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(format!("the other worker cannot be told: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The daemon has gone before the client was let go on: it goes on where it was. True if this worker ends.
+    pub(super) fn gives_up(&mut self) -> bool {
+        let gives_up = self.word.take().is_some();
+        if gives_up {
+            self.remote
+                .end(Ended::Failed("the daemon has gone while a program was to move here".to_string()));
+        }
+        gives_up
+    }
+
+    /// Waits until there is something to read, or a connection to take, within the limit; or until it is known that the client
+    /// has gone on with the other worker.
+    pub(super) fn wait_for(&mut self, socket: &impl AsRawFd, limit: Option<Duration>) -> Waited {
+        let word = self.parted.as_ref().filter(|_| !self.taken).map_or(-1, AsRawFd::as_raw_fd);
+        let [is_ready, is_known] = match self.taken {
+            false => readable([socket.as_raw_fd(), word], limit),
+            true => [false; 2],
+        };
+        if is_known && self.comes_back().is_ok() {
+            self.undo();
+        }
+        if self.taken {
+            self.remote.end(Ended::Done);
+            return Waited::Taken;
+        }
+        if is_ready { Waited::Ready } else { Waited::Late }
+    }
+
+    /// The client is to go on here: an error if the other worker has it, or may have it yet.
+    pub(super) fn comes_back(&mut self) -> Result<(), String> {
+        let Some(word) = &mut self.parted else { return Ok(()) };
+        if !readable([word.as_raw_fd(), -1], Some(Duration::ZERO))[0] {
+            return Err("the program may go on with another worker yet".to_string());
+        }
+        self.taken = self.taken || word.read(&mut [0]).is_ok_and(|count| count > 0);
+        if self.taken {
+            return Err("the program has gone on with another worker".to_string());
+        }
+        self.parted = None;
+        self.link.set_parted(false);
+        Ok(())
+    }
+}
+
+/// What a wait ended with.
+#[derive(PartialEq, Eq)]
+pub(super) enum Waited {
+    Ready,
+    Late,
+    /// The client is another worker's.
+    Taken,
+}
+
+/// What both ends of the pipe are.
+pub(super) type Word = File;
