@@ -13,13 +13,13 @@ use std::borrow::Cow;
 use crate::error::{Error, Result};
 use crate::prepare::Whole;
 
-pub(crate) const MAGIC: u32 = 0xba55_ed50;
-pub(crate) const CONTAINER_HEADER: usize = 16;
-pub(crate) const ENTRY_HEADER: usize = 64;
+const MAGIC: u32 = 0xba55_ed50;
+const CONTAINER_HEADER: usize = 16;
+const ENTRY_HEADER: usize = 64;
 /// No cubin is larger; a size beyond it is a damaged header.
 const MOST: u64 = 1 << 30;
-pub(crate) const COMPRESSED_LZ4: u64 = 0x2000;
-pub(crate) const COMPRESSED_ZSTD: u64 = 0x8000;
+const COMPRESSED_LZ4: u64 = 0x2000;
+const COMPRESSED_ZSTD: u64 = 0x8000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
@@ -179,15 +179,16 @@ fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 mod tests {
     use proptest::prelude::*;
 
+    use rekindle_code_samples::{Content, Packing, container};
+
     use super::*;
-    use crate::testing::{Packing, container};
 
     fn sample() -> Vec<u8> {
         let text = b".version 7.0 ".repeat(40);
         container(&[
-            (EntryKind::Cubin, 80, b"plain***", Packing::Plain),
-            (EntryKind::Cubin, 90, &text, Packing::Lz4),
-            (EntryKind::Ptx, 90, &text, Packing::Zstd),
+            (Content::Cubin, 80, b"plain***", Packing::Plain),
+            (Content::Cubin, 90, &text, Packing::Lz4),
+            (Content::Ptx, 90, &text, Packing::Zstd),
         ])
     }
 

@@ -24,8 +24,6 @@ mod notes;
 mod piece;
 mod prepare;
 mod symbols;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 mod write;
 
 pub use error::{Error, Result};

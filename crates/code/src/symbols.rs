@@ -56,8 +56,9 @@ fn sections(bytes: &[u8]) -> Option<SectionTable<'_, FileHeader64<LE>>> {
 mod tests {
     use proptest::prelude::*;
 
+    use rekindle_code_samples::synthetic;
+
     use super::*;
-    use crate::testing::synthetic;
 
     #[test]
     fn symbols_are_found_with_their_sections() {

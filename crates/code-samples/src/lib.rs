@@ -1,11 +1,22 @@
-//! Small ELF files and fatbins for tests.
+//! Small ELF files and fatbins for the tests of other crates. It is a crate of its own so that those are built for their tests
+//! with the same features as otherwise, and once.
 
-use crate::fatbin::{COMPRESSED_LZ4, COMPRESSED_ZSTD, CONTAINER_HEADER, ENTRY_HEADER, EntryKind, MAGIC};
+const MAGIC: u32 = 0xba55_ed50;
+const CONTAINER_HEADER: usize = 16;
+const ENTRY_HEADER: usize = 64;
+const COMPRESSED_LZ4: u64 = 0x2000;
+const COMPRESSED_ZSTD: u64 = 0x8000;
 
 const SECTION_HEADER: usize = 64;
 const SYMBOL: usize = 24;
 const SECTION_SYMBOLS: u32 = 2;
 const SECTION_NO_BITS: u32 = 8;
+
+/// What an entry of a fatbin holds.
+pub enum Content {
+    Ptx,
+    Cubin,
+}
 
 /// How an entry of a fatbin is compressed.
 pub enum Packing {
@@ -14,10 +25,10 @@ pub enum Packing {
     Zstd,
 }
 
-/// A fatbin of (kind, compute capability, contents, compression).
-pub fn container(rows: &[(EntryKind, u32, &[u8], Packing)]) -> Vec<u8> {
+/// A fatbin of (what it is, compute capability, contents, compression).
+pub fn container(rows: &[(Content, u32, &[u8], Packing)]) -> Vec<u8> {
     let mut body = Vec::new();
-    for (kind, capability, contents, packing) in rows {
+    for (content, capability, contents, packing) in rows {
         let (payload, flags) = match packing {
             Packing::Plain => (contents.to_vec(), 0),
             Packing::Lz4 => (lz4_flex::block::compress(contents), COMPRESSED_LZ4),
@@ -25,7 +36,10 @@ pub fn container(rows: &[(EntryKind, u32, &[u8], Packing)]) -> Vec<u8> {
         };
         let padded = payload.len().next_multiple_of(8);
         let mut header = [0u8; ENTRY_HEADER];
-        header[0] = if *kind == EntryKind::Ptx { 1 } else { 2 };
+        header[0] = match content {
+            Content::Ptx => 1,
+            Content::Cubin => 2,
+        };
         header[4] = ENTRY_HEADER as u8;
         header[8..16].copy_from_slice(&(padded as u64).to_le_bytes());
         header[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());
