@@ -14,10 +14,11 @@ from interleavings.rounds import REFUSED, play, rounds, seeds
 from rekindle import PATIENCE, Rekindle
 
 PROGRAM = Path(__file__).parent / "interleavings/program.py"
-NAMES, IMAGES = ("a", "b", "c"), ("x", "y")
+NAMES, IMAGES, GPUS = ("a", "b", "c"), ("x", "y"), ("emulated", "emulated:1")
 # The numbers of `read`, `recvfrom` and `recvmsg`.
 READS = ("0", "45", "47")
 SLEEP_REFUSED = ["sleeps already", "is awake$", "no process of .* uses a GPU"]
+MOVE_REFUSED = ["is migrating just now; try again", "cannot be migrated: (it runs on .* already|its GPU half sleeps|no process of it uses a GPU)"]
 
 
 def command(rng, go):
@@ -33,6 +34,7 @@ def command(rng, go):
             lambda: ("sleep", name, "--level", rng.choice(["gpu", "host", "disk"])),
             lambda: ("sleep", name, "--level", rng.choice(["gpu", "host", "disk"])),
             lambda: ("wake", name),
+            lambda: ("migrate", name, "--gpu", rng.choice(GPUS), *rng.choice([(), ("--rounds", "2")])),
             lambda: ("kill", name),
             lambda: ("rmi", image),
         ]
@@ -76,7 +78,7 @@ def test_two_commands_at_a_time(seed):
                 go.touch()
             return [command(rng, go) for _ in range(2)]
 
-        play(rekindle, REFUSED + SLEEP_REFUSED, begin, lambda _: check(rekindle, go), rounds(12))
+        play(rekindle, REFUSED + SLEEP_REFUSED + MOVE_REFUSED, begin, lambda _: check(rekindle, go), rounds(12))
 
 
 def begin(rekindle, *arguments):

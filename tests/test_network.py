@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -174,6 +175,32 @@ def test_a_program_started_without_rekindle_finds_them_reset_too(rekindle):
         accepted.close()
     rekindle.restore("image", "again")
     rekindle.wait(lambda: told.exists() and told.read_text() == "reset", "the reset")
+
+
+def test_a_unix_socket_whose_directory_is_gone_by_then_listens_there_again(rekindle):
+    path = rekindle.root / "gone/too/service.sock"
+    path.parent.mkdir(parents=True)
+    code = """import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.bind(sys.argv[1])
+s.listen()
+print("up", flush=True)
+while True:
+    s.accept()[0].sendall(b"here")"""
+    rekindle.run("service", sys.executable, "-c", code, path)
+    rekindle.wait_lines("service", 1)
+    rekindle("checkpoint", "service", "--to", "image", "--stop")
+    shutil.rmtree(rekindle.root / "gone")
+    rekindle.restore("image", "again")
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(path))
+        assert caller.recv(4) == b"here"
+    rekindle("kill", "again")
+    shutil.rmtree(rekindle.root / "gone")
+    (rekindle.root / "gone").write_text("a file")
+    with pytest.raises(CommandError) as refusal:
+        rekindle.restore("image", "third")
+    assert f"has a Unix socket in {path.parent}" in refusal.value.message
 
 
 def test_a_unix_connection_to_the_outside_is_refused_by_name(rekindle):

@@ -134,8 +134,8 @@ def test_an_image_whose_memory_is_read_whole_has_it_too():
         goes_on(rekindle, "restored")
 
 
-def test_where_it_is_not_asked_for_all_is_copied_while_the_program_stands_still():
-    with Rekindle() as rekindle:
+def test_where_it_is_not_wanted_all_is_copied_while_the_program_stands_still():
+    with Rekindle(REKINDLE_PRECOPY="off") as rekindle:
         start(rekindle)
         report = phases(take(rekindle))
         assert "copy ahead" not in report and report["dump"]["bytes"] > 16 << 20, report

@@ -184,10 +184,12 @@ def test_a_restore_that_fails_leaves_those_who_wait_their_place(rekindle):
     assert ask(port) == 0
     rekindle("checkpoint", "service", "--to", "image", "--stop")
     directory.rename(away)
+    directory.touch()
     with connect(port) as waiting:
         waiting.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert "socket" in fails(rekindle, "restore", "image", "-d").message
         assert rekindle.sandbox("service")["state"] == "stopped"
+        directory.unlink()
         away.rename(directory)
         assert restore(rekindle, "image", "service") == [port]
         assert waiting.recv(1000).endswith(b"\r\n\r\n1")

@@ -1,5 +1,5 @@
 """Images of programs that go on: a training run that is imaged again and again, and a service that is imaged under load. Each with
-its GPU memory written beside the program, and with the program standing still for that."""
+its memory written beside the program, with that of the GPU alone, and with the program standing still for both."""
 
 import threading
 import time
@@ -9,7 +9,11 @@ from images import ask
 from programs import python_program, wait_for
 from rekindle import Rekindle
 
-WAYS = {"beside": {}, "still": {"REKINDLE_SHADOW": "off"}}
+WAYS = {
+    "beside": {},
+    "GPU beside": {"REKINDLE_PRECOPY": "off"},
+    "still": {"REKINDLE_PRECOPY": "off", "REKINDLE_SHADOW": "off"},
+}
 TRAINED = "gpt2-large-train"
 SERVED = "gpt2-large"
 # Steps before anything is measured, of the rate without images, and between two images.
@@ -32,7 +36,8 @@ def wait_for_step(rekindle, name, file, count, limit=120):
 
 def training(rekindle, way, work):
     """Images every so many steps: how long each stops the program, what steps lose, and whether the last comes back as it was."""
-    name, file = f"train-{way}", work / f"train-{way}"
+    label = way.replace(" ", "-")
+    name, file = f"train-{label}", work / f"train-{label}"
     rekindle.run(name, *python_program(TRAINED, "--train", file))
     wait_for_step(rekindle, name, file, WARM + BASE)
     base = rows(file)[WARM : WARM + BASE]
@@ -78,7 +83,8 @@ def lost_by(seen, report, step):
 
 def service(rekindle, way, work):
     """Requests one after the other, without an image and while images are taken."""
-    name, trigger = f"service-{way}", work / f"service-{way}-ask"
+    label = way.replace(" ", "-")
+    name, trigger = f"service-{label}", work / f"service-{label}-ask"
     rekindle.run(name, *python_program(SERVED, "--serve", trigger))
     wait_for(lambda: "ready" in rekindle.lines(name) or not rekindle.sandbox(name)["pid"], 120, name)
     quiet = [ask(trigger)[0] for _ in range(REQUESTS)]
@@ -117,6 +123,6 @@ def service(rekindle, way, work):
 def measure(binaries, memory, work, note):
     """`note(name, rekindle, function)` keeps each row."""
     for way, environment in WAYS.items():
-        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way}", **environment) as rekindle:
+        with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"cut-{way.replace(' ', '-')}", **environment) as rekindle:
             note(f"training, {way}", rekindle, lambda: training(rekindle, way, work))
             note(f"service, {way}", rekindle, lambda: service(rekindle, way, work))

@@ -122,7 +122,23 @@ def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256)
-    model = LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval().cuda()
+    return chat(torch, LlamaForCausalLM(LlamaConfig(**shape)).to(torch.bfloat16).eval().cuda())
+
+
+@workload("llama-20gb")
+def llama_20gb():
+    """As `llama`, with weights of 20 GB, which are made on the GPU."""
+    torch = torch_module()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=40, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+    return chat(torch, model.eval())
+
+
+def chat(torch, model):
     print(f"weights {sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))}", flush=True)
     prompt = torch.randint(0, 128000, (1, 200), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
 

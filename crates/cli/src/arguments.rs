@@ -287,6 +287,21 @@ pub enum Command {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
     },
+    /// Move a running program to another GPU of this machine. It stands still for a moment, and notices nothing.
+    ///
+    /// Its GPU addresses, processes, name, ports and files stay as they are. The other GPU is one of the same model.
+    Migrate {
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
+        name: String,
+        /// The GPU that it is to move to: nvidia:INDEX or emulated:INDEX.
+        #[arg(long, value_name = "GPU")]
+        gpu: String,
+        /// Have its memory go through the host's, and be copied so often at most while it runs; 0 has it stand still for all.
+        ///
+        /// Without this the other GPU copies it by itself, or where it cannot, it is 4.
+        #[arg(long, value_name = "N")]
+        rounds: Option<u32>,
+    },
     /// Have HTTP requests that come to a port go to instances of an image, which come and go with them.
     ///
     /// Returns once an instance listens; its program needs to know nothing of services. With the name of a service that is

@@ -41,7 +41,7 @@ fn cancel_by(signals: SigSet, stream: &UnixStream, cancelled: &AtomicBool) {
     while let Ok(signal) = signals.wait() {
         if cancelled.swap(true, Ordering::SeqCst) {
             eprintln!(
-                "rekindle: the daemon's answer is not waited for; `rekindle images` tells whether there is an image"
+                "rekindle: the daemon's answer is not waited for; `rekindle images` and `rekindle ps` tell what has come of it"
             );
             std::process::exit(128 + signal as i32);
         }

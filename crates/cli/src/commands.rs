@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use rekindle_daemon::Places;
-use rekindle_protocol::daemon::{Report, Request, Sandbox, SleepReport, State};
+use rekindle_protocol::daemon::{MigrationReport, Report, Request, Sandbox, SleepReport, State};
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
@@ -201,6 +201,15 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             slept(&places, &printer, &Request::Sleep { name, level: level.wanted() })?;
         }
         Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
+        Command::Migrate { name, gpu, rounds } => {
+            let cancel::Answer { value: answer, too_late } =
+                cancel::ask(&places, &Request::Migrate { name, gpu, rounds })?;
+            let report: MigrationReport = serde_json::from_value(answer.clone())?;
+            printer.print(&answer, || show::migrated(&report, printer.verbose));
+            if too_late {
+                eprintln!("rekindle: it was too late to cancel: {:?} has moved", report.name);
+            }
+        }
         Command::Serve { image, name, service } => {
             let answer = simply_ask(&places, &Request::Serve { name, image, wish: service.wish() })?;
             printer.print(&answer, || show::address(&answer));

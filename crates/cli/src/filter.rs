@@ -5,7 +5,7 @@ use std::str::FromStr;
 use rekindle_protocol::daemon::{Sandbox, State};
 use serde_json::{Value, json};
 
-const STATES: [State; 11] = [
+const STATES: [State; 12] = [
     State::Starting,
     State::Running,
     State::Checkpointing,
@@ -13,6 +13,7 @@ const STATES: [State; 11] = [
     State::FallingAsleep,
     State::Asleep,
     State::Waking,
+    State::Migrating,
     State::Exited,
     State::Killed,
     State::Stopped,

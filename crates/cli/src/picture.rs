@@ -164,13 +164,14 @@ fn title(name: &str, trace: &Trace) -> String {
         Operation::Restore => format!("Restore of image {:?} as {name:?}", trace.image),
         Operation::Sleep => format!("{name:?} falls asleep at level {}", trace.image),
         Operation::Wake => format!("{name:?} wakes from level {}", trace.image),
+        Operation::Migrate => format!("{name:?} moves to {}", trace.image),
     }
 }
 
 fn subtitle(trace: &Trace) -> String {
     let all = show::milliseconds(trace.total_us);
     let stopped = match trace.operation {
-        Operation::Checkpoint => {
+        Operation::Checkpoint | Operation::Migrate => {
             format!(", the program stood still for {} ms", show::milliseconds(trace.stopped_us))
         }
         Operation::Restore | Operation::Sleep | Operation::Wake => String::new(),

@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 23] = [
+const SETTINGS: [Setting; 26] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -52,9 +52,12 @@ const SETTINGS: [Setting; 23] = [
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
     setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),
     setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
+    setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),
+    setting("data.files", "REKINDLE_DATA_FILES", Kind::Place),
+    setting("data.patience", "REKINDLE_DATA_PATIENCE", Kind::Number),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
     setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
-    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::True("on")),
+    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::False("off")),
     setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
     setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),

@@ -2,7 +2,9 @@
 
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
-use rekindle_protocol::daemon::{Happened, LogLine, Mode, Operation, Report, Sandbox, SleepReport, Trace};
+use rekindle_protocol::daemon::{
+    Happened, LogLine, MigrationReport, Mode, Operation, Report, Sandbox, SleepReport, Trace, Way,
+};
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
@@ -173,6 +175,7 @@ pub fn happened(what: &Happened) -> String {
         None => words.push(what.event.clone()),
     }
     words.extend(what.exit_code.map(|code| format!("({code})")));
+    words.extend(what.gpu.iter().map(|gpu| format!("to {}", shorten(gpu, 1024))));
     words.extend(what.problem.iter().map(|problem| shorten(problem, 4096)));
     words.join(" ")
 }
@@ -268,12 +271,32 @@ pub fn slept(report: &SleepReport, verbose: bool) -> String {
     self::phases(phases, report.total_us, report.total_us)
 }
 
+pub fn migrated(report: &MigrationReport, verbose: bool) -> String {
+    let MigrationReport { name, from, gpu, way, total_us, stopped_us, .. } = report;
+    let way = match way {
+        Way::Direct => "copied by the GPUs themselves",
+        Way::Host => "copied through the host's memory",
+    };
+    let phases: &[Phase] = if verbose { &report.phases } else { &[] };
+    let mut text = format!("{name:?} runs on {gpu}, and not on {from}; its memory was {way}\n");
+    for (number, round) in report.rounds.iter().enumerate() {
+        let (took, still) = (milliseconds(round.duration_us), milliseconds(round.stopped_us));
+        text += &format!(
+            "round {}: {} in {took} ms, of which it stood still for {still}\n",
+            number + 1,
+            bytes(round.bytes)
+        );
+    }
+    text + &self::phases(phases, *total_us, *stopped_us)
+}
+
 pub fn trace(trace: &Trace) -> String {
     let word = match trace.operation {
         Operation::Checkpoint => "checkpoint to",
         Operation::Restore => "restore of",
         Operation::Sleep => "sleep at level",
         Operation::Wake => "wake from level",
+        Operation::Migrate => "migration to",
     };
     let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
     let table = phases(&trace.phases, trace.total_us, trace.stopped_us);

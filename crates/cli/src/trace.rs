@@ -55,6 +55,7 @@ fn chrome(traces: &[Trace]) -> Value {
             Operation::Restore => "restore of",
             Operation::Sleep => "sleep at level",
             Operation::Wake => "wake from level",
+            Operation::Migrate => "migration to",
         };
         let title = format!("{word} {} ({})", trace.image, trace.began);
         events.push(

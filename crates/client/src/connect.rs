@@ -94,7 +94,7 @@ fn connect() -> std::result::Result<(), ConnectError> {
     let _ = frame::send(&gate, &AdmissionRequest::Settled, &[]);
     drop(gate);
 
-    genuine::open_in_background(welcome.real_driver.as_deref());
+    genuine::open_in_background(welcome.real_driver.as_deref(), &welcome.devices);
     fork::watch();
     let session = Session::new((board, name, bytes), welcome, directory, control).publish();
     control::start(session).map_err(ConnectError::Threads)

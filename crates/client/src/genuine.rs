@@ -10,12 +10,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_NOT_FOUND, CuResult};
+use rekindle_device::DeviceInfo;
 use rekindle_protocol::client::ToWorker;
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::report::report;
-use crate::{connect, control, session, tables};
+use crate::{connect, control, session, tables, visible};
 
 /// The id of a table.
 pub type TableId = [u8; 16];
@@ -44,11 +45,12 @@ fn driver() -> MutexGuard<'static, Driver> {
 }
 
 /// Opens the real driver, which takes as long as everything else that a program's first call does.
-pub fn open_in_background(path: Option<&str>) {
+pub fn open_in_background(path: Option<&str>, devices: &[DeviceInfo]) {
     let Some(path) = path.map(str::to_owned) else { return };
+    let visible = visible::names(devices);
     *driver() = Driver::Opening;
     let open_it = move || {
-        let opened = open(&path);
+        let opened = open(&path, &visible);
         ATTACHED.store(matches!(opened, Driver::Open(_)), Ordering::Release);
         *driver() = opened;
         OPENED.notify_all();
@@ -61,7 +63,7 @@ pub fn open_in_background(path: Option<&str>) {
     }
 }
 
-fn open(path: &str) -> Driver {
+fn open(path: &str, visible: &[CString]) -> Driver {
     let Ok(name) = CString::new(path) else { return Driver::Failed(format!("{path:?} is no file name")) };
     // SAFETY: the worker named the real driver's library; opening it runs its own initialisers only.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -82,7 +84,7 @@ fn open(path: &str) -> Driver {
             std::mem::transmute::<*mut c_void, GetExportTable>(table),
         )
     };
-    match CuResult(init(0)) {
+    match CuResult(visible::only(visible, || init(0))) {
         code if code.is_success() => Driver::Open(table),
         code => Driver::Failed(format!("the real driver's cuInit returned {code}")),
     }

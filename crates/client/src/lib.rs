@@ -24,6 +24,7 @@ mod context;
 mod context_state;
 mod control;
 mod copy;
+mod data;
 mod device;
 mod driver;
 mod event;
@@ -51,6 +52,7 @@ mod stream_value;
 mod tables;
 mod tensor_map;
 mod thread;
+mod visible;
 
 /// By this symbol the sandbox knows our library from another `libcuda.so.1`.
 #[unsafe(no_mangle)]

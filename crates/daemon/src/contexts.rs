@@ -106,7 +106,8 @@ impl Contexts {
         let left = address.clone();
         let output = address.log.clone();
         let purpose = Purpose::Shared(&share.tenant);
-        let start = Start { program: &self.program, address, gpu, output: &output, purpose };
+        let data = self.places.data_socket();
+        let start = Start { program: &self.program, address, gpu, output: &output, purpose, data };
         Worker::start(&start, Box::new(move |worker| forget(&left, worker)))
     }
 

@@ -10,6 +10,7 @@ use rekindle_sandbox::Criu;
 use rekindle_store::Store;
 
 use crate::claims::Claims;
+use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::host::breakpoints::BreakpointEvent;
 use crate::host::lock::Lock;
@@ -37,6 +38,7 @@ pub struct Daemon {
     pub making: Claims<String>,
     pub pool: Arc<WorkerPool>,
     pub publisher: Arc<Publisher>,
+    pub data: Arc<Data>,
     /// The one that a worker waits for, to wake its GPU half.
     wakes: Mutex<Weak<Sandbox>>,
     /// The services.
@@ -55,6 +57,7 @@ impl Daemon {
         store: Store,
         driver: Helper,
         pool: Arc<WorkerPool>,
+        data: Arc<Data>,
         lock: Lock,
     ) -> Daemon {
         let publisher = Publisher::new(places.publish_wait);
@@ -68,6 +71,7 @@ impl Daemon {
             making: Claims::default(),
             pool,
             publisher,
+            data,
             wakes: Mutex::default(),
             gateway: Gateway::new(room()),
             serving: Claims::default(),

@@ -301,6 +301,9 @@ pub enum Error {
     )]
     NoRoomToSleep { name: String, level: &'static str, needed: u64, free: u64 },
 
+    #[error("{name:?} cannot be migrated: {reason}")]
+    CannotMove { name: String, reason: String },
+
     #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
     CannotWake { name: String, reason: String },
 
@@ -357,6 +360,9 @@ pub enum Error {
 
     #[error("the checkpoint was cancelled: the program goes on, and there is no image")]
     Cancelled,
+
+    #[error("the migration was cancelled: the program goes on where it was")]
+    MoveCancelled,
 
     #[error(
         "the daemon on {} has the {what} {}, and not {}; give that one's --socket, or another one to start a daemon there",
@@ -430,7 +436,7 @@ impl Error {
     pub fn exit_code(&self) -> Option<u8> {
         match self {
             // As a command that SIGINT ends.
-            Error::Cancelled => Some(130),
+            Error::Cancelled | Error::MoveCancelled => Some(130),
             Error::PortsOfHost => Some(2),
             Error::Sandbox(rekindle_sandbox::Error::Start { shell_code, .. }) => *shell_code,
             Error::Exec { why, .. } => why.shell_code,

@@ -12,6 +12,7 @@
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
 //! | who is told of what happens | `events` |
+//! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
 //! | contents of images in memory | `caches` |
 //! | contexts that programs share | `contexts` |
@@ -21,6 +22,7 @@
 //! | images that apps start from | `frameworks` |
 //! | what the daemon has | `daemon` |
 //! | giving GPUs back and getting them again | `sleep` |
+//! | programs moved between GPUs | `migration` |
 //! | how sandboxes begin; images shown and removed | `lifecycle` |
 //! | programs brought back | `restore` |
 //! | images taken | `checkpoint` |
@@ -36,6 +38,7 @@ mod connection_limit;
 mod containers;
 mod contexts;
 mod daemon;
+mod data;
 mod error;
 mod events;
 mod fault;
@@ -43,6 +46,7 @@ mod frameworks;
 mod host;
 mod images;
 mod lifecycle;
+mod migration;
 mod network;
 mod pool;
 mod recovery;
@@ -57,6 +61,7 @@ mod workers;
 
 pub use caches::{CacheLimits, parse_bytes};
 pub use daemon::Daemon;
+pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
 pub use host::places::{LOG_MAX, PUBLISH_WAIT, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};

@@ -28,6 +28,10 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
+    pub fn uuid_text(&self) -> String {
+        uuid_text(&self.uuid)
+    }
+
     pub fn attribute(&self, attribute: i32) -> Option<i32> {
         self.attributes.binary_search_by_key(&attribute, |row| row.0).ok().map(|i| self.attributes[i].1)
     }
@@ -69,4 +73,25 @@ pub enum Access {
     None,
     Read,
     ReadWrite,
+}
+
+/// As the driver's tools write it: `GPU-` and five groups of digits.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = "GPU".to_string();
+    for (n, byte) in uuid.iter().enumerate() {
+        if matches!(n, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_uuid_reads_as_the_tools_write_it() {
+        let uuid: [u8; 16] = std::array::from_fn(|n| n as u8);
+        assert_eq!(super::uuid_text(&uuid), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
 }

@@ -15,7 +15,7 @@ mod tensor_map;
 
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
-pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement};
+pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement, uuid_text};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use prepared::{Constants, Piece, PreparedCode};
 pub use slice::{PROGRAM_RANGE, Slice};
@@ -77,6 +77,10 @@ pub trait Platform: Send + Sync {
     fn devices(&self) -> &[DeviceInfo];
     /// Makes the context of a device, or hands out the one that was made.
     fn open(&self, index: usize) -> Result<Arc<dyn Device>>;
+    /// UUIDs of the GPUs whose memory this one can have mapped, to copy from it without the host.
+    fn reaches(&self, index: usize) -> Vec<[u8; 16]> {
+        self.devices().get(index).map(|own| own.uuid).into_iter().collect()
+    }
     /// The driver's own checkpoint of another process (`cuCheckpointProcess*`); `NOT_SUPPORTED` where there is none.
     fn process_lock(&self, pid: i32, timeout_ms: u32) -> Result<()>;
     fn process_checkpoint(&self, pid: i32) -> Result<()>;

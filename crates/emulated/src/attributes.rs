@@ -59,7 +59,7 @@ fn rows(index: u32, config: &Config) -> Vec<(i32, i32)> {
         (30, 512), // surface alignment
         (31, 1),   // concurrent kernels
         (32, 0),   // ECC
-        (33, 0xe0 + index as i32),
+        (33, 0xe0 + (config.first + index) as i32),
         (34, 0),
         (35, 0),
         (36, 1_000_000), // memory clock, kHz
@@ -188,7 +188,7 @@ fn flip((value, attribute): (i32, i32)) -> (i32, i32) {
 }
 
 /// An identifier that stays the same for an index, so that a program finds "its" GPU again after a restore.
-fn uuid(index: u32) -> [u8; 16] {
+pub(crate) fn uuid(index: u32) -> [u8; 16] {
     let mut uuid = *b"rekindle-emu\0\0\0\0";
     uuid[6] = 0x40 | uuid[6] & 0x0f;
     uuid[8] = 0x80 | uuid[8] & 0x3f;
@@ -204,8 +204,8 @@ pub(crate) fn info(index: u32, config: &Config) -> DeviceInfo {
         kind: rekindle_device::GpuKind::Emulated,
         index,
         name: format!("Rekindle Emulated GPU, {} SMs", config.multiprocessors),
-        uuid: uuid(index),
-        pci_bus_id: format!("0000:{:02X}:00.0", 0xe0 + index),
+        uuid: uuid(config.first + index),
+        pci_bus_id: format!("0000:{:02X}:00.0", 0xe0 + config.first + index),
         total_memory: config.memory,
         compute_capability: CAPABILITY,
         attributes: rows(index, config),
@@ -234,5 +234,7 @@ mod tests {
         assert_eq!(info.attribute(10), Some(32));
         assert_eq!(info.attribute(97), Some(227 << 10));
         assert_ne!(info.uuid, uuid(0));
+        let second = Config { first: 1, ..Config::default() };
+        assert_eq!(super::info(0, &second).uuid, info.uuid);
     }
 }

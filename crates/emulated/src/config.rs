@@ -1,13 +1,19 @@
-//! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`.
+//! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`. A number alone says
+//! which of the machine's emulated GPUs the first is: `1` is the second of them.
 
 use crate::Error;
 
 /// The environment variable that [`Config::from_env`] reads.
 pub const VARIABLE: &str = "REKINDLE_EMULATED";
 
+/// So many GPUs a machine has at most, those of several configurations together.
+pub(crate) const MOST_DEVICES: u32 = 16;
+
 /// The emulated machine: how many GPUs, and what each of them has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// The number of the first device in the machine, 0 to 7: devices of other numbers are other GPUs.
+    pub first: u32,
     /// 1 to 8.
     pub devices: u32,
     /// Bytes of memory of each device.
@@ -22,7 +28,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { devices: 1, memory: 4 << 30, bandwidth: 0, multiprocessors: 16, threads: 0 }
+        Config { first: 0, devices: 1, memory: 4 << 30, bandwidth: 0, multiprocessors: 16, threads: 0 }
     }
 }
 
@@ -31,6 +37,10 @@ impl Config {
     pub fn parse(text: &str) -> Result<Config, Error> {
         let mut config = Config::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            if pair.bytes().all(|byte| byte.is_ascii_digit()) {
+                config.first = count("number", pair, 0, 7)?;
+                continue;
+            }
             let (key, value) = pair.split_once('=').ok_or_else(|| Error::Pair(pair.to_owned()))?;
             let (key, value) = (key.trim(), value.trim());
             match key {
@@ -54,6 +64,7 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        count("number", &self.first.to_string(), 0, 7)?;
         count("devices", &self.devices.to_string(), 1, 8)?;
         count("multiprocessors", &self.multiprocessors.to_string(), 1, 1024)?;
         count("threads", &self.threads.to_string(), 0, 1024)?;
@@ -106,8 +117,16 @@ mod tests {
         let config = Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,threads=3").unwrap();
         assert_eq!(
             config,
-            Config { devices: 2, memory: 8 << 30, bandwidth: 12 << 30, multiprocessors: 4, threads: 3 }
+            Config {
+                first: 0,
+                devices: 2,
+                memory: 8 << 30,
+                bandwidth: 12 << 30,
+                multiprocessors: 4,
+                threads: 3
+            }
         );
+        assert_eq!(Config::parse("1,memory=8G").unwrap().first, 1);
         assert_eq!(Config::parse("").unwrap(), Config::default());
         assert_eq!(Config::parse("memory=512MiB").unwrap().memory, 512 << 20);
     }
@@ -118,6 +137,7 @@ mod tests {
         assert!(Config::parse("memory=lots").unwrap_err().to_string().contains("`lots`"));
         assert!(Config::parse("colour=red").unwrap_err().to_string().contains("colour"));
         assert!(Config::parse("memory").is_err());
+        assert!(Config::parse("9").unwrap_err().to_string().contains("from 0 to 7"));
         assert!(Config::parse("memory=99999999999999999G").is_err());
     }
 }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{Device, DeviceInfo, GpuKind, Platform, Result};
 
+use crate::config::MOST_DEVICES;
 use crate::device::EmulatedDevice;
 use crate::output::Output;
 use crate::space::Space;
@@ -77,6 +78,11 @@ impl Platform for EmulatedPlatform {
         })?);
         *slot = Some(Arc::clone(&device));
         Ok(device)
+    }
+
+    /// All of the machine's: their memory is the host's.
+    fn reaches(&self, _index: usize) -> Vec<[u8; 16]> {
+        (0..MOST_DEVICES).map(attributes::uuid).collect()
     }
 
     fn process_lock(&self, _pid: i32, _timeout_ms: u32) -> Result<()> {

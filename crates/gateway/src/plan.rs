@@ -71,6 +71,9 @@ pub struct Source {
     pub tenant: Option<String>,
     /// Where the GPU memory of an idle instance goes.
     pub level: Level,
+    /// URLs of the data that instances are about to want.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<String>,
 }
 
 #[cfg(test)]

@@ -96,6 +96,7 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         ready: None,
         gpu: None,
         tenant: None,
+        data: Vec::new(),
         level: Level::Host,
     };
     let gateway = Gateway::new(10);

@@ -369,8 +369,7 @@ fn terminated(bytes: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rekindle_code::fatbin::EntryKind;
-    use rekindle_code::testing::{Packing, container, synthetic};
+    use rekindle_code_samples::{Content, Packing, container, synthetic};
 
     fn read(bytes: &[u8]) -> Option<Vec<u8>> {
         readable(Code::new(bytes.to_vec())).map(|code| code.bytes().to_vec())
@@ -387,7 +386,7 @@ mod tests {
     fn cut_code_never_reaches_the_driver() {
         let cubin = synthetic(&[".nv.global"], &[("a", 1, 1, 4)]);
         assert_eq!(read(&cubin).unwrap(), cubin);
-        let fatbin = container(&[(EntryKind::Cubin, 90, &cubin, Packing::Plain)]);
+        let fatbin = container(&[(Content::Cubin, 90, &cubin, Packing::Plain)]);
         assert_eq!(read(&fatbin).unwrap(), fatbin);
         for code in [&cubin, &fatbin] {
             for cut in 4..code.len() {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_SUPPORTED, CuResult};
 use rekindle_device::{Device, DeviceInfo, GpuKind, Placement, Platform, Result};
 
 use crate::device::NvidiaDevice;
@@ -83,6 +83,23 @@ impl Platform for NvidiaPlatform {
             }
         };
         Ok(device)
+    }
+
+    fn reaches(&self, index: usize) -> Vec<[u8; 16]> {
+        let ordinal = |index: usize| {
+            let mut ordinal = 0;
+            // SAFETY: writes one integer.
+            unsafe { call!(&self.driver, cuDeviceGet(&mut ordinal, index as i32)) }.map(|()| ordinal)
+        };
+        let reached = |other: usize| {
+            let mut can = 0;
+            let (own, other) = (ordinal(index)?, ordinal(other)?);
+            // SAFETY: as above.
+            unsafe { call!(&self.driver, cuDeviceCanAccessPeer(&mut can, own, other)) }?;
+            Ok::<_, CuResult>(can != 0)
+        };
+        let is_reached = |(other, _): &(usize, &DeviceInfo)| *other == index || reached(*other) == Ok(true);
+        self.devices.iter().enumerate().filter(is_reached).map(|(_, info)| info.uuid).collect()
     }
 
     fn process_lock(&self, pid: i32, timeout_ms: u32) -> Result<()> {

@@ -136,7 +136,7 @@ fn is_client(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rekindle_code::testing::synthetic;
+    use rekindle_code_samples::synthetic;
 
     fn library(directory: &Path, symbol: &str) -> PathBuf {
         std::fs::create_dir_all(directory).unwrap();

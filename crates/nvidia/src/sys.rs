@@ -64,6 +64,7 @@ functions! {
         fn cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
         fn cuDeviceTotalMem_v2(*mut usize, c_int);
         fn cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+        fn cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
         fn cuDeviceGetPCIBusId(*mut c_char, c_int, c_int);
         fn cuDevicePrimaryCtxRetain(*mut u64, c_int);
         fn cuCtxSetCurrent(u64);

@@ -160,7 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use rekindle_code::testing::{Packing, container, synthetic};
+    use rekindle_code_samples::{Content, Packing, container, synthetic};
 
     const PTX: &str = "//\n.version 8.0 // 12.0\n.target sm_90\n.address_size 64\n\n\
         .global .align 4 .u32 counter = 5;\n\
@@ -197,19 +197,19 @@ mod tests {
         let cubin = |name| synthetic(&[".nv.global"], &[(name, 1, 1, 4)]);
         let (older, other, own) = (cubin("older"), cubin("other"), cubin("own"));
         let all = container(&[
-            (EntryKind::Cubin, 80, &other, Packing::Plain),
-            (EntryKind::Cubin, 90, &own, Packing::Zstd),
-            (EntryKind::Cubin, 100, &older, Packing::Plain),
-            (EntryKind::Ptx, 90, PTX.as_bytes(), Packing::Lz4),
+            (Content::Cubin, 80, &other, Packing::Plain),
+            (Content::Cubin, 90, &own, Packing::Zstd),
+            (Content::Cubin, 100, &older, Packing::Plain),
+            (Content::Ptx, 90, PTX.as_bytes(), Packing::Lz4),
         ]);
         assert_eq!(names(&all), [("own".to_owned(), false)]);
-        let text = container(&[(EntryKind::Ptx, 80, PTX.as_bytes(), Packing::Lz4)]);
+        let text = container(&[(Content::Ptx, 80, PTX.as_bytes(), Packing::Lz4)]);
         assert_eq!(names(&text), names(PTX.as_bytes()));
     }
 
     #[test]
     fn what_is_too_large_is_said_to_be_left_out() {
-        let mut all = container(&[(EntryKind::Cubin, 90, &[0; 64], Packing::Lz4)]);
+        let mut all = container(&[(Content::Cubin, 90, &[0; 64], Packing::Lz4)]);
         all[16 + 56..16 + 64].copy_from_slice(&(MOST_BYTES + 1).to_le_bytes());
         assert_eq!(variables(&all, 90), (Variables::new(), false));
     }

@@ -20,7 +20,8 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 }
 
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
-/// boards are laid out. Raised with every change of them. A restored program speaks that of its image.
+/// boards are laid out. Raised with every change of what there is; operations that come behind all others change nothing
+/// of that. A restored program speaks that of its image.
 pub const CLIENT_VERSION: u32 = 1;
 
 /// Of what is said at the admission socket. A daemon admits no process that speaks another one.

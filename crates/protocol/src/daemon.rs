@@ -230,6 +230,13 @@ pub enum Request {
     Wake {
         name: String,
     },
+    /// Moves a running program to another GPU of this machine.
+    Migrate {
+        name: String,
+        gpu: String,
+        /// How often its memory is copied at most before it stands still, through the host's memory; none: as is best.
+        rounds: Option<u32>,
+    },
     /// Has HTTP requests that come to a port go to instances of an image. What is not said of a service that is there stays
     /// as it is.
     Serve {
@@ -349,7 +356,7 @@ pub enum Event {
 pub struct Happened {
     /// RFC 3339, with microseconds.
     pub time: String,
-    /// `listening`, `state`, `problem`, `removed`, `image-made` or `image-removed`.
+    /// `listening`, `state`, `problem`, `migrated`, `removed`, `image-made` or `image-removed`.
     pub event: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
@@ -361,6 +368,9 @@ pub struct Happened {
     pub exit_code: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// The GPU that it runs on now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
 }
 
 /// A line of a log, as `rekindle logs --json` prints it.
@@ -502,6 +512,7 @@ pub enum State {
     /// Its GPU half sleeps; the rest runs.
     Asleep,
     Waking,
+    Migrating,
     Exited,
     Killed,
     /// Checkpointed with `--stop`.
@@ -520,7 +531,7 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     pub operation: Operation,
-    /// The image, or the level of a sleep.
+    /// The image, or the level of a sleep, or the GPU that a program has moved to.
     pub image: String,
     /// When it began; RFC 3339.
     pub began: String,
@@ -539,6 +550,7 @@ pub enum Operation {
     Restore,
     Sleep,
     Wake,
+    Migrate,
 }
 
 /// Where the GPU memory of a program is while its GPU half sleeps.
@@ -559,6 +571,44 @@ pub struct SleepReport {
     pub bytes: u64,
     pub total_us: u64,
     pub phases: Vec<Phase>,
+}
+
+/// What `migrate` reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MigrationReport {
+    pub name: String,
+    /// The GPU that it was on, and the one that it is on.
+    pub from: String,
+    pub gpu: String,
+    pub way: Way,
+    /// GPU memory of the program.
+    pub bytes: u64,
+    pub total_us: u64,
+    /// How long the program stood still the last time, to go on there.
+    pub stopped_us: u64,
+    /// What was copied, the last time while it stood still.
+    pub rounds: Vec<Round>,
+    pub phases: Vec<Phase>,
+}
+
+/// How GPU memory gets to another GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// The other GPU copies it from the first, while the program stands still.
+    Direct,
+    /// Through the host's memory, most of it while the program runs.
+    Host,
+}
+
+/// A round of copying a program's GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// What was copied: what the other GPU did not have yet.
+    pub bytes: u64,
+    pub duration_us: u64,
+    /// For how long of that the program stood still.
+    pub stopped_us: u64,
 }
 
 /// In which order a restore loads GPU buffers, and what of the program's requests waits for it.

@@ -27,4 +27,7 @@ pub struct ServiceWish {
     pub idle_ms: Option<u64>,
     pub idle_end_ms: Option<u64>,
     pub timeout_ms: Option<u64>,
+    /// URLs of the data that instances are about to want.
+    #[serde(default)]
+    pub data: Option<Vec<String>>,
 }

@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,6 +189,9 @@ pub struct Status {
     /// It was restored, and its client was not let go on yet.
     #[serde(default)]
     pub held_back: bool,
+    /// Its client may go on with another worker, which is to be known within moments.
+    #[serde(default)]
+    pub parted: bool,
     pub pid: i32,
     /// The client's pid as the worker sees it, 0 without a client.
     pub client: i32,
@@ -200,6 +203,9 @@ pub struct Status {
     pub devices: Vec<DeviceInfo>,
     #[serde(default)]
     pub free_bytes: Vec<u64>,
+    /// UUIDs of the GPUs whose memory the first of these can copy from by itself.
+    #[serde(default)]
+    pub reaches: Vec<String>,
     /// Bytes of device memory that the program holds, how many of them are a cache's, mapped, and of pinned memory.
     pub device_bytes: u64,
     #[serde(default)]

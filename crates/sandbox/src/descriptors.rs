@@ -236,7 +236,11 @@ pub fn address(words: &[u32]) -> Option<IpAddr> {
 impl Unix {
     const STATE: u64 = 4;
     const NAME: u64 = 11;
+    const PERMISSIONS: u64 = 13;
     const DIRECTORY: u64 = 14;
+    /// Of the permissions.
+    const USER: u64 = 2;
+    const GROUP: u64 = 3;
 
     /// A path, with a zero byte behind it or not; an abstract name behind a zero byte; or nothing.
     pub fn name(&self) -> &[u8] {
@@ -245,6 +249,12 @@ impl Unix {
 
     pub fn state(&self) -> Option<u64> {
         self.0.number(Self::STATE)
+    }
+
+    /// The user and the group that its file belongs to.
+    pub fn owner(&self) -> Option<(u32, u32)> {
+        let permissions = Message::read(self.0.all_bytes(Self::PERMISSIONS).next()?)?;
+        Some((permissions.number(Self::USER)? as u32, permissions.number(Self::GROUP)? as u32))
     }
 
     /// What a name that is no whole path begins at.

@@ -60,6 +60,7 @@ mod restore;
 mod rpc;
 mod sandbox;
 mod severed;
+mod socket_places;
 pub mod soundness;
 mod spawn;
 mod standing;

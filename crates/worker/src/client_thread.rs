@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rekindle_protocol::client::{CLIENT_VERSION, ToClient, ToWorker};
 use rekindle_protocol::frame::{self, FrameError};
@@ -11,7 +12,10 @@ use rekindle_ring::{BoardMapping, Liveness, Ring};
 
 use crate::dispatch::{Ended, Remote};
 use crate::link::{Answer, Link};
-use crate::ondemand::{Conversations, wait_readable};
+use crate::ondemand::{Conversations, wait_for_close, wait_readable};
+
+/// How often who has parted with its client looks whether it has it again.
+const PARTED_LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) struct ClientThread {
     pub socket: Arc<UnixStream>,
@@ -25,7 +29,14 @@ impl ClientThread {
     pub(crate) fn run(self) {
         loop {
             wait_readable(&self.socket);
-            let _turn = self.conversations.client();
+            let turn = self.conversations.client();
+            if self.link.is_parted() {
+                drop(turn);
+                if wait_for_close(&self.socket, PARTED_LOOK) {
+                    break;
+                }
+                continue;
+            }
             match frame::receive::<ToWorker>(&self.socket) {
                 Ok((message, descriptors)) => self.take(message, descriptors),
                 Err(FrameError::Closed) => break,

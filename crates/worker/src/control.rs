@@ -22,11 +22,14 @@ use crate::dispatch::{Dispatcher, Ended, Remote};
 use crate::image::{self, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::Link;
-use crate::ondemand::{self, Conversations, Daemon, wait_for_parting, wait_readable};
+use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
 
 mod client;
 mod images;
+mod parting;
 mod standstill;
+
+use parting::{Waited, Word};
 
 /// How long who connects may take to greet.
 pub(crate) const GREETING_LIMIT: Duration = Duration::from_secs(10);
@@ -55,8 +58,16 @@ pub(crate) struct Control {
     quiesced: bool,
     /// The client is from before this worker, and waits for `Resume`.
     held_back: bool,
+    /// Where it is told which worker the client goes on with.
+    parted: Option<Word>,
+    /// It goes on with another one, and this one ends.
+    taken: bool,
+    /// To tell another worker that its client goes on with this one.
+    word: Option<Word>,
     /// Memory that is to outlive this worker, or has outlived the one before.
     left: LeftMemory,
+    /// Memory of another worker's, which the next restore copies from.
+    lent: LeftMemory,
     /// What goes with the next answer.
     along: Vec<OwnedFd>,
     conversations: Arc<Conversations>,
@@ -96,7 +107,11 @@ impl Control {
             kind,
             quiesced: false,
             held_back: false,
+            parted: None,
+            taken: false,
+            word: None,
             left: LeftMemory::new(),
+            lent: LeftMemory::new(),
             along: Vec::new(),
             conversations,
             demand: None,
@@ -118,13 +133,20 @@ impl Control {
     pub(crate) fn run(mut self) {
         let mut lonely_since = Instant::now();
         loop {
-            if is_waiting(&self.listener, Duration::from_secs(1)) {
+            let waited = self.wait_for(&self.listener.as_raw_fd(), Some(Duration::from_secs(1)));
+            if waited == Waited::Taken {
+                return;
+            }
+            if waited == Waited::Ready {
                 match self.accept() {
                     Ok(Some(stream)) => self.serve(&stream),
                     Ok(None) => continue,
                     Err(error) => log::warn!("cannot take a connection: {error}"),
                 }
                 *self.conversations.daemon() = Daemon::default();
+                if self.gives_up() {
+                    return;
+                }
                 self.undo();
                 if self.is_spare() {
                     return self.remote.end(Ended::Done);
@@ -182,7 +204,11 @@ impl Control {
     fn serve(&mut self, stream: &UnixStream) {
         let conversations = self.conversations.clone();
         loop {
-            wait_readable(stream);
+            match self.wait_for(stream, None) {
+                Waited::Ready => {}
+                Waited::Late => continue,
+                Waited::Taken => return,
+            }
             let mut turn = conversations.daemon();
             let (Message { id, client, request }, descriptors) = match frame::receive(stream) {
                 Ok(received) => received,
@@ -261,9 +287,13 @@ impl Control {
             }
             Request::Sleep(_) if self.quiesced && self.link.is_connected() => Ok(answer::<ask::Sleep>(())),
             Request::Sleep(_) => Err("only a program that stands still can be put to sleep".to_string()),
+            Request::HandOver(ask::HandOver { from }) if self.quiesced => {
+                self.hand_over(from).map(answer::<ask::HandOver>)
+            }
             Request::HandOver(_) => Err("this worker is awake and keeps nothing".to_string()),
-            Request::Memory(ask::Memory { names }) => {
-                self.left.extend(names.into_iter().zip(descriptors));
+            Request::Memory(ask::Memory { names, copy }) => {
+                let memory = if copy { &mut self.lent } else { &mut self.left };
+                memory.extend(names.into_iter().zip(descriptors));
                 Ok(answer::<ask::Memory>(()))
             }
             Request::Cache(ask::Cache { memories, register }) => {
@@ -303,9 +333,7 @@ impl Control {
                 let names = names.ok_or("this worker was not asked to record what is used first")?;
                 Ok(answer::<ask::Uses>(names))
             }
-            Request::Restore(ask::Restore { image, run_directory, cached }) => {
-                self.restore(stream, image.into(), run_directory.into(), cached).map(answer::<ask::Restore>)
-            }
+            Request::Restore(request) => self.restore(stream, request).map(answer::<ask::Restore>),
             Request::Replace(ask::Replace { image, run_directory }) => {
                 let remote = self.remote.clone();
                 self.work(stream, move |dispatcher, _| {
@@ -314,6 +342,10 @@ impl Control {
                 .map(answer::<ask::Replace>)
             }
             Request::GoOn(ask::GoOn { pid }) => self.go_on_with(pid, descriptors).map(answer::<ask::GoOn>),
+            Request::Part(_) => self.part(descriptors).map(answer::<ask::Part>),
+            Request::TakeOver(ask::TakeOver { pid, driver_attached, next }) => {
+                self.take_over(pid, driver_attached, next, descriptors).map(answer::<ask::TakeOver>)
+            }
             Request::Loaded(_) => Err("what is loaded is told beside other requests only".to_string()),
             Request::Adopt(ask::Adopt { pid, driver_attached }) => {
                 self.adopt(pid, driver_attached, descriptors).map(answer::<ask::Adopt>)
@@ -343,7 +375,7 @@ impl Control {
 
     fn status(&self) -> Result<Status, String> {
         let status = self.remote.ask(|dispatcher| dispatcher.client.status())?;
-        Ok(Status { held_back: self.held_back, ..status })
+        Ok(Status { held_back: self.held_back, parted: self.parted.is_some(), ..status })
     }
 
     /// Returns only if it does not work, with the reason; the client is then to go on.
@@ -428,6 +460,15 @@ pub(crate) fn is_waiting(socket: &impl AsRawFd, limit: Duration) -> bool {
 /// The other end has been closed.
 pub(crate) fn is_closed(socket: &UnixStream) -> bool {
     poll(socket.as_raw_fd(), libc::POLLRDHUP, 0) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// Which of these there is something to read from, or an end of, or a connection to take; none is waited for that is negative.
+fn readable(sockets: [i32; 2], limit: Option<Duration>) -> [bool; 2] {
+    let mut entries = sockets.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let limit_ms = limit.map_or(-1, |limit| limit.as_millis() as i32);
+    // SAFETY: two valid entries, borrowed for the call.
+    unsafe { libc::poll(entries.as_mut_ptr(), 2, limit_ms) };
+    entries.map(|entry| entry.revents != 0)
 }
 
 fn poll(descriptor: i32, events: i16, limit_ms: i32) -> i16 {

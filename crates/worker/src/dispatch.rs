@@ -100,6 +100,11 @@ impl Dispatcher {
         self.merge.set_next(next).map_err(|error| error.to_string())
     }
 
+    /// The ticket of the next request.
+    pub(crate) fn next_request(&self) -> u64 {
+        self.merge.next()
+    }
+
     /// How the thread is to end, if it is.
     pub(crate) fn ended(&mut self) -> Option<Ended> {
         self.ended.take()
@@ -191,7 +196,12 @@ impl Dispatcher {
             match admission {
                 Admission::Wait => return Ok(done),
                 Admission::Alone => self.end_sharing_for_good(),
-                Admission::Now | Admission::Aside => {}
+                Admission::Now | Admission::Aside | Admission::Refuse(_) => {}
+            }
+            if let Admission::Refuse(code) = admission {
+                self.client.refuse(ring, &record, code);
+                self.merge.release(ring, record);
+                continue;
             }
             self.note_uses(&record);
             if admission == Admission::Aside {
@@ -268,6 +278,11 @@ impl Dispatcher {
 
     /// Nothing to do right now: polls on, or sleeps.
     fn rest(&mut self, board: &Board, inbox: &Inbox) {
+        if self.client.data.holds() {
+            let nap = if self.client.waiting.is_empty() { Duration::from_secs(1) } else { LOADING_NAP };
+            board.wait(self.spin, nap, || inbox.is_wanted());
+            return;
+        }
         let again = match &mut self.activity {
             Activity::Sharing(Shared { sharing, journal }) => sharing.rest(&mut self.client, journal),
             _ => None,

@@ -139,6 +139,11 @@ impl Gpus {
         Some(slot.context.get().map_or(&slot.info, |context| &context.info))
     }
 
+    /// UUIDs of the GPUs whose memory the first one can have mapped.
+    pub(crate) fn reaches(&self) -> Vec<[u8; 16]> {
+        self.slots.first().map_or_else(Vec::new, |slot| self.platform.reaches(slot.index))
+    }
+
     pub(crate) fn infos(&self) -> Vec<DeviceInfo> {
         (0..self.count()).filter_map(|device| self.info(device).cloned()).collect()
     }

@@ -17,6 +17,7 @@ mod client;
 mod client_thread;
 mod code;
 mod control;
+mod data;
 mod dispatch;
 mod elf;
 mod gpu;

@@ -27,6 +27,8 @@ pub(crate) struct Link {
 struct State {
     socket: Option<Arc<UnixStream>>,
     gone: bool,
+    /// What the client says may be for another worker.
+    parted: bool,
     /// How often the host function with this token has returned and nobody has noticed yet.
     called: HashMap<u64, u32>,
 }
@@ -77,6 +79,15 @@ impl Link {
     pub(crate) fn is_leaving(&self) -> bool {
         let state = self.state();
         state.gone || state.socket.as_ref().is_some_and(|socket| is_closed(socket))
+    }
+
+    /// Whether what the client says is for this worker.
+    pub(crate) fn set_parted(&self, parted: bool) {
+        self.state().parted = parted;
+    }
+
+    pub(crate) fn is_parted(&self) -> bool {
+        self.state().parted
     }
 
     /// The client's end is closed: nobody waits for it any more.

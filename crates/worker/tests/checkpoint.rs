@@ -53,6 +53,7 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
+        beside: false,
     };
     assert!(daemon.ask(request).iter().any(|phase| phase.name == "modules"));
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -231,6 +232,7 @@ fn restore_fails(directory: &Path, image: &Path, knobs: Arc<Knobs>) -> String {
         image: image.to_str().unwrap().to_string(),
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
+        beside: false,
     });
     daemon.ask(ask::Shutdown {});
     assert_eq!(worker.end(), Ended::Done);

@@ -304,7 +304,10 @@ fn an_image_comes_back_to_its_slice_in_a_shared_context_or_one_of_its_own() {
         BoardMapping::create(&directory.join("board-9-0")).unwrap();
         Ring::create(&directory.join("ring-9-0")).unwrap();
         let run_directory = directory.to_str().unwrap().to_string();
-        daemon.asked(ask::Restore { image: image.clone(), run_directory, cached: Vec::new() }, &[])
+        daemon.asked(
+            ask::Restore { image: image.clone(), run_directory, cached: Vec::new(), beside: false },
+            &[],
+        )
     };
     let goes_on = |daemon: &Daemon, directory: &Path| {
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -2,9 +2,19 @@
 
 from rekindle.app import App
 from rekindle.cls import Cls
+from rekindle.data import Data, DeviceArray
 from rekindle.errors import (
     CallError,
     CommandError,
+    DataAccessError,
+    DataChangedError,
+    DataError,
+    DataGpuError,
+    DataMemoryError,
+    DataNameError,
+    DataNotFoundError,
+    DataSizeError,
+    DataUnavailableError,
     DeclarationError,
     Error,
     FunctionTimeoutError,
@@ -26,7 +36,18 @@ __all__ = [
     "CallError",
     "Cls",
     "CommandError",
+    "Data",
+    "DataAccessError",
+    "DataChangedError",
+    "DataError",
+    "DataGpuError",
+    "DataMemoryError",
+    "DataNameError",
+    "DataNotFoundError",
+    "DataSizeError",
+    "DataUnavailableError",
     "DeclarationError",
+    "DeviceArray",
     "Error",
     "Function",
     "FunctionCall",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from rekindle.client import Client
 from rekindle.cls import Cls
+from rekindle.data import Data
 from rekindle.declaration import Declaration
 from rekindle.errors import DeclarationError
 from rekindle.function import Function
@@ -34,13 +35,13 @@ class App:
     def __repr__(self) -> str:
         return f"rekindle.App({self.name!r})"
 
-    def cls(self, **options: Any) -> Callable[[type[T]], Cls[T]]:
-        """Declares a class; its options are those of `rekindle.limits.Limits`."""
+    def cls(self, *, data: Mapping[str, Data] | None = None, **options: Any) -> Callable[[type[T]], Cls[T]]:
+        """Declares a class with the data that it has as attributes; its options are those of `rekindle.limits.Limits`."""
 
         def decorate(user: type[T]) -> Cls[T]:
             if not inspect.isclass(user):
                 raise DeclarationError(f"{user!r} is no class; use @app.function() for functions")
-            declaration = self.declare(user.__name__, user, options)
+            declaration = self.declare(user.__name__, user, options, data)
             return Cls(Client(declaration.service, declaration.limits.retries), declaration)
 
         return decorate
@@ -56,11 +57,11 @@ class App:
 
         return decorate
 
-    def declare(self, name: str, user: Any, options: dict[str, Any]) -> Declaration:
+    def declare(self, name: str, user: Any, options: dict[str, Any], data: Mapping[str, Data] | None = None) -> Declaration:
         if not PART.fullmatch(name):
             raise DeclarationError(f"{name!r} cannot be served; take up to 31 ASCII letters, digits and _ for its name")
         if name in self.declarations:
             raise DeclarationError(f"the app {self.name!r} has {name!r} twice; give one another name")
-        declaration = Declaration.of(self.name, name, user, options)
+        declaration = Declaration.of(self.name, name, user, options, data or {})
         self.declarations[name] = declaration
         return declaration

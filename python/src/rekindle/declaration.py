@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.address import Service
+from rekindle.data import Data
 from rekindle.errors import DeclarationError
 from rekindle.limits import Limits
 from rekindle.marks import Mark, mark_of
@@ -18,10 +19,13 @@ class Declaration:
     service: Service
     user: Any
     limits: Limits
+    # What instances have as attributes.
+    data: Mapping[str, Data] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, app: str, name: str, user: Any, options: dict[str, Any]) -> Declaration:
-        declaration = cls(Service(app, name), user, Limits.declared(options, name))
+    def of(cls, app: str, name: str, user: Any, options: dict[str, Any], data: Mapping[str, Data]) -> Declaration:
+        declaration = cls(Service(app, name), user, Limits.declared(options, name), dict(data))
+        declaration.give_data()
         batched = [mark.batched.max_batch_size for _, mark in declaration.marks() if mark.batched]
         if batched and "concurrency" not in options:
             # One batch is collected while nothing else is held up.
@@ -32,6 +36,14 @@ class Declaration:
             )
         declaration.check()
         return declaration
+
+    def give_data(self) -> None:
+        for name, data in self.data.items():
+            if not isinstance(data, Data):
+                raise DeclarationError(f"{self.service.name}: the data {name!r} is {data!r}; give rekindle.Data")
+            if not name.isidentifier() or hasattr(self.user, name):
+                raise DeclarationError(f"{self.service.name} cannot have data as {name!r}; give it the name of no other attribute")
+            setattr(self.user, name, data)
 
     @property
     def is_class(self) -> bool:
@@ -49,6 +61,10 @@ class Declaration:
                 if mark and name not in seen:
                     seen.add(name)
                     yield name, mark
+
+    def data_options(self) -> list[str]:
+        """As `rekindle serve` takes them."""
+        return [word for url in sorted({data.url for data in self.data.values()}) or ["none"] for word in ("--data", url)]
 
     def check(self) -> None:
         asgi = [name for name, mark in self.marks() if mark.is_asgi]

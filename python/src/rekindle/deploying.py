@@ -107,7 +107,7 @@ def serve(declaration: Declaration, image: str, before: dict[str, Any] | None) -
     """Requests of a service that is there go over to the new image; none fails."""
     name, limits = declaration.service.full_name, declaration.limits
     port = [] if before and limits.is_any_port else ["--port", limits.port]
-    row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *port, *limits.serve_options())
+    row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *port, *limits.serve_options(), *declaration.data_options())
     return {"service": name, "image": image, "address": row["address"], "port": row["port"]}
 
 

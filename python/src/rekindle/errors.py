@@ -17,6 +17,42 @@ class CommandError(Error):
         self.code = code
 
 
+class DataError(Error):
+    """Declared data that cannot be had."""
+
+
+class DataNotFoundError(DataError):
+    """There is no such object."""
+
+
+class DataChangedError(DataError):
+    """The object became another one while it was read."""
+
+
+class DataSizeError(DataError):
+    """The object has another size than its shape and dtype say."""
+
+
+class DataAccessError(DataError):
+    """Credentials are missing, or do not suffice."""
+
+
+class DataUnavailableError(DataError):
+    """The store fails, or cannot be reached."""
+
+
+class DataMemoryError(DataError):
+    """The host or the GPU has no room for it."""
+
+
+class DataGpuError(DataError):
+    """The GPU failed while it was loaded."""
+
+
+class DataNameError(DataError):
+    """Its URL names no object."""
+
+
 class SerializationError(Error, TypeError):
     """A value that cannot be sent, or a message that cannot be understood."""
 

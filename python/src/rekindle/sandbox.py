@@ -55,6 +55,11 @@ class Sandbox:
         return command.ask("wake", self.name)
 
     @both
+    def migrate(self, gpu: str) -> dict[str, Any]:
+        """Moves it to another GPU of this machine. The report."""
+        return command.ask("migrate", self.name, "--gpu", gpu)
+
+    @both
     def logs(self, tail: int | None = None) -> str:
         """What it has printed."""
         text: str = command.ask("logs", self.name, *(["--tail", tail] if tail is not None else []))["log"]

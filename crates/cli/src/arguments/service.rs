@@ -47,6 +47,10 @@ pub struct ServiceArguments {
     /// Where the GPU memory of such an instance goes (host).
     #[arg(long)]
     level: Option<LevelArgument>,
+    /// An object that instances are about to want (s3://BUCKET/KEY, http://, https:// or file:///PATH): it is brought to this
+    /// host while one is started. May be given again; none: no more.
+    #[arg(long, value_name = "URL|none")]
+    data: Vec<String>,
 }
 
 /// How many instances there are.
@@ -76,6 +80,8 @@ impl ServiceArguments {
             idle_ms: self.idle,
             idle_end_ms: self.idle_end,
             timeout_ms: self.timeout,
+            data: (!self.data.is_empty())
+                .then(|| self.data.into_iter().filter(|url| url != "none").collect()),
         }
     }
 }

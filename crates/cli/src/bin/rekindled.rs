@@ -1,5 +1,5 @@
 //! The daemon, and the processes that it makes of itself: `rekindled worker`, `rekindled driver-helper`,
-//! `rekindled sandbox-init`, `rekindled sandbox-exec`, `rekindled criu-relay`, `rekindled criu-trial`.
+//! `rekindled memory`, `rekindled sandbox-init`, `rekindled sandbox-exec`, `rekindled criu-relay`, `rekindled criu-trial`.
 //!
 //! Which one is decided before anything is set up: a sandbox's init must have one thread, and a worker chooses its own
 //! address layout.
@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
 use rekindle_cli::settings::{self, Settings};
-use rekindle_daemon::{CacheLimits, Daemon, Places, PoolSize, parse_bytes};
+use rekindle_daemon::{CacheLimits, Daemon, DataLimits, Places, PoolSize, parse_bytes};
 use rekindle_device::Platform;
 use rekindle_nvidia::{NvidiaPlatform, placement};
 
@@ -53,6 +53,16 @@ struct Arguments {
     /// How long who comes to a published port waits for a program that is away, in seconds.
     #[arg(long, value_name = "SECONDS", env = "REKINDLE_PUBLISH_WAIT", default_value_t = rekindle_daemon::PUBLISH_WAIT.as_secs())]
     publish_wait: u64,
+    /// The most bytes of the host's memory that hold objects of stores for programs; K, M, G or T may follow. A quarter of
+    /// the memory if nothing is said.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_DATA_MEMORY", value_parser = parse_bytes)]
+    data_memory: Option<u64>,
+    /// For how long what a store fails to do is tried again, in seconds.
+    #[arg(long, value_name = "SECONDS", env = "REKINDLE_DATA_PATIENCE", default_value_t = 60)]
+    data_patience: u64,
+    /// The directory whose files programs may have as declared data; none if nothing is said.
+    #[arg(long, value_name = "DIR", env = "REKINDLE_DATA_FILES")]
+    data_files: Option<PathBuf>,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -100,6 +110,7 @@ fn main() -> ExitCode {
         Some(rekindle_sandbox::trial::TRIAL_ARGUMENT) => {
             return fail(&rekindle_sandbox::trial::trial_main().to_string());
         }
+        Some(rekindle_memory::ARGUMENT) => return rekindle_memory::main(words),
         Some("gpus") => return gpus(),
         Some(word @ (rekindle_sandbox::INIT_ARGUMENT | rekindle_sandbox::EXEC_ARGUMENT)) => {
             let setup = words.next().and_then(|word| word.to_str()?.parse().ok());
@@ -161,7 +172,9 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         env_logger::Builder::from_env(log).init();
     }
     let caches = CacheLimits { host: arguments.host_cache, gpu: arguments.gpu_cache };
-    let daemon = Daemon::open(places, pool, caches)?;
+    let patience = Duration::from_secs(arguments.data_patience);
+    let data = DataLimits { memory: arguments.data_memory, patience, files: arguments.data_files };
+    let daemon = Daemon::open(places, pool, caches, data)?;
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {

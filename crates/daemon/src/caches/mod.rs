@@ -17,7 +17,7 @@
 //! ([`shared`]), which instances map read-only in place of memory of theirs.
 
 mod cache;
-mod chunks;
+pub mod chunks;
 mod fill_gpu;
 mod fill_host;
 mod index;
@@ -216,7 +216,8 @@ impl Caches {
         priority
     }
 
-    fn next_number(&self) -> u32 {
+    /// A number that no other memory has.
+    pub fn next_number(&self) -> u32 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 }

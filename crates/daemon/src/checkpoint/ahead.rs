@@ -12,21 +12,17 @@ use crate::timeline::PAGES;
 
 use super::attempt::Attempt;
 
-/// `on` has memory copied before programs stand still; `check` does so too, and compares what was copied with what it is
-/// then.
+/// `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
 const VARIABLE: &str = "REKINDLE_PRECOPY";
 /// Among CRIU's images, which are no directories.
 const DIRECTORY: &str = "ahead";
 
 impl Attempt<'_> {
-    /// Copies what a program that is to go on has in memory; none where that is not wanted or cannot be done.
+    /// Copies what a program that is to go on has in memory; none where that is not wanted, or cannot be done.
     pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<Ahead>> {
         let wish = std::env::var(VARIABLE).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
-        if !matches!(wish.as_str(), "on" | "check")
-            || !self.request.leave_running
-            || self.subject.mode != Mode::Sandbox
-        {
+        if wish == "off" || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
             return Ok(None);
         }
         self.reply.progress("copy ahead", 0, 0);

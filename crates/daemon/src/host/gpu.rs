@@ -19,15 +19,22 @@ pub fn choose(given: Option<&str>) -> Result<String> {
     })
 }
 
+/// A program in a sandbox finds in its environment which GPU it has, as one would that uses the driver itself.
+pub fn tell(gpu: &str, environment: &mut Vec<(String, String)>) {
+    if let Some(index) = gpu.strip_prefix("nvidia:") {
+        environment.retain(|(name, _)| name != VISIBLE);
+        environment.push((VISIBLE.to_string(), index.to_string()));
+    }
+}
+
 /// For a program that uses the driver itself: what it may see, by its environment.
 pub fn expose(given: Option<&str>, environment: &mut Vec<(String, String)>) -> Result<String> {
     let Some(given) = given else { return Ok("driver".to_string()) };
     let gpu = parse(given)?;
-    let Some(index) = gpu.strip_prefix("nvidia:") else {
+    if !gpu.starts_with("nvidia:") {
         return Err(Error::EmulatedDriver { gpu });
-    };
-    environment.retain(|(name, _)| name != VISIBLE);
-    environment.push((VISIBLE.to_string(), index.to_string()));
+    }
+    tell(&gpu, environment);
     Ok(gpu)
 }
 

@@ -159,6 +159,11 @@ impl Places {
         }
     }
 
+    /// The store that GPU halves go through from one GPU to another.
+    pub fn moving(&self) -> PathBuf {
+        self.runs.join("moving").join(&self.name)
+    }
+
     /// What CRIU has found out about the kernel. In memory: another kernel may be different.
     pub fn criu_cache(&self) -> PathBuf {
         self.runs.join("criu.kdat")
@@ -171,6 +176,11 @@ impl Places {
     /// Where workers listen that wait for a sandbox.
     pub fn pool(&self) -> PathBuf {
         self.runs.join(format!("pool-{}", self.name))
+    }
+
+    /// Where the memory daemon is found.
+    pub fn data_socket(&self) -> PathBuf {
+        self.runs.join(format!("data-{}.sock", self.name))
     }
 
     /// Where processes listen whose contexts are shared.

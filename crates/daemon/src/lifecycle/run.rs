@@ -93,6 +93,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         })?;
     if request.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
+        gpu::tell(&sandbox.record().gpu, &mut environment);
     }
     let door = if request.framework { frameworks::furnish(&sandbox.run_directory) } else { Ok(()) };
     let started = door

@@ -84,10 +84,13 @@ impl WorkerPool {
             }
             next = self.pick(gpu);
         }
-        Worker::start(
-            &Start { program: &self.program, address, gpu, output, purpose: Purpose::Program },
-            on_end(),
-        )
+        let (purpose, data) = (Purpose::Program, self.spares.data());
+        Worker::start(&Start { program: &self.program, address, gpu, output, purpose, data }, on_end())
+    }
+
+    /// A worker that has what it copies through ready before anybody takes it: one that waits, or a new one.
+    pub fn spare(&self, gpu: &str) -> Result<Arc<Worker>> {
+        self.pick(gpu).map_or_else(|| self.spares.start(gpu, Box::new(|_| ())), Ok)
     }
 
     /// Has workers wait for this GPU from now on.

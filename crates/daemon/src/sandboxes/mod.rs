@@ -410,6 +410,7 @@ impl Sandbox {
             }
             record.workers.clear();
             record.asleep = None;
+            record.moving = None;
         });
         *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;

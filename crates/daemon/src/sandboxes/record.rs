@@ -48,6 +48,9 @@ pub struct Record {
     /// Its GPU half, if that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep: Option<Asleep>,
+    /// Where it is being moved to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<Moving>,
     /// How it is brought back after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
@@ -74,6 +77,16 @@ pub struct Record {
     /// Whether it was started with a terminal, and of which size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<WindowSize>,
+}
+
+/// A program that is being moved to another GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    pub gpu: String,
+    /// The number of the worker there.
+    pub worker: u32,
+    /// The worker's client, as the daemon sees it.
+    pub pid: i32,
 }
 
 /// A worker that may still run.
@@ -105,6 +118,7 @@ impl Record {
             workers: Vec::new(),
             log_start: 0,
             asleep: None,
+            moving: None,
             recovery: None,
             network: Network::Host,
             ports: Vec::new(),
@@ -228,6 +242,7 @@ pub fn state_word(state: State) -> &'static str {
         State::FallingAsleep => "falling asleep",
         State::Asleep => "asleep",
         State::Waking => "waking",
+        State::Migrating => "migrating",
         State::Exited => "exited",
         State::Killed => "killed",
         State::Stopped => "stopped",
@@ -274,6 +289,7 @@ mod tests {
             workers: vec![WorkerRecord { number: 1, client: 8 }],
             log_start: 0,
             asleep: None,
+            moving: None,
             recovery: None,
             network: Network::Private,
             ports: vec!["8080:80".parse().unwrap()],

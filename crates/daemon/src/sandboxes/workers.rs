@@ -78,6 +78,15 @@ impl Sandbox {
     /// As [`Sandbox::start_worker`], for a caller that is to [note](Sandbox::note_workers) it beside other work: a file system
     /// may take longer to replace a record than all else. It is the `wanted` one, if that lives.
     pub fn take_worker(self: &Arc<Sandbox>, wanted: Option<Arc<Worker>>) -> Result<Arc<Worker>> {
+        self.take_worker_on(&self.record().gpu, wanted)
+    }
+
+    /// As [`Sandbox::take_worker`], on this GPU.
+    pub fn take_worker_on(
+        self: &Arc<Sandbox>,
+        gpu: &str,
+        wanted: Option<Arc<Worker>>,
+    ) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
         if workers.closed {
             return Err(Error::EndedMeanwhile { name: self.name(), wanted: "given a GPU worker" });
@@ -89,11 +98,11 @@ impl Sandbox {
             number += 1;
         }
         self.last_number.store(number, Ordering::Relaxed);
-        let record = self.record();
+        let share = self.record().share();
         let address = self.worker_address(number);
-        let worker = match record.share() {
-            Some(share) => self.pool.contexts.admit(&record.gpu, &share, address, || self.on_worker_end())?,
-            None => self.pool.worker(&record.gpu, wanted, address, &self.log, || self.on_worker_end())?,
+        let worker = match share {
+            Some(share) => self.pool.contexts.admit(gpu, &share, address, || self.on_worker_end())?,
+            None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
         };
         workers.all.push(worker.clone());
         Ok(worker)

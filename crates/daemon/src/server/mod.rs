@@ -34,7 +34,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, restore, sleep};
+use crate::{checkpoint, containers, frameworks, migration, restore, sleep};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -432,6 +432,9 @@ fn answer(
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
+        Request::Migrate { name, gpu, rounds } => {
+            json!(migration::migrate(daemon, &sandbox(&name)?, (&gpu, rounds), reply)?)
+        }
         Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
         Request::Services => services::list(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,

@@ -12,6 +12,7 @@ use crate::caches::{CacheLimits, Caches};
 use crate::containers::{self, device};
 use crate::contexts::Contexts;
 use crate::daemon::Daemon;
+use crate::data::{Data, DataLimits};
 use crate::error::{Error, Result};
 use crate::host::doctor;
 use crate::host::gpu;
@@ -20,6 +21,7 @@ use crate::host::places::Places;
 use crate::host::resources::give_memory_back;
 use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
+use crate::migration;
 use crate::network;
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
@@ -34,7 +36,12 @@ use crate::workers::Spares;
 
 impl Daemon {
     /// Takes the state directory, tidies up after a daemon that died, and finds its sandboxes again.
-    pub fn open(places: Places, pool: PoolSize, caches: CacheLimits) -> Result<Arc<Daemon>> {
+    pub fn open(
+        places: Places,
+        pool: PoolSize,
+        caches: CacheLimits,
+        data: DataLimits,
+    ) -> Result<Arc<Daemon>> {
         give_memory_back();
         doctor::tell_of_capabilities();
         places.prepare()?;
@@ -58,7 +65,8 @@ impl Daemon {
         let caches = Caches::new(caches, store.root().to_path_buf(), spares.clone());
         let contexts = Contexts::open(&places, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
-        let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, lock));
+        let data = Data::open(&places, program.clone(), data)?;
+        let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, data, lock));
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();
@@ -105,6 +113,7 @@ impl Daemon {
         let sleeps = |id: &str| {
             self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
+        migration::clear(&self.places);
         sleep::clear_strays(&self.places, sleeps);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();
@@ -138,6 +147,7 @@ impl Daemon {
                 }
                 sandbox.reconnect_workers();
                 wake::settle(self, sandbox);
+                migration::settle(sandbox);
                 network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");

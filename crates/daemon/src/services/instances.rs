@@ -75,6 +75,8 @@ impl InstanceMaker {
 
 impl Maker for InstanceMaker {
     fn start(&self, source: &Source, name: &str) -> std::result::Result<Arc<dyn Instance>, String> {
+        // It is on its way while the program is restored.
+        source.data.iter().for_each(|url| self.daemon.data.prefetch(url));
         let sandbox = self.make(source, name).map_err(|error| error.to_string())?;
         Ok(self.adopt(&sandbox, source.level))
     }

@@ -281,6 +281,7 @@ fn source(
         to,
         ready: wish.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
         gpu: wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone())),
+        data: wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default(),
         level: wish.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
 }

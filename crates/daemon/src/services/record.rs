@@ -104,6 +104,7 @@ mod tests {
             ready: None,
             gpu: None,
             tenant: None,
+            data: Vec::new(),
             level: Level::Host,
         };
         let port = "127.0.0.1:8080:80".parse().unwrap();

@@ -167,7 +167,7 @@ fn pass_on(keeper: &Worker, worker: &Worker) -> Result<OwnedFd> {
             client = Some(descriptors.remove(0));
         }
         let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        worker.ask("take over memory", ask::Memory { names }, &memory)?;
+        worker.ask("take over memory", ask::Memory { names, copy: false }, &memory)?;
     }
     let action = "hand the sleeping program over";
     client.ok_or_else(|| Error::Worker { action, reason: "it has no client".to_string() })

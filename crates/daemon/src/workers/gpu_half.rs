@@ -5,7 +5,7 @@
 //!   Quiesce ─ save ─ (frozen) save_pinned ─ resume                 restore ─ adopt ─ resume ─ loaded
 //! ```
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -61,8 +61,49 @@ pub fn restore(
     run_directory: &Path,
     cached: Vec<Cached>,
 ) -> Result<Vec<Phase>> {
-    let request = ask::Restore { image: text(image.path()), run_directory: text(run_directory), cached };
-    worker.ask("restore the GPU half", request, &[])
+    take(worker, image, run_directory, cached, false)
+}
+
+/// As [`restore`], of a program that stands still beside, with another worker.
+pub fn restore_beside(
+    worker: &Worker,
+    image: &Image,
+    run_directory: &Path,
+    cached: Vec<Cached>,
+) -> Result<Vec<Phase>> {
+    take(worker, image, run_directory, cached, true)
+}
+
+fn take(
+    worker: &Worker,
+    image: &Image,
+    run_directory: &Path,
+    cached: Vec<Cached>,
+    beside: bool,
+) -> Result<Vec<Phase>> {
+    let (image, run_directory) = (text(image.path()), text(run_directory));
+    worker.ask("restore the GPU half", ask::Restore { image, run_directory, cached, beside }, &[])
+}
+
+/// Has a worker part with its client, which stands still: the client's socket, and the ticket of its next request. Who has the
+/// client then is told by the pipe.
+pub fn part(worker: &Worker, pipe: BorrowedFd<'_>) -> Result<(OwnedFd, u64)> {
+    let action = "part with the program";
+    let (next, descriptors) = worker.ask_whole(action, ask::Part {}, &[pipe], None)?;
+    let client = descriptors.into_iter().next();
+    let reason = || "it did not send the client's socket".to_string();
+    Ok((client.ok_or_else(|| Error::Worker { action, reason: reason() })?, next))
+}
+
+/// Gives a worker the client of another one, and the pipe's other end.
+pub fn take_over(
+    worker: &Worker,
+    (pid, driver_attached, next): (i32, bool, u64),
+    client: BorrowedFd<'_>,
+    pipe: BorrowedFd<'_>,
+) -> Result<()> {
+    let request = ask::TakeOver { pid, driver_attached, next };
+    worker.ask("take the program over", request, &[client, pipe])
 }
 
 /// As [`restore`], in place of a worker that died before it had loaded all.

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use rekindle_protocol::data::SOCKET_VARIABLE;
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
 use rekindle_sandbox::ending;
@@ -55,6 +56,8 @@ pub struct Start<'a> {
     /// The sandbox's log: what kernels print goes there.
     pub output: &'a Path,
     pub purpose: Purpose<'a>,
+    /// Where the memory daemon listens.
+    pub data: PathBuf,
 }
 
 /// Whom a worker is for.
@@ -117,6 +120,7 @@ impl Worker {
             Purpose::Shared(tenant) => drop(command.arg("--shared").arg(tenant)),
         }
         let mut child = command
+            .env(SOCKET_VARIABLE, &start.data)
             .current_dir("/")
             .stdin(if spare { Stdio::piped() } else { Stdio::null() })
             .stdout(append(start.output)?)

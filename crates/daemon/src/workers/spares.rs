@@ -39,6 +39,7 @@ impl Spares {
             gpu,
             output: Path::new("/dev/null"),
             purpose: Purpose::Spare,
+            data: self.places.data_socket(),
         };
         let on_end: OnEnd = Box::new(move |worker| {
             for path in left {
@@ -47,6 +48,11 @@ impl Spares {
             on_end(worker);
         });
         Worker::start(&start, on_end)
+    }
+
+    /// Where workers find the memory daemon.
+    pub fn data(&self) -> PathBuf {
+        self.places.data_socket()
     }
 
     /// Removes the places of all.

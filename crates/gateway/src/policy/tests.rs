@@ -30,6 +30,7 @@ fn source(image: &str) -> Source {
         ready: None,
         gpu: None,
         tenant: None,
+        data: Vec::new(),
         level: Level::Host,
     }
 }

@@ -47,6 +47,15 @@ pub struct Linked {
     pub bytes: u64,
 }
 
+/// How it stands with data that was declared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFound {
+    /// Some of it is still to come.
+    pub loading: bool,
+    /// Why it cannot be had: the number of a kind ([`crate::data::ProblemKind`]), and a sentence.
+    pub problem: Option<(u32, String)>,
+}
+
 operations! {
     // Context.
 
@@ -160,6 +169,13 @@ operations! {
     sync graph_exec_destroy GraphExecDestroy { exec: Id } -> ();
     /// The node has the child as it is now.
     sync graph_add_child GraphAddChild { graph: Id, after: Vec<u32>, child: Id } -> u32;
+
+    // Declared data.
+
+    /// A new buffer of so many bytes, into which an object of a store is loaded: the address. Work that names it waits.
+    sync data_load DataLoad<'a> { device: u8, url: &'a str, bytes: u64 } -> u64;
+    /// How it stands with what is loaded to this address; with `wait`, when that has ended.
+    sync data_state DataState { address: u64, wait: bool } -> DataFound;
 }
 
 #[cfg(test)]

@@ -112,6 +112,8 @@ requests! {
         run_directory: String,
         /// What of the image lies in memories that came with [`Cache`]; the rest is read from the store.
         cached: Vec<Cached>,
+        /// The program stands still beside, and its files go on as they are: another worker has the client yet.
+        beside: bool,
     } => Vec<Phase>;
     /// With a descriptor for each: memories that caches are kept in. Those of the host are mapped, and with `register`
     /// made known to the GPU, for the life of the worker; those of a GPU are used for the next `Restore` alone.
@@ -150,18 +152,33 @@ requests! {
         pid: i32,
         driver_attached: bool,
     } => ();
+    /// After `Quiesce` and `Save`, with a descriptor to read from: the client may go on with another worker. Answered with the
+    /// ticket of its next request, and with its socket, which this worker reads no more. What becomes of the client is told
+    /// by the descriptor: at a byte, the other worker has it, and this one ends; where all who could write one have closed it,
+    /// the client goes on here.
+    Part {} => u64;
+    /// After `Restore` of a program that stands still beside, with two descriptors: its client's socket, and what a byte is to
+    /// be written to before `Resume` lets it go on. `next` is the ticket of its next request. A worker that loses its daemon
+    /// before `Resume` ends.
+    TakeOver {
+        pid: i32,
+        driver_attached: bool,
+        next: u64,
+    } => ();
     /// Give the GPU back, after `Quiesce` and `Save`: the process goes on without it as a keeper of the client's socket
     /// and of the memory that was left. Its connections end; those made then are answered by the keeper.
     Sleep {} => ();
-    /// To a keeper: what it keeps, from so many descriptors on. With the answer comes a descriptor for each name, at most
+    /// To a keeper, or after a `Save` that left memory where it is: what it keeps, from so many descriptors on. With the answer comes a descriptor for each name, at most
     /// [`MOST_DESCRIPTORS`](super::MOST_DESCRIPTORS); none when there are no more. The one without a name is the client's
-    /// socket.
+    /// socket, which a keeper alone gives.
     HandOver {
         from: usize,
     } => Vec<String>;
-    /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of.
+    /// With descriptors: memory for the next `Restore`, by the names of the parts that it is in place of. With `copy` it is another
+    /// worker's, which is to be copied from.
     Memory {
         names: Vec<String>,
+        copy: bool,
     } => ();
     /// To a worker whose contexts are shared: serve one client more, whose own requests come to the socket that is made at
     /// this path, and whose failure is said in this log. False if it takes no client with these addresses: one has them, or

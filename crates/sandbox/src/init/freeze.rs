@@ -30,7 +30,7 @@ use crate::severed::{self, Taking};
 use crate::terminal::Terminal;
 use crate::tracer::Place;
 use crate::wire::Channel;
-use crate::{devshm, input, process};
+use crate::{devshm, input, process, socket_places};
 
 /// CRIU's log of a dump, among the images.
 pub const DUMP_LOG: &str = "dump.log";
@@ -168,6 +168,7 @@ pub fn restore(
             .map_err(|error| Failed::Criu(format!("putting back the files in /dev/shm: {error}")))?;
     }
     let layers = Layers::mount(overlays, Some(&dir)).map_err(Failed::Criu)?;
+    socket_places::make(&dir).map_err(Failed::Criu)?;
     let options = Options {
         images_dir: images.as_raw_fd(),
         work_dir: Some(work.as_raw_fd()),

@@ -271,9 +271,29 @@ impl Stand {
         }
     }
 
+    /// Lets go of processes in which CRIU has changed nothing. One that waits for its child to leave it its memory, as by
+    /// vfork, comes to no stand before that child goes on.
+    fn let_unchanged_go(&mut self) {
+        let shared = &self.shared;
+        self.tracees.retain(|&thread, tracee| {
+            let is_changed = tracee.before.is_some() || shared.contains_key(&tracee.process);
+            if !is_changed {
+                // CRIU may not have been told yet of what it stands for.
+                if let Ok(Some(status)) = wait::look(thread)
+                    && libc::WIFSTOPPED(status)
+                {
+                    tracee.stop = Some(Stop::read(status));
+                }
+                mend::let_go(thread, tracee);
+            }
+            is_changed
+        });
+    }
+
     /// Undoes what CRIU had changed in all that it held when it ended.
     fn mend(&mut self) -> Mended {
         let mut mended = Mended::default();
+        self.let_unchanged_go();
         // The first thread of a process that is ending is known to have ended once its others are.
         let mut all: Vec<i32> = self.tracees.keys().copied().collect();
         all.sort_by_key(|thread| self.tracees[thread].process == *thread);

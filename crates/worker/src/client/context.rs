@@ -124,6 +124,7 @@ impl Client {
         }
         context.limits.clear();
         note(context.heap.clear());
+        self.forget_all_data(index);
         first
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use rekindle_cuda::CuResult;
-use rekindle_protocol::operation::ReplyHead;
+use rekindle_protocol::operation::{ReplyHead, name};
+use rekindle_ring::Record;
 
 use super::Client;
 
@@ -33,6 +34,12 @@ impl Client {
             board.set_error(device, code.0);
         }
         self.note_fault(device, code);
+    }
+
+    /// A request that nobody waits for is not done, and the program hears of it as of any that failed.
+    pub(crate) fn refuse(&mut self, ring: usize, record: &Record<'_>, code: CuResult) {
+        self.abandon(ring, record.opcode, record.body, code);
+        self.asynchronous_failure(name(record.opcode).unwrap_or("a request"), code);
     }
 
     /// Writes down, once, what the device knows about a fault that ended its context.

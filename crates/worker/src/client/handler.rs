@@ -56,6 +56,14 @@ impl Handler for Client {
         self.range_of(request.address).into()
     }
 
+    fn data_load(&mut self, _: Origin, request: DataLoad<'_>, _: No) -> Answer<u64> {
+        self.load_data(request).into()
+    }
+
+    fn data_state(&mut self, origin: Origin, request: DataState, _: No) -> Answer<DataFound> {
+        self.data_found(origin, &request)
+    }
+
     fn address_reserve(&mut self, _: Origin, request: AddressReserve, _: No) -> Answer<u64> {
         self.reserve_addresses(request).into()
     }

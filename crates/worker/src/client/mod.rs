@@ -36,6 +36,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_ring::{Board, Ring};
 
+use crate::data::Data;
 use crate::gpus::Gpus;
 use crate::image::Shadow;
 use crate::link::Link;
@@ -109,6 +110,8 @@ pub(crate) struct Client {
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
+    /// Declared data that is on its way, or cannot be had.
+    pub data: Data,
     outputs: u32,
     fault_noted: bool,
 }
@@ -154,6 +157,7 @@ impl Client {
             operations: 0,
             transferred: Transferred::default(),
             shadow: None,
+            data: Data::default(),
             outputs: 0,
             fault_noted: false,
         };

@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use rekindle_cuda::{
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CuResult,
 };
 use rekindle_device::{Event, Result, Stream};
-use rekindle_protocol::operation::{Download, Origin, Upload};
+use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
 use super::Client;
@@ -123,6 +123,22 @@ impl Client {
     }
 
     /// A transfer that could not be issued must not hold up those after it.
+    /// Has the request be complete, if it is a transfer, and nothing done.
+    pub(super) fn abandon(&mut self, ring: usize, opcode: u32, body: &[u8], code: CuResult) {
+        let (device, end) = match opcode {
+            Upload::OPCODE => match postcard::from_bytes(body) {
+                Ok(Upload { device, end, .. }) => (device, end),
+                Err(_) => return,
+            },
+            Download::OPCODE => match postcard::from_bytes(body) {
+                Ok(Download { device, end, .. }) => (device, end),
+                Err(_) => return,
+            },
+            _ => return,
+        };
+        let _ = self.abandon_if_failed(Origin { ring }, device, end, Err(code));
+    }
+
     fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
         if issued.is_err() {
             self.close_batch(origin.ring);

@@ -32,13 +32,15 @@ impl Client {
             asleep: false,
             mended: self.mended,
             held_back: false,
+            parted: false,
             pid: std::process::id() as i32,
             client: if self.pid != 0 { self.pid } else { seen },
             gpu: first.map(|info| info.name.clone()).unwrap_or_default(),
-            gpu_uuid: first.map(|info| uuid_text(&info.uuid)).unwrap_or_default(),
+            gpu_uuid: first.map(|info| info.uuid_text()).unwrap_or_default(),
             driver: self.gpus.platform.driver_name(),
             devices: self.gpus.infos(),
             free_bytes,
+            reaches: self.gpus.reaches().iter().map(rekindle_device::uuid_text).collect(),
             device_bytes: held + physical,
             shared_bytes: shared,
             pinned_bytes: self.pinned.iter().map(|pinned| pinned.bytes).sum(),
@@ -65,26 +67,5 @@ impl Client {
         for path in names.chain([&self.board_name]).filter_map(|name| self.run_file(name)) {
             let _ = std::fs::remove_file(path);
         }
-    }
-}
-
-/// As the driver's tools write it: `GPU-` and five groups of digits.
-fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = "GPU".to_string();
-    for (n, byte) in uuid.iter().enumerate() {
-        if matches!(n, 0 | 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_uuid_reads_as_the_tools_write_it() {
-        let uuid: [u8; 16] = std::array::from_fn(|n| n as u8);
-        assert_eq!(super::uuid_text(&uuid), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
     }
 }

@@ -57,6 +57,8 @@ impl Control {
             return Err("this worker has a client already".to_string());
         }
         let (remote, link) = (self.remote.clone(), self.link.clone());
+        let told = remote.clone();
+        remote.run(move |dispatcher| dispatcher.client.data.connect(told));
         let conversations = self.conversations.clone();
         let thread = ClientThread { socket, directory, remote, link, conversations };
         let spawned = std::thread::Builder::new().name("client".into()).spawn(move || thread.run());

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use rekindle_protocol::worker::{CacheMemory, Cached, Contents, Phase, Saved, ask};
+use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS, Phase, Saved, ask};
 
 use super::{Control, is_closed};
 use crate::dispatch::Dispatcher;
@@ -27,6 +27,18 @@ impl Control {
         let (parts, phases, left) = self.work(stream, save)?;
         self.left = left;
         Ok(Saved { parts, phases })
+    }
+
+    /// Copies of the descriptors of memory that a save has left, from so many on: their names.
+    pub(super) fn hand_over(&mut self, from: usize) -> Result<Vec<String>, String> {
+        let mut left: Vec<_> = self.left.iter().collect();
+        left.sort_unstable_by_key(|(name, _)| *name);
+        let some = left.into_iter().skip(from).take(MOST_DESCRIPTORS);
+        let copies = some.map(|(name, memory)| Ok((name.clone(), memory.try_clone()?)));
+        let copies: std::io::Result<(Vec<_>, Vec<_>)> = copies.collect();
+        let (names, memory) = copies.map_err(|error| format!("its memory cannot be handed over: {error}"))?;
+        self.along = memory;
+        Ok(names)
     }
 
     /// Waits until what was shadowed is in the image, if that is still wanted.
@@ -56,16 +68,18 @@ impl Control {
     pub(super) fn restore(
         &mut self,
         stream: &UnixStream,
-        image: PathBuf,
-        directory: PathBuf,
-        cached: Vec<Cached>,
+        request: ask::Restore,
     ) -> Result<Vec<Phase>, String> {
+        let ask::Restore { image, run_directory, cached, beside } = request;
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
+        let lent = std::mem::take(&mut self.lent);
         let (demand, journal) = self.demand.take().unwrap_or_default();
         let ask::OnDemand { run_ahead: on_demand, order, record } = demand;
         let phases = self.work(stream, move |dispatcher, _| {
-            let wish = Wish { directory, left, cached, on_demand, order, record, again: false, journal };
-            let phases = image::restore(dispatcher, &image, wish, remote.clone())?;
+            let directory = run_directory.into();
+            let again = beside;
+            let wish = Wish { directory, left, lent, cached, on_demand, order, record, again, journal };
+            let phases = image::restore(dispatcher, image.as_ref(), wish, remote.clone())?;
             if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);
             }

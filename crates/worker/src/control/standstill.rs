@@ -55,6 +55,8 @@ impl Control {
     }
 
     pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), String> {
+        self.comes_back()?;
+        self.give_word()?;
         self.remote.run(Dispatcher::go_on);
         let message = ToClient::Resume { restored, driver_attached };
         let answered =
@@ -65,8 +67,11 @@ impl Control {
         answered.map_err(|unanswered| unanswered.to_string())
     }
 
-    /// Lets the client go on after a checkpoint that came to nothing.
+    /// Lets the client go on after a checkpoint that came to nothing; one that was parted with as soon as that is known.
     pub(super) fn undo(&mut self) {
+        if self.parted.is_some() {
+            return;
+        }
         if std::mem::take(&mut self.quiesced) {
             self.remote.run(Dispatcher::go_on);
             if let Ok(driver_attached) = self.remote.ask(|dispatcher| dispatcher.client.driver_attached) {

@@ -8,9 +8,11 @@
 //!   Replaying ─▶ Running
 //! ```
 
+use rekindle_cuda::CuResult;
 use rekindle_ring::Record;
 
 use crate::client::Client;
+use crate::data;
 use crate::image::{Loading, Preparing};
 use crate::ondemand::{Journal, Sharing};
 
@@ -53,6 +55,8 @@ pub(crate) enum Admission {
     Aside,
     /// It waits, and all after it.
     Wait,
+    /// Nobody waits for its answer: it is not done, and the program is told this.
+    Refuse(CuResult),
 }
 
 impl Activity {
@@ -68,7 +72,7 @@ impl Activity {
     /// Whether the next request can be done; if it could be done once more, it is in the journal then.
     pub(super) fn admit(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) -> Admission {
         match self {
-            Activity::Running => Admission::Now,
+            Activity::Running => data::admit(client, ring, record),
             Activity::Sharing(Shared { sharing, journal }) => sharing.admit(client, journal, ring, record),
             Activity::Loading { loading, journal: Some(journal) } => match loading.on_demand() {
                 Some(on_demand) => on_demand.admit(client, journal, ring, record),

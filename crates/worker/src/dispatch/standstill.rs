@@ -49,11 +49,22 @@ impl Dispatcher {
     pub(super) fn look_at_drain(&mut self, worked: usize) {
         let Some(drain) = self.stopping.as_ref().and_then(|stopping| stopping.drain.as_ref()) else { return };
         let (since, limit) = (drain.since, drain.limit);
-        let settled = worked == 0 && self.client.waiting.is_empty() && self.rings_are_empty();
+        let loaded = self.client.data.is_settled();
+        let settled = worked == 0 && loaded && self.client.waiting.is_empty() && self.rings_are_empty();
         let result = match settled.then(|| self.client.settle()) {
-            Some(Ok(true)) => Ok(()),
+            Some(Ok(true)) => match self.client.data.problem() {
+                None => Ok(()),
+                Some(problem) => Err(format!(
+                    "the program holds data that could not be loaded, and has to free it or load it again: {}",
+                    problem.sentence
+                )),
+            },
             Some(Err(problem)) => Err(problem),
             _ if since.elapsed() < limit => return,
+            _ if !loaded => Err(format!(
+                "data that the program declared was still being loaded after {:.1} s; wait for it, or give more time",
+                limit.as_secs_f64()
+            )),
             _ => Err(format!(
                 "the GPU was still running the program's work after {:.1} s; wait for it, or give more time",
                 limit.as_secs_f64()

@@ -21,6 +21,7 @@ mod drain;
 mod error;
 mod hidden;
 mod kernels;
+mod lent;
 mod loading;
 mod pinned;
 mod progress;

@@ -20,7 +20,7 @@ use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::whole::{self, OwnStreams};
-use super::{LeftMemory, STATE_PART, contents, kernels, restore_code, restore_memory, save_memory};
+use super::{LeftMemory, STATE_PART, contents, kernels, lent, restore_code, restore_memory, save_memory};
 use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Mending, Recipe};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
@@ -31,6 +31,8 @@ pub(crate) struct Wish {
     pub directory: PathBuf,
     /// Memory that is mapped, not loaded.
     pub left: LeftMemory,
+    /// Memory that is copied from, not loaded: another worker's, whose program stands still.
+    pub lent: LeftMemory,
     /// What lies in memories that the dispatcher was given.
     pub cached: Vec<Cached>,
     /// Requests need not wait for all contents.
@@ -39,7 +41,7 @@ pub(crate) struct Wish {
     pub order: Vec<String>,
     /// What becomes of the order in which requests name parts first.
     pub record: Recording,
-    /// The client has been let go on already: what it was told is not told again.
+    /// The client was let go on by a worker before this: what it was told is not told again.
     pub again: bool,
     /// A file for what is done of requests before all is there; without one none are.
     pub journal: Option<OwnedFd>,
@@ -61,7 +63,7 @@ pub(crate) fn restore(
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
-    let Wish { directory, left, mut cached, order, record, again, journal, on_demand } = wish;
+    let Wish { directory, left, lent, mut cached, order, record, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
     let mut journal =
         noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
@@ -72,7 +74,7 @@ pub(crate) fn restore(
     };
     dispatcher.client.directory = directory;
     dispatcher.client.board_name = state.board.clone();
-    let can_wait = left.is_empty() && !graphs_copy(&state);
+    let can_wait = left.is_empty() && lent.is_empty() && !graphs_copy(&state);
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
@@ -95,6 +97,10 @@ pub(crate) fn restore(
         }
     }
     timer.lap("GPU addresses", 0);
+    if !lent.is_empty() {
+        let bytes = lent::copy(&mut dispatcher.client, restore_memory::wanted(&state, &windows), &lent)?;
+        timer.lap("GPU memory, from the other GPU", bytes);
+    }
     let gpus = save_memory::gpus(&dispatcher.client);
     let on = |index: usize| gpus.get(index).and_then(Option::as_ref).map(|gpu| gpu.device.clone());
     if dispatcher.cache.needs_room()
@@ -114,7 +120,7 @@ pub(crate) fn restore(
         state: State::decode(&encoded)?,
         windows,
         gpus,
-        left: left.keys().cloned().collect(),
+        left: left.keys().chain(lent.keys()).cloned().collect(),
         views: Mutex::new(views),
         resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,

@@ -175,6 +175,13 @@ pub(super) fn work<'i>(
     windows: &[Window],
     left: &HashSet<String>,
 ) -> Result<Vec<(Place, &'i Part)>> {
+    let mut wanted = wanted(state, windows);
+    wanted.retain(|(name, _)| !left.contains(name));
+    find_parts(image, wanted)
+}
+
+/// Where all of memory is, by the names of its parts: at the program's addresses.
+pub(super) fn wanted(state: &State, windows: &[Window]) -> Vec<(String, Place)> {
     let mut wanted = Vec::new();
     for (index, row) in state.devices.iter().enumerate() {
         for buffer in row.context.iter().flat_map(|context| &context.buffers) {
@@ -186,8 +193,7 @@ pub(super) fn work<'i>(
         let Place { device, address, bytes } = window.place;
         wanted.push((physical_part(window.serial), Place { device, address, bytes }));
     }
-    wanted.retain(|(name, _)| !left.contains(name));
-    find_parts(image, wanted)
+    wanted
 }
 
 /// Which part goes where: to the windows.

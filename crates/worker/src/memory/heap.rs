@@ -163,6 +163,27 @@ impl Heap {
         Ok(memory)
     }
 
+    /// Makes a buffer on memory that is not mapped, as [`Heap::place_unmapped`] does, at addresses of its own: where it
+    /// lies, and how many bytes the memory has.
+    pub(crate) fn add_unmapped(&mut self, bytes: u64) -> Result<(u64, u64, Memory)> {
+        let room = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let at = self.take_addresses(room, self.granularity, 0)?;
+        let memory = self.device.memory_create(room).inspect_err(|_| self.give_addresses(at, room))?;
+        self.hold(at, room, memory, Content::Large { bytes, freed: false });
+        Ok((at, room, memory))
+    }
+
+    /// Gives the memory of a buffer back that was never mapped, and its addresses if nobody knows them.
+    pub(crate) fn remove_unmapped(&mut self, at: u64, unknown: bool) {
+        let Some(buffer) = self.buffers.remove(&at) else { return };
+        if unknown {
+            self.give_addresses(at, buffer.bytes);
+        }
+        if let Err(code) = self.device.memory_release(buffer.memory) {
+            log::warn!("{} bytes of a buffer that was not filled stay in use: {code}", buffer.bytes);
+        }
+    }
+
     /// Puts a buffer where an image has it, on memory that others have mapped too: it can only be read.
     pub(crate) fn place_shared(
         &mut self,

@@ -4,6 +4,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 /// The connection of the daemon.
 #[derive(Default)]
@@ -45,7 +46,7 @@ fn wait_for<'m, T>(mutex: &'m Mutex<T>, meanwhile: &mut impl FnMut()) -> MutexGu
             Err(TryLockError::Poisoned(held)) => return held.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 meanwhile();
-                std::thread::sleep(std::time::Duration::from_micros(100));
+                std::thread::sleep(Duration::from_micros(100));
             }
         }
     }
@@ -65,8 +66,14 @@ pub(crate) fn wait_for_parting(client: &UnixStream) {
     wait(client, libc::POLLRDHUP, PARTING_MS);
 }
 
-fn wait(socket: &UnixStream, events: i16, limit_ms: i32) {
+/// Whether the other end is closed, now or within the limit.
+pub(crate) fn wait_for_close(socket: &UnixStream, limit: Duration) -> bool {
+    wait(socket, libc::POLLRDHUP, limit.as_millis() as i32) != 0
+}
+
+fn wait(socket: &UnixStream, events: i16, limit_ms: i32) -> i16 {
     let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
     // SAFETY: one valid entry, borrowed for the call.
     unsafe { libc::poll(&mut entry, 1, limit_ms) };
+    entry.revents
 }

@@ -36,8 +36,9 @@ use rekindle_protocol::operation::{Asynchronous, Upload, name};
 use rekindle_ring::Record;
 
 pub(crate) use again::{ARGUMENT, do_again, main};
-pub(crate) use conversations::{Conversations, Daemon, wait_for_parting, wait_readable};
+pub(crate) use conversations::{Conversations, Daemon, wait_for_close, wait_for_parting, wait_readable};
 pub(crate) use journal::Journal;
+pub(crate) use needs::{Needs, Touched, needs};
 pub(crate) use replace::{go_on, restore};
 pub(crate) use sharing::Sharing;
 pub(crate) use uses::{Spans, Uses};
@@ -47,7 +48,6 @@ use crate::dispatch::Admission;
 use crate::image::Progress;
 use aside::{Aside, Waiting};
 use journal::{Entry, Flags};
-use needs::{Needs, Touched, needs};
 use order::order;
 use replay::perform;
 
@@ -168,7 +168,7 @@ fn reaches_host(client: &Client, touched: &Touched) -> bool {
 }
 
 /// What an upload has brought along; nothing for other requests, `None` for one that is nonsense.
-fn staged<'e>(client: &'e Client, ring: usize, record: &Record<'_>) -> Option<&'e [u8]> {
+pub(crate) fn staged<'e>(client: &'e Client, ring: usize, record: &Record<'_>) -> Option<&'e [u8]> {
     if record.opcode != Upload::OPCODE {
         return Some(&[]);
     }

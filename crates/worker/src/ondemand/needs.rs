@@ -17,7 +17,7 @@ const EXTERNAL: u32 = 1;
 const ALIGNMENT: usize = 4;
 
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Touched {
+pub(crate) struct Touched {
     /// What is certainly read or written.
     pub ranges: Vec<Range<u64>>,
     /// Words that may be addresses.
@@ -27,7 +27,7 @@ pub(super) struct Touched {
 }
 
 #[derive(Debug, PartialEq)]
-pub(super) enum Needs {
+pub(crate) enum Needs {
     /// All contents: it could not be done once more with the same effect, or its answer tells how far the GPU has come.
     All,
     /// This memory, at most; it leaves nothing behind.
@@ -37,7 +37,7 @@ pub(super) enum Needs {
 }
 
 /// What lies behind the operation of a record.
-pub(super) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
+pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -> Needs {
     let mut touched = Touched::default();
     let known = match opcode {
         LaunchKernel::OPCODE | LaunchKernelWith::OPCODE => {

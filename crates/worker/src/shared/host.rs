@@ -247,6 +247,7 @@ impl Served {
         };
         inbox.refuse(problem);
         self.link.hang_up();
+        self.dispatcher.client.data.stop();
         let Served { dispatcher, gpus, socket, slice, .. } = self;
         let _ = std::fs::remove_file(socket);
         if !gpus.close(END_LIMIT) {

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rekindle.declaration import Declaration
+from rekindle.errors import DataError
 from rekindle.marks import Mark
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown
@@ -89,11 +90,14 @@ class Target:
         """Its value. A coroutine has the loop, all else a thread."""
         if is_coroutine(function):
             try:
-                return await function()
+                value = await function()
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
+                self.check_data(error)
                 raise Raised(error) from error
+            self.check_data(None)
+            return value
         threads = self.threads
         try:
             value, raised = await asyncio.get_running_loop().run_in_executor(threads, outcome, function)
@@ -103,9 +107,20 @@ class Target:
                 self.threads = self.new_threads()
                 threads.shutdown(wait=False)
             raise
+        self.check_data(raised)
         if raised is not None:
             raise Raised(raised) from raised
         return value
+
+    def check_data(self, raised: BaseException | None) -> None:
+        """Data that could not be had is why a call failed that wanted it, whatever it met; one that did not fail has no use."""
+        if isinstance(raised, DataError):
+            return
+        try:
+            for data in self.declaration.data.values():
+                data.check()
+        except DataError as error:
+            raise Raised(error) from raised
 
 
 def outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -1,0 +1,77 @@
+"""Rekindle's own functions of the driver library, which programs in sandboxes have beside CUDA's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+OUT_OF_MEMORY = 2
+# The longest sentence that is taken.
+ROOM = 4096
+# Some is still to come.
+LOADING = -1
+
+
+class DriverError(Exception):
+    """A call that failed, with CUDA's number for it; none if there is no such library here."""
+
+    def __init__(self, message: str, code: int | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@functools.cache
+def library() -> Any:
+    """In a sandbox it is Rekindle's."""
+    try:
+        opened = ctypes.CDLL(LIBRARY)
+        opened.rekindleDataLoad.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        opened.rekindleDataState.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        opened.cuMemFree_v2.argtypes = [ctypes.c_uint64]
+        opened.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+    except (OSError, AttributeError) as error:
+        raise DriverError(f"{LIBRARY} is not Rekindle's ({error})", None) from error
+    return opened
+
+
+def call(name: str, *arguments: Any) -> None:
+    code = getattr(library(), name)(*arguments)
+    if code:
+        raise DriverError(f"{name} failed with the CUDA error {code}", code)
+
+
+def enter_context() -> int:
+    """The device of this thread's context, which is the first one's primary context if it has none."""
+    current, device = ctypes.c_void_p(), ctypes.c_int()
+    call("cuInit", 0)
+    call("cuCtxGetCurrent", ctypes.byref(current))
+    if not current:
+        call("cuDeviceGet", ctypes.byref(device), 0)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(current), device)
+        call("cuCtxSetCurrent", current)
+    call("cuCtxGetDevice", ctypes.byref(device))
+    return device.value
+
+
+def load(url: str, size: int) -> int:
+    """The address of a new buffer that the object is loaded into."""
+    address = ctypes.c_uint64()
+    call("rekindleDataLoad", ctypes.byref(address), url.encode(), size)
+    return address.value
+
+
+def state(address: int, *, wait: bool) -> tuple[int, str]:
+    """How it stands with what is loaded there: 0, `LOADING`, or a number of what is wrong and a sentence."""
+    number, sentence = ctypes.c_int(), ctypes.create_string_buffer(ROOM)
+    call("rekindleDataState", address, wait, ctypes.byref(number), sentence, ROOM)
+    return number.value, sentence.value.decode(errors="replace")
+
+
+def free(address: int) -> None:
+    call("cuMemFree_v2", address)
+
+
+def copy_to_host(to: int, address: int, size: int) -> None:
+    call("cuMemcpyDtoH_v2", to, address, size)
