@@ -313,3 +313,8 @@ def test_json_is_one_document_whatever_user_code_prints(rekindle, deploy):
     text = rekindle("deploy", deploy.write("loud", ONE), "--python", sys.executable)
     assert text.startswith("loud-one is served at http://127.0.0.1:")
     assert list(itertools.islice(package.Function.from_name("loud", "one").map(*[[]]), 1)) == []
+
+
+def test_temporary_files_may_lie_where_a_sandbox_has_files_of_its_own(rekindle, deploy):
+    rekindle.environment["TMPDIR"] = "/dev/shm"
+    assert deploy.app("apart", ONE)["services"][0]["name"] == "apart-one"

@@ -1,12 +1,10 @@
 //! Images as one file, and under several names.
 
-mod harness;
-
 use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 
-use harness::{GPU_COUNTER, Rekindle, end_of, wait};
+use crate::harness::{GPU_COUNTER, Rekindle, end_of, wait};
 
 #[test]
 fn an_image_goes_to_another_state_and_its_program_goes_on_there() {

@@ -1,7 +1,5 @@
 //! Images of programs with and without a GPU: taken, restored, and every step failed or killed.
 
-mod harness;
-
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -9,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
 
-use harness::{COUNTER, GPU_COUNTER, Rekindle, end_of, kill, wait};
+use crate::harness::{COUNTER, GPU_COUNTER, Rekindle, child, end_of, kill, wait};
 
 /// Where a checkpoint can be made to fail, in its order.
 const POINTS: [&str; 9] = [
@@ -56,6 +54,27 @@ for_both! {
     a_checkpoint_is_cancelled_until_the_image_is_there
     an_image_is_taken_after_the_daemon_was_killed
     a_full_disk_undoes_the_checkpoint
+}
+
+#[test]
+fn a_program_that_waits_for_its_child_to_leave_it_its_memory_is_waited_for_and_then_refused() {
+    let rekindle = Rekindle::new();
+    let program = rekindle.disk_sleep();
+    rekindle.start("vfork", &[program.to_str().unwrap()]);
+    let pid = rekindle.sandbox("vfork")["pid"].as_i64().unwrap() as i32;
+    wait("its child", || child(pid).is_some());
+    let error = rekindle.refused(&["checkpoint", "vfork", "--to", "image", "--stop"]);
+    assert!(error.contains(&format!("thread {pid}")) && error.contains("vfork"), "{error}");
+    let mut checkpoint = rekindle.command(&["checkpoint", "vfork", "--to", "image", "--leave-running"]);
+    let checkpoint = checkpoint.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait("the checkpoint's beginning", || rekindle.sandbox("vfork")["state"] == "checkpointing");
+    kill(child(pid).unwrap(), 9);
+    let output = end_of(checkpoint);
+    assert!(output.status.success(), "{output:?}");
+    rekindle.ok(&["restore", "image", "-d", "--name", "again"]);
+    for name in ["vfork", "again"] {
+        wait("it to count", || rekindle.lines(name).len() > 3);
+    }
 }
 
 fn a_program_goes_on_beside_its_image_and_the_image_continues_it(program: &[&str]) {

@@ -1,10 +1,8 @@
 //! What bash completes, by the script that it is given.
 
-mod harness;
-
 use std::process::{Command, Stdio};
 
-use harness::{Rekindle, wait};
+use crate::harness::{Rekindle, wait};
 
 /// Has bash complete the last of the words behind `rekindle`.
 const COMPLETE: &str = r#"source <(rekindle completions bash)

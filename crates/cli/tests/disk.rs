@@ -3,15 +3,13 @@
 //! The errors are the kernel's: a file system on a loop device whose file has lost its end. Where this machine allows no
 //! such mounts, that is said on standard error, and files that have lost their end are left.
 
-mod harness;
-
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use harness::{Rekindle, is_alive, wait};
+use crate::harness::{Rekindle, is_alive, wait};
 
 const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py");
 const NOISE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/noise.py");
@@ -167,7 +165,7 @@ fn a_load_that_fails_before_the_program_runs_is_what_is_told() {
     // It ends when it has failed, for nobody has asked yet how it went.
     wait("the worker's end", || !is_alive(worker));
     rekindle.let_go("restore-adopted");
-    let output = harness::end_of(restore);
+    let output = crate::harness::end_of(restore);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("Input/output error") || said.contains("is damaged"), "{said}");

@@ -1,11 +1,9 @@
 //! What happens, as it is told.
 
-mod harness;
-
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle};
+use crate::harness::{COUNTER, Rekindle};
 use serde_json::{Value, json};
 
 #[test]

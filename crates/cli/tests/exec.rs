@@ -1,12 +1,10 @@
 //! Commands beside a sandbox's program, and copies of files into it and out of it.
 
-mod harness;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use harness::{COUNTER, Rekindle, end_of, kill, wait};
+use crate::harness::{COUNTER, Rekindle, end_of, kill, wait};
 
 /// Leaves a file where nobody outside sees it, and counts.
 const MARKS: [&str; 3] = [

@@ -1,10 +1,8 @@
 //! Contents of GPU memory hashed by the GPU. On a real one that is the faster way; the emulated one does it when told to.
 
-mod harness;
-
 use std::fs;
 
-use harness::{Rekindle, wait};
+use crate::harness::{Rekindle, wait};
 
 const WEIGHTS: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/weights.py")];
 

@@ -1,12 +1,10 @@
 //! Standard input: of a program in the foreground, over checkpoints and restores, and of one in the background.
 
-mod harness;
-
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Stdio};
 
-use harness::{Rekindle, end_of, wait};
+use crate::harness::{Rekindle, end_of, wait};
 
 /// A command in the foreground whose standard input is ours to write to.
 fn foreground(rekindle: &Rekindle, arguments: &[&str]) -> Child {

@@ -1,10 +1,8 @@
 //! Sandboxes to their end and beyond: stopped, waited for, listed, removed.
 
-mod harness;
-
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle, end_of, wait};
+use crate::harness::{COUNTER, Rekindle, end_of, wait};
 
 /// Says that it is up, and ends with 7 when it is asked to.
 const POLITE: [&str; 3] = ["sh", "-c", "trap 'exit 7' TERM; echo up; while :; do sleep 0.02; done"];

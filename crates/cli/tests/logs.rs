@@ -1,12 +1,10 @@
 //! What programs print: kept over restores, whole over checkpoints, and no more of it than may be.
 
-mod harness;
-
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle, end_of, is_alive, wait};
+use crate::harness::{COUNTER, Rekindle, end_of, is_alive, wait};
 use serde_json::Value;
 
 /// Prints numbers as fast as it can.

@@ -1,10 +1,8 @@
 //! Workers that wait for the next sandbox.
 
-mod harness;
-
 use std::os::unix::net::UnixStream;
 
-use harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
+use crate::harness::{GPU_COUNTER, Rekindle, is_alive, kill, wait};
 use serde_json::Value;
 
 const MODULES: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/modules.py")];

@@ -1,13 +1,11 @@
 //! Programs without a GPU: running, listing, following, ending; names; what the commands print.
 
-mod harness;
-
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle, end_of, is_alive, kill, wait};
+use crate::harness::{COUNTER, Rekindle, end_of, is_alive, kill, wait};
 
 #[test]
 fn the_foreground_shows_output_and_passes_the_exit_code_on() {
@@ -441,7 +439,7 @@ fn the_daemon_has_breakpoints_at_hand_for_criu() {
 fn where_performance_events_are_forbidden_the_daemon_serves_without() {
     let rekindle = Rekindle::with(&[("REKINDLE_LOG", "debug")]);
     let mut command = rekindle.command(&["ps"]);
-    harness::refuse(&mut command, libc::SYS_perf_event_open);
+    crate::harness::refuse(&mut command, libc::SYS_perf_event_open);
     assert!(command.output().unwrap().status.success());
     assert!(without_event(&rekindle).is_some());
     rekindle.start("counter", &COUNTER);

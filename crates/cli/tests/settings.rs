@@ -1,10 +1,8 @@
 //! A daemon's settings in a file.
 
-mod harness;
-
 use std::fs;
 
-use harness::{Rekindle, wait};
+use crate::harness::{Rekindle, wait};
 
 fn checked(rekindle: &Rekindle, text: &str) -> (bool, String) {
     let file = rekindle.path("rekindled.toml");

@@ -1,11 +1,9 @@
 //! What programs use, as it is shown.
 
-mod harness;
-
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use harness::{COUNTER, Rekindle, end_of, kill, wait};
+use crate::harness::{COUNTER, Rekindle, end_of, kill, wait};
 use serde_json::Value;
 
 const TRANSFERS: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/transfers.py")];

@@ -1,7 +1,5 @@
 //! Programs with terminals: used from terminals of ours, by nobody, and over checkpoints and restores.
 
-mod harness;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 
-use harness::{Rekindle, kill, wait};
+use crate::harness::{Rekindle, kill, wait};
 use libc::winsize;
 use serde_json::json;
 
@@ -393,7 +391,7 @@ fn what_makes_no_sense_is_refused() {
         assert!(rekindle.refused(arguments).contains("standard input is no terminal"));
     }
     assert!(rekindle.refused(&["run", "-di", "--", "true"]).contains("-t"));
-    rekindle.start("plain", &harness::COUNTER);
+    rekindle.start("plain", &crate::harness::COUNTER);
     assert!(refused(&rekindle, &["attach", "plain"]).contains("has no terminal"));
     assert!(refused(&rekindle, &["attach", "nobody"]).contains("nobody"));
     let missing = Seat::new(&rekindle, &["run", "-t", "--", "no-such-program"]).code();

@@ -208,7 +208,11 @@ impl Sandbox {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let began = Instant::now();
-        unfit::refuse(&self.pids().into_values().collect::<Vec<_>>(), &spec.external_sockets)?;
+        let pids: Vec<_> = self.pids().into_values().collect();
+        unfit::refuse(&pids, &spec.external_sockets)?;
+        if pids.len() > 1 {
+            unfit::refuse_uninterruptible(|| self.pids().into_values().collect(), spec.freeze_timeout)?;
+        }
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
         let log = spec.images_dir.join(DUMP_LOG);

@@ -232,11 +232,11 @@ pub fn namespace(pid: i32, kind: &str) -> Option<std::path::PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()
 }
 
-/// A thread of `pid` that waits uninterruptibly.
-pub fn uninterruptible(pid: i32) -> Option<i32> {
+/// The threads of `pid` that wait uninterruptibly, each with `pid`.
+pub fn uninterruptible(pid: i32) -> impl Iterator<Item = (i32, i32)> {
     let is_waiting =
         |thread: &i32| status_field(*thread, "State").is_some_and(|state| state.starts_with('D'));
-    threads(pid).into_iter().find(is_waiting)
+    threads(pid).into_iter().filter(is_waiting).map(move |thread| (pid, thread))
 }
 
 /// Whether the session of the first of `pids` was begun by a process that is not among them.

@@ -27,7 +27,6 @@ use crate::{capability, devshm, ending, outputs, unfit};
 const SHARED: &str = "/dev/shm";
 /// How long a thread may be in uninterruptible sleep before the program is refused.
 const UNINTERRUPTIBLE: Duration = Duration::from_secs(1);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Tree {
@@ -225,30 +224,7 @@ impl Tree {
         }
         unfit::refuse_traced(&pids)?;
         unfit::refuse_unkept(&pids)?;
-        self.refuse_uninterruptible()
-    }
-
-    /// CRIU would wait for such a thread, holding all others.
-    fn refuse_uninterruptible(&self) -> Result<()> {
-        let began = Instant::now();
-        loop {
-            let pids = self.pids().into_values();
-            let Some((pid, thread)) =
-                pids.into_iter().find_map(|pid| Some((pid, process::uninterruptible(pid)?)))
-            else {
-                return Ok(());
-            };
-            if began.elapsed() > UNINTERRUPTIBLE {
-                let place = fs::read_to_string(format!("/proc/{thread}/wchan")).unwrap_or_default();
-                let place = Some(place.trim()).filter(|place| !place.is_empty() && *place != "0");
-                return Err(refused(format!(
-                    "thread {thread} of process {pid} ({}) is in uninterruptible sleep{}; wait for its I/O to end",
-                    process::name(pid),
-                    place.map(|place| format!(" in the kernel's {place}")).unwrap_or_default()
-                )));
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        }
+        unfit::refuse_uninterruptible(|| self.pids().into_values().collect(), UNINTERRUPTIBLE)
     }
 }
 

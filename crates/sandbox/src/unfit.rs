@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::lost_names::LostNames;
@@ -65,6 +66,36 @@ pub fn refuse_headless(pids: impl IntoIterator<Item = i32>) -> Result<()> {
 pub fn refuse_unkept(pids: &[i32]) -> Result<()> {
     let cause = LostNames::find(pids).refusal().or_else(|| system_v::refusal(pids));
     cause.map_or(Ok(()), |cause| Err(refused(cause)))
+}
+
+/// How often threads that wait uninterruptibly are looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Waits until none of the threads that wait uninterruptibly now is still in that wait, and refuses the program after
+/// `limit`. CRIU would wait for them too, holding all others: among them the child that a thread in vfork waits for.
+pub fn refuse_uninterruptible(pids: impl Fn() -> Vec<i32>, limit: Duration) -> Result<()> {
+    let began = Instant::now();
+    let mut waiting: Option<BTreeSet<(i32, i32)>> = None;
+    loop {
+        let found = pids().into_iter().flat_map(process::uninterruptible);
+        let still = match waiting.take() {
+            None => found.collect(),
+            Some(before) => found.filter(|thread| before.contains(thread)).collect::<BTreeSet<_>>(),
+        };
+        let Some(&(pid, thread)) = still.first() else { return Ok(()) };
+        if began.elapsed() > limit {
+            let place = std::fs::read_to_string(format!("/proc/{thread}/wchan")).unwrap_or_default();
+            let place = Some(place.trim()).filter(|place| !place.is_empty() && *place != "0");
+            return Err(refused(format!(
+                "thread {thread} of process {pid} ({}) is in uninterruptible sleep{}; wait for its I/O, or for the child that \
+                 it has made by vfork, to end",
+                process::name(pid),
+                place.map(|place| format!(" in the kernel's {place}")).unwrap_or_default()
+            )));
+        }
+        waiting = Some(still);
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
 fn refused(cause: String) -> Error {

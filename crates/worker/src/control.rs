@@ -19,7 +19,7 @@ use rekindle_protocol::worker::{
 };
 
 use crate::dispatch::{Dispatcher, Ended, Remote};
-use crate::image::{self, LeftMemory, Loading};
+use crate::image::{self, CodeAhead, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
@@ -66,6 +66,8 @@ pub(crate) struct Control {
     word: Option<Word>,
     /// Memory that is to outlive this worker, or has outlived the one before.
     left: LeftMemory,
+    /// What the next save finds in its image.
+    code: CodeAhead,
     /// Memory of another worker's, which the next restore copies from.
     lent: LeftMemory,
     /// What goes with the next answer.
@@ -111,6 +113,7 @@ impl Control {
             taken: false,
             word: None,
             left: LeftMemory::new(),
+            code: CodeAhead::default(),
             lent: LeftMemory::new(),
             along: Vec::new(),
             conversations,
@@ -274,6 +277,9 @@ impl Control {
             }
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
+            }
+            Request::SaveCode(ask::SaveCode { staging }) => {
+                self.save_code(staging.into()).map(answer::<ask::SaveCode>)
             }
             Request::Save(ask::Save { staging, contents }) => {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)

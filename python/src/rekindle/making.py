@@ -43,7 +43,7 @@ def make(declaration: Declaration, file: Path, base: str | None) -> str:
     sandbox = f"{image} in the making"
     gpu = declaration.limits.gpu
     options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.sharing, *(["--from", base] if base else [])]
-    with tempfile.TemporaryDirectory(prefix="rekindle-") as directory:
+    with tempfile.TemporaryDirectory(prefix="rekindle-", dir=place()) as directory:
         report = Path(directory, "report.json")
         program = [sys.executable, PROGRAM, file, declaration.service.name, report]
         try:
@@ -60,6 +60,12 @@ def make(declaration: Declaration, file: Path, base: str | None) -> str:
     for warning in taken["warnings"]:
         print(f"rekindle: warning: {warning}", file=sys.stderr)
     return image
+
+
+def place() -> str:
+    """Where a sandbox finds files that are made here: its /dev/shm is its own."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    return "/var/tmp" if usual.is_relative_to("/dev/shm") else str(usual)
 
 
 def remove(sandbox: str, image: str) -> None:

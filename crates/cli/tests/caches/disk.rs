@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::harness::{Rekindle, refuse, wait};
-use crate::support::*;
+use crate::caches::support::*;
 
 /// Has no memory hold what the store keeps. What becomes of it is read past the page cache where the machine can do that.
 fn forget_chunks(rekindle: &Rekindle) -> &'static str {

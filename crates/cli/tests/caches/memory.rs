@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::harness::{self, Rekindle, wait};
-use crate::support::*;
+use crate::caches::support::*;
 
 #[test]
 fn without_a_limit_nothing_is_cached() {

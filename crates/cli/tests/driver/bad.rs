@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::harness::{Rekindle, wait};
-use crate::standin::Scene;
-use crate::support::{Program, goes_on, output};
+use crate::driver::standin::Scene;
+use crate::driver::support::{Program, goes_on, output};
 
 /// A file system in memory with so much room.
 pub struct Mounted(PathBuf);

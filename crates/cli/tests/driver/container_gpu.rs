@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::container::{Base, counted, goes_on, is_running, podman};
-use crate::container_prove::has_proven;
+use crate::driver::container::{Base, counted, goes_on, is_running, podman};
+use crate::driver::container_prove::has_proven;
 use crate::harness::{GPU_COUNTER, Rekindle, wait};
 
 /// A device of Rekindle's; what engines are told of it goes with the test.

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::container::{Base, counted, goes_on, is_running, podman, said};
+use crate::driver::container::{Base, counted, goes_on, is_running, podman, said};
 use crate::harness::{Rekindle, end_of, wait};
 
 /// Has a socket with a path and open files in a directory of the machine's.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::container::{Base, podman, root_archive, said, search_path};
+use crate::driver::container::{Base, podman, root_archive, said, search_path};
 use crate::harness::{Rekindle, wait};
 
 const IMAGE: &str = "localhost/rekindle-test:base";

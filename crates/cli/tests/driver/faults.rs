@@ -3,8 +3,8 @@
 use std::process::Stdio;
 
 use crate::harness::{end_of, kill, wait};
-use crate::standin::Scene;
-use crate::support::tracer;
+use crate::driver::standin::Scene;
+use crate::driver::support::tracer;
 
 const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
 const ACTIONS: [&str; 5] = ["fail", "lie", "hang", "kill", "kill-after"];

@@ -4,8 +4,8 @@ use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use crate::harness::{COUNTER, Rekindle, wait};
-use crate::support::{Program, goes_on, numbers, output, tracer};
+use crate::harness::{COUNTER, Rekindle, child, wait};
+use crate::driver::support::{Program, goes_on, numbers, output, tracer};
 
 #[test]
 fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {
@@ -190,9 +190,8 @@ fn a_container_s_process_is_refused_by_its_namespace() {
     outside.args(["--pid", "--fork", "--kill-child"]).args(COUNTER);
     let out = output(&rekindle);
     let program = Program::start(&mut outside, &out);
-    let children = format!("/proc/{}/task/{}/children", program.id(), program.id());
-    let inside = fs::read_to_string(children).unwrap();
-    let error = rekindle.refused(&["checkpoint", "--pid", inside.trim(), "--to", "image", "--stop"]);
+    let inside = child(program.id() as i32).unwrap().to_string();
+    let error = rekindle.refused(&["checkpoint", "--pid", &inside, "--to", "image", "--stop"]);
     assert!(error.contains("another pid namespace"), "{error}");
     goes_on(&out);
 }
@@ -222,16 +221,12 @@ fn a_session_from_outside_of_the_namespace_is_refused_with_the_way_out() {
 #[test]
 fn uninterruptible_sleep_is_told_with_its_thread() {
     let rekindle = Rekindle::new();
-    let binary = rekindle.path("disk_sleep");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/disk_sleep.c");
-    assert!(Command::new("cc").arg("-o").arg(&binary).arg(source).status().unwrap().success());
-    let mut program = Program::spawn(Command::new(&binary).stdout(Stdio::piped()));
+    let mut program = Program::spawn(Command::new(rekindle.disk_sleep()).stdout(Stdio::piped()));
     let mut ready = [0; 5];
     program.stdout.take().unwrap().read_exact(&mut ready).unwrap();
     let error = rekindle.refused(&["checkpoint", "--pid", &program.pid(), "--to", "image", "--stop"]);
     assert!(error.contains("uninterruptible sleep") && error.contains(&program.pid()), "{error}");
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", program.id())).unwrap();
-    crate::harness::kill(children.trim().parse().unwrap(), 9);
+    crate::harness::kill(child(program.id() as i32).unwrap(), 9);
 }
 
 #[test]
@@ -271,7 +266,7 @@ fn a_program_whose_first_thread_has_ended_is_refused_for_that() {
     rekindle.start("x", &["python3", "-c", code]);
     wait("the other program", || rekindle.lines("x").len() > 3);
     for who in [["--pid", &program.pid()].as_slice(), &["x"]] {
-        let words = [&["checkpoint"], who, &["--to", "image", "--leave-running"]].concat();
+        let words = [&["checkpoint"][..], who, &["--to", "image", "--leave-running"]].concat();
         let error = rekindle.refused(&words);
         assert!(error.contains("the first thread of process") && error.contains("CRIU cannot"), "{error}");
     }

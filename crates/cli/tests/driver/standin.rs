@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::harness::{PATIENCE, Rekindle, is_alive, wait};
-use crate::support::{Program, goes_on, numbers};
+use crate::driver::support::{Program, goes_on, numbers};
 
 /// How long a step of the driver may take where one hangs, milliseconds: others must be done by then on a busy machine.
 const LIMIT: &str = "6000";

@@ -1,7 +1,5 @@
 //! The real programs, driven as a user would, with places of their own.
 
-#![allow(dead_code)] // Each test file uses its own share of this.
-
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -290,6 +288,14 @@ impl Rekindle {
         assert_eq!(self.run_directories().len(), live);
     }
 
+    /// A program whose only thread waits for a child that it has made by vfork, and counts once that is killed.
+    pub fn disk_sleep(&self) -> PathBuf {
+        let binary = self.path("disk_sleep");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/disk_sleep.c");
+        assert!(Command::new("cc").arg("-o").arg(&binary).arg(source).status().unwrap().success());
+        binary
+    }
+
     /// Those of this one's sandboxes.
     pub fn run_directories(&self) -> Vec<PathBuf> {
         let name = fs::read_to_string(self.path("state/name")).unwrap_or_default();
@@ -337,6 +343,11 @@ pub fn wait(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(began.elapsed() < PATIENCE, "still waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The only child of a process of one thread.
+pub fn child(pid: i32) -> Option<i32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.trim().parse().ok()
 }
 
 /// Waits for a child's end, not for ever.

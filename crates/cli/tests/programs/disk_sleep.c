@@ -1,4 +1,4 @@
-/* A parent in uninterruptible sleep: vfork holds it until the child ends. */
+/* A parent in uninterruptible sleep: vfork holds it until the child is killed. Then it counts. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -10,5 +10,9 @@ int main(void)
         pause();
         _exit(0);
     }
-    return 0;
+    for (int number = 0;; number++) {
+        printf("%d\n", number);
+        fflush(stdout);
+        usleep(20000);
+    }
 }

@@ -94,6 +94,7 @@ impl Move<'_> {
         let began = Instant::now();
         let draft = store.begin(&self.image_name(number))?;
         self.reply.progress("copy ahead", u64::from(number), 0);
+        self.timeline.time("code", || gpu_half::save_code(&self.source, draft.path()))?;
         let saved_us = self.timeline.elapsed_us();
         let contents = Contents::Shadowed;
         let stopped = Instant::now();

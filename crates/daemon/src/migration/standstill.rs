@@ -24,9 +24,10 @@ use super::{LOOK, Move, SETTLE_LIMIT, arrive};
 impl Move<'_> {
     /// Brings the program to a stand, and has it go on there; or where it is, if that fails.
     pub(super) fn stop_and_move(&self, store: &Store, way: Way, ahead: Option<&Ahead>) -> Result<Round> {
-        let began = Instant::now();
         let contents = if way == Way::Direct { Contents::Left } else { Contents::Saved };
         let draft = store.begin(&self.image_name(0))?;
+        self.timeline.time("code", || gpu_half::save_code(&self.source, draft.path()))?;
+        let began = Instant::now();
         self.reply.progress("quiesce", 0, 0);
         let barrier =
             self.timeline.time("quiesce", || QuiesceBarrier::begin(self.sandbox, &self.source, contents))?;

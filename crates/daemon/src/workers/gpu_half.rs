@@ -17,6 +17,11 @@ use crate::timeline::{GPU, Lane, PINNED, Timeline};
 
 use super::Worker;
 
+/// Writes the code that is loaded into an image in the making, while the program runs: [`save`] finds it there.
+pub fn save_code(worker: &Worker, staging: &Path) -> Result<()> {
+    worker.ask("save its code", ask::SaveCode { staging: text(staging) }, &[])
+}
+
 /// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].
 pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Timeline) -> Result<Vec<Part>> {
     let (action, start_us) = ("save the GPU half", timeline.elapsed_us());

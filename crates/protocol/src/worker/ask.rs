@@ -67,6 +67,11 @@ requests! {
         pid: i32,
         limit_ms: u32,
     } => ();
+    /// Write the code that is loaded into the staged image at this path, for the `Save` into it that is to follow. The program
+    /// runs meanwhile.
+    SaveCode {
+        staging: String,
+    } => ();
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,

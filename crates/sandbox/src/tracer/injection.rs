@@ -24,8 +24,8 @@ const NO_SIGNALS: u64 = u64::MAX;
 /// A userfaultfd of the memory of `process`, which keeps nothing of it; an error if none of its threads stands by
 /// `deadline`. SIGCHLD is to be blocked in this thread; what it traces is let go of when it ends, at the latest.
 pub fn userfaultfd(process: i32, deadline: Instant) -> io::Result<OwnedFd> {
-    let busy = uninterruptible(process);
-    let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && Some(*thread) != busy);
+    let busy: Vec<_> = uninterruptible(process).map(|(_, thread)| thread).collect();
+    let thread = threads(process).into_iter().find(|thread| !is_zombie(*thread) && !busy.contains(thread));
     let thread = thread.ok_or_else(|| io::Error::other("none of its threads can be interrupted"))?;
     let instruction = call_instruction(process, &maps::of(process)?)?;
     let handle = Handle::open(process)?;

@@ -166,6 +166,12 @@ impl Client {
         Ok((index, GlobalsBuffer::default()))
     }
 
+    /// The code of all that an image has to have.
+    pub(crate) fn codes(&self) -> Vec<LoadedCode> {
+        let loaded = self.modules.iter().map(|(_, module)| module);
+        loaded.chain(&self.unloaded).map(|module| module.code.clone()).collect()
+    }
+
     pub(super) fn get_function(&mut self, request: FunctionGet<'_>) -> Result<FunctionFound> {
         let FunctionGet { module: module_id, id, name } = request;
         if !self.functions.is_free(id) {

@@ -9,7 +9,7 @@ use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS,
 
 use super::{Control, is_closed};
 use crate::dispatch::Dispatcher;
-use crate::image::{self, Shadow, Wish};
+use crate::image::{self, CodeAhead, Shadow, Wish};
 
 impl Control {
     pub(super) fn save(
@@ -21,12 +21,20 @@ impl Control {
         if contents == Contents::Left {
             self.unshare()?;
         }
+        let code = std::mem::take(&mut self.code);
         let save = move |dispatcher: &mut Dispatcher, stop: &AtomicBool| {
-            image::save(dispatcher, &staging, contents, stop)
+            image::save(dispatcher, &staging, contents, code, stop)
         };
         let (parts, phases, left) = self.work(stream, save)?;
         self.left = left;
         Ok(Saved { parts, phases })
+    }
+
+    /// The program runs meanwhile.
+    pub(super) fn save_code(&mut self, staging: PathBuf) -> Result<(), String> {
+        let codes = self.remote.ask(|dispatcher| dispatcher.client.codes())?;
+        self.code = CodeAhead::write(staging, &codes).map_err(|error| error.to_string())?;
+        Ok(())
     }
 
     /// Copies of the descriptors of memory that a save has left, from so many on: their names.

@@ -7,7 +7,7 @@ use rekindle_protocol::worker::Contents;
 
 use super::Control;
 use crate::dispatch::Dispatcher;
-use crate::image;
+use crate::image::{self, CodeAhead};
 use crate::link::Answer;
 
 /// How long the client may take to let its threads run again.
@@ -79,6 +79,7 @@ impl Control {
             }
         }
         self.left.clear();
+        self.code = CodeAhead::default();
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
     }

@@ -13,6 +13,7 @@
 mod block;
 mod cache;
 mod cache_fill;
+mod code_ahead;
 mod code_parts;
 mod contents;
 mod copy_out;
@@ -48,6 +49,7 @@ use std::time::Duration;
 pub(crate) use block::{Preparing, Shelf};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};
+pub(crate) use code_ahead::CodeAhead;
 pub(crate) use contents::stock;
 pub(crate) use drain::Shadow;
 pub(crate) use error::Error;

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::STATE_PART;
 use super::block::Preparing;
+use super::code_ahead::CodeAhead;
 use super::error::{Error, Result, device};
 use super::shadow::Copies;
 use super::state::{
@@ -37,6 +38,7 @@ pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
+    code: CodeAhead,
     stop: &AtomicBool,
 ) -> Result<Saved> {
     let mut timer = Timer::start();
@@ -87,15 +89,17 @@ pub(crate) fn save(
             }
             Ok(())
         });
-        let code = save_code::modules(client, &staging, &mut state);
+        let code = code.into(&staging).unwrap_or_default();
+        let code = save_code::modules(client, &staging, &mut state, code);
         (saving.join(), code)
     });
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
     let buffers = save_memory::finish(client, plan, saved);
     let described = buffers.and_then(|mut parts| {
-        parts.extend(code?);
-        timer.lap("modules, beyond that", 0);
+        let code = code?;
+        timer.lap("modules, beyond that", code.iter().map(|part| part.bytes).sum());
+        parts.extend(code);
         parts.push(put_state(&staging, &state, &mut timer)?);
         parts.iter().map(describe).collect::<Result<_>>()
     });

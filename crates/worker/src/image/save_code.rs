@@ -1,12 +1,11 @@
 //! Modules: their code, their globals, and what was looked up in them.
 
-use std::collections::HashSet;
-
 use rekindle_device::Global;
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::json;
 
 use super::block::{Block, Blocks, Gpu};
+use super::code_ahead::CodeAhead;
 use super::error::{Error, Result, device};
 use super::state::{CodeState, FunctionState, GlobalContent, ModuleState, State, globals_part};
 use super::{kernels, save_memory};
@@ -16,9 +15,13 @@ use crate::code::LoadedCode;
 /// Globals are fetched through a block of this size.
 const BLOCK: usize = 2 << 20;
 
-pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
+pub(super) fn modules(
+    client: &mut Client,
+    staging: &Staging,
+    state: &mut State,
+    mut code: CodeAhead,
+) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
-    let mut known = HashSet::new();
     let gpus = save_memory::gpus(client);
     let any = client.any_device().map_err(device("be used"))?;
     let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
@@ -34,7 +37,7 @@ pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State)
             // They are buffers.
             None => Vec::new(),
         };
-        let mut row = describe(module, Some(id), staging, &mut known, &mut parts)?;
+        let mut row = describe(module, Some(id), staging, &mut code)?;
         if !globals.is_empty() {
             let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(index)) else { continue };
             parts.push(contents(staging, &globals, row.loaded_at, index, gpu, block)?);
@@ -52,7 +55,7 @@ pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State)
         state.modules.push(row);
     }
     for module in &client.unloaded {
-        state.modules.push(describe(module, None, staging, &mut known, &mut parts)?);
+        state.modules.push(describe(module, None, staging, &mut code)?);
     }
     state.functions = client
         .functions
@@ -67,6 +70,11 @@ pub(super) fn modules(client: &mut Client, staging: &Staging, state: &mut State)
         })
         .collect();
     parts.extend(kernels::save(client, staging, state)?);
+    let named = state.modules.iter().filter_map(|row| match &row.code {
+        CodeState::Part(name) => Some(name.clone()),
+        CodeState::File { .. } => None,
+    });
+    parts.extend(code.parts(named));
     Ok(parts)
 }
 
@@ -74,8 +82,7 @@ fn describe(
     module: &ModuleObject,
     id: Option<u32>,
     staging: &Staging,
-    known: &mut HashSet<String>,
-    parts: &mut Vec<Part>,
+    ahead: &mut CodeAhead,
 ) -> Result<ModuleState> {
     let code = match &module.code {
         LoadedCode::Mapped(mapped) => CodeState::File {
@@ -84,14 +91,7 @@ fn describe(
             bytes: mapped.bytes,
             identity: mapped.identity().to_string(),
         },
-        given => {
-            let code = given.code().map_err(Error::State)?;
-            let name = blake3::hash(code.bytes()).to_hex().to_string();
-            if known.insert(name.clone()) {
-                parts.push(staging.put(PartKind::Module, &name, json!({}), code.bytes())?);
-            }
-            CodeState::Part(name)
-        }
+        given => CodeState::Part(ahead.name(staging, &given.code().map_err(Error::State)?)?),
     };
     Ok(ModuleState {
         id,

@@ -1,8 +1,5 @@
 //! Programs whose GPU half the driver takes, and programs that were started without Rekindle.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod amd;
 mod bad;
 mod container;
