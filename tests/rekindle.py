@@ -28,6 +28,12 @@ def below(*places):
                 yield path, found
 
 
+def criu():
+    """Has binaries that lie elsewhere find the CRIU of the sources."""
+    place = os.environ.get("REKINDLE_CRIU_DIR") or str(ROOT / ".build" / "criu")
+    return {"REKINDLE_CRIU_DIR": place} if Path(place).is_dir() else {}
+
+
 class CommandError(Exception):
     """A command that failed: its exit code and what it said."""
 

@@ -1,13 +1,17 @@
 """What `make install` puts in place works by itself, and only from there."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from rekindle import ROOT, Rekindle
+from rekindle import BINARIES, ROOT, Rekindle, criu
 from training.pace import PROGRAM, Pace
+
+COUNTER = ROOT / "crates/cli/tests/programs/bump.py"
 
 
 def test_an_installation_runs_checkpoints_and_restores(tmp_path):
@@ -57,3 +61,56 @@ def test_a_system_s_criu_is_used_only_if_it_works(tmp_path):
     assert done.stdout.strip() == str(private)
     done = set_up(f'exec {private} "$@"')
     assert done.stdout.strip() == str(stub) and "suffices" in done.stderr
+
+
+def test_an_image_has_the_client_of_its_program(tmp_path):
+    """It comes back after an upgrade, beside programs with the new build, and where there is none of this installation."""
+    binaries, library = tmp_path / "binaries", tmp_path / "binaries/libcuda.so"
+    binaries.mkdir()
+    for name in ("rekindle", "rekindled", "libcuda.so"):
+        shutil.copy(BINARIES / name, binaries)
+    with Rekindle(binaries=binaries, **criu()) as rekindle:
+        command = (sys.executable, COUNTER)
+
+        def goes_on(name, least=0, of=rekindle):
+            lines = of.wait_lines(name, 3)
+            assert int(lines[0]) >= least and [int(line) - int(lines[0]) for line in lines] == list(range(len(lines)))
+            return int(lines[-1])
+
+        rekindle.run("first", *command)
+        goes_on("first")
+        rekindle("checkpoint", "first", "--to", "image", "--leave-running")
+        upgrade(library)
+        last = goes_on("first")
+        # It was started before, and goes on with what it has.
+        rekindle("checkpoint", "first", "--to", "later", "--stop")
+        rekindle.run("new", *command)
+        goes_on("new")
+        rekindle("shutdown")
+        rekindle.restore("image", "old")
+        rekindle.restore("later", "older")
+        for name, least in (("old", 1), ("older", last), ("new", 0)):
+            goes_on(name, least)
+        built = {name: mapped(rekindle, name) for name in ("old", "older", "new")}
+        assert built["old"] == built["older"] != built["new"]
+        rekindle("checkpoint", "old", "--to", "second", "--stop")
+        rekindle("export", "second", tmp_path / "file")
+        with Rekindle(binaries=binaries, **criu()) as elsewhere:
+            elsewhere("import", tmp_path / "file")
+            elsewhere.restore("second", "moved")
+            goes_on("moved", 1, elsewhere)
+
+
+def upgrade(library):
+    """Another build, as the linker tells them apart."""
+    notes = subprocess.run(["readelf", "-n", library], check=True, capture_output=True, text=True).stdout
+    build = bytes.fromhex(re.search(r"Build ID: (\w+)", notes)[1])
+    other = library.with_name("other")
+    other.write_bytes(library.read_bytes().replace(build, build[::-1]))
+    other.rename(library)
+
+
+def mapped(rekindle, name):
+    """The file that a program has mapped as the client."""
+    maps = Path(f"/proc/{rekindle.sandbox(name)['pid']}/maps").read_text().splitlines()
+    return next(line.split()[3:5] for line in maps if line.endswith("/lib/libcuda.so.1"))

@@ -5,8 +5,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::harness::{Rekindle, refuse, wait};
 use crate::caches::support::*;
+use crate::harness::{Rekindle, refuse, wait};
 
 /// Has no memory hold what the store keeps. What becomes of it is read past the page cache where the machine can do that.
 fn forget_chunks(rekindle: &Rekindle) -> &'static str {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use crate::harness::{self, Rekindle, wait};
 use crate::caches::support::*;
+use crate::harness::{self, Rekindle, wait};
 
 #[test]
 fn without_a_limit_nothing_is_cached() {

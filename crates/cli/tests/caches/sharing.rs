@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{Rekindle, wait};
 use crate::caches::support::*;
+use crate::harness::{Rekindle, wait};
 
 const MODEL: [&str; 2] = ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/model.py")];
 const KERNEL_WRITES: &str = "10";

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::harness::Rekindle;
 use crate::driver::support::{Program, goes_on, output};
+use crate::harness::Rekindle;
 
 /// A device that CRIU knows nothing of, under a name like that of AMD's driver.
 struct Device(PathBuf);

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{Rekindle, wait};
 use crate::driver::standin::Scene;
 use crate::driver::support::{Program, goes_on, output};
+use crate::harness::{Rekindle, wait};
 
 /// A file system in memory with so much room.
 pub struct Mounted(PathBuf);

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use serde_json::json;
 
 use crate::driver::container_prove::has_proven;
-use crate::harness::{Rekindle, end_of, kill, wait};
 use crate::driver::standin::Scene;
 use crate::driver::support::{numbers, tracer};
+use crate::harness::{Rekindle, end_of, kill, wait};
 
 /// What a machine may allow that does not give its containers more than it has itself.
 const LIMITS: [&str; 5] = ["--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"];

@@ -2,9 +2,9 @@
 
 use std::process::Stdio;
 
-use crate::harness::{end_of, kill, wait};
 use crate::driver::standin::Scene;
 use crate::driver::support::tracer;
+use crate::harness::{end_of, kill, wait};
 
 const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
 const ACTIONS: [&str; 5] = ["fail", "lie", "hang", "kill", "kill-after"];

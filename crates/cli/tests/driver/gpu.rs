@@ -1,9 +1,9 @@
 //! Programs that use a GPU, in driver mode: what comes back, and what is refused before anything is touched.
 
 use crate::driver::bad::Mounted;
-use crate::harness::{GPU_COUNTER, wait};
 use crate::driver::standin::Scene;
 use crate::driver::support::{Program, numbers};
+use crate::harness::{GPU_COUNTER, wait};
 
 /// What a checkpoint said on its way out.
 fn said(output: std::process::Output) -> String {

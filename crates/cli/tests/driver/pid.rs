@@ -4,8 +4,8 @@ use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use crate::harness::{COUNTER, Rekindle, child, wait};
 use crate::driver::support::{Program, goes_on, numbers, output, tracer};
+use crate::harness::{COUNTER, Rekindle, child, wait};
 
 #[test]
 fn a_program_goes_on_beside_its_image_and_the_image_continues_it() {

@@ -2,9 +2,9 @@
 
 use std::fs;
 
-use crate::harness::{end_of, kill, wait};
 use crate::driver::standin::Scene;
 use crate::driver::support::Program;
+use crate::harness::{end_of, kill, wait};
 
 /// Kills daemon and helper when a checkpoint has come to this point. Its journal is what is left.
 fn strand(scene: &mut Scene, program: &Program, fault: &str, point: &str, after: &str) {

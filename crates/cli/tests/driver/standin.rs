@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::harness::{PATIENCE, Rekindle, is_alive, wait};
 use crate::driver::support::{Program, goes_on, numbers};
+use crate::harness::{PATIENCE, Rekindle, is_alive, wait};
 
 /// How long a step of the driver may take where one hangs, milliseconds: others must be done by then on a busy machine.
 const LIMIT: &str = "6000";

@@ -28,6 +28,7 @@ use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
 use crate::caches::Priority;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::client_library;
 use crate::host::process;
 use crate::images::driver_half;
 use crate::reply::Reply;
@@ -87,6 +88,7 @@ pub fn checkpoint(
         let attempt = attempt(daemon, sandbox, cpu, request, &timeline, reply).map_err(explain)?;
         // One that does not begin leaves no trace.
         let draft = daemon.store.begin(request.to)?;
+        client_library::keep_with(&draft, &sandbox.run_directory)?;
         let taken = attempt.make(draft);
         tries += 1;
         match &taken {

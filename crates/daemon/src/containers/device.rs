@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use super::cdi;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::client_library::{self, Build};
+use crate::host::gpu;
 use crate::host::process::is_alive;
-use crate::host::{client_library, gpu};
 use crate::images::metadata::DeviceMetadata;
 use crate::lifecycle::run::create;
 use crate::sandboxes::Sandbox;
@@ -54,7 +55,7 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Sandbox
     let sandbox = daemon.sandboxes.add(Some(name), "", |name, _| {
         let record =
             Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
-        create(daemon, record, None)
+        create(daemon, record, None, None)
     })?;
     if let Err(error) = AdmissionSocket::open(&sandbox, wake::knocked)
         .and_then(|()| describe(&sandbox))
@@ -77,9 +78,9 @@ pub fn remove(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
 pub fn adopt(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
     if !sandbox.run_directory.is_dir() {
         // The machine was started anew.
-        let library = client_library::find(&daemon.program)?;
+        let build = Build::installed(&daemon.places, &daemon.program)?;
         crate::host::places::private_directory(&sandbox.run_directory, true)?;
-        client_library::copy_into(&sandbox.run_directory, &library)?;
+        build.put_into(&sandbox.run_directory)?;
         sandbox.claim()?;
     }
     AdmissionSocket::open(sandbox, wake::knocked)?;
@@ -152,7 +153,7 @@ fn description(id: &str) -> PathBuf {
 fn describe(sandbox: &Sandbox) -> Result<()> {
     let directory = Path::new(cdi::DIRECTORIES[1]);
     fs::create_dir_all(directory).map_err(|source| Error::io("make directory", directory, source))?;
-    let libraries = format!("{RUN_PATH}/{}", client_library::LINKS);
+    let libraries = format!("{RUN_PATH}/{}", client_library::DIRECTORY);
     let variables = [format!("{RUN_DIRECTORY}={RUN_PATH}"), format!("LD_LIBRARY_PATH={libraries}")];
     let mount = json!({
         "hostPath": sandbox.run_directory,

@@ -34,7 +34,7 @@ use super::{ARCHIVE, device, kind, proof};
 use crate::checkpoint::{CheckpointRequest, Done, Scratch};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::client_library;
+use crate::host::client_library::{self, Build};
 use crate::host::gpu;
 use crate::images::machine;
 use crate::images::metadata::ContainerMetadata;
@@ -52,7 +52,6 @@ use crate::workers::{Worker, gpu_half};
 use crate::{fault, restore};
 
 /// The client that the program has mapped: it must be the same in a restore.
-const LIBRARY: &str = "libcuda.so.1";
 
 pub fn checkpoint(
     daemon: &Daemon,
@@ -116,8 +115,7 @@ pub fn checkpoint(
     timeline.time("cpu files", || memory.take(&draft))?;
     timeline.time("check", || cpu_half::check_draft(&draft))?;
     timeline.time("archive", || draft.take_file(kind(), ARCHIVE, &archive))?;
-    let library = sandbox.run_directory.join(client_library::LINKS).join(LIBRARY);
-    draft.put_file(kind(), LIBRARY, &library)?;
+    client_library::keep_with(&draft, &sandbox.run_directory)?;
     {
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(Mode::Sandbox);
@@ -215,10 +213,12 @@ pub fn restore(
     let refused = |reason: String| Error::CannotRestore { image: image.manifest().name.clone(), reason };
     let device =
         of.device.as_ref().ok_or_else(|| refused("its container had no GPU of Rekindle's".to_string()))?;
-    check_library(daemon, image).map_err(refused)?;
     let gpu = gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?;
     let sandbox = device::bring_back(daemon, device, &gpu).map_err(refused)?;
     let operation = sandbox.begin_settled(State::Restoring, "restored")?;
+    if let Some(build) = Build::of_image(&daemon.places, image)? {
+        build.put_into(&sandbox.run_directory)?;
+    }
     sandbox.note(|record| {
         record.gpu = gpu;
         record.image = Some(image.manifest().name.clone());
@@ -298,16 +298,4 @@ fn both_halves(
     let restore::GpuHalf { began_us, lease, journal } = half;
     let recovery = RecoveryState { client: worker_end, journal, pid };
     Ok(PendingLoad { worker: worker.clone(), began_us, lease, recovery })
-}
-
-/// The program has the client of its image mapped.
-fn check_library(daemon: &Daemon, image: &Image) -> std::result::Result<(), String> {
-    let ours = client_library::find(&daemon.program).map_err(|error| error.to_string())?;
-    let ours = std::fs::read(&ours).map_err(|error| format!("{} cannot be read: {error}", ours.display()))?;
-    let part = image.part(kind(), LIBRARY).ok_or(format!("its part {LIBRARY} is missing"))?;
-    let mut theirs = vec![0; if part.bytes == ours.len() as u64 { ours.len() } else { 0 }];
-    image.read_part(part, 0, &mut theirs).map_err(|error| error.to_string())?;
-    (theirs == ours).then_some(()).ok_or_else(|| {
-        format!("its program has mapped another build of {LIBRARY} than this Rekindle has; install that one")
-    })
 }

@@ -1,23 +1,39 @@
-//! Where the client, `libcuda.so.1`, lies, and the environment that makes a program find it.
+//! The client, `libcuda.so.1`, and the environment that makes a program find it.
+//!
+//! ```text
+//! an installation ─┐                       ┌─ run/ID/lib/libcuda.so.1 ── mapped by a program ─┐
+//!                  ├─▶ clients/NAME/HASH ──┤                                                  ├─▶ its image
+//! an image ────────┘                       └─ run/ID/lib/libcuda.so.1 ── … ───────────────────┘
+//! ```
+//!
+//! A program goes on with the build that it has mapped, so its image has that build too, and a restore puts it where the program
+//! had it. After an upgrade, or on a machine with another build, images come back as long as both speak one version of the
+//! client's protocol. Programs with the same build map one file, by hard links.
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::client::RUN_DIRECTORY;
+use rekindle_store::{Draft, Image, PartKind};
+use serde_json::json;
 
 use crate::error::{Error, Result};
+use crate::host::places::{Places, private_directory};
 
 /// The names by which programs ask for the driver.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Where links to the client lie in a run directory. They are there, and not where the library is, so that a program
-/// finds them at one place before and after a restore.
-pub const LINKS: &str = "lib";
+/// Where the client lies in a run directory: a program finds it at one place before and after a restore.
+pub const DIRECTORY: &str = "lib";
 
-/// The client: that of an installation (`../lib/rekindle` beside the executable), or the one that lies beside the
-/// executable, as it does where it was built.
-pub fn find(executable: &Path) -> Result<PathBuf> {
+/// An attribute of the part of an image.
+const HASH: &str = "blake3";
+
+/// The client of an installation (`../lib/rekindle` beside the executable), or the one that lies beside the executable, as it
+/// does where it was built.
+fn find(executable: &Path) -> Result<PathBuf> {
     let beside = executable.parent().unwrap_or(Path::new("/"));
     [beside.join("../lib/rekindle/libcuda.so.1"), beside.join("libcuda.so.1"), beside.join("libcuda.so")]
         .into_iter()
@@ -25,38 +41,96 @@ pub fn find(executable: &Path) -> Result<PathBuf> {
         .ok_or_else(|| Error::NoClientLibrary { executable: executable.to_path_buf() })
 }
 
-/// Puts links to the client into a run directory.
-pub fn link_into(run_directory: &Path, library: &Path) -> Result<()> {
-    let links = run_directory.join(LINKS);
-    open_directory(&links)?;
-    for name in NAMES {
-        let place = links.join(name);
-        symlink(library, &place).map_err(|source| Error::io("make the link", &place, source))?;
+/// A build of the client, where it can be mapped from.
+pub struct Build(PathBuf);
+
+impl Build {
+    /// That of the installation that this executable belongs to.
+    pub fn installed(places: &Places, executable: &Path) -> Result<Build> {
+        let library = find(executable)?;
+        let bytes = fs::read(&library).map_err(|source| Error::io("read", &library, source))?;
+        Build::keep(places, &blake3::hash(&bytes).to_hex(), || Ok(bytes))
     }
+
+    /// That of an image's program; none of an image that has none.
+    pub fn of_image(places: &Places, image: &Image) -> Result<Option<Build>> {
+        let Some(part) = image.part(kind(), NAMES[0]) else { return Ok(None) };
+        // What is no hash would be a path.
+        let hash = part.attributes[HASH].as_str().and_then(|text| blake3::Hash::from_hex(text).ok());
+        let Some(hash) = hash else { return Ok(None) };
+        let read = || {
+            let mut bytes = vec![0; part.bytes as usize];
+            image.read_part(part, 0, &mut bytes)?;
+            Ok(bytes)
+        };
+        Build::keep(places, &hash.to_hex(), read).map(Some)
+    }
+
+    fn keep(places: &Places, hash: &str, bytes: impl FnOnce() -> Result<Vec<u8>>) -> Result<Build> {
+        let directory = places.clients();
+        let place = directory.join(hash);
+        if !place.exists() {
+            let bytes = bytes()?;
+            private_directory(&directory, true)?;
+            write(&directory, &place, &bytes).map_err(|source| Error::io("write", &place, source))?;
+        }
+        Ok(Build(place))
+    }
+
+    /// Puts it into a run directory, in place of another one.
+    pub fn put_into(&self, run_directory: &Path) -> Result<()> {
+        let directory = run_directory.join(DIRECTORY);
+        let made = fs::create_dir_all(&directory)
+            .and_then(|()| fs::set_permissions(&directory, Permissions::from_mode(0o755)));
+        made.map_err(|source| Error::io("make directory", &directory, source))?;
+        for name in NAMES {
+            let (place, new) = (directory.join(name), directory.join("new"));
+            let put = fs::hard_link(&self.0, &new).and_then(|()| fs::rename(&new, &place));
+            // A rename of one name of a file to another of the same file does nothing.
+            let put = put.map(|()| drop(fs::remove_file(&new)));
+            put.map_err(|source| Error::io("make the link", &place, source))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whole, or not at all.
+fn write(directory: &Path, place: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(bytes)?;
+    file.as_file().set_permissions(Permissions::from_mode(0o755))?;
+    file.persist(place)?;
     Ok(())
 }
 
-/// Puts the client itself into a run directory that is mounted where there is nothing else of ours.
-pub fn copy_into(run_directory: &Path, library: &Path) -> Result<()> {
-    let place = run_directory.join(LINKS);
-    open_directory(&place)?;
-    for name in NAMES {
-        let place = place.join(name);
-        fs::copy(library, &place).map_err(|source| Error::io("write", &place, source))?;
+/// Puts the build that a program has mapped into an image in the making. One that was started by a daemon which kept none has
+/// mapped the installation's.
+pub fn keep_with(draft: &Draft, run_directory: &Path) -> Result<()> {
+    let place = run_directory.join(DIRECTORY).join(NAMES[0]);
+    if !place.symlink_metadata().is_ok_and(|found| found.is_file()) {
+        return Ok(());
     }
-    Ok(())
+    let bytes = fs::read(&place).map_err(|source| Error::io("read", &place, source))?;
+    let hash = blake3::hash(&bytes).to_hex();
+    Ok(draft.put(kind(), NAMES[0], json!({ HASH: hash.as_str() }), &bytes)?)
 }
 
-/// Makes a directory that whatever user the program becomes can look into.
-fn open_directory(path: &Path) -> Result<()> {
-    fs::create_dir_all(path)
-        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)))
-        .map_err(|source| Error::io("make directory", path, source))
+fn kind() -> PartKind {
+    PartKind::Other("client".to_string())
+}
+
+/// Removes the builds that no program has.
+pub fn clear(places: &Places) {
+    for entry in fs::read_dir(places.clients()).into_iter().flatten().flatten() {
+        if entry.metadata().is_ok_and(|found| found.nlink() == 1) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Adds the client to the environment of a program.
 pub fn add_to(environment: &mut Vec<(String, String)>, run_path: &str) {
-    let directory = format!("{run_path}/{LINKS}");
+    let directory = format!("{run_path}/{DIRECTORY}");
     prepend(environment, "LD_PRELOAD", &format!("{directory}/{}", NAMES[0]));
     prepend(environment, "LD_LIBRARY_PATH", &directory);
     environment.retain(|(name, _)| name != RUN_DIRECTORY);

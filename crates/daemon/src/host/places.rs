@@ -164,6 +164,11 @@ impl Places {
         self.runs.join("moving").join(&self.name)
     }
 
+    /// Builds of the client that programs have mapped, by their hashes.
+    pub fn clients(&self) -> PathBuf {
+        self.runs.join("clients").join(&self.name)
+    }
+
     /// What CRIU has found out about the kernel. In memory: another kernel may be different.
     pub fn criu_cache(&self) -> PathBuf {
         self.runs.join("criu.kdat")

@@ -11,10 +11,12 @@ use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::terminal::WindowSize;
 use rekindle_sandbox::{Program, RUN_PATH, Sandbox as CpuHalf, Standard};
+use rekindle_store::Image;
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
-use crate::host::{client_library, gpu, mounts};
+use crate::host::client_library::{self, Build};
+use crate::host::{gpu, mounts};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::Recovery;
@@ -89,7 +91,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
                 terminal: request.terminal,
                 ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
             };
-            create(daemon, record, former)
+            create(daemon, record, former, None)
         })?;
     if request.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
@@ -111,11 +113,20 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
 }
 
 /// Makes the record, the run directory and the log of a new sandbox: an empty one, or with `former` the one of that goes
-/// on.
-pub fn create(daemon: &Daemon, record: Record, former: Option<&Sandbox>) -> Result<Arc<Sandbox>> {
-    let library = match record.mode {
-        Mode::Sandbox => Some(client_library::find(&daemon.program)?),
-        Mode::Driver => None,
+/// on. `image`: what its program is to come from, with the client that it has mapped.
+pub fn create(
+    daemon: &Daemon,
+    record: Record,
+    former: Option<&Sandbox>,
+    image: Option<&Image>,
+) -> Result<Arc<Sandbox>> {
+    let library = match (record.mode, image) {
+        (Mode::Driver, _) => None,
+        (Mode::Sandbox, None) => Some(Build::installed(&daemon.places, &daemon.program)?),
+        (Mode::Sandbox, Some(image)) => Some(match Build::of_image(&daemon.places, image)? {
+            Some(build) => build,
+            None => Build::installed(&daemon.places, &daemon.program)?,
+        }),
     };
     let sandbox = Sandbox::new(&daemon.places, &daemon.pool, record);
     sandbox.update(|_| {})?;
@@ -126,13 +137,7 @@ pub fn create(daemon: &Daemon, record: Record, former: Option<&Sandbox>) -> Resu
         .and_then(|()| fs::set_permissions(&sandbox.run_directory, Permissions::from_mode(0o777)))
         .map_err(|source| Error::io("make directory", &sandbox.run_directory, source))
         .and_then(|()| sandbox.claim())
-        .and_then(|()| match &library {
-            Some(library) if sandbox.record().device => {
-                client_library::copy_into(&sandbox.run_directory, library)
-            }
-            Some(library) => client_library::link_into(&sandbox.run_directory, library),
-            None => Ok(()),
-        })
+        .and_then(|()| library.iter().try_for_each(|build| build.put_into(&sandbox.run_directory)))
         .and_then(|()| logs::begin(&sandbox, former));
     if let Err(error) = made {
         let _ = remove_directory(&sandbox.run_directory);

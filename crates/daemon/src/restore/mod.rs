@@ -280,7 +280,7 @@ fn hold(
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.
-        create(daemon, record, former.filter(|_| request.app.is_none()))
+        create(daemon, record, former.filter(|_| request.app.is_none()), Some(image))
     })
 }
 

@@ -175,7 +175,7 @@ pub fn in_place(
             mounts: metadata.mounts.clone(),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, metadata.gpu.clone())
         };
-        create(daemon, record, None)
+        create(daemon, record, None, Some(image))
     })?;
     let request = RestoreRequest { image: &image.manifest().name, ..RestoreRequest::default() };
     let attempt = Attempt {

@@ -66,7 +66,8 @@ impl Drop for QuiesceBarrier<'_> {
             && let Err(error) = self.go_on()
             && !self.sandbox.is_ending()
         {
-            self.sandbox.report_problem(format!("its GPU work was held, and could not be let go on: {error}"));
+            self.sandbox
+                .report_problem(format!("its GPU work was held, and could not be let go on: {error}"));
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::frameworks::App;
+use crate::host::client_library;
 use crate::host::doctor;
 use crate::host::places::Places;
 use crate::lifecycle::run::{self, RunRequest};
@@ -119,6 +120,7 @@ fn converse(daemon: &Arc<Daemon>, stream: &UnixStream, asking: ConnectionSlot) -
         // The next command is to find no daemon rather than one that ends.
         let _ = fs::remove_file(&daemon.places.socket);
         daemon.pool.close();
+        client_library::clear(&daemon.places);
     }
     let sent = reply.send(&event);
     if last {

@@ -14,6 +14,7 @@ use crate::contexts::Contexts;
 use crate::daemon::Daemon;
 use crate::data::{Data, DataLimits};
 use crate::error::{Error, Result};
+use crate::host::client_library;
 use crate::host::doctor;
 use crate::host::gpu;
 use crate::host::lock::{self, Lock};
@@ -114,6 +115,7 @@ impl Daemon {
             self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
         migration::clear(&self.places);
+        client_library::clear(&self.places);
         sleep::clear_strays(&self.places, sleeps);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();

@@ -51,7 +51,9 @@ pub fn set_up(places: &Places<'_>) -> Result<(), String> {
         make_dir(RUN_PATH.as_ref()).map_err(|error| format!("making {RUN_PATH}: {error}"))?;
         cache.map_or(Ok(()), Cache::copy_in).map_err(|error| format!("copying CRIU's findings: {error}"))?;
     }
-    bind(places.run, RUN_PATH.as_ref()).map_err(|error| format!("mounting {RUN_PATH}: {error}"))?;
+    bind(places.run, RUN_PATH.as_ref())
+        .and_then(|()| remount(RUN_PATH.as_ref(), MsFlags::empty()))
+        .map_err(|error| format!("mounting {RUN_PATH}: {error}"))?;
     for (file, path) in [(places.log, LOG_PATH), (places.index, INDEX_PATH)] {
         let Some(file) = file else { continue };
         let target = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
@@ -61,12 +63,9 @@ pub fn set_up(places: &Places<'_>) -> Result<(), String> {
     }
     if let Some(pages) = places.pages {
         let target = Path::new(RUN_PATH).join(DIRECTORY);
-        let mounted = make_dir(&target).and_then(|()| bind(pages, &target)).and_then(|()| {
-            // Without NOEXEC, whatever the file system says: memory that is mapped from here may become code.
-            let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
-            let flags = flags | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-            Ok(mount(None::<&str>, &target, None::<&str>, flags, None::<&str>)?)
-        });
+        let mounted = make_dir(&target)
+            .and_then(|()| bind(pages, &target))
+            .and_then(|()| remount(&target, MsFlags::MS_RDONLY));
         mounted.map_err(|error| format!("mounting {}: {error}", target.display()))?;
     }
     let inert = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -84,6 +83,12 @@ pub(super) fn bind(source: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", source.as_raw_fd());
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
     Ok(mount(Some(source.as_str()), target, None::<&str>, flags, None::<&str>)?)
+}
+
+/// Without NOEXEC, whatever the file system says: what is mapped from here is code, or may become it.
+fn remount(target: &Path, more: MsFlags) -> io::Result<()> {
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | more;
+    Ok(mount(None::<&str>, target, None::<&str>, flags, None::<&str>)?)
 }
 
 /// Puts a writable tmpfs over `/run`, with everything of the old one in it.

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
-use nix::unistd::{
-    AccessFlags, ForkResult, Gid, Pid, Uid, access, execve, fork, setgroups, setresgid, setresuid, setsid,
-};
+use nix::unistd::{ForkResult, Gid, Pid, Uid, execve, fork, setgroups, setresgid, setresuid, setsid};
 
 use rekindle_protocol::terminal::WindowSize;
 
@@ -166,7 +164,7 @@ fn become_program(
             .map_err(|error| format!("signals: {error}"))?;
         withhold(&program.allowed)
             .map_err(|error| format!("withholding what cannot be checkpointed: {error}"))?;
-        program.user.as_ref().map_or(Ok(()), |user| become_user(user, program))
+        program.user.as_ref().map_or(Ok(()), become_user)
     };
     if let Err(cause) = steps() {
         return cause.into();
@@ -177,26 +175,13 @@ fn become_program(
     }
 }
 
-fn become_user(user: &User, program: &Program) -> Result<(), String> {
+fn become_user(user: &User) -> Result<(), String> {
     let named = |error: nix::Error| format!("becoming user {}: {error}", user.uid);
     let groups: Vec<_> = user.groups.iter().map(|group| Gid::from_raw(*group)).collect();
     setgroups(&groups).map_err(named)?;
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     setresgid(gid, gid, gid).map_err(named)?;
-    setresuid(uid, uid, uid).map_err(named)?;
-    // The loader would leave out what it cannot read, and say so where nobody looks.
-    let mut variables = program.env.iter().filter(|(name, _)| name == "LD_PRELOAD");
-    let libraries = variables.next().map(|(_, value)| value.as_bytes()).unwrap_or_default();
-    let first =
-        Path::new(OsStr::from_bytes(libraries.split(|byte| b": ".contains(byte)).next().unwrap_or_default()));
-    match access(first, AccessFlags::R_OK) {
-        Err(nix::Error::EACCES) => Err(format!(
-            "user {} cannot read {}, which leads to Rekindle's library; have that where everybody can read it (`make install`)",
-            user.uid,
-            first.display()
-        )),
-        _ => Ok(()),
-    }
+    setresuid(uid, uid, uid).map_err(named)
 }
 
 /// As every program expects them.
