@@ -30,7 +30,7 @@ pub fn check_machine(
         .filter(|part| part.name.starts_with("pages-") || part.name.starts_with("layer-"))
         .map(|part| part.bytes)
         .sum();
-    let shared: u64 = metadata.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
+    let shared: u64 = metadata.clients.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
     let memory = available_memory();
     if memory < pages + shared + SPARE_MEMORY {
         reasons.push(format!(
@@ -39,7 +39,7 @@ pub fn check_machine(
             memory >> 20
         ));
     }
-    if let Some(client) = metadata.client.as_ref().filter(|client| client.version != CLIENT_VERSION) {
+    if let Some(client) = metadata.clients.iter().find(|client| client.version != CLIENT_VERSION) {
         reasons.push(format!(
             "its program has a libcuda.so.1 that speaks version {} of the client's protocol, and this Rekindle \
              version {CLIENT_VERSION}; restore it with the Rekindle that took it",
