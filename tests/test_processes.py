@@ -187,6 +187,11 @@ def test_what_takes_a_single_process_is_refused_before_anything_is_touched(rekin
             rekindle(*words)
         scene.goes_on("a")
         assert len(scene.workers("a")) == 2
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    for words, wanted in {("profile", "x", "--", "true"): "profiled", ("restore", "x", "--share", "team"): "restored into shared contexts"}.items():
+        with pytest.raises(CommandError, match=f"has 2 processes that used the GPU, and only one with a single such process can be {wanted}"):
+            rekindle(*words)
+    assert len(rekindle.sandboxes()) == 1
 
 
 def test_programs_that_share_contexts_have_a_single_process_in_an_image(rekindle):

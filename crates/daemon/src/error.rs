@@ -255,10 +255,10 @@ pub enum Error {
     OwnContext,
 
     #[error(
-        "the image {image:?} is of a program with {count} processes that used the GPU, and only one with a single one shares \
-         contexts; restore it without --share"
+        "the image {image:?} has {count} processes that used the GPU, and only one with a single such process can be {wanted}; \
+         `rekindle restore` by itself brings all of them back"
     )]
-    SharesWithOne { image: String, count: usize },
+    ManyHalves { image: String, count: usize, wanted: &'static str },
 
     #[error(
         "{name:?} shares its context with other programs and cannot be put to sleep; stop it and restore it instead"

@@ -153,11 +153,9 @@ pub fn restore(
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
         Mode::Driver => metadata.gpu.clone(),
     };
+    check_single(&metadata, request)?;
     match (request.tenant, mode) {
         (None, _) => {}
-        (Some(_), Mode::Sandbox) if metadata.clients.len() > 1 => {
-            return Err(Error::SharesWithOne { image: request.image.to_string(), count: metadata.clients.len() });
-        }
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     }
@@ -232,6 +230,17 @@ pub fn restore(
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
     })
+}
+
+/// What is done to programs of which a single process uses the GPU.
+fn check_single(metadata: &ImageMetadata, request: &RestoreRequest<'_>) -> Result<()> {
+    let wanted = match request {
+        RestoreRequest { tenant: Some(_), .. } => "restored into shared contexts",
+        RestoreRequest { record: true, .. } => "profiled",
+        _ => return Ok(()),
+    };
+    let (image, count) = (request.image.to_string(), metadata.clients.len());
+    if count > 1 { Err(Error::ManyHalves { image, count, wanted }) } else { Ok(()) }
 }
 
 /// Reserves a name and makes the new sandbox's places. Without a name given it is that of the old sandbox, if free.
