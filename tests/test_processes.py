@@ -245,3 +245,31 @@ def test_in_a_network_of_its_own(rekindle):
     before = scene.steps("a")
     rekindle.restore("x", "b")
     scene.follows("b", before)
+
+
+def test_each_half_is_cached_and_learned_of_by_itself():
+    with Rekindle(REKINDLE_HOST_CACHE="64M", REKINDLE_GPU_CACHE="64M") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+
+        def cached():
+            (image,) = rekindle.json("images")["images"]
+            return image["cached_bytes"]["host"], *image["cached_bytes"]["gpus"].values()
+
+        def all_cached():
+            return cached() == (4 << 20, 4 << 20)
+
+        rekindle.wait(all_cached, "both halves in the caches")
+        for name in ("b", "c"):
+            rekindle.restore("x", name)
+            scene.follows(name, before)
+        learned = rekindle.state / "store/images/x"
+        rekindle.wait(lambda: len(list(learned.glob("half@*/load-order.json"))) == 2, "what was learned of both")
+        rekindle("kill", "b", "c")
+        rekindle("verify", "x")
+        rekindle.restore("x", "d")
+        scene.follows("d", before)
+        rekindle("rmi", "x")
+        scene.goes_on("d")
+        assert rekindle.json("images")["images"] == []

@@ -1,7 +1,7 @@
 """Processes that use the GPU side by side: the first starts the others, and each steps through numbers of its own there.
 
-`counters.py COUNT [STEP NUMBER]`: a process prints `NUMBER STEP HASH` after each step, as the last word of which all that it has
-on the GPU and in pinned memory is known: for a number and a step that is always the same.
+`counters.py COUNT [NUMBER]`: after each step a process prints `NUMBER STEP HASH`. The hash is of all that it has on the GPU and in
+pinned memory, and always the same for a number and a step.
 """
 
 import ctypes
