@@ -173,7 +173,12 @@ def test_a_process_that_begins_to_use_the_gpu_in_a_checkpoint_is_in_the_image():
     with Rekindle(REKINDLE_FAULT="quiesced:hang") as rekindle:
         scene = Scene(rekindle)
         late = rekindle.root / "late"
-        rekindle.run("a", "sh", "-c", f"(while [ ! -e {late} ]; do sleep 0.01; done; exec {sys.executable} {COUNTERS} 2 1) & exec {sys.executable} {COUNTERS} 1")
+        rekindle.run(
+            "a",
+            "sh",
+            "-c",
+            f"(while [ ! -e {late} ]; do sleep 0.01; done; exec {sys.executable} {COUNTERS} 2 1) & exec {sys.executable} {COUNTERS} 1",
+        )
         scene.goes_on("a", [0])
         checkpoint = rekindle.begin("checkpoint", "a", "--to", "x", "--stop", "--json")
         rekindle.reached("quiesced")

@@ -67,7 +67,8 @@ impl Manifest {
     /// As that of an image which has this half and nothing else.
     fn of_half(&self, process: u32) -> Manifest {
         let prefix = prefix(process);
-        let own = |part: &Part| Some(Part { name: part.name.strip_prefix(&prefix)?.to_string(), ..part.clone() });
+        let own =
+            |part: &Part| Some(Part { name: part.name.strip_prefix(&prefix)?.to_string(), ..part.clone() });
         let mut half = Manifest {
             parts: self.parts.iter().filter(|part| part.name.starts_with(&prefix)).filter_map(own).collect(),
             name: self.name.clone(),

@@ -198,11 +198,10 @@ fn strangers(image: &Image) -> Result<Vec<String>> {
         let failed = |error| Error::io("list", &directory, 0, error);
         for entry in fs::read_dir(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
+            let is_advice = || halves.contains(&directory) && is_advice(&directory, &entry.path());
             if within.contains(&entry.path()) {
                 directories.push(entry.path());
-            } else if !known.contains(&entry.path())
-                && !(halves.contains(&directory) && is_advice(&directory, &entry.path()))
-            {
+            } else if !known.contains(&entry.path()) && !is_advice() {
                 problems.push(format!("{} is not in the manifest", entry.path().display()));
             }
         }

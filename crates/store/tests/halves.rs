@@ -40,7 +40,12 @@ fn each_half_of_several_is_written_and_read_as_if_it_were_the_only_one() {
     let advice = image.half(7).unwrap().path().join("unwritten.json");
     std::fs::write(&advice, "nonsense").unwrap();
     std::fs::write(image.path().join("load-order.json"), "{\"parts\":[]}").unwrap();
-    assert_eq!((verified().problems.len(), image.damaged_advice().len()), (2, 1), "{:?}", verified().problems);
+    assert_eq!(
+        (verified().problems.len(), image.damaged_advice().len()),
+        (2, 1),
+        "{:?}",
+        verified().problems
+    );
     drop(image);
     let held = store.image("two").unwrap().half(12).unwrap();
     assert!(matches!(store.remove("two"), Err(Error::ImageInUse { .. })));
@@ -55,7 +60,9 @@ fn several_halves_stay_what_they_are_under_another_name_and_as_one_file() {
     let draft = store.begin("two").unwrap();
     for process in [7u32, 12] {
         let worker = Staging::open(&draft.half_path(process)).unwrap();
-        draft.adopt(vec![worker.put(PartKind::Module, "code", Value::Null, &noise(1, 9000)).unwrap()]).unwrap();
+        draft
+            .adopt(vec![worker.put(PartKind::Module, "code", Value::Null, &noise(1, 9000)).unwrap()])
+            .unwrap();
     }
     draft.manifest().halves = vec![7, 12];
     drop(draft.commit().unwrap());

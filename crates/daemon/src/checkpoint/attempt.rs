@@ -176,8 +176,7 @@ impl<'a> Attempt<'a> {
         self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        let quiesced =
-            QuiescedGpu { barriers: &barriers, status: status.as_ref(), hold: hold.as_ref() };
+        let quiesced = QuiescedGpu { barriers: &barriers, status: status.as_ref(), hold: hold.as_ref() };
         let pause = self.published.map(network::Place::pause);
         self.dump(&draft, &spec, prepared, (pages, ahead.as_ref()), &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());

@@ -243,7 +243,9 @@ pub fn restore(
         [client] => client,
         several => {
             let count = several.len();
-            return Err(refused(format!("{count} processes of its container used the GPU, and one can be restored")));
+            return Err(refused(format!(
+                "{count} processes of its container used the GPU, and one can be restored"
+            )));
         }
     };
     for (file, _) in &client.files {

@@ -81,7 +81,9 @@ impl ImageMetadata {
             several => several.iter().map(|client| client.process).collect(),
         };
         if halves != image.manifest().halves {
-            return Err(refused("it names other processes that used the GPU than it has GPU halves of".to_string()));
+            return Err(refused(
+                "it names other processes that used the GPU than it has GPU halves of".to_string(),
+            ));
         }
         let files = metadata.clients.iter().flat_map(|client| &client.files);
         for (name, _) in files {

@@ -220,10 +220,7 @@ pub fn restore(
         image: image.manifest().name.clone(),
         mode,
         container: None,
-        gpu_processes: metadata
-            .driver
-            .as_ref()
-            .map_or(metadata.clients.len(), |half| half.pids.len())
+        gpu_processes: metadata.driver.as_ref().map_or(metadata.clients.len(), |half| half.pids.len())
             + metadata.amd.len(),
         total_us,
         stopped_us: total_us,

@@ -67,7 +67,10 @@ impl Manifest {
         if text.len() as u64 > LONGEST_MANIFEST {
             return Err(bad(format!("it has {} bytes, the most is {LONGEST_MANIFEST}", text.len())));
         }
-        let known = [OPENING, OPENING_OF_HALVES].into_iter().chain(EARLIER).find(|opening| text.starts_with(opening.as_bytes()));
+        let known = [OPENING, OPENING_OF_HALVES]
+            .into_iter()
+            .chain(EARLIER)
+            .find(|opening| text.starts_with(opening.as_bytes()));
         let Some(opening) = known else { return Err(foreign(text, path)) };
         let rest = &text[opening.len()..];
         let Some((digits, rest)) = rest.split_at_checked(DIGITS) else {
