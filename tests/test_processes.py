@@ -122,6 +122,34 @@ def test_one_that_ends_leaves_the_others_what_they_have(rekindle):
     assert rekindle.sandbox("c")["problem"] is None
 
 
+def test_one_that_ends_while_all_load_leaves_the_others_loading():
+    with Rekindle(REKINDLE_FAULT="loading-begun:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+        rekindle.restore("x", "b")
+        rekindle.reached("loading-begun")
+        os.kill(scene.process("b", 1), signal.SIGKILL)
+        rekindle.let_go("loading-begun")
+        scene.goes_on("b", [0])
+        assert scene.steps("b")[0][0] == before[0][-1] + 1
+        rekindle.wait(lambda: len(scene.workers("b")) == 1, "the end of its worker")
+        assert rekindle.sandbox("b")["problem"] is None
+
+
+def test_the_memory_of_all_is_compared_with_what_is_free(rekindle):
+    bytes_each = 70 << 20
+    scene = Scene(rekindle).begin("a", "--env", f"COUNTERS_BYTES={bytes_each}")
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    assert rekindle.json("inspect", "x")["sizes"]["gpu"] > 2 * bytes_each
+    with pytest.raises(CommandError, match="it needs 7. MB of GPU memory and 6. MB are free"):
+        rekindle("restore", "x", "--gpu", "emulated:memory=64M")
+    before = scene.steps("a")
+    # Each process has an emulated GPU of its own, where two of them together would not have room.
+    rekindle("restore", "x", "--name", "b", "--gpu", "emulated:memory=100M", "-d")
+    scene.follows("b", before)
+
+
 @pytest.mark.parametrize("after", ["--stop", "--leave-running"])
 @pytest.mark.parametrize("point", ["quiesced", "frozen"])
 def test_a_worker_that_dies_in_a_checkpoint_is_named_and_the_others_go_on(point, after):

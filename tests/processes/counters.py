@@ -1,7 +1,7 @@
 """Processes that use the GPU side by side: the first starts the others, and each steps through numbers of its own there.
 
 `counters.py COUNT [NUMBER]`: after each step a process prints `NUMBER STEP HASH`. The hash is of all that it has on the GPU and in
-pinned memory, and always the same for a number and a step.
+pinned memory, and always the same for a number and a step. Each has `COUNTERS_BYTES` more on the GPU, if that is set.
 """
 
 import ctypes
@@ -70,6 +70,8 @@ class Counter:
         self.call("cuMemHostAlloc", ctypes.byref(pinned), 4 * SIZE, 0)
         self.seen = (ctypes.c_uint32 * SIZE).from_address(pinned.value)
         self.call("cuCtxSynchronize")
+        # Memory that is there and no more.
+        self.call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), int(os.environ.get("COUNTERS_BYTES", 4)))
         self.factor = ctypes.c_uint32(2 * number + 1)
         self.words = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(word), ctypes.c_void_p) for word in (self.numbers, self.factor)))
         self.hash = hashlib.sha256()

@@ -130,7 +130,7 @@ impl<'a> Attempt<'a> {
         let Some((worker, _)) = halves.first() else { return Ok(Vec::new()) };
         let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
         let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
-        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status)?;
+        let status = caches.make_room(worker, &gpu, preflight::gpu_bytes(self.image)?, status)?;
         preflight::check_gpus(self.image, &status)?;
         gpu_half::each(halves, |(worker, image)| self.restore_half(worker, image, &gpu))
     }

@@ -244,7 +244,7 @@ impl Attempt<'_> {
         let places: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
         let Some((worker, _)) = places.first() else { return Ok(None) };
         let status = worker.status()?;
-        let (needed, free) = (self.image.manifest().sizes.gpu, status.free_bytes.first().copied());
+        let (needed, free) = (preflight::gpu_bytes(self.image)?, status.free_bytes.first().copied());
         if let Some(free) = free.filter(|free| *free < needed) {
             return Ok(Some(format!(
                 "the image's GPU half was not proven by a restore: it needs {} MB of GPU memory and {} MB are free beside the program",
