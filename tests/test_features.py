@@ -7,6 +7,8 @@ import pytest
 
 FEATURES = Path(__file__).parent / "features"
 NAMES = sorted(p.stem for p in FEATURES.glob("*.py") if p.stem != "gpu")
+# Those of which a single process uses the GPU.
+ALONE = [name for name in NAMES if name != "processes"]
 
 
 @pytest.mark.parametrize("name", NAMES)

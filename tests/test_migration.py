@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rekindle import PATIENCE, CommandError, Rekindle
 from test_bad_input import kill_daemon
-from test_features import FEATURES, NAMES
+from test_features import ALONE, FEATURES
 
 CHECKS = Path(__file__).parent / "migration/checks.py"
 SERVER = Path(__file__).parent / "services/server.py"
@@ -70,7 +70,7 @@ def set_fault(rekindle, fault):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALONE)
 def test_features_survive(rekindle, name, way):
     rekindle.run(name, sys.executable, FEATURES / f"{name}.py", rekindle.root / "go")
     assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rekindle import CommandError, Rekindle
 from test_bad_input import kill_daemon, log_of_the_only_program
-from test_features import FEATURES, NAMES
+from test_features import ALONE, FEATURES
 from test_training import AHEAD, OPTIONS, reference  # noqa: F401
 from training.pace import Pace
 
@@ -60,7 +60,7 @@ def assert_nothing_sleeps(rekindle):
         assert not list(root.glob("asleep/**/images/*")) and not list(root.glob("asleep/**/chunks/*/*"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALONE)
 def test_features_survive_sleep_at_every_level(rekindle, name):
     feature(rekindle, name)
     for level in LEVELS:

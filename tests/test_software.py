@@ -118,6 +118,43 @@ def test_a_server_under_load_is_imaged_without_a_failed_request_and_comes_back(n
         comes_back(before, after, lambda: ask(port))
 
 
+def test_a_server_of_several_gpu_processes_comes_back_with_what_each_knows():
+    command = module("gunicorn", "-w", 2, "-b", BIND, "flask_app:app")
+    with Rekindle() as rekindle, ThreadPoolExecutor(ASKERS) as askers:
+        options = ("--gpu", rekindle.gpu, "--network", "private", "-p", f"0:{PORT}")
+        rekindle("run", "-d", "--name", "served", *options, "--workdir", SOFTWARE, "--", *command)
+        port = published(rekindle, "served")
+        rekindle.wait(lambda: answers(get, port), "an answer")
+
+        def counts(port):
+            """The counts that each process has told, until both have."""
+            told = {}
+            while len(told) < 2:
+                for answer in askers.map(lambda _: get(port), range(ASKERS)):
+                    assert answer["sum"] == SUM
+                    told.setdefault(answer["process"], []).append(answer["count"])
+            return told
+
+        counts(port)
+        stop = threading.Event()
+
+        def load():
+            while not stop.is_set():
+                assert get(port)["sum"] == SUM
+
+        loads = [askers.submit(load) for _ in range(ASKERS // 2)]
+        report = rekindle.json("checkpoint", "served", "--to", "one", "--leave-running")
+        assert report["gpu_processes"] == 2
+        stop.set()
+        for load in loads:
+            load.result(PATIENCE)
+        before = counts(port)
+        rekindle("checkpoint", "served", "--to", "two", "--stop")
+        rekindle("restore", "two", "--name", "again", "--gpu", rekindle.gpu, "-d")
+        back = counts(published(rekindle, "again"))
+        assert {process: min(told) for process, told in back.items()} == {process: max(told) + 1 for process, told in before.items()}
+
+
 def published(rekindle, name):
     return rekindle.sandbox(name)["ports"][0]["port"]
 

@@ -1,5 +1,7 @@
 """A Flask application, for gunicorn and for waitress."""
 
+import os
+
 from counter import Counter
 from flask import Flask
 
@@ -11,4 +13,4 @@ def answer():
     # In the process that serves, which gunicorn forks.
     if not made:
         made.append(Counter())
-    return made[0].next()
+    return made[0].next() | {"process": os.getpid()}

@@ -255,6 +255,12 @@ pub enum Error {
     OwnContext,
 
     #[error(
+        "the image {image:?} has {count} processes that used the GPU, and only one with a single such process can be {wanted}; \
+         `rekindle restore` by itself brings all of them back"
+    )]
+    ManyHalves { image: String, count: usize, wanted: &'static str },
+
+    #[error(
         "{name:?} shares its context with other programs and cannot be put to sleep; stop it and restore it instead"
     )]
     SharesContext { name: String },
@@ -266,9 +272,10 @@ pub enum Error {
     BadSignal { given: i32 },
 
     #[error(
-        "the sandbox {name:?} has {count} processes that use the GPU ({pids}); a checkpoint takes at most one"
+        "{name:?} has {count} processes that use the GPU ({pids}), and only a program with one can be {wanted}; \
+         `rekindle checkpoint` and `rekindle restore` take a sandbox with several"
     )]
-    ManyGpuProcesses { name: String, count: usize, pids: String },
+    ManyGpuProcesses { name: String, count: usize, pids: String, wanted: &'static str },
 
     #[error(
         "the GPU worker of {name:?} is gone ({how}), so its GPU memory is lost; start or restore the program anew"

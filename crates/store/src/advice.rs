@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use crate::bounded;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
+use crate::half;
 use crate::hash::ContentHash;
 use crate::image::Image;
 
@@ -98,6 +99,9 @@ pub(crate) fn write(image: &Image, file: &str, contents: &impl Serialize) -> Res
 }
 
 pub(crate) fn lock(image: &Image) -> Result<File> {
+    if half::split(image.path()).is_some() {
+        Disk::default().create_dir(image.path())?;
+    }
     let failed = |error| Error::io("lock", image.path(), 0, error);
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let directory = OpenOptions::new().read(true).custom_flags(flags).open(image.path()).map_err(failed)?;
@@ -105,8 +109,12 @@ pub(crate) fn lock(image: &Image) -> Result<File> {
     Ok(directory)
 }
 
-/// A sentence for each of these files that is damaged. A restore goes on without it.
-pub(crate) fn problems(image: &Image) -> Vec<String> {
+/// A sentence for each of these files that is damaged, of all halves. A restore goes on without it.
+pub(crate) fn problems(image: &Image) -> Result<Vec<String>> {
+    Ok(image.halves()?.iter().flat_map(problems_of).collect())
+}
+
+fn problems_of(image: &Image) -> Vec<String> {
     let unfinished = match bounded::look(&image.path().join(NEW_FILE)) {
         Err(error) if !bounded::is_not_found(&error) => Err(error),
         _ => Ok(()),
@@ -123,14 +131,16 @@ pub(crate) fn problems(image: &Image) -> Vec<String> {
 impl Image {
     /// A sentence for each file of advice that does not match its checksum: what a restore does without.
     pub fn damaged_advice(&self) -> Vec<String> {
-        let read = [LOAD_ORDER, FIRST_PAGES, UNWRITTEN].map(|file| read_checked(self, file));
-        read.into_iter().filter_map(|read| Some(read.err()?.to_string())).collect()
+        let halves = self.halves().unwrap_or_default();
+        let files = [LOAD_ORDER, FIRST_PAGES, UNWRITTEN];
+        let read = halves.iter().flat_map(|half| files.map(|file| read_checked(half, file)));
+        read.filter_map(|read| Some(read.err()?.to_string())).collect()
     }
 }
 
-/// Whether a file in the image's directory is one that was written after the image was made.
-pub(crate) fn is_advice(image: &Image, path: &Path) -> bool {
-    [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, NEW_FILE].iter().any(|file| path == image.path().join(file))
+/// Whether a file in the directory of an image, or of a half, is one that was written after the image was made.
+pub(crate) fn is_advice(directory: &Path, path: &Path) -> bool {
+    [LOAD_ORDER, FIRST_PAGES, UNWRITTEN, NEW_FILE].iter().any(|file| path == directory.join(file))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::bounded;
 use crate::disk::{Disk, Linked};
 use crate::error::{Error, Result};
+use crate::half;
 use crate::image::Image;
 use crate::layout::{CHUNKS, Layout, MANIFEST};
 use crate::lease::{Guard, Lease};
@@ -78,6 +79,12 @@ impl Draft {
     /// [`Staging::open`].
     pub fn path(&self) -> &Path {
         self.staging.path()
+    }
+
+    /// By which another process writes to the half of this process of the program's, where there are several; see
+    /// [`Image::half`].
+    pub fn half_path(&self, process: u32) -> PathBuf {
+        half::path(self.path(), process)
     }
 
     /// Writes a part from memory, many chunks at once.

@@ -39,6 +39,9 @@ pub enum Error {
     #[error("the image {name:?} is being read or run from; end that first")]
     ImageInUse { name: String },
 
+    #[error("the image {image:?} has no GPU half of process {process}; checkpoint again")]
+    NoHalf { image: String, process: u32 },
+
     #[error("{} is not an image: it has no manifest.json", path.display())]
     NotAnImage { path: PathBuf },
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::bounded;
 use crate::error::{Error, Result};
@@ -14,16 +14,19 @@ use crate::manifest::{ChunkRef, Encoding, Manifest, Part, PartKind};
 use crate::pool;
 use crate::raw_chunk::RawChunk;
 use crate::store::list;
-use crate::{chunk, disk, extent, sparse};
+use crate::{chunk, disk, extent, half, sparse};
 
-/// A committed image. While one is held, by any process, the image cannot be removed.
-#[derive(Debug)]
+/// A committed image, or one [half](Image::half) of it. While one is held, by any process, the image cannot be removed.
+/// Cloning is cheap.
+#[derive(Clone, Debug)]
 pub struct Image {
     layout: Layout,
+    /// Its directory.
+    place: PathBuf,
     path: PathBuf,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
     /// Open and locked shared, which keeps the image from being removed.
-    _lease: File,
+    lease: Arc<File>,
 }
 
 /// How many chunks a glance looks at.
@@ -32,8 +35,15 @@ const GLANCES: usize = 4;
 const BYTES_OF_A_THREAD: u64 = 512 << 10;
 
 impl Image {
-    /// Opens the image whose directory is `path`; see [`Image::path`].
+    /// Opens the image, or the half of one, whose path this is; see [`Image::path`].
     pub fn open(path: &Path) -> Result<Image> {
+        match half::split(path) {
+            Some((image, process)) => Image::open_whole(image)?.half(process),
+            None => Image::open_whole(path),
+        }
+    }
+
+    fn open_whole(path: &Path) -> Result<Image> {
         let lease = open_manifest(path)?;
         let layout = Layout::around(path).ok_or_else(|| Error::BadStore {
             path: path.to_path_buf(),
@@ -52,14 +62,21 @@ impl Image {
         if lease.metadata().map_err(failed)?.nlink() == 0 {
             return Err(Error::NotAnImage { path: path.to_path_buf() });
         }
-        Ok(Image { layout, path: path.to_path_buf(), manifest, _lease: lease })
+        let (place, path) = (path.to_path_buf(), path.to_path_buf());
+        Ok(Image { layout, place, path, manifest: Arc::new(manifest), lease: Arc::new(lease) })
+    }
+
+    /// Some of this image.
+    pub(crate) fn of(&self, path: PathBuf, manifest: Arc<Manifest>) -> Image {
+        let Image { layout, place, lease, .. } = self.clone();
+        Image { layout, place, path, manifest, lease }
     }
 
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The image's directory, by which another process can [`Image::open`] it.
+    /// By which another process can [`Image::open`] it: the image's directory, or the half's in it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -77,7 +94,7 @@ impl Image {
     /// Where a part lies as a file of its own, to be read or mapped in place: only those that
     /// `take_file` brought in. What is read there is not checked; [`Image::check_parts`] does.
     pub fn file_path(&self, part: &Part) -> Option<PathBuf> {
-        part.file.as_ref().map(|file| self.path.join(file))
+        part.file.as_ref().map(|file| self.place.join(file))
     }
 
     /// Where a chunk's file lies; none for zeros, and none of a part that lies in its own file.

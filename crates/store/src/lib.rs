@@ -38,6 +38,7 @@ mod error;
 mod extent;
 mod faults;
 mod first_pages;
+mod half;
 mod hash;
 mod id;
 mod image;

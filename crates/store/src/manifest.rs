@@ -17,8 +17,8 @@ pub use chunk_ref::{ChunkRef, Encoding};
 pub(crate) use format::LONGEST_MANIFEST;
 pub use part::{Origin, Part, PartKind};
 
-/// The image format that this version writes, and the newest that it reads.
-pub const FORMAT: u32 = 3;
+/// The newest image format that this version reads. It writes the oldest that says all of an image.
+pub const FORMAT: u32 = 4;
 
 /// What is in an image, whence it came and how it is laid out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,6 +33,10 @@ pub struct Manifest {
     pub machine: Machine,
     pub gpus: Vec<Gpu>,
     pub sizes: Sizes,
+    /// The processes that each have a GPU half in the image, as the program knows them, if there are several; names of a
+    /// half's parts begin with its process and a `/`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub halves: Vec<u32>,
     /// The files that the program had mapped and must find again.
     pub files: Vec<MappedFile>,
     /// The order in which parts are best loaded; empty where none was learnt.
@@ -123,9 +127,11 @@ impl Manifest {
         self.parts.iter().find(|part| part.kind == *kind && part.name == name)
     }
 
-    /// The directories within the image's that its parts' own files are in.
+    /// The directories within the image's that its parts' own files are in, and what was learned of halves.
     pub(crate) fn directories(&self) -> std::collections::BTreeSet<String> {
-        self.parts.iter().filter(|part| part.file.is_some()).map(|part| part.kind.directory()).collect()
+        let kept = self.parts.iter().filter(|part| part.file.is_some());
+        let halves = self.halves.iter().map(|process| crate::half::directory(*process));
+        kept.map(|part| part.kind.directory()).chain(halves).collect()
     }
 
     /// The chunks that lie among the store's, by file name and length there; one that is used twice comes twice.

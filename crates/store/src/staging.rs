@@ -20,6 +20,7 @@ use crate::chunk;
 use crate::disk::{self, Disk, Linked};
 use crate::error::{Error, Result};
 use crate::faults::Faults;
+use crate::half;
 use crate::hash::ContentHash;
 use crate::layout::{CHUNKS, Layout};
 use crate::manifest::{ChunkRef, Encoding, Part, PartKind};
@@ -41,10 +42,12 @@ const KNOWN_BYTES: u64 = 2 << 20;
 /// Of so many bytes, all zero.
 static ZEROS: LazyLock<ContentHash> = LazyLock::new(|| ContentHash::of(&vec![0; KNOWN_BYTES as usize]));
 
-/// Writes parts of one image in the making. Cloning is cheap; all clones write to the same image.
+/// Writes parts of one image in the making, or of one half of it. Cloning is cheap; all clones write to the same image.
 #[derive(Clone, Debug)]
 pub struct Staging {
     inner: Arc<Inner>,
+    /// What names of parts begin with.
+    prefix: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -60,16 +63,21 @@ struct Inner {
 }
 
 impl Staging {
-    /// Joins an image in the making that another process began; `path` is its `Draft::path()`.
-    /// What is written here comes back as [`Part`]s, to be handed to that process's
+    /// Joins an image in the making that another process began; `path` is its `Draft::path()`, or a
+    /// `Draft::half_path()`. What is written here comes back as [`Part`]s, to be handed to that process's
     /// `Draft::adopt`.
     pub fn open(path: &Path) -> Result<Staging> {
+        let (path, prefix) = match half::split(path) {
+            Some((image, process)) => (image, half::prefix(process)),
+            None => (path, String::new()),
+        };
         let layout = Layout::around(path).filter(|_| path.join(CHUNKS).is_dir());
         let layout = layout.ok_or_else(|| Error::BadStore {
             path: path.to_path_buf(),
             reason: "it is no image in the making, or was given up".into(),
         })?;
-        Staging::new(layout, path, Arc::new(Disk::new(Faults::from_environment())))
+        let staging = Staging::new(layout, path, Arc::new(Disk::new(Faults::from_environment())))?;
+        Ok(Staging { prefix: prefix.into(), ..staging })
     }
 
     pub(crate) fn new(layout: Layout, path: &Path, disk: Arc<Disk>) -> Result<Staging> {
@@ -81,7 +89,7 @@ impl Staging {
             files: AtomicU64::new(0),
             staged: Mutex::default(),
         };
-        Ok(Staging { inner: Arc::new(inner) })
+        Ok(Staging { inner: Arc::new(inner), prefix: "".into() })
     }
 
     /// The directory of the image in the making.
@@ -91,7 +99,7 @@ impl Staging {
 
     /// Writes a part from memory, many chunks at once.
     pub fn put(&self, kind: PartKind, name: &str, attributes: Value, data: &[u8]) -> Result<Part> {
-        let mut part = new_part(kind, name, attributes, data.len() as u64)?;
+        let mut part = self.new_part(kind, name, attributes, data.len() as u64)?;
         let pieces: Vec<&[u8]> = data.chunks(part.chunk_bytes as usize).collect();
         part.chunks =
             pool::map(pool::threads(), pieces.len(), || (), |(), at| self.stage(&part.kind, pieces[at]))?;
@@ -100,7 +108,7 @@ impl Staging {
 
     /// Begins a part that is written piece by piece.
     pub fn part(&self, kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<PartWriter> {
-        Ok(PartWriter::new(self.clone(), new_part(kind, name, attributes, bytes)?))
+        Ok(PartWriter::new(self.clone(), self.new_part(kind, name, attributes, bytes)?))
     }
 
     /// Writes a part from a file, holes and all, and leaves the file as it is.
@@ -192,7 +200,7 @@ impl Staging {
     ) -> Result<Part> {
         let disk = &self.inner.disk;
         self.directory(&kind)?;
-        let place = file_named(kind.clone(), name, 0)?.kept_as();
+        let place = self.file_named(kind.clone(), name, 0)?.kept_as();
         let to = self.path().join(&place);
         let mut part = match disk.rename(path, &to) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
@@ -245,7 +253,7 @@ impl Staging {
     ) -> Result<Part> {
         let failed = |error| Error::io("read", path, 0, error);
         let file = bounded::open(path)?;
-        let mut part = file_named(kind, name, bytes)?;
+        let mut part = self.file_named(kind, name, bytes)?;
         let spans = sparse::data_spans(&file, bytes).map_err(failed)?;
         let size = part.chunk_bytes;
         let count = bytes.div_ceil(size) as usize;
@@ -355,6 +363,27 @@ impl Staging {
         Some(self.path().join(CHUNKS).join(chunk.file_name()?))
     }
 
+    fn file_named(&self, kind: PartKind, name: &str, bytes: u64) -> Result<Part> {
+        self.new_part(kind, name, Value::Null, bytes)
+    }
+
+    fn new_part(&self, kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<Part> {
+        crate::names::check(name)?;
+        let chunk_bytes = chunk::chunk_bytes_for(&kind, bytes);
+        Ok(Part {
+            kind,
+            name: [&self.prefix, name].concat(),
+            bytes,
+            attributes,
+            file: None,
+            tail: 0,
+            modified_ns: None,
+            filled: None,
+            chunk_bytes,
+            chunks: Vec::new(),
+        })
+    }
+
     fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<ContentHash, (Encoding, u64)>> {
         self.inner.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -367,25 +396,4 @@ fn extent(data: &[u8]) -> ChunkRef {
         return ChunkRef::zero(bytes);
     }
     ChunkRef { hash: ContentHash::of(data), bytes, stored: bytes, encoding: Encoding::Raw }
-}
-
-fn file_named(kind: PartKind, name: &str, bytes: u64) -> Result<Part> {
-    new_part(kind, name, Value::Null, bytes)
-}
-
-fn new_part(kind: PartKind, name: &str, attributes: Value, bytes: u64) -> Result<Part> {
-    crate::names::check(name)?;
-    let chunk_bytes = chunk::chunk_bytes_for(&kind, bytes);
-    Ok(Part {
-        kind,
-        name: name.to_string(),
-        bytes,
-        attributes,
-        file: None,
-        tail: 0,
-        modified_ns: None,
-        filled: None,
-        chunk_bytes,
-        chunks: Vec::new(),
-    })
 }

@@ -93,7 +93,7 @@ impl Store {
             }
         }
         report.problems.extend(strangers(&image)?);
-        report.problems.extend(advice::problems(&image));
+        report.problems.extend(advice::problems(&image)?);
         report.problems.extend(format.map(|error| error.to_string()));
         report.problems.sort();
         Ok(report)
@@ -192,14 +192,16 @@ fn strangers(image: &Image) -> Result<Vec<String>> {
     let known: HashSet<&PathBuf> = expected.iter().map(|(path, _)| path).collect();
     let within: HashSet<PathBuf> =
         image.manifest().directories().iter().map(|directory| image.path().join(directory)).collect();
+    let halves: HashSet<PathBuf> = image.halves()?.iter().map(|half| half.path().to_path_buf()).collect();
     let mut directories = vec![image.path().to_path_buf()];
     while let Some(directory) = directories.pop() {
         let failed = |error| Error::io("list", &directory, 0, error);
         for entry in fs::read_dir(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
+            let is_advice = || halves.contains(&directory) && is_advice(&directory, &entry.path());
             if within.contains(&entry.path()) {
                 directories.push(entry.path());
-            } else if !known.contains(&entry.path()) && !is_advice(image, &entry.path()) {
+            } else if !known.contains(&entry.path()) && !is_advice() {
                 problems.push(format!("{} is not in the manifest", entry.path().display()));
             }
         }

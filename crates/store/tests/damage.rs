@@ -272,7 +272,7 @@ fn a_manifest_that_is_not_one_says_so() {
     for (text, expected) in [
         ("garbage".to_string(), "does not begin as a manifest does"),
         (String::new(), "does not begin as a manifest does"),
-        (whole.replacen("\"format\": 3", "\"format\": 4", 1), "image format 4, this version reads up to 3"),
+        (whole.replacen("\"format\": 3", "\"format\": 5", 1), "image format 5, this version reads up to 4"),
         (whole.replacen("\"job\"", "\"jab\"", 1), "do not match its checksum"),
     ] {
         fs::write(&manifest, text).unwrap();

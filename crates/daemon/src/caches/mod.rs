@@ -52,7 +52,7 @@ pub struct Caches {
     host: Mutex<Cache>,
     /// By the GPU's name, as `--gpu` gives it.
     gpus: Mutex<BTreeMap<String, Cache>>,
-    /// The chunks of images that were filled in or lent, by the images' paths.
+    /// The chunks of images, or of their halves, that were filled in or lent, by their paths.
     images: Mutex<HashMap<PathBuf, Known>>,
     numbers: AtomicU32,
     /// Held by the one that fills.
@@ -173,11 +173,16 @@ impl Caches {
 
     /// The image is no more: what it alone needed goes first.
     pub fn forget(&self, image: &Path) {
-        let Some(known) = lock(&self.images).remove(image) else { return };
-        lock(&self.host).index.demote(known.chunks.iter().copied());
-        for cache in lock(&self.gpus).values_mut() {
-            cache.index.demote(known.chunks.iter().copied());
-            cache.shared.demote(known.shared.iter().map(|(contents, _)| *contents));
+        let halves: Vec<Known> = {
+            let mut images = lock(&self.images);
+            images.extract_if(|path, _| path.starts_with(image)).map(|(_, known)| known).collect()
+        };
+        for known in halves {
+            lock(&self.host).index.demote(known.chunks.iter().copied());
+            for cache in lock(&self.gpus).values_mut() {
+                cache.index.demote(known.chunks.iter().copied());
+                cache.shared.demote(known.shared.iter().map(|(contents, _)| *contents));
+            }
         }
     }
 
@@ -191,8 +196,11 @@ impl Caches {
     /// How much of an image lies in which cache, bytes.
     pub fn shown_of(&self, image: &Path) -> Value {
         let images = lock(&self.images);
-        let (chunks, shared) =
-            images.get(image).map_or((&[][..], &[][..]), |known| (&known.chunks[..], &known.shared[..]));
+        let halves = || images.iter().filter(|(path, _)| path.starts_with(image)).map(|(_, known)| known);
+        // Halves may have contents in common.
+        let chunks: HashSet<ContentHash> = halves().flat_map(|known| known.chunks.iter().copied()).collect();
+        let shared: HashSet<(ContentHash, u64)> =
+            halves().flat_map(|known| known.shared.iter().copied()).collect();
         let bytes = |cache: &Cache| {
             let shared = shared.iter().filter(|(contents, _)| cache.shared.has(contents));
             cache.index.count(chunks.iter().copied()) * CACHE_SLOT

@@ -1,6 +1,7 @@
 //! One attempt: CPU half and GPU half brought to a stand and written side by side, and all undone if that fails.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::{CPU, PAGES, Timeline};
-use crate::workers::Worker;
+use crate::workers::{Worker, gpu_half};
 
 use super::CheckpointRequest;
 use super::gather::Done;
@@ -59,16 +60,20 @@ pub(super) struct Subject<'a> {
     pub(super) cpu: Cpu<'a>,
 }
 
-/// The GPU half and what holds it still.
+/// Who has the GPU halves.
 pub(super) enum Gpu<'a> {
     None,
-    Worker { sandbox: &'a Sandbox, worker: Arc<Worker> },
+    /// One for each process that uses the GPU.
+    Workers {
+        sandbox: &'a Sandbox,
+        workers: Vec<Arc<Worker>>,
+    },
     Driver,
 }
 
-/// What is known of the GPU half, and keeps it where it is.
+/// What is known of the GPU halves, and keeps them where they are.
 pub(super) struct QuiescedGpu<'a> {
-    pub(super) barrier: Option<&'a QuiesceBarrier<'a>>,
+    pub(super) barriers: &'a [QuiesceBarrier<'a>],
     pub(super) status: Option<&'a Status>,
     pub(super) hold: Option<&'a Hold<'a>>,
 }
@@ -88,7 +93,7 @@ pub(super) struct Attempt<'a> {
     pub(super) warnings: Mutex<Vec<String>>,
     /// The pages, once CRIU has written the rest.
     pub(super) served: Mutex<Option<Served>>,
-    /// When the worker was asked to save its half, microseconds since the beginning.
+    /// When the workers were asked to save their halves, microseconds since the beginning.
     pub(super) saved_us: OnceLock<u64>,
     /// Set if memory was copied ahead, whose pages are not in order then.
     pub(super) copied_ahead: OnceLock<()>,
@@ -121,36 +126,37 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    pub(super) fn worker(&self) -> Option<&Worker> {
+    pub(super) fn workers(&self) -> &[Arc<Worker>] {
         match &self.gpu {
-            Gpu::Worker { worker, .. } => Some(worker),
-            Gpu::None | Gpu::Driver => None,
+            Gpu::Workers { workers, .. } => workers,
+            Gpu::None | Gpu::Driver => &[],
         }
     }
 
+    /// Brings all processes that use the GPU to a stand. If one does not come to it, all go on.
+    fn quiesce(&self) -> Result<Vec<QuiesceBarrier<'_>>> {
+        let Gpu::Workers { sandbox, workers } = &self.gpu else { return Ok(Vec::new()) };
+        self.reply.progress("quiesce", 0, 0);
+        self.timeline.time("quiesce", || {
+            gpu_half::each(workers, |worker| QuiesceBarrier::begin(sandbox, worker, self.contents()))
+        })
+    }
+
     fn take(&self, draft: Draft) -> Result<Taken> {
-        let status = self.worker().map(Worker::status).transpose()?;
+        // All are on the same GPUs.
+        let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         let ahead = self.copy_ahead(&scratch.path)?;
         let stopped = Instant::now();
-        let mut barrier = match &self.gpu {
-            Gpu::None | Gpu::Driver => None,
-            Gpu::Worker { sandbox, worker } => {
-                self.reply.progress("quiesce", 0, 0);
-                Some(
-                    self.timeline
-                        .time("quiesce", || QuiesceBarrier::begin(sandbox, worker, self.contents()))?,
-                )
-            }
-        };
+        let mut barriers = self.quiesce()?;
         self.step("quiesced")?;
-        if let Some(barrier) = &mut barrier {
+        for barrier in &mut barriers {
             let pid = self.client_pid(barrier)?;
             self.timeline.time("detach", || barrier.detach(pid))?;
         }
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
-        spec.external_sockets = barrier.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
+        spec.external_sockets = barriers.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
         spec.page_server = Some(criu_end.as_fd());
         spec.ahead = ahead.is_some();
         spec.steps_told = log::log_enabled!(log::Level::Debug);
@@ -165,28 +171,25 @@ impl<'a> Attempt<'a> {
                 let prepared = prepared.join().unwrap_or_default();
                 hold.map(|hold| (prepared, hold))
             })?,
-            Gpu::None | Gpu::Worker { .. } => (Prepared::default(), None),
+            Gpu::None | Gpu::Workers { .. } => (Prepared::default(), None),
         };
         self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
         let draft = Mutex::new(Some(draft));
-        let quiesced =
-            QuiescedGpu { barrier: barrier.as_ref(), status: status.as_ref(), hold: hold.as_ref() };
+        let quiesced = QuiescedGpu { barriers: &barriers, status: status.as_ref(), hold: hold.as_ref() };
         let pause = self.published.map(network::Place::pause);
         self.dump(&draft, &spec, prepared, (pages, ahead.as_ref()), &quiesced)?;
         let driven = hold.as_ref().map_or(0, |hold| hold.held.pids.len());
-        let gpu_processes = usize::from(barrier.is_some()) + driven + self.amd.len();
+        let gpu_processes = barriers.len() + driven + self.amd.len();
         match hold {
             Some(hold) if self.request.leave_running => driver_half::release(hold, self.timeline)?,
             Some(hold) => hold.forget(),
             None => {}
         }
-        match barrier {
-            Some(barrier) if self.request.leave_running => {
-                self.timeline.time("resume", || barrier.resume())?
-            }
-            Some(barrier) => barrier.end(),
-            None => {}
+        match self.request.leave_running {
+            true if barriers.is_empty() => {}
+            true => self.timeline.time("resume", || QuiesceBarrier::resume_all(barriers))?,
+            false => barriers.into_iter().for_each(QuiesceBarrier::end),
         }
         let stopped_us = stopped.elapsed().as_micros() as u64;
         drop(pause);
@@ -232,9 +235,9 @@ impl<'a> Attempt<'a> {
         (pages, ahead): (Pages<'_>, Option<&Ahead>),
         quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
-        let path = {
+        let places = {
             let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
-            draft.as_ref().ok_or(Error::NoDraft)?.path().to_path_buf()
+            places(draft.as_ref().ok_or(Error::NoDraft)?, quiesced.barriers)
         };
         self.reply.progress("dump", 0, 0);
         let failure = Mutex::new(None);
@@ -245,7 +248,7 @@ impl<'a> Attempt<'a> {
             sentence
         };
         let saved = OnceLock::new();
-        let first = self.worker().map(|_| &saved);
+        let first = (!places.is_empty()).then_some(&saved);
         let areas = driver_half::areas(quiesced.hold);
         let start_us = self.timeline.elapsed_us();
         let dumped = std::thread::scope(|scope| {
@@ -253,13 +256,13 @@ impl<'a> Attempt<'a> {
             let host_pid = |pid| self.subject.cpu.host_pid(pid);
             let pages =
                 scope.spawn(move || pages.serve(&host_pid, areas, populate, first, ahead).map_err(fail));
-            let save = self.worker().map(|worker| scope.spawn(|| self.save(worker, &path, Done(&saved))));
+            let save = first.map(|saved| scope.spawn(|| self.save(&places, Done(saved))));
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
                 let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
                 let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
                 *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                let gathered = self.gather(frozen, draft, save, quiesced);
+                let gathered = self.gather(frozen, draft, save, &places, quiesced);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
@@ -310,5 +313,13 @@ impl<'a> Attempt<'a> {
         {
             log::error!("the image of a checkpoint that failed stays: {error}");
         }
+    }
+}
+
+/// Where in the draft each half is written to.
+fn places(draft: &Draft, barriers: &[QuiesceBarrier<'_>]) -> Vec<PathBuf> {
+    match barriers {
+        [_] => vec![draft.path().to_path_buf()],
+        several => several.iter().map(|barrier| draft.half_path(barrier.client.process)).collect(),
     }
 }

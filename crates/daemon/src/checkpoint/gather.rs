@@ -1,8 +1,8 @@
 //! What an attempt puts into the image: both halves, what describes them, and then the whole.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
@@ -30,9 +30,13 @@ const SHADOW: &str = "REKINDLE_SHADOW";
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
-    pub(super) fn save(&self, worker: &Worker, staging: &Path, _done: Done<'_>) -> Result<Vec<Part>> {
+    pub(super) fn save(&self, places: &[PathBuf], _done: Done<'_>) -> Result<Vec<Part>> {
         let _ = self.saved_us.set(self.timeline.elapsed_us());
-        gpu_half::save(worker, staging, self.contents(), self.timeline)
+        let halves: Vec<_> = self.workers().iter().zip(places).collect();
+        let save = |(worker, place): &(&Arc<Worker>, &PathBuf)| {
+            gpu_half::save(worker, place, self.contents(), self.timeline)
+        };
+        Ok(gpu_half::each(&halves, save)?.concat())
     }
 
     /// A program that goes on does so while its GPU memory is written.
@@ -43,20 +47,21 @@ impl Attempt<'_> {
 
     /// An attempt that has failed leaves no copy of the program's memory on the GPU.
     pub(super) fn give_up_drain(&self) {
-        if let (Some(worker), Some(_)) = (self.worker(), self.saved_us.get())
-            && worker.ended().is_none()
-            && let Err(error) = gpu_half::give_up_drain(worker)
-        {
-            log::warn!("{error}");
+        let saved = self.workers().iter().filter(|_| self.saved_us.get().is_some());
+        for worker in saved.filter(|worker| worker.ended().is_none()) {
+            if let Err(error) = gpu_half::give_up_drain(worker) {
+                log::warn!("{error}");
+            }
         }
     }
 
     /// The program goes on: what was shadowed of its GPU memory comes to the draft.
     pub(super) fn drain(&self, draft: &Mutex<Option<Draft>>) -> Result<()> {
-        let (Some(worker), Some(saved_us)) = (self.worker(), self.saved_us.get()) else { return Ok(()) };
+        let Some(saved_us) = self.saved_us.get() else { return Ok(()) };
         self.reply.progress("drain", 0, 0);
         self.step("draining")?;
-        let parts = gpu_half::drain(worker, *saved_us, self.timeline)?;
+        let drain = |worker: &Arc<Worker>| gpu_half::drain(worker, *saved_us, self.timeline);
+        let parts = gpu_half::each(self.workers(), drain)?.concat();
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
         draft.as_ref().ok_or(Error::NoDraft)?.adopt(parts).map_err(Error::from)
     }
@@ -67,6 +72,7 @@ impl Attempt<'_> {
         frozen: &Frozen<'_>,
         draft: &Mutex<Option<Draft>>,
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
+        places: &[PathBuf],
         quiesced: &QuiescedGpu<'_>,
     ) -> Result<()> {
         self.step("frozen")?;
@@ -75,8 +81,8 @@ impl Attempt<'_> {
         let parts = self.timeline.lane(CPU).wait("wait for the GPU half", &[GPU], || join(save))?;
         draft.adopt(parts)?;
         self.step("saved")?;
-        if let Some(worker) = self.worker() {
-            draft.adopt(gpu_half::save_pinned(worker, draft.path(), self.timeline)?)?;
+        for (worker, place) in self.workers().iter().zip(places) {
+            draft.adopt(gpu_half::save_pinned(worker, place, self.timeline)?)?;
         }
         self.step("pinned-saved")?;
         self.timeline.time("manifest", || self.describe(frozen, draft, quiesced))
@@ -141,7 +147,9 @@ impl Attempt<'_> {
     /// The processes that have a GPU half, as we see them.
     fn gpu_users(&self, quiesced: &QuiescedGpu<'_>) -> Result<Vec<i32>> {
         let mut users = quiesced.hold.map(|hold| hold.held.pids.clone()).unwrap_or_default();
-        users.extend(quiesced.barrier.map(|barrier| self.client_pid(barrier)).transpose()?);
+        for barrier in quiesced.barriers {
+            users.push(self.client_pid(barrier)?);
+        }
         users.extend(self.amd.iter().filter_map(|pid| self.subject.cpu.host_pid(*pid)));
         Ok(users)
     }
@@ -160,13 +168,17 @@ impl Attempt<'_> {
             Some(half) => half.shown_gpus(),
             None => quiesced.status.map(machine::gpus).unwrap_or_default(),
         };
+        let clients: Vec<_> = quiesced.barriers.iter().map(|barrier| barrier.client.clone()).collect();
+        if clients.len() > 1 {
+            manifest.halves = clients.iter().map(|client| client.process).collect();
+        }
         manifest.files = inventory.files.iter().map(machine::mapped_file).collect();
         let warnings = self.warn(inventory.attributes.lost());
         let metadata = ImageMetadata {
             name: name.clone(),
             gpu: gpu.clone(),
             inventory,
-            client: quiesced.barrier.map(|barrier| barrier.client.clone()),
+            clients,
             driver,
             amd: self.amd.clone(),
             framework: self.request.framework,

@@ -111,12 +111,15 @@ pub fn checkpoint(
     if !request.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || sandbox.wait_end(Some(STOP_LIMIT)));
         // What was stopped is likely to be restored.
-        if attempt.worker().is_some()
-            && let Ok(image) = daemon.store.image(request.to)
+        if !attempt.workers().is_empty()
+            && let Ok(halves) = daemon.store.image(request.to).and_then(|image| image.halves())
         {
             daemon.pool.prepare(&sandbox.record().gpu);
-            let (sandbox, path) = (sandbox.clone(), image.path().to_path_buf());
-            std::thread::spawn(move || sandbox.fill_caches(&path, Priority::Made));
+            let paths: Vec<_> = halves.iter().map(|half| half.path().to_path_buf()).collect();
+            let sandbox = sandbox.clone();
+            std::thread::spawn(move || {
+                paths.iter().for_each(|path| sandbox.fill_caches(path, Priority::Made));
+            });
         }
     }
     let stopped_us = taken.as_ref().map_or(0, |taken| taken.stopped_us);
@@ -134,10 +137,14 @@ fn attempt<'a>(
     reply: &'a Reply<'a>,
 ) -> Result<Attempt<'a>> {
     let record = sandbox.record();
-    let gpu = match (sandbox.serving_worker()?, record.mode) {
-        (Some(worker), _) => Gpu::Worker { sandbox, worker },
-        (None, Mode::Sandbox) => Gpu::None,
-        (None, Mode::Driver) => Gpu::Driver,
+    let workers = sandbox.serving_workers()?;
+    if workers.len() > 1 && record.tenant.is_some() {
+        return Err(sandbox.has_many(&workers, "checkpointed while it shares contexts"));
+    }
+    let gpu = match (workers.len(), record.mode) {
+        (1.., _) => Gpu::Workers { sandbox, workers },
+        (0, Mode::Sandbox) => Gpu::None,
+        (0, Mode::Driver) => Gpu::Driver,
     };
     let subject = Subject {
         id: sandbox.id.clone(),
@@ -154,7 +161,7 @@ fn attempt<'a>(
     };
     let (amd, criu) = match gpu {
         Gpu::Driver => driver_half::amd(&subject.cpu, daemon.criu()?)?,
-        Gpu::None | Gpu::Worker { .. } => (Vec::new(), daemon.criu()?.clone()),
+        Gpu::None | Gpu::Workers { .. } => (Vec::new(), daemon.criu()?.clone()),
     };
     Ok(Attempt {
         daemon,

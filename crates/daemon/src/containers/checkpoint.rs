@@ -210,7 +210,7 @@ fn complete(
             gpu: "driver".to_string(),
             // All that it has mapped is in its own root file system.
             inventory: Inventory::default(),
-            client: None,
+            clients: Vec::new(),
             driver: half.cloned(),
             amd: Vec::new(),
             framework: false,

@@ -225,7 +225,7 @@ pub fn restore(
     let beside = beside.as_ref();
     if of.device.is_some() {
         worker_half::restore(daemon, image, metadata, of, beside, name, request, &timeline)?;
-        let (image, processes) = (&image.manifest().name, usize::from(metadata.client.is_some()));
+        let (image, processes) = (&image.manifest().name, metadata.clients.len());
         let total_us = timeline.elapsed_us();
         return Ok(report(&renamed, image, Mode::Sandbox, processes, &timeline, total_us, Vec::new()));
     }

@@ -103,7 +103,7 @@ fn prove(daemon: &Daemon, container: &Container, image: &Image) -> Result<Vec<St
 
 /// The processes that have a GPU half, as their container knows them.
 fn gpu_pids(metadata: &ImageMetadata) -> Vec<i32> {
-    let served = metadata.client.iter().map(|client| client.process as i32);
+    let served = metadata.clients.iter().map(|client| client.process as i32);
     served.chain(metadata.driver.iter().flat_map(|half| half.pids.clone())).collect()
 }
 

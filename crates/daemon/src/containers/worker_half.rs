@@ -66,7 +66,7 @@ pub fn checkpoint(
         return Err(Error::RestoredContainer { name: container.name.clone() });
     }
     let _claim = daemon.claims.take(tree(container.pid))?;
-    let worker = sandbox.serving_worker()?;
+    let worker = sandbox.serving_worker("checkpointed in a container")?;
     let draft = Mutex::new(daemon.store.begin(request.to)?);
     fault::point("checkpoint-begun")?;
     let status = worker.as_ref().map(|worker| worker.status()).transpose()?;
@@ -128,7 +128,7 @@ pub fn checkpoint(
             gpu: sandbox.record().gpu,
             // All that it has mapped is in its own root file system, or the device's.
             inventory: Inventory::default(),
-            client,
+            clients: client.into_iter().collect(),
             driver: None,
             amd: Vec::new(),
             framework: false,
@@ -238,14 +238,21 @@ pub fn restore(
     };
     let manner = &Manner::Itself;
     let import = Import { daemon, id: &sandbox.id, image, beside, of, name, manner, timeline };
-    let Some(client) = &metadata.client else {
-        return import.make(&[], |_| Ok(()), Ok);
+    let client = match &metadata.clients[..] {
+        [] => return import.make(&[], |_| Ok(()), Ok),
+        [client] => client,
+        several => {
+            let count = several.len();
+            return Err(refused(format!(
+                "{count} processes of its container used the GPU, and one can be restored"
+            )));
+        }
     };
     for (file, _) in &client.files {
         let _ = std::fs::remove_file(sandbox.run_directory.join(file));
     }
     attempt.make_files(client)?;
-    timeline.lane(PINNED).time("load", || attempt.load_pinned(client))?;
+    timeline.lane(PINNED).time("load", || attempt.load_pinned(image, client))?;
     let worker = timeline.time("take a worker", || sandbox.start_worker())?;
     let back = both_halves(&import, &attempt, client, &worker);
     let pending = match back {
@@ -258,7 +265,7 @@ pub fn restore(
         }
     };
     drop(operation);
-    loading::follow(&sandbox, image, Some(pending), Clock::at(timeline.elapsed_us()));
+    loading::follow(&sandbox, image, vec![pending], Clock::at(timeline.elapsed_us()));
     Ok(())
 }
 
@@ -274,9 +281,9 @@ fn both_halves(
     let sockets = [(client.socket_inode as u32, client_end.as_fd())];
     let adopted = Mutex::new(None);
     std::thread::scope(|scope| {
-        let gpu = scope.spawn(|| attempt.restore_gpu(worker));
+        let gpu = scope.spawn(|| attempt.restore_gpu(&[(worker, attempt.image)]));
         let adopt = |relay_pid: i32| -> Result<()> {
-            let loading = gpu.join().unwrap_or_else(|_| panicked())?;
+            let loading = gpu.join().unwrap_or_else(|_| panicked())?.pop();
             fault::point("restore-complete")?;
             let pid = find(relay_pid, client.process as i32)?;
             gpu_half::adopt(worker, pid, false, worker_end.as_fd())?;
@@ -286,6 +293,7 @@ fn both_halves(
         import.make(&sockets, adopt, Ok)
     })?;
     let adopted = adopted.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let adopted = adopted.and_then(|(pid, half)| Some((pid, half?)));
     let (pid, half) = adopted.ok_or_else(|| Error::Worker {
         action: "take the program over",
         reason: "its runtime did not start the CRIU that it was given".into(),
@@ -295,7 +303,8 @@ fn both_halves(
     sandbox.note_workers();
     timeline.time("resume", || gpu_half::resume(worker, true, false))?;
     fault::point("restore-running")?;
-    let restore::GpuHalf { began_us, lease, journal } = half;
+    let restore::halves::GpuHalf { began_us, lease, journal } = half;
     let recovery = RecoveryState { client: worker_end, journal, pid };
-    Ok(PendingLoad { worker: worker.clone(), began_us, lease, recovery })
+    let image = attempt.image.path().to_path_buf();
+    Ok(PendingLoad { worker: worker.clone(), image, began_us, lease, recovery })
 }

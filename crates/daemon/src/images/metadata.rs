@@ -23,8 +23,9 @@ pub struct ImageMetadata {
     /// Its GPU, as the user said it.
     pub gpu: String,
     pub inventory: Inventory,
-    /// The process that used the GPU, if one did.
-    pub client: Option<Quiesced>,
+    /// The processes that used a GPU through a worker.
+    #[serde(rename = "client", with = "clients")]
+    pub clients: Vec<Quiesced>,
     /// What the driver itself has put into the processes' memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverHalf>,
@@ -75,13 +76,51 @@ impl ImageMetadata {
         let field = field.ok_or_else(|| refused("it does not say how its sandbox was made".to_string()))?;
         let metadata: ImageMetadata = serde_json::from_value(field)
             .map_err(|error| refused(format!("what it says of its sandbox cannot be understood: {error}")))?;
-        let files = metadata.client.iter().flat_map(|client| &client.files);
+        let halves: Vec<u32> = match &metadata.clients[..] {
+            [] | [_] => Vec::new(),
+            several => several.iter().map(|client| client.process).collect(),
+        };
+        if halves != image.manifest().halves {
+            return Err(refused(
+                "it names other processes that used the GPU than it has GPU halves of".to_string(),
+            ));
+        }
+        let files = metadata.clients.iter().flat_map(|client| &client.files);
         for (name, _) in files {
             if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
                 return Err(refused(format!("it wants a file named {name:?}, which no client makes")));
             }
         }
         Ok(metadata)
+    }
+}
+
+/// None is written as null, and a single one by itself.
+mod clients {
+    use rekindle_protocol::client::Quiesced;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Found {
+        One(Quiesced),
+        Several(Vec<Quiesced>),
+    }
+
+    pub fn serialize<S: Serializer>(clients: &[Quiesced], to: S) -> Result<S::Ok, S::Error> {
+        match clients {
+            [] => to.serialize_none(),
+            [one] => one.serialize(to),
+            several => several.serialize(to),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Quiesced>, D::Error> {
+        Ok(match Option::<Found>::deserialize(from)? {
+            None => Vec::new(),
+            Some(Found::One(client)) => vec![client],
+            Some(Found::Several(clients)) => clients,
+        })
     }
 }
 

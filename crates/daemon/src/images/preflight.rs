@@ -30,7 +30,7 @@ pub fn check_machine(
         .filter(|part| part.name.starts_with("pages-") || part.name.starts_with("layer-"))
         .map(|part| part.bytes)
         .sum();
-    let shared: u64 = metadata.client.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
+    let shared: u64 = metadata.clients.iter().flat_map(|client| &client.files).map(|(_, bytes)| bytes).sum();
     let memory = available_memory();
     if memory < pages + shared + SPARE_MEMORY {
         reasons.push(format!(
@@ -39,7 +39,7 @@ pub fn check_machine(
             memory >> 20
         ));
     }
-    if let Some(client) = metadata.client.as_ref().filter(|client| client.version != CLIENT_VERSION) {
+    if let Some(client) = metadata.clients.iter().find(|client| client.version != CLIENT_VERSION) {
         reasons.push(format!(
             "its program has a libcuda.so.1 that speaks version {} of the client's protocol, and this Rekindle \
              version {CLIENT_VERSION}; restore it with the Rekindle that took it",
@@ -74,7 +74,7 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     for (index, (wanted, found)) in wanted.iter().zip(&found).enumerate() {
         reasons.extend(compare(wanted, found));
         let free = status.free_bytes.get(index).copied().unwrap_or(found.memory_bytes);
-        let needed = if index == 0 { image.manifest().sizes.gpu } else { 0 };
+        let needed = if index == 0 { gpu_bytes(image)? } else { 0 };
         if free < needed {
             reasons.push(format!(
                 "it needs {} MB of GPU memory and {} MB are free on {}; free some or give another --gpu",
@@ -85,6 +85,13 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
         }
     }
     refuse(image, reasons)
+}
+
+/// How much memory of its first GPU an image takes: all its halves together, unless each worker has an emulated one of its own.
+pub fn gpu_bytes(image: &Image) -> Result<u64> {
+    let halves = image.halves()?.into_iter().map(|half| half.manifest().sizes.gpu);
+    let is_emulated = image.manifest().gpus.first().is_some_and(|gpu| gpu.kind == GpuKind::Emulated);
+    Ok(if is_emulated { halves.max().unwrap_or(0) } else { halves.sum() })
 }
 
 fn compare(wanted: &Gpu, found: &Gpu) -> Option<String> {

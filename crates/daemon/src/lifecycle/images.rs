@@ -96,6 +96,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Value> {
         "machine": manifest.machine,
         "gpus": manifest.gpus,
         "sizes": manifest.sizes,
+        "halves": manifest.halves,
         "code": code(manifest),
         "files": manifest.files,
         "parts": parts,

@@ -35,7 +35,7 @@ pub(super) fn source(sandbox: &Sandbox, gpu: &str) -> Result<(Arc<Worker>, Statu
     }
     // Of a container's program the engine has the rest.
     sandbox.cpu(WANTED)?;
-    let Some(worker) = sandbox.serving_worker()? else {
+    let Some(worker) = sandbox.serving_worker(WANTED)? else {
         return refused("no process of it uses a GPU through Rekindle, so that there is nothing to move");
     };
     let status = worker.status()?;

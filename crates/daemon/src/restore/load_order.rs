@@ -71,7 +71,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
     sandbox.cpu("profiled")?;
     let unknown = |reason: &str| Error::NoLoadOrder { name: name.clone(), reason: reason.to_string() };
     let image = sandbox.record().image.ok_or_else(|| unknown("it was not restored from an image"))?;
-    let worker = sandbox.serving_worker()?.ok_or_else(|| unknown("it does not use a GPU"))?;
+    let worker = sandbox.serving_worker("profiled")?.ok_or_else(|| unknown("it does not use a GPU"))?;
     let parts = worker.ask("tell which buffers were used first", ask::Uses {}, &[])?;
     daemon.store.image(&image)?.set_load_order(&parts)?;
     let shares = daemon.pool.caches.shares();

@@ -4,6 +4,7 @@
 //! its sandbox says which image is to blame. If the worker dies, another one is put in its place
 //! ([`replacement`](crate::restore::replacement)).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 /// A worker that loads.
 pub struct PendingLoad {
     pub worker: Arc<Worker>,
+    /// The path of the image, or of the half of it that the worker loads.
+    pub image: PathBuf,
     /// When its restore began, on the restore's clock.
     pub began_us: u64,
     /// What it may read from caches until it has loaded all.
@@ -38,11 +41,20 @@ pub struct PendingLoad {
     pub recovery: RecoveryState,
 }
 
-/// Waits for the rest on a thread of its own, then sees to what was put off for it: the trace's last phases and the next
-/// worker of the pool.
-pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad>, clock: Clock) {
-    let Some(PendingLoad { worker, began_us, lease, recovery }) = pending else { return sandbox.fill_pool() };
-    let (sandbox, path, image) = (sandbox.clone(), image.path().to_path_buf(), image.manifest().name.clone());
+/// Waits for the rest, each half of it on a thread of its own, then sees to what was put off for it: the trace's last phases
+/// and the next worker of the pool.
+pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Vec<PendingLoad>, clock: Clock) {
+    if pending.is_empty() {
+        return sandbox.fill_pool();
+    }
+    for half in pending {
+        follow_half(sandbox, image.manifest().name.clone(), half, clock);
+    }
+}
+
+fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: Clock) {
+    let PendingLoad { worker, image: path, began_us, lease, recovery } = half;
+    let sandbox = sandbox.clone();
     std::thread::spawn(move || {
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
@@ -54,7 +66,7 @@ pub fn follow(sandbox: &Arc<Sandbox>, image: &Image, pending: Option<PendingLoad
             log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", sandbox.name());
             (worker, waited) = replacement::replace(&sandbox, &path, &worker, &recovery, &clock);
         }
-        sandbox.set_mapped(lease.mapped());
+        sandbox.add_mapped(lease.mapped());
         let shares = lease.shares();
         drop(lease);
         let failed = waited.is_err();

@@ -1,31 +1,28 @@
 //! Bringing the program of an image back in a new sandbox.
 //!
 //! ```text
-//! checks ─▶ run directory, socket, files┬─ worker: GPU check, Restore ─┬─ Adopt ─▶ program runs ─ Resume
+//! checks ─▶ run directory, socket, files┬─ workers: GPU check, Restore ┬─ Adopt ─▶ program runs ─ Resume
 //!                                       │           └─ buffers loading ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ Loaded
 //!                                       ├─ pinned files loaded ────────┤
 //!                                       ├─ sandbox made ───────────────┤
 //!                                       └─ CPU files checked ─ CRIU ───┘
 //! ```
 //!
-//! The program is complete and not yet running when both halves meet, so that none of its threads can see memory that
+//! Each process that used a GPU has a [half](halves) there, in a worker of its own. The program is complete and not yet
+//! running when all meet, so that none of its threads can see memory that
 //! is not there yet; what is on the GPU it cannot see, so contents of buffers may come later ([`loading`]). Whatever
 //! fails, all that was taken is given back.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_driver::UuidPair;
-use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Limits, LoadOrder, Mode, Operation, Report, State};
 use rekindle_protocol::mounts::{Mounts, Volume};
 use rekindle_protocol::network::{Network, Port};
-use rekindle_sandbox::{ExternalSocket, Sandbox as CpuHalf};
 use rekindle_store::Image;
 
-use crate::caches::CacheLease;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::frameworks::App;
@@ -39,7 +36,6 @@ use crate::lifecycle::run::{create, give_back};
 use crate::lifecycle::slices;
 use crate::reply::Reply;
 use crate::restore::loading::PendingLoad;
-use crate::restore::replacement::RecoveryState;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::members::Members;
@@ -48,11 +44,12 @@ use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::traces::Tracing;
 use crate::sleep::wake;
-use crate::timeline::{CPU, Clock, GPU, PINNED, Timeline};
-use crate::workers::{Worker, gpu_half};
+use crate::timeline::{Clock, Timeline};
+use crate::workers::gpu_half;
 use crate::{fault, frameworks, network};
 
 mod cpu;
+pub mod halves;
 pub mod load_order;
 pub mod loading;
 pub mod mapped;
@@ -113,15 +110,6 @@ pub struct Attempt<'a> {
     pub mapped: Mutex<Vec<Mapped>>,
 }
 
-/// A GPU half in its place, but for contents.
-pub struct GpuHalf {
-    /// On the restore's clock.
-    pub began_us: u64,
-    /// What it reads from caches.
-    pub lease: CacheLease,
-    pub journal: OwnedFd,
-}
-
 /// An image that is to be restored, and when that began.
 pub struct Opened {
     pub image: Image,
@@ -165,6 +153,7 @@ pub fn restore(
         Mode::Sandbox => gpu::choose(Some(request.gpu.unwrap_or(&metadata.gpu)))?,
         Mode::Driver => metadata.gpu.clone(),
     };
+    check_single(&metadata, request)?;
     match (request.tenant, mode) {
         (None, _) => {}
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
@@ -220,7 +209,7 @@ pub fn restore(
     };
     tracing.end(&sandbox, &timeline, timeline.elapsed_us(), Ok(()))?;
     let clock = Clock::at(timeline.elapsed_us());
-    let pid = pending.as_ref().map_or(0, |pending| pending.recovery.pid);
+    let pid = pending.first().map_or(0, |pending| pending.recovery.pid);
     let first = First { runs: image.first_pages().unwrap_or_default().runs, pid };
     mapped::follow(&sandbox, mapped, first, Some(clock));
     loading::follow(&sandbox, &image, pending, clock);
@@ -231,16 +220,24 @@ pub fn restore(
         image: image.manifest().name.clone(),
         mode,
         container: None,
-        gpu_processes: metadata
-            .driver
-            .as_ref()
-            .map_or(usize::from(metadata.client.is_some()), |half| half.pids.len())
+        gpu_processes: metadata.driver.as_ref().map_or(metadata.clients.len(), |half| half.pids.len())
             + metadata.amd.len(),
         total_us,
         stopped_us: total_us,
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
     })
+}
+
+/// What is done to programs of which a single process uses the GPU.
+fn check_single(metadata: &ImageMetadata, request: &RestoreRequest<'_>) -> Result<()> {
+    let wanted = match request {
+        RestoreRequest { tenant: Some(_), .. } => "restored into shared contexts",
+        RestoreRequest { record: true, .. } => "profiled",
+        _ => return Ok(()),
+    };
+    let (image, count) = (request.image.to_string(), metadata.clients.len());
+    if count > 1 { Err(Error::ManyHalves { image, count, wanted }) } else { Ok(()) }
 }
 
 /// Reserves a name and makes the new sandbox's places. Without a name given it is that of the old sandbox, if free.
@@ -285,8 +282,8 @@ fn hold(
 }
 
 impl Attempt<'_> {
-    /// Returns what is still to come of the GPU half.
-    fn bring_back(&self) -> Result<Option<PendingLoad>> {
+    /// Returns what is still to come of the GPU halves.
+    fn bring_back(&self) -> Result<Vec<PendingLoad>> {
         fault::point("restore-created")?;
         self.sandbox.limit()?;
         network::furnish(&self.daemon.publisher, self.sandbox)?;
@@ -294,32 +291,30 @@ impl Attempt<'_> {
             frameworks::open(&self.sandbox.run_directory)?;
         }
         if self.sandbox.record().mode == Mode::Driver {
-            return self.bring_back_by_driver().map(|()| None);
+            return self.bring_back_by_driver().map(|()| Vec::new());
         }
         AdmissionSocket::open(self.sandbox, wake::knocked)?;
-        let worker = self.timeline.time("take a worker", || self.sandbox.take_worker(None))?;
-        let Some(client) = &self.metadata.client else {
+        let workers = self.take_workers()?;
+        if self.metadata.clients.is_empty() {
             self.sandbox.note_workers();
             let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
             self.sandbox.runs(cpu)?;
-            return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| None);
-        };
-        self.make_files(client)?;
-        let (cpu, gpu, (worker_end, adopted)) = self.both_halves(client, &worker)?;
-        let GpuHalf { began_us, lease, journal } = gpu;
-        let pid = cpu.host_pid(client.process as i32).unwrap_or(0);
-        worker.set_followed(true);
-        worker.set_client(pid);
+            return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| Vec::new());
+        }
+        let halves = self.halves(workers)?;
+        let (cpu, pending) = self.all_halves(halves)?;
         self.sandbox.runs(cpu)?;
         self.sandbox.note_workers();
+        let resume = |half: &PendingLoad| {
+            let resumed = gpu_half::resume(&half.worker, true, false);
+            resumed.map_err(|error| loading::cause(&half.worker, error))
+        };
         self.timeline
-            .time("resume", || gpu_half::resume(&worker, true, false))
-            .map_err(|error| loading::cause(&worker, error))
+            .time("resume", || pending.iter().try_for_each(resume))
             .and_then(|()| fault::point("restore-running"))
             .map_err(|error| self.sandbox.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())?;
-        let recovery = RecoveryState { client: worker_end, journal, pid: adopted };
-        Ok(Some(PendingLoad { worker, began_us, lease, recovery }))
+        Ok(pending)
     }
 
     fn hand_over(&self, app: &App) -> Result<()> {
@@ -355,58 +350,6 @@ impl Attempt<'_> {
         let Some(half) = &self.metadata.driver else { return Ok(()) };
         let cpu = self.sandbox.cpu("brought back")?;
         half.bring_back(&self.daemon.driver, &self.sandbox.id, cpu, self.pairs, self.timeline)
-    }
-
-    /// Restores the GPU half and the CPU half side by side, up to where the program could run. Also returns the worker's
-    /// end of the client's socket, and the client's pid as the worker sees it.
-    fn both_halves(
-        &self,
-        client: &Quiesced,
-        worker: &Worker,
-    ) -> Result<(CpuHalf, GpuHalf, (UnixStream, i32))> {
-        let (client_end, worker_end) =
-            self.sandbox.network.pair().map_err(|source| Error::system("make a pair of sockets", source))?;
-        let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
-        std::thread::scope(|scope| {
-            let gpu = scope.spawn(|| self.restore_gpu(worker));
-            let pinned = scope.spawn(|| {
-                // The next daemon is to find the worker before the program can.
-                self.sandbox.note_workers();
-                self.timeline.lane(PINNED).time("load", || self.load_pinned(client))
-            });
-            let (mut half, mut adopted) = (None, 0);
-            let cpu = self.restore_cpu(&sockets, |restored| {
-                let cpu = self.timeline.lane(CPU);
-                half = Some(cpu.wait("wait for the other half", &[GPU, PINNED], || {
-                    join(pinned).and_then(|()| join(gpu))
-                })?);
-                fault::point("restore-complete")?;
-                let pid = restored.pids().get(&(client.process as i32)).copied();
-                let pid =
-                    pid.ok_or_else(|| self.refused("the process that used the GPU did not come back"))?;
-                adopted = pid;
-                let taken = gpu_half::adopt(worker, pid, false, worker_end.as_fd());
-                taken.map_err(|error| loading::cause(worker, error))?;
-                fault::point("restore-adopted")
-            })?;
-            let half = half.ok_or_else(|| self.refused("CRIU brought it back and did not say so"))?;
-            Ok((cpu, half, (worker_end, adopted)))
-        })
-    }
-
-    /// The program does not run before this has worked, so that the GPU may be checked beside CRIU's work.
-    pub fn restore_gpu(&self, worker: &Worker) -> Result<GpuHalf> {
-        let status = self.timeline.lane(GPU).time("worker start", || worker.first_status())?;
-        let (caches, gpu) = (self.sandbox.caches(), self.sandbox.record().gpu);
-        let status = caches.make_room(worker, &gpu, self.image.manifest().sizes.gpu, status)?;
-        preflight::check_gpus(self.image, &status)?;
-        let began_us = self.timeline.elapsed_us();
-        let journal = load_order::tell(worker, self.image, self.request.order, self.request.record)?;
-        let lease = caches.lend(self.image, &gpu);
-        let cached = lease.hand_to(worker)?;
-        let phases = gpu_half::restore(worker, self.image, &self.sandbox.run_directory, cached)?;
-        self.timeline.lane(GPU).merge(began_us, phases);
-        Ok(GpuHalf { began_us, lease, journal })
     }
 
     fn take_mapped(&self) -> Vec<Mapped> {

@@ -8,8 +8,6 @@
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -18,6 +16,7 @@ use rekindle_sandbox::{ExternalSocket, RUN_PATH, aside};
 use rekindle_store::{Draft, Error as StoreError, Image, Manifest};
 use serde::{Deserialize, Serialize};
 
+use super::halves::Half;
 use super::{Attempt, RestoreRequest, available_threads, join};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -206,14 +205,14 @@ impl Attempt<'_> {
         if self.metadata.framework {
             frameworks::open(&self.sandbox.run_directory)?;
         }
-        let Some(client) = &self.metadata.client else { return prove_cpu(&[]).map(|()| None) };
+        if self.metadata.clients.is_empty() {
+            return prove_cpu(&[]).map(|()| None);
+        }
         AdmissionSocket::open(self.sandbox, wake::knocked)?;
-        self.make_files(client)?;
-        let (client_end, _worker_end) =
-            UnixStream::pair().map_err(|source| Error::system("make a pair of sockets", source))?;
-        let sockets = [ExternalSocket { inode: client.socket_inode as u32, socket: client_end.as_fd() }];
+        let halves = self.halves(self.take_workers()?)?;
+        let sockets: Vec<_> = halves.iter().map(Half::socket).collect();
         std::thread::scope(|scope| {
-            let gpu = scope.spawn(|| self.prove_gpu());
+            let gpu = scope.spawn(|| self.prove_gpu(&halves));
             let cpu = prove_cpu(&sockets);
             let gpu = join(gpu);
             cpu.and(gpu)
@@ -239,12 +238,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// Brings the GPU half to where it could be used, if there is room beside the program's.
-    fn prove_gpu(&self) -> Result<Option<String>> {
-        let worker = self.sandbox.take_worker(None)?;
+    /// Brings the GPU halves to where they could be used, if there is room beside the program's.
+    fn prove_gpu(&self, halves: &[Half<'_>]) -> Result<Option<String>> {
         self.sandbox.note_workers();
+        let places: Vec<_> = halves.iter().map(|half| (&half.worker, &half.image)).collect();
+        let Some((worker, _)) = places.first() else { return Ok(None) };
         let status = worker.status()?;
-        let (needed, free) = (self.image.manifest().sizes.gpu, status.free_bytes.first().copied());
+        let (needed, free) = (preflight::gpu_bytes(self.image)?, status.free_bytes.first().copied());
         if let Some(free) = free.filter(|free| *free < needed) {
             return Ok(Some(format!(
                 "the image's GPU half was not proven by a restore: it needs {} MB of GPU memory and {} MB are free beside the program",
@@ -252,7 +252,7 @@ impl Attempt<'_> {
                 free >> 20
             )));
         }
-        self.restore_gpu(&worker).map(|_| None)
+        self.restore_gpu(&places).map(|_| None)
     }
 
     /// Images as they can be restored beside the program.

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rekindle_protocol::client::{FIRST_PAGES, Quiesced, TouchedRange};
-use rekindle_store::{FirstPages, PartKind};
+use rekindle_store::{FirstPages, Image, PartKind};
 
 use super::Attempt;
 use crate::error::{Error, Result};
@@ -49,9 +49,9 @@ impl Attempt<'_> {
     }
 
     /// Fills pinned memory, and says which pages are touched first. The program does not run yet.
-    pub fn load_pinned(&self, client: &Quiesced) -> Result<()> {
+    pub fn load_pinned(&self, half: &Image, client: &Quiesced) -> Result<()> {
         self.tell_first_pages();
-        for part in self.image.parts(PartKind::Pinned) {
+        for part in half.parts(PartKind::Pinned) {
             if !client.files.iter().any(|(name, bytes)| *name == part.name && *bytes >= part.bytes) {
                 return Err(self.refused("it has pinned memory that no file of the program is for"));
             }
@@ -61,7 +61,7 @@ impl Attempt<'_> {
             let mut piece = Vec::new();
             for at in (0..part.bytes).step_by(PIECE as usize) {
                 piece.resize(PIECE.min(part.bytes - at) as usize, 0);
-                self.image.read_part(part, at, &mut piece)?;
+                half.read_part(part, at, &mut piece)?;
                 file.write_all_at(&piece, at).map_err(failed)?;
             }
         }

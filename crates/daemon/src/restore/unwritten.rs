@@ -87,7 +87,7 @@ pub fn keep(daemon: &Daemon, sandbox: &Sandbox) -> Result<Value> {
 
 fn serving(sandbox: &Sandbox) -> Result<Arc<Worker>> {
     sandbox.cpu("profiled")?;
-    sandbox.serving_worker()?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
+    sandbox.serving_worker("profiled")?.ok_or_else(|| unknown(sandbox, "it does not use a GPU"))
 }
 
 fn unknown(sandbox: &Sandbox, reason: &str) -> Error {

@@ -85,7 +85,7 @@ pub struct Sandbox {
     operation_lock: OperationLock,
     wake_problem: Mutex<Option<String>>,
     /// What it may have mapped of caches.
-    mapped: Mutex<Option<Mapped>>,
+    mapped: Mutex<Vec<Mapped>>,
     /// The number of the last worker; changed with `workers` locked.
     last_number: AtomicU32,
     /// What waits for its GPU half to wake.
@@ -412,7 +412,7 @@ impl Sandbox {
             record.asleep = None;
             record.moving = None;
         });
-        *self.mapped.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -465,9 +465,11 @@ impl Sandbox {
     }
 
     /// This counts as used until the program has ended.
-    pub fn set_mapped(&self, mapped: Mapped) {
-        let mut place = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        *place = self.is_live().then_some(mapped);
+    pub fn add_mapped(&self, mapped: Mapped) {
+        let mut all = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_live() {
+            all.push(mapped);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {

@@ -47,19 +47,29 @@ impl Sandbox {
         self.workers().all.iter().find(is_lost).cloned()
     }
 
-    /// The worker of the one process that uses the GPU, if one does.
-    pub fn serving_worker(&self) -> Result<Option<Arc<Worker>>> {
+    /// The worker of the one process that uses the GPU, if one does. Several cannot be treated as `wanted`.
+    pub fn serving_worker(&self, wanted: &'static str) -> Result<Option<Arc<Worker>>> {
+        let mut serving = self.serving_workers()?;
+        match serving.len() {
+            0 | 1 => Ok(serving.pop()),
+            _ => Err(self.has_many(&serving, wanted)),
+        }
+    }
+
+    /// Why a program with several processes that use the GPU cannot be treated as `wanted`.
+    pub fn has_many(&self, serving: &[Arc<Worker>], wanted: &'static str) -> Error {
+        let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
+        Error::ManyGpuProcesses { name: self.name(), count: pids.len(), pids: pids.join(", "), wanted }
+    }
+
+    /// The workers of all processes that use the GPU, each of which has one of its own.
+    pub fn serving_workers(&self) -> Result<Vec<Arc<Worker>>> {
         if let Some(lost) = self.lost_worker() {
             return Err(Error::WorkerDead { name: self.name(), how: lost.ended().unwrap_or_default() });
         }
         let mut serving = self.live_workers();
         serving.retain(|worker| is_alive(worker.client()));
-        if serving.len() > 1 {
-            let pids: Vec<String> = serving.iter().map(|worker| worker.client().to_string()).collect();
-            let (name, count) = (self.name(), serving.len());
-            return Err(Error::ManyGpuProcesses { name, count, pids: pids.join(", ") });
-        }
-        Ok(serving.pop())
+        Ok(serving)
     }
 
     /// Ends a worker that is not needed any more.

@@ -80,7 +80,7 @@ fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
         return Err(Error::SharesContext { name: record.name });
     }
     let worker = match record.mode {
-        Mode::Sandbox => sandbox.serving_worker()?,
+        Mode::Sandbox => sandbox.serving_worker("put to sleep")?,
         Mode::Driver => None,
     };
     let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;

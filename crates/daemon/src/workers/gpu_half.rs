@@ -1,5 +1,5 @@
-//! What is done to a program's GPU half, which a worker has: the same steps for a checkpoint, a restore, sleep, a
-//! replacement and a container.
+//! What is done to the GPU half of a process, which a worker has: the same steps for a checkpoint, a restore, sleep, a
+//! replacement and a container. A program has one for [each](each) of its processes that use a GPU.
 //!
 //! ```text
 //!   Quiesce ─ save ─ (frozen) save_pinned ─ resume                 restore ─ adopt ─ resume ─ loaded
@@ -7,6 +7,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use rekindle_protocol::worker::{Cached, Contents, Phase, Saved, ask};
@@ -20,6 +21,24 @@ use super::Worker;
 /// Writes the code that is loaded into an image in the making, while the program runs: [`save`] finds it there.
 pub fn save_code(worker: &Worker, staging: &Path) -> Result<()> {
     worker.ask("save its code", ask::SaveCode { staging: text(staging) }, &[])
+}
+
+/// Does a step with each half of a program, side by side. All have come to their end when this returns; the first failure is
+/// told.
+pub fn each<'h, H: Sync, T: Send>(
+    halves: &'h [H],
+    step: impl Fn(&'h H) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let [first, others @ ..] = halves else { return Ok(Vec::new()) };
+    let step = &step;
+    std::thread::scope(|scope| {
+        let others: Vec<_> = others.iter().map(|half| scope.spawn(move || step(half))).collect();
+        let first = step(first);
+        let join = |thread: ScopedJoinHandle<'_, Result<T>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        std::iter::once(first).chain(others.into_iter().map(join)).collect()
+    })
 }
 
 /// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].

@@ -24,11 +24,16 @@ pub(crate) const LONGEST_MANIFEST: u64 = 256 << 20;
 /// The most parts of one image.
 const MOST_PARTS: usize = 1 << 20;
 
-/// How a manifest begins. Formats 1 and 2 are read too: what came after them is a part's tail, and memory that is written
-/// into programs, which their images do not have.
+/// How a manifest begins that has no more than one GPU half.
 const OPENING: &str = "{\n  \"format\": 3,\n  \"checksum\": \"";
+/// How one with several begins: readers of format 3 would restore one of them alone.
+const OPENING_OF_HALVES: &str = "{\n  \"format\": 4,\n  \"checksum\": \"";
+/// Formats 1 and 2 are read too: what came after them is a part's tail, and memory that is written into programs, which
+/// their images do not have.
 const EARLIER: [&str; 2] =
     ["{\n  \"format\": 2,\n  \"checksum\": \"", "{\n  \"format\": 1,\n  \"checksum\": \""];
+/// What [`OPENING`] says.
+const WITHOUT_HALVES: u32 = 3;
 const DIGITS: usize = 64;
 const NO_CHECKSUM: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -44,7 +49,8 @@ impl Manifest {
     /// The manifest as the bytes of its file.
     pub fn to_bytes(&self) -> std::result::Result<Vec<u8>, String> {
         self.check()?;
-        let written = Written { format: FORMAT, checksum: NO_CHECKSUM, manifest: self };
+        let format = if self.halves.is_empty() { WITHOUT_HALVES } else { FORMAT };
+        let written = Written { format, checksum: NO_CHECKSUM, manifest: self };
         let mut text = serde_json::to_vec_pretty(&written).map_err(|error| error.to_string())?;
         text.push(b'\n');
         if text.len() as u64 > LONGEST_MANIFEST {
@@ -61,7 +67,10 @@ impl Manifest {
         if text.len() as u64 > LONGEST_MANIFEST {
             return Err(bad(format!("it has {} bytes, the most is {LONGEST_MANIFEST}", text.len())));
         }
-        let known = [OPENING].into_iter().chain(EARLIER).find(|opening| text.starts_with(opening.as_bytes()));
+        let known = [OPENING, OPENING_OF_HALVES]
+            .into_iter()
+            .chain(EARLIER)
+            .find(|opening| text.starts_with(opening.as_bytes()));
         let Some(opening) = known else { return Err(foreign(text, path)) };
         let rest = &text[opening.len()..];
         let Some((digits, rest)) = rest.split_at_checked(DIGITS) else {
@@ -84,6 +93,7 @@ impl Manifest {
         if self.parts.len() > MOST_PARTS {
             return Err(format!("it lists {} parts, the most is {MOST_PARTS}", self.parts.len()));
         }
+        self.check_halves()?;
         let mut names = HashSet::new();
         for part in &self.parts {
             part.check()?;
@@ -152,6 +162,18 @@ mod tests {
     }
 
     #[test]
+    fn several_halves_are_a_format_of_their_own() {
+        assert!(sample().to_bytes().unwrap().starts_with(OPENING.as_bytes()));
+        let two = Manifest { halves: vec![7, 12], ..sample() };
+        let text = two.to_bytes().unwrap();
+        assert!(text.starts_with(OPENING_OF_HALVES.as_bytes()));
+        assert_eq!(Manifest::from_bytes(&text, Path::new("m")).unwrap(), two);
+        for bad in [vec![7], vec![7, 12, 7]] {
+            assert!(Manifest { halves: bad.clone(), ..sample() }.to_bytes().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn comes_back() {
         let text = sample().to_bytes().unwrap();
         assert_eq!(Manifest::from_bytes(&text, Path::new("m")).unwrap(), sample());
@@ -163,7 +185,7 @@ mod tests {
             .unwrap()
             .replace("\"format\": 3", "\"format\": 7");
         let error = Manifest::from_bytes(text.as_bytes(), Path::new("m")).unwrap_err();
-        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 3, .. }), "{error}");
+        assert!(matches!(error, Error::NewerFormat { found: 7, supported: 4, .. }), "{error}");
     }
 
     #[test]

@@ -1,0 +1,308 @@
+"""Programs with several processes that use the GPU: one image has them all, and they come back together."""
+
+import json
+import os
+import signal
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from rekindle import CommandError, Rekindle
+
+COUNTERS = Path(__file__).parent / "processes/counters.py"
+
+
+class Scene:
+    """A program of several counters, and what is known of each of their steps."""
+
+    def __init__(self, rekindle, processes=2):
+        self.rekindle, self.processes = rekindle, processes
+        self.known = {}
+
+    def begin(self, name, *options):
+        arguments = ("--gpu", self.rekindle.gpu, "--", sys.executable, COUNTERS, self.processes)
+        self.rekindle("run", "-d", "--name", name, *options, *arguments)
+        self.goes_on(name)
+        return self
+
+    def steps(self, name):
+        """The steps that each process has told in this run; each one's are in a row, and have what they always have."""
+        steps = defaultdict(list)
+        for line in self.rekindle.lines(name):
+            if not line[0].isdigit():
+                continue
+            number, step, found = line.split()
+            number, step = int(number), int(step)
+            assert not steps[number] or step == steps[number][-1] + 1, (number, step)
+            assert self.known.setdefault((number, step), found) == found, (number, step)
+            steps[number].append(step)
+        return steps
+
+    def goes_on(self, name, numbers=None):
+        """Until each process has told some more steps."""
+        numbers = range(self.processes) if numbers is None else numbers
+        before = {number: len(steps) for number, steps in self.steps(name).items()}
+
+        def has_gone_on():
+            steps = self.steps(name)
+            return all(len(steps[number]) > before.get(number, 0) + 3 for number in numbers)
+
+        self.rekindle.wait(has_gone_on, f"steps of {name}")
+
+    def follows(self, name, before):
+        """This run goes on right where that one had come to."""
+        self.goes_on(name)
+        steps = self.steps(name)
+        assert {number: steps[number][0] - 1 for number in before} == {number: of[-1] for number, of in before.items()}
+
+    def workers(self, name):
+        """Their pids, that of the first process first."""
+        return self.rekindle.sandbox(name)["workers"]
+
+    def process(self, name, number):
+        """The pid of one of the processes."""
+        root = self.rekindle.sandbox(name)["pid"]
+        if number == 0:
+            return root
+        words = f"{COUNTERS}\0{self.processes}\0{number}\0".encode()
+        children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
+        return next(int(pid) for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(words))
+
+
+def test_all_come_back_where_they_were_generation_after_generation(rekindle):
+    scene = Scene(rekindle, 3).begin("a")
+    report = rekindle.json("checkpoint", "a", "--to", "first", "--stop")
+    assert report["gpu_processes"] == 3 and report["warnings"] == []
+    before = scene.steps("a")
+    assert rekindle.restore("first", "b")["gpu_processes"] == 3
+    scene.follows("b", before)
+    rekindle("kill", "b")
+    # The same image once more, and an image of what comes of it.
+    rekindle.restore("first", "c")
+    scene.follows("c", before)
+    rekindle("checkpoint", "c", "--to", "second", "--stop")
+    before = scene.steps("c")
+    rekindle("rmi", "first")
+    rekindle("verify", "second")
+    for name in ("d", "e"):
+        rekindle.restore("second", name)
+    for name in ("d", "e"):
+        scene.follows(name, before)
+
+
+def test_they_go_on_while_their_image_is_written(rekindle):
+    scene = Scene(rekindle).begin("a")
+    for image in ("one", "two"):
+        rekindle("checkpoint", "a", "--to", image, "--leave-running", "--prove")
+        scene.goes_on("a")
+    rekindle("kill", "a")
+    rekindle("export", "two", rekindle.root / "file")
+    rekindle("rmi", "two")
+    rekindle("import", rekindle.root / "file")
+    for image in ("one", "two"):
+        rekindle("verify", image)
+        rekindle.restore(image, f"from-{image}")
+        scene.goes_on(f"from-{image}")
+
+
+def test_one_that_ends_leaves_the_others_what_they_have(rekindle):
+    scene = Scene(rekindle).begin("a")
+    rekindle("checkpoint", "a", "--to", "both", "--stop")
+    rekindle.restore("both", "b")
+    scene.goes_on("b")
+    os.kill(scene.process("b", 1), signal.SIGKILL)
+    rekindle.wait(lambda: len(scene.workers("b")) == 1, "the end of its worker")
+    scene.goes_on("b", [0])
+    # What is left is a program like any other.
+    assert rekindle.json("checkpoint", "b", "--to", "one", "--stop")["gpu_processes"] == 1
+    assert '"halves"' not in (rekindle.state / "store/images/one/manifest.json").read_text()
+    rekindle.restore("one", "c")
+    scene.goes_on("c", [0])
+    assert rekindle.sandbox("c")["problem"] is None
+
+
+def test_one_that_ends_while_all_load_leaves_the_others_loading():
+    with Rekindle(REKINDLE_FAULT="loading-begun:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+        rekindle.restore("x", "b")
+        rekindle.reached("loading-begun")
+        os.kill(scene.process("b", 1), signal.SIGKILL)
+        rekindle.let_go("loading-begun")
+        scene.goes_on("b", [0])
+        assert scene.steps("b")[0][0] == before[0][-1] + 1
+        rekindle.wait(lambda: len(scene.workers("b")) == 1, "the end of its worker")
+        assert rekindle.sandbox("b")["problem"] is None
+
+
+def test_the_memory_of_all_is_compared_with_what_is_free(rekindle):
+    bytes_each = 70 << 20
+    scene = Scene(rekindle).begin("a", "--env", f"COUNTERS_BYTES={bytes_each}")
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    assert rekindle.json("inspect", "x")["sizes"]["gpu"] > 2 * bytes_each
+    with pytest.raises(CommandError, match="it needs 7. MB of GPU memory and 6. MB are free"):
+        rekindle("restore", "x", "--gpu", "emulated:memory=64M")
+    before = scene.steps("a")
+    # Each process has an emulated GPU of its own, where two of them together would not have room.
+    rekindle("restore", "x", "--name", "b", "--gpu", "emulated:memory=100M", "-d")
+    scene.follows("b", before)
+
+
+@pytest.mark.parametrize("after", ["--stop", "--leave-running"])
+@pytest.mark.parametrize("point", ["quiesced", "frozen"])
+def test_a_worker_that_dies_in_a_checkpoint_is_named_and_the_others_go_on(point, after):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        checkpoint = rekindle.begin("checkpoint", "a", "--to", "x", after)
+        rekindle.reached(point)
+        os.kill(scene.workers("a")[1], signal.SIGKILL)
+        rekindle.let_go(point)
+        with pytest.raises(CommandError, match="the GPU worker ended while it was to .*signal 9"):
+            checkpoint.end()
+        assert rekindle.json("images")["images"] == []
+        rekindle.wait(lambda: any("failed" in line for line in rekindle.lines("a")), "what its process sees")
+        scene.goes_on("a", [0])
+        assert rekindle.json("checkpoint", "a", "--to", "x", after)["gpu_processes"] == 1
+
+
+def test_a_restore_begins_again_when_a_worker_dies_before_the_program_runs():
+    with Rekindle(REKINDLE_FAULT="restore-complete:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+        restore = rekindle.begin("restore", "x", "--name", "b", "-d")
+        rekindle.reached("restore-complete")
+        os.kill(scene.workers("b")[1], signal.SIGKILL)
+        rekindle.let_go("restore-complete")
+        restore.end()
+        scene.follows("b", before)
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+def test_a_worker_that_dies_while_it_loads_is_replaced(victims):
+    with Rekindle(REKINDLE_FAULT="loading-begun:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+        rekindle.restore("x", "b")
+        rekindle.reached("loading-begun")
+        workers = scene.workers("b")
+        for victim in victims:
+            os.kill(workers[victim], signal.SIGKILL)
+        rekindle.wait(lambda: len(set(scene.workers("b")) - set(workers)) == len(victims), "others in their place")
+        rekindle.let_go("loading-begun")
+        scene.follows("b", before)
+        assert rekindle.sandbox("b")["problem"] is None
+
+
+def test_a_process_that_begins_to_use_the_gpu_in_a_checkpoint_is_in_the_image():
+    with Rekindle(REKINDLE_FAULT="quiesced:hang") as rekindle:
+        scene = Scene(rekindle)
+        late = rekindle.root / "late"
+        rekindle.run(
+            "a",
+            "sh",
+            "-c",
+            f"(while [ ! -e {late} ]; do sleep 0.01; done; exec {sys.executable} {COUNTERS} 2 1) & exec {sys.executable} {COUNTERS} 1",
+        )
+        scene.goes_on("a", [0])
+        checkpoint = rekindle.begin("checkpoint", "a", "--to", "x", "--stop", "--json")
+        rekindle.reached("quiesced")
+        late.touch()
+        scene.goes_on("a", [1])
+        rekindle.let_go("quiesced")
+        assert json.loads(checkpoint.end())["gpu_processes"] == 2
+        before = scene.steps("a")
+        rekindle.restore("x", "b")
+        scene.follows("b", before)
+
+
+@pytest.mark.parametrize("after", ["--stop", "--leave-running"])
+def test_a_full_disk_leaves_them_running(after):
+    # Of each process that writes: a worker comes no further than its half.
+    with Rekindle(REKINDLE_FAULT_DISK_BYTES="20000") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        with pytest.raises(CommandError, match="the GPU worker could not .*: disk full"):
+            rekindle("checkpoint", "a", "--to", "x", after)
+        assert rekindle.json("images")["images"] == []
+        scene.goes_on("a")
+
+
+def test_what_takes_a_single_process_is_refused_before_anything_is_touched(rekindle):
+    scene = Scene(rekindle).begin("a")
+    for words, wanted in {("sleep", "a"): "put to sleep", ("migrate", "a", "--gpu", "emulated:count=1"): "migrated"}.items():
+        with pytest.raises(CommandError, match=f"has 2 processes that use the GPU .* and only a program with one can be {wanted}; .*restore"):
+            rekindle(*words)
+        scene.goes_on("a")
+        assert len(scene.workers("a")) == 2
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    for words, wanted in {("profile", "x", "--", "true"): "profiled", ("restore", "x", "--share", "team"): "restored into shared contexts"}.items():
+        with pytest.raises(CommandError, match=f"has 2 processes that used the GPU, and only one with a single such process can be {wanted}"):
+            rekindle(*words)
+    assert len(rekindle.sandboxes()) == 1
+
+
+def test_programs_that_share_contexts_have_a_single_process_in_an_image(rekindle):
+    scene = Scene(rekindle).begin("a", "--share", "team")
+    with pytest.raises(CommandError, match="2 processes .* only a program with one can be checkpointed while it shares contexts"):
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+    scene.goes_on("a")
+
+
+def test_the_next_daemon_knows_all_of_them(rekindle):
+    scene = Scene(rekindle).begin("a")
+    rekindle("shutdown")
+    assert len(scene.workers("a")) == 2
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    before = scene.steps("a")
+    rekindle.restore("x", "b")
+    rekindle("shutdown")
+    scene.follows("b", before)
+
+
+def test_a_program_that_is_taken_at_intervals_comes_back_with_all_of_them(rekindle):
+    scene = Scene(rekindle).begin("a", "--every", "1s", "--restart", "on-failure")
+    rekindle.wait(lambda: rekindle.sandbox("a")["recovery"]["images"], "an image")
+    pid = rekindle.sandbox("a")["pid"]
+    os.kill(pid, signal.SIGKILL)
+    rekindle.wait(lambda: rekindle.sandbox("a")["pid"] not in (0, pid), "its return")
+    scene.goes_on("a")
+    assert len(scene.workers("a")) == 2
+
+
+def test_in_a_network_of_its_own(rekindle):
+    scene = Scene(rekindle).begin("a", "--network", "private")
+    rekindle("checkpoint", "a", "--to", "x", "--stop", "--prove")
+    before = scene.steps("a")
+    rekindle.restore("x", "b")
+    scene.follows("b", before)
+
+
+def test_each_half_is_cached_and_learned_of_by_itself():
+    with Rekindle(REKINDLE_HOST_CACHE="64M", REKINDLE_GPU_CACHE="64M") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+
+        def cached():
+            (image,) = rekindle.json("images")["images"]
+            return image["cached_bytes"]["host"], *image["cached_bytes"]["gpus"].values()
+
+        def all_cached():
+            return cached() == (4 << 20, 4 << 20)
+
+        rekindle.wait(all_cached, "both halves in the caches")
+        for name in ("b", "c"):
+            rekindle.restore("x", name)
+            scene.follows(name, before)
+        learned = rekindle.state / "store/images/x"
+        rekindle.wait(lambda: len(list(learned.glob("half@*/load-order.json"))) == 2, "what was learned of both")
+        rekindle("kill", "b", "c")
+        rekindle("verify", "x")
+        rekindle.restore("x", "d")
+        scene.follows("d", before)
+        rekindle("rmi", "x")
+        scene.goes_on("d")
+        assert rekindle.json("images")["images"] == []
