@@ -95,10 +95,11 @@ class Pair(Node):
     def come_to(self, *counts):
         self.rekindle.wait(lambda: self.counts() == counts, f"the counts {counts}")
 
-    def end(self, *names):
-        for name in names:
-            self.rekindle("kill", f"hand-{name}-1")
-            self.deployer.come_to(f"hand-{name}")
+    def end(self, service):
+        """Its instance, as a crash would."""
+        (instance,) = self.deployer.service(service)["instances"]
+        self.rekindle("kill", instance["name"])
+        self.deployer.come_to(service)
 
 
 @contextlib.contextmanager
@@ -127,9 +128,9 @@ def test_an_array_is_mapped_where_it_lies_and_outlives_its_giver(pair):
     (row,) = stats["sandboxes"]
     assert stats["handed_on"] == [{"owner": "app:hand", "arrays": 1, "held": 1, "gpu_bytes": ROOM, "host_bytes": 0}]
     assert row["shared_bytes"] == ROOM
-    pair.end("Giver")
+    pair.end("hand-Giver")
     assert taker.total.remote(ref) == TOTAL
-    pair.end("Taker")
+    pair.end("hand-Taker")
     pair.come_to(1, 0, ROOM, 0)
     assert taker.total.remote(ref) == TOTAL
     giver.drop.remote(ref)
@@ -204,7 +205,7 @@ def test_another_app_does_not_get_it_and_one_of_the_tenant_does():
         ref = giver.give.remote(COUNT)
         assert taker.total.remote(ref) == other.total.remote(ref) == TOTAL
         assert pair.counts("tenant:us") == (1, 0, ROOM, 0)
-        pair.end("Giver")
+        pair.end("hand-Giver")
         assert taker.total.remote(ref) == TOTAL
 
 
@@ -220,7 +221,9 @@ def test_a_memory_daemon_that_is_killed_takes_what_nobody_has():
         assert numpy.array_equal(taker.held.remote()[0], GIVEN)
         assert taker.total.remote(giver.give.remote(COUNT)) == TOTAL
         pair.end_daemon()
-        # The next daemon finds the instances, and they hand on as before.
+        # The next daemon, which a command starts, finds the instances, and they hand on as before.
+        pair.deployer.come_to("hand-Taker", "running")
+        giver, taker = pair.find("hand")
         assert numpy.array_equal(taker.held.remote()[0], GIVEN)
         assert taker.total.remote(giver.give.remote(COUNT)) == TOTAL
 
@@ -260,7 +263,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_nothing_half_done():
         pair.come_to(2, 0, 2 * ROOM, 0)
         assert [taker.total.remote(ref) for ref in refs] == [TOTAL, TOTAL]
         taker.drop.remote(refs[0])
-        pair.end("Giver")
+        pair.end("hand-Giver")
         assert taker.total.remote(giver.give.remote(COUNT)) == TOTAL
 
 

@@ -141,6 +141,8 @@ def find(array: Any) -> Source:
 
 def find_on_gpu(array: Any) -> Source | None:
     """Where it lies on a GPU; none if it does not."""
+    if isinstance(array, DeviceArray):
+        return Source(array.address, array.dtype, array.shape, True, array)
     if type(array).__module__.startswith("torch") and hasattr(array, "detach"):
         array = array.detach()
     if hasattr(array, "__dlpack_device__"):

@@ -161,6 +161,7 @@ impl Client {
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),
+            exchange: Exchange::default(),
             outputs: 0,
             fault_noted: false,
         };

@@ -42,7 +42,9 @@ impl Client {
         let there = self.map_array(device, sizes, memory)?;
         let copied = self.add_array(device, sizes.0).and_then(|at| {
             let copied = self.copy_and_wait(device, at, there, sizes.0);
-            copied.map(|()| at).inspect_err(|_| drop(self.heap(device).and_then(|heap| heap.release(at))))
+            copied.map(|()| at).inspect_err(|_| {
+                let _ = self.heap(device).and_then(|heap| heap.release(at));
+            })
         });
         let closed = self.heap(device)?.release(there);
         copied.and_then(|at| closed.map(|()| at))
@@ -120,8 +122,9 @@ impl Client {
 
     /// Forgets arrays whose memory was given back.
     pub(crate) fn forget_unmapped_arrays(&mut self) {
-        let held: Vec<u64> = self.exchange.held.keys().copied().collect();
-        held.into_iter().filter(|at| self.device_of(*at).is_none()).for_each(|at| self.exchange.forget(at));
+        let held = self.exchange.held.keys().copied();
+        let gone: Vec<u64> = held.filter(|at| self.device_of(*at).is_none()).collect();
+        gone.into_iter().for_each(|at| self.exchange.forget(at));
     }
 
     fn device_of(&self, address: u64) -> Option<usize> {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +88,12 @@ class Target:
         """With arrays in place of references that were given, which are used up when the call has a result."""
         used: list[Ref] = []
         args, kwargs = await self.run(functools.partial(resolve, (args, kwargs), used))
-        value = await self.carry_out(name, args, kwargs)
+        try:
+            value = await self.carry_out(name, args, kwargs)
+        except Raised:
+            # Its frames have the arrays, and are part of a cycle once it is answered.
+            asyncio.get_running_loop().call_soon(gc.collect)
+            raise
 
         def finish() -> Any:
             result = handing_on.put(value)
