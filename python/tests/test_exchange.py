@@ -63,6 +63,13 @@ class Both:
     def drop(self, ref):
         ref.drop()
 
+    @rekindle.method()
+    def take_all_memory(self):
+        try:
+            cuda.device_array(cuda.current_context().get_memory_info().total, "uint8")
+        except cuda.cudadrv.driver.CudaAPIError as error:
+            return str(error)
+
 @app.cls(gpu="emulated", sleep_window=0, share={share!r})
 class Giver(Both):
     pass
@@ -252,6 +259,19 @@ def test_arrays_that_nobody_uses_go_to_the_host_and_come_back():
         for ref in refs:
             giver.drop.remote(ref)
         pair.come_to(0, 0, 0, 0)
+
+
+def test_arrays_give_way_to_a_program_that_lacks_memory(pair):
+    giver, taker = pair.find("hand")
+    held, free = giver.give.remote(COUNT), giver.give.remote(COUNT)
+    taker.hold.remote(held)
+    assert "MEMORY" in giver.take_all_memory.remote()
+    assert pair.counts() == (2, 1, ROOM, BYTES)
+    assert taker.total.remote(free) == TOTAL
+    taker.free.remote()
+    for ref in (held, free):
+        taker.drop.remote(ref)
+    pair.come_to(0, 0, 0, 0)
 
 
 def test_a_worker_that_is_killed_in_the_middle_leaves_nothing_half_done():

@@ -25,11 +25,7 @@ pub fn serve(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchang
     }
 }
 
-fn converse(
-    stream: &UnixStream,
-    objects: &Arc<Objects>,
-    exchange: &Arc<Exchange>,
-) -> Result<(), FrameError> {
+fn converse(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchange>) -> Result<(), FrameError> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let limits = Limits { bytes: LONGEST, descriptors: 0, time: Some(PATIENCE) };
     let (Want { version, wish }, _) = frame::receive_within::<Want>(stream, &limits)?;

@@ -164,7 +164,10 @@ impl Keeper {
         let mut command = Command::new(&self.program);
         command
             .arg(ARGUMENT)
-            .args([data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange].map(|n| n.to_string()))
+            .args(
+                [data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange]
+                    .map(|n| n.to_string()),
+            )
             .args(&self.limits.files)
             .current_dir("/")
             .stdin(OwnedFd::from(self.listener.try_clone()?))

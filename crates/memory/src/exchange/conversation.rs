@@ -92,7 +92,8 @@ impl Talk<'_> {
 
     /// Gives an array that lies on the host. Where the GPU has no room for it the taker has it for itself alone.
     fn bring_back(&self, back: Return, gpu: &str) -> Result<Option<super::Holder>, FrameError> {
-        let kept = self.reserve(gpu, back.room)?.inspect_err(|problem| log::info!("{}", problem.sentence)).ok();
+        let kept =
+            self.reserve(gpu, back.room)?.inspect_err(|problem| log::info!("{}", problem.sentence)).ok();
         let answer = Answer::OnHost { bytes: back.bytes, room: back.room, keep: kept.is_some() };
         self.say(&answer, &[back.memory.as_fd()])?;
         Ok(match (self.hear()?, kept) {

@@ -163,8 +163,11 @@ impl Exchange {
         let mut known = self.known();
         loop {
             let now = Instant::now();
-            let gone: Vec<Item> =
-                known.items.extract_if(|_, item| item.left(now) == Some(Duration::ZERO)).map(|row| row.1).collect();
+            let gone: Vec<Item> = known
+                .items
+                .extract_if(|_, item| item.left(now) == Some(Duration::ZERO))
+                .map(|row| row.1)
+                .collect();
             if !gone.is_empty() {
                 drop(known);
                 log::info!("dropped {} arrays that had expired", gone.len());

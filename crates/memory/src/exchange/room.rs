@@ -67,7 +67,11 @@ impl Exchange {
             let used = known.used_on(gpu);
             if used.checked_add(room).is_some_and(|sum| sum <= most) {
                 *known.gpu_reserved.entry(gpu.to_string()).or_default() += room;
-                return Ok(Asked::Room(GpuRoom { exchange: self.clone(), gpu: gpu.to_string(), bytes: room }));
+                return Ok(Asked::Room(GpuRoom {
+                    exchange: self.clone(),
+                    gpu: gpu.to_string(),
+                    bytes: room,
+                }));
             }
             if room > most {
                 return Err(full("which is less".to_string()));

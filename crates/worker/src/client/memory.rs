@@ -30,9 +30,10 @@ impl Client {
     ) -> Result<T> {
         loop {
             match attempt(self) {
-                Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0
-                    || self.shadow_gives_way()
-                    || self.arrays_give_way(device) => {}
+                Err(CUDA_ERROR_OUT_OF_MEMORY)
+                    if self.trim(device, 0)? != 0
+                        || self.shadow_gives_way()
+                        || self.arrays_give_way(device) => {}
                 other => return other,
             }
         }

@@ -15,6 +15,8 @@ use crate::dispatch::Remote;
 
 /// How long an answer may take: others may have to move arrays.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The same, while the program's requests wait.
+const HURRY: Duration = Duration::from_secs(5);
 
 /// Who talks, for a program that waits.
 pub(super) struct Talk {
@@ -29,11 +31,10 @@ impl Talk {
     /// Has a copy kept; its name.
     pub(super) fn put(&self, range: (u64, u64), expiry_ms: u64, uses: u32) -> Result<String, Problem> {
         let (device, bytes) = (self.device, range.1);
-        let room = self.on_dispatch(move |client| {
-            Ok(bytes.next_multiple_of(client.heap(device)?.granularity()))
-        })?;
+        let room =
+            self.on_dispatch(move |client| Ok(bytes.next_multiple_of(client.heap(device)?.granularity())))?;
         let put = Put { owner: self.owner.clone(), gpu: self.gpu.clone(), bytes, room, expiry_ms, uses };
-        let stream = ask(exchange::Wish::Put(put))?;
+        let stream = ask(exchange::Wish::Put(put), PATIENCE)?;
         match self.hear(&stream)? {
             (Answer::Room {}, _) => {}
             _ => return Err(misunderstood()),
@@ -49,14 +50,16 @@ impl Talk {
     /// Where an array of so many bytes is mapped.
     pub(super) fn get(&self, id: &str, wanted: u64) -> Result<u64, Problem> {
         let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
-        let stream = ask(exchange::Wish::Get { owner, gpu, id: id.to_string() })?;
+        let stream = ask(exchange::Wish::Get { owner, gpu, id: id.to_string() }, PATIENCE)?;
         let (answer, memories) = self.hear(&stream)?;
         let memory = memories.into_iter().next().ok_or_else(misunderstood)?;
         let (Answer::OnGpu { bytes, .. } | Answer::OnHost { bytes, .. }) = answer else {
             return Err(misunderstood());
         };
         if bytes != wanted {
-            let sentence = format!("the array {id} has {bytes} bytes, and its shape and dtype say {wanted}; put it again");
+            let sentence = format!(
+                "the array {id} has {bytes} bytes, and its shape and dtype say {wanted}; put it again"
+            );
             return Err(Problem::new(ProblemKind::Size, sentence));
         }
         let device = self.device;
@@ -91,7 +94,7 @@ impl Talk {
 
     pub(super) fn drop_array(&self, id: &str, use_only: bool) -> Result<(), Problem> {
         let (owner, id) = (self.owner.clone(), id.to_string());
-        match self.hear(&ask(exchange::Wish::Drop { owner, id, use_only })?)?.0 {
+        match self.hear(&ask(exchange::Wish::Drop { owner, id, use_only }, PATIENCE)?)?.0 {
             Answer::Done { .. } => Ok(()),
             _ => Err(misunderstood()),
         }
@@ -116,15 +119,15 @@ impl Talk {
 
 /// Has the memory daemon give up one array's memory on a GPU, which the program lacks; false if there is none.
 pub(crate) fn make_room(client: &mut Client, device: usize, gpu: String) -> bool {
-    let freed = ask(exchange::Wish::MakeRoom { gpu, bytes: 1 }).and_then(|stream| {
+    let freed = ask(exchange::Wish::MakeRoom { gpu, bytes: 1 }, HURRY).and_then(|stream| {
         hear(&stream, |memories, sizes| client.move_out(device, sizes, &memories).is_ok())
     });
     matches!(freed, Ok((Answer::Done { freed: 1.. }, _)))
 }
 
-fn ask(wish: exchange::Wish) -> Result<UnixStream, Problem> {
+fn ask(wish: exchange::Wish, patience: Duration) -> Result<UnixStream, Problem> {
     let stream = connect().map_err(|error| unreachable(error.into()))?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(|error| unreachable(error.into()))?;
+    stream.set_read_timeout(Some(patience)).map_err(|error| unreachable(error.into()))?;
     frame::send(&stream, &Want::new(Wish::Exchange(wish)), &[]).map_err(unreachable)?;
     Ok(stream)
 }
@@ -169,7 +172,9 @@ fn failed(code: CuResult) -> Problem {
         ),
         code => Problem::new(
             ProblemKind::Gpu,
-            format!("an array could not be copied or mapped ({code}); look at the log for what the GPU has met"),
+            format!(
+                "an array could not be copied or mapped ({code}); look at the log for what the GPU has met"
+            ),
         ),
     }
 }

@@ -73,12 +73,7 @@ impl Client {
     }
 
     /// Copies an array from a GPU's memory to the host's.
-    pub(super) fn move_out(
-        &mut self,
-        device: usize,
-        sizes: (u64, u64),
-        memories: &[OwnedFd],
-    ) -> Result<()> {
+    pub(super) fn move_out(&mut self, device: usize, sizes: (u64, u64), memories: &[OwnedFd]) -> Result<()> {
         fault::point("exchange-move").map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
         let [from, to] = memories else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let at = self.map_array(device, sizes, from.as_fd())?;
