@@ -69,13 +69,10 @@ class Both:
             cuda.device_array(cuda.current_context().get_memory_info().total, "uint8")
         except cuda.cudadrv.driver.CudaAPIError as error:
             return str(error)
-
+"""
+CLASS = """
 @app.cls(gpu="emulated", sleep_window=0, share={share!r})
-class Giver(Both):
-    pass
-
-@app.cls(gpu="emulated", sleep_window=0, share={share!r})
-class Taker(Both):
+class {name}(Both):
     pass
 """
 # Bytes of an array of this many numbers, and of the memory that it lies in.
@@ -88,8 +85,8 @@ TOTAL = int(2 * GIVEN.sum(dtype="int64"))
 class Pair(Node):
     """An app whose one class gives what the other takes."""
 
-    def deploy(self, name="hand", share=None):
-        self.deployer.app(name, APP.replace("{share!r}", repr(share)))
+    def deploy(self, name="hand", *, share=None, classes=("Giver", "Taker")):
+        self.deployer.app(name, APP + "".join(CLASS.format(name=one, share=share) for one in classes))
         return self.find(name)
 
     def find(self, name):
@@ -199,21 +196,27 @@ def test_sleep_and_images_have_what_an_instance_holds(pair):
         taker.drop.remote(ref)
 
 
-def test_another_app_does_not_get_it_and_one_of_the_tenant_does():
-    with pair_with() as pair:
-        giver, _ = pair.deploy()
-        _, stranger = pair.deploy("other")
+def test_another_app_does_not_get_it(pair):
+    giver, taker = pair.find("hand")
+    _, stranger = pair.deploy("other", classes=["Taker"])
+    ref = giver.give.remote(COUNT)
+    for method in (stranger.total, stranger.drop):
         with pytest.raises(package.RefAccessError, match="belongs to another app or tenant than app:other"):
-            stranger.total.remote(giver.give.remote(COUNT))
-        with pytest.raises(package.RefAccessError):
-            stranger.drop.remote(giver.give.remote(COUNT))
-        giver, taker = pair.deploy("hand", "us")
-        _, other = pair.deploy("other", "us")
+            method.remote(ref)
+    assert taker.total.remote(ref) == TOTAL
+    giver.drop.remote(ref)
+
+
+def test_apps_of_one_tenant_have_each_others_arrays_in_one_context():
+    with pair_with() as pair:
+        giver, _ = pair.deploy("ours", share="us", classes=["Giver"])
+        _, taker = pair.deploy("yours", share="us", classes=["Taker"])
         ref = giver.give.remote(COUNT)
-        assert taker.total.remote(ref) == other.total.remote(ref) == TOTAL
-        assert pair.counts("tenant:us") == (1, 0, ROOM, 0)
-        pair.end("hand-Giver")
+        taker.hold.remote(ref)
+        assert pair.counts("tenant:us") == (1, 1, ROOM, 0)
+        pair.end("ours-Giver")
         assert taker.total.remote(ref) == TOTAL
+        assert numpy.array_equal(taker.held.remote()[0], GIVEN)
 
 
 def test_a_memory_daemon_that_is_killed_takes_what_nobody_has():
