@@ -5,7 +5,8 @@ import ctypes
 import pytest
 import rekindle
 from rekindle import dlpack
-from rekindle.data import DTYPES, DeviceArray
+from rekindle.data import LoadedArray
+from rekindle.device_array import DTYPES
 
 pointer = ctypes.pythonapi.PyCapsule_GetPointer
 pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -15,7 +16,7 @@ pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 def array(monkeypatch):
     freed = []
     monkeypatch.setattr("rekindle.driver.free", freed.append)
-    one = DeviceArray(rekindle.Data("s3://bucket/key", dtype="float16", shape=(3, 5)), 0x600000200000, 1)
+    one = LoadedArray(rekindle.Data("s3://bucket/key", dtype="float16", shape=(3, 5)), 0x600000200000, 1)
     return one, freed
 
 
@@ -58,7 +59,7 @@ def test_arrays_have_the_interfaces_of_libraries(array):
     assert one.__dlpack_device__() == (2, 1) and one.nbytes == 30
     with pytest.raises(BufferError):
         one.__dlpack__(copy=True)
-    odd = DeviceArray(rekindle.Data("s3://bucket/key", dtype="bfloat16", shape=2), one.address, 0)
+    odd = LoadedArray(rekindle.Data("s3://bucket/key", dtype="bfloat16", shape=2), one.address, 0)
     assert not hasattr(odd, "__cuda_array_interface__")
     for name, (_, bits, letter) in DTYPES.items():
         assert rekindle.Data("s3://b/k", dtype=name, shape=3).nbytes * 8 == 3 * bits, name

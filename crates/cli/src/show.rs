@@ -5,6 +5,7 @@ use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
     Happened, LogLine, MigrationReport, Mode, Operation, Report, Sandbox, SleepReport, Trace, Way,
 };
+use rekindle_protocol::exchange::Count;
 use rekindle_protocol::worker::Phase;
 use serde_json::Value;
 
@@ -40,8 +41,30 @@ pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
     table.trim_fmt()
 }
 
-/// What programs use.
-pub fn stats(all: &[Used]) -> String {
+/// What programs use, and below it what functions hand on, if they do.
+pub fn stats(all: &[Used], handed_on: &[Count]) -> String {
+    let used = used(all);
+    match handed_on {
+        [] => used,
+        counts => format!("{used}\n\n{}", handed_on_by(counts)),
+    }
+}
+
+fn handed_on_by(counts: &[Count]) -> String {
+    let mut table = table(&["HANDED ON BY", "ARRAYS", "HELD", "GPU MEMORY", "HOST MEMORY"]);
+    for count in counts {
+        table.add_row([
+            count.owner.clone(),
+            count.arrays.to_string(),
+            count.held.to_string(),
+            bytes(count.gpu_bytes),
+            bytes(count.host_bytes),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+fn used(all: &[Used]) -> String {
     let mut table = table(&[
         "NAME",
         "STATE",

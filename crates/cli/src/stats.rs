@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_daemon::Places;
 use rekindle_protocol::daemon::{Request, Stats};
+use rekindle_protocol::exchange::Count;
 use serde_json::{Value, json};
 
 use crate::commands::Printer;
@@ -50,18 +51,19 @@ impl Before {
 /// Shows it once, or again and again: until this command is ended, or all that were named have.
 pub fn perform(places: &Places, printer: &Printer, names: &[String], once: bool) -> Result<()> {
     let mut before = Before::default();
-    let mut look = || -> Result<Vec<Used>> {
+    let mut look = || -> Result<(Vec<Used>, Vec<Count>)> {
         let mut answer = simply_ask(places, &Request::Stats { names: names.to_vec() })?;
-        Ok(before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now()))
+        let handed_on = serde_json::from_value(answer["handed_on"].take())?;
+        Ok((before.compare(serde_json::from_value(answer["sandboxes"].take())?, Instant::now()), handed_on))
     };
     look()?;
     loop {
         std::thread::sleep(EVERY);
-        let used = look()?;
+        let (used, handed_on) = look()?;
         if !once && !printer.json && std::io::stdout().is_terminal() {
             Output::Stdout.write(ANEW.as_bytes());
         }
-        printer.print(&document(&used), || show::stats(&used));
+        printer.print(&document(&used, &handed_on), || show::stats(&used, &handed_on));
         let have_ended = || used.iter().all(|used| !used.stats.state.is_live());
         if once || (!names.is_empty() && have_ended()) {
             return Ok(());
@@ -69,13 +71,13 @@ pub fn perform(places: &Places, printer: &Printer, names: &[String], once: bool)
     }
 }
 
-fn document(all: &[Used]) -> Value {
+fn document(all: &[Used], handed_on: &[Count]) -> Value {
     let each = all.iter().map(|used| {
         let mut value = json!(used.stats);
         value["processor_percent"] = json!(used.processor_percent);
         value
     });
-    json!({ "sandboxes": each.collect::<Vec<_>>() })
+    json!({ "sandboxes": each.collect::<Vec<_>>(), "handed_on": handed_on })
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod data;
 mod device;
 mod driver;
 mod event;
+mod exchange;
 mod export;
 mod exports;
 mod first_pages;

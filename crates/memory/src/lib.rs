@@ -1,4 +1,5 @@
-//! The memory daemon: objects of stores in memory of the host, once for all programs of the node.
+//! The memory daemon: objects of stores in memory of the host, once for all programs of the node, and arrays that functions
+//! [hand on](exchange).
 //!
 //! ```text
 //!   rekindled, workers ── Want ──▶ connection ─▶ objects ─▶ fetch ─▶ store (S3, http, file)
@@ -11,6 +12,7 @@
 //! starts as soon as somebody connects, and begins anew.
 
 mod connection;
+mod exchange;
 mod fetch;
 mod objects;
 mod process;

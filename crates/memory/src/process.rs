@@ -11,6 +11,7 @@ use std::time::Duration;
 use rekindle_protocol::{descriptors, peer};
 
 use crate::connection;
+use crate::exchange::{Exchange, Most};
 use crate::objects::Objects;
 use crate::room::Budget;
 use crate::store::Stores;
@@ -21,18 +22,18 @@ pub const ARGUMENT: &str = "memory";
 /// Threads that take bytes from stores.
 const MOST_THREADS: usize = 8;
 
-/// `rekindled memory BYTES SECONDS [DIRECTORY]`: the most memory for objects, for how long what fails is tried again, and whose
-/// files programs may have.
+/// `rekindled memory BYTES SECONDS GPU_BYTES HOST_BYTES [DIRECTORY]`: the most memory for objects, for how long what fails is tried
+/// again, the most memory of each GPU and of the host for what is handed on, and whose files programs may have.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let log = env_logger::Env::new().filter_or("REKINDLE_LOG", "info");
     env_logger::Builder::from_env(log).init();
     let mut number = || arguments.next().and_then(|word| word.to_str()?.parse::<u64>().ok());
-    let (Some(most), Some(patience)) = (number(), number()) else {
-        log::error!("`rekindled {ARGUMENT}` takes two numbers and a listening socket; rekindled runs this");
+    let (Some(most), Some(patience), Some(gpu), Some(host)) = (number(), number(), number(), number()) else {
+        log::error!("`rekindled {ARGUMENT}` takes four numbers and a listening socket; rekindled runs this");
         return ExitCode::from(2);
     };
     let files = arguments.next().map(PathBuf::from);
-    match run(most, Duration::from_secs(patience), files) {
+    match run(most, Duration::from_secs(patience), Most { gpu, host }, files) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("the memory daemon cannot go on: {error}");
@@ -41,7 +42,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(most: u64, patience: Duration, files: Option<PathBuf>) -> std::io::Result<()> {
+fn run(most: u64, patience: Duration, handed_on: Most, files: Option<PathBuf>) -> std::io::Result<()> {
     end_on_panic();
     descriptors::make_room();
     // Fails only where somebody has chosen one already.
@@ -49,6 +50,7 @@ fn run(most: u64, patience: Duration, files: Option<PathBuf>) -> std::io::Result
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).clamp(2, MOST_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let objects = Objects::new(Stores::new(patience, files), Budget::new(most), runtime.handle().clone());
+    let exchange = Exchange::begin(handed_on)?;
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     loop {
         let (stream, _) = listener.accept()?;
@@ -56,8 +58,8 @@ fn run(most: u64, patience: Duration, files: Option<PathBuf>) -> std::io::Result
             log::warn!("a process of a sandbox is sent away that came where workers do");
             continue;
         }
-        let objects = Arc::clone(&objects);
-        std::thread::spawn(move || connection::serve(&stream, &objects));
+        let (objects, exchange) = (Arc::clone(&objects), Arc::clone(&exchange));
+        std::thread::spawn(move || connection::serve(&stream, &objects, &exchange));
     }
 }
 

@@ -1,7 +1,8 @@
-//! Worker, daemon ↔ memory daemon: objects of stores, which lie in memory of the host once for all who want them.
+//! Worker, daemon ↔ memory daemon: objects of stores, which lie in memory of the host once for all who want them; and what
+//! functions [hand on](crate::exchange).
 //!
 //! ```text
-//!   asker   Want { url } ───────────────────────────────────────▶ memory daemon ── HEAD, ranges ──▶ store
+//!   asker   Want { Object } ────────────────────────────────────▶ memory daemon ── HEAD, ranges ──▶ store
 //!           ◀── Object { bytes } + memory ─ Ready ─ Ready ─ … ─ Whole
 //!                                        └───────────── Failed at any place
 //! ```
@@ -10,20 +11,38 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exchange;
+
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
 
-/// What an asker says, once.
+/// What an asker says first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Want {
     pub version: u32,
-    /// `s3://BUCKET/KEY`, `http://…`, `https://…` or `file:///…`.
-    pub url: String,
-    /// How many bytes it is to have, if the asker knows.
-    pub bytes: Option<u64>,
+    pub wish: Wish,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// An object of a store.
+    Object {
+        /// `s3://BUCKET/KEY`, `http://…`, `https://…` or `file:///…`.
+        url: String,
+        /// How many bytes it is to have, if the asker knows.
+        bytes: Option<u64>,
+    },
+    /// Something about what functions hand on.
+    Exchange(exchange::Wish),
+}
+
+impl Want {
+    pub fn new(wish: Wish) -> Want {
+        Want { version: VERSION, wish }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

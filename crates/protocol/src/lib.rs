@@ -5,7 +5,7 @@
 //! | a program's thread → its worker | ring records | [`operation`] |
 //! | client ↔ worker, beside the rings | a Unix socket, frames | [`client`] |
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
-//! | worker, daemon ↔ memory daemon | a Unix socket, frames | [`data`] |
+//! | worker, daemon ↔ memory daemon | a Unix socket, frames | [`data`], [`exchange`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
@@ -16,6 +16,7 @@ pub mod client;
 pub mod daemon;
 pub mod data;
 pub mod descriptors;
+pub mod exchange;
 pub mod fault;
 pub mod frame;
 pub mod mounts;

@@ -272,6 +272,10 @@ impl Control {
             Request::Serve(ask::Serve { run_directory }) => {
                 self.welcome(run_directory.into(), descriptors).map(answer::<ask::Serve>)
             }
+            Request::Belong(ask::Belong { owner }) => {
+                self.remote.run(move |dispatcher| dispatcher.client.exchange.owner = Some(owner));
+                Ok(answer::<ask::Belong>(()))
+            }
             Request::Quiesce(ask::Quiesce { limit_ms, contents }) => {
                 self.quiesce(Duration::from_millis(limit_ms), contents).map(answer::<ask::Quiesce>)
             }

@@ -2,7 +2,8 @@
 
 from rekindle.app import App
 from rekindle.cls import Cls
-from rekindle.data import Data, DeviceArray
+from rekindle.data import Data
+from rekindle.device_array import DeviceArray
 from rekindle.errors import (
     CallError,
     CommandError,
@@ -21,15 +22,23 @@ from rekindle.errors import (
     InstanceLostError,
     NotFoundError,
     QueueFullError,
+    RefAccessError,
+    RefError,
+    RefGpuError,
+    RefMemoryError,
+    RefNotFoundError,
+    RefUnavailableError,
     RefusedError,
     RemoteError,
     SerializationError,
     UnavailableError,
 )
+from rekindle.exchange import Ref, get, put
 from rekindle.function import Function, FunctionCall
 from rekindle.marks import asgi_app, batched, enter, exit, method
 from rekindle.retries import Retries
 from rekindle.sandbox import Sandbox, checkpoint, restore, run
+from rekindle.workflow import Step, Workflow
 
 __all__ = [
     "App",
@@ -55,18 +64,29 @@ __all__ = [
     "InstanceLostError",
     "NotFoundError",
     "QueueFullError",
+    "Ref",
+    "RefAccessError",
+    "RefError",
+    "RefGpuError",
+    "RefMemoryError",
+    "RefNotFoundError",
+    "RefUnavailableError",
     "RefusedError",
     "RemoteError",
     "Retries",
     "Sandbox",
     "SerializationError",
+    "Step",
     "UnavailableError",
+    "Workflow",
     "asgi_app",
     "batched",
     "checkpoint",
     "enter",
     "exit",
+    "get",
     "method",
+    "put",
     "restore",
     "run",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from rekindle.address import Service
@@ -20,6 +21,7 @@ from rekindle.errors import (
     SerializationError,
     UnavailableError,
 )
+from rekindle.exchange import HandingOn
 from rekindle.raised import rebuild
 from rekindle.retries import NONE, Retries
 
@@ -45,9 +47,10 @@ class Client:
         self.service, self.retries = service, retries
         self.connections = Connections(service)
 
-    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False) -> Any:
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], patient: bool = False, handing_on: HandingOn | None = None) -> Any:
         """The result. One who is patient waits for a place among those who wait."""
-        body = encode([list(args), kwargs])
+        how = [asdict(handing_on)] if handing_on else []
+        body = encode([list(args), kwargs, *how])
         failures = 0
         while True:
             try:

@@ -16,6 +16,7 @@ import msgpack
 
 from rekindle import arrays
 from rekindle.errors import SerializationError
+from rekindle.exchange import Ref
 
 CONTENT_TYPE = "application/x-rekindle"
 
@@ -24,7 +25,7 @@ HEAD = len(MAGIC) + 4
 ALIGNMENT = 64
 
 # Extensions. Those of sequences hold the sequence's elements, in msgpack.
-ARRAY, SCALAR, TUPLE, SET, FROZENSET, COMPLEX, INTEGER, DATETIME = range(8)
+ARRAY, SCALAR, TUPLE, SET, FROZENSET, COMPLEX, INTEGER, DATETIME, REF = range(9)
 SEQUENCES: dict[int, type] = {TUPLE: tuple, SET: set, FROZENSET: frozenset}
 
 
@@ -47,6 +48,8 @@ def encode(value: Any) -> list[bytes | memoryview]:
             return msgpack.ExtType(COMPLEX, pack([value.real, value.imag]))
         if kind is datetime.datetime:
             return msgpack.ExtType(DATETIME, value.isoformat().encode())
+        if kind is Ref:
+            return msgpack.ExtType(REF, pack([value.id, value.dtype, list(value.shape), value.given]))
         if kind in (bytearray, memoryview):
             return bytes(value)
         array = arrays.as_array(value)
@@ -117,6 +120,9 @@ def decode_tree(view: memoryview) -> Any:
             return complex(*unpack(data))
         if code == DATETIME:
             return datetime.datetime.fromisoformat(data.decode())
+        if code == REF:
+            name, dtype, sizes, given = unpack(data)
+            return Ref(name, dtype, tuple(sizes), given)
         if code not in (ARRAY, SCALAR):
             raise ValueError(f"it has an extension {code}, which is not known")
         index, description, shape = unpack(data)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Self
 from urllib.parse import urlsplit
 
-from rekindle import dlpack, driver
+from rekindle import driver
+from rekindle.device_array import DTYPES, DeviceArray, size_of
 from rekindle.errors import (
     DataAccessError,
     DataChangedError,
@@ -23,19 +21,6 @@ from rekindle.errors import (
     DeclarationError,
 )
 
-if TYPE_CHECKING:
-    import numpy
-
-# By their names: DLPack's code and bits, and NumPy's letter; there is none for bfloat16.
-DTYPES: dict[str, tuple[int, int, str]] = {
-    **{f"int{bits}": (0, bits, "i") for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (1, bits, "u") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": (2, bits, "f") for bits in (16, 32, 64)},
-    "bfloat16": (4, 16, ""),
-    "complex64": (5, 64, "c"),
-    "complex128": (5, 128, "c"),
-    "bool": (6, 8, "b"),
-}
 SCHEMES = ("s3", "http", "https", "file")
 # As the library numbers them.
 ERRORS: dict[int, type[DataError]] = {
@@ -65,20 +50,20 @@ class Data:
             raise DeclarationError(f"{url}: mode is {mode!r}; give 'ro', for data that is only read")
         self.url, self.dtype, self.shape, self.mode = url, dtype, shape, mode
         self._turn = threading.Lock()
-        self._array: DeviceArray | None = None
+        self._array: LoadedArray | None = None
 
     def __repr__(self) -> str:
         return f"rekindle.Data({self.url!r}, dtype={self.dtype!r}, shape={self.shape!r})"
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype][1] // 8
+        return size_of(self.dtype, self.shape)
 
-    def load(self) -> DeviceArray:
+    def load(self) -> LoadedArray:
         """The array, at once: its bytes may still be on their way. It is loaded once in each process."""
         with self._turn:
             if self._array is None:
-                self._array = DeviceArray.begin(self)
+                self._array = LoadedArray.begin(self)
             self._check(self._array, wait=False)
             return self._array
 
@@ -88,7 +73,7 @@ class Data:
             if self._array is not None:
                 self._check(self._array, wait=False)
 
-    def _check(self, array: DeviceArray, *, wait: bool) -> None:
+    def _check(self, array: LoadedArray, *, wait: bool) -> None:
         try:
             array._check(wait=wait)
         except DataError:
@@ -98,18 +83,18 @@ class Data:
             raise
 
 
-class DeviceArray:
-    """An array in a GPU's memory, for whatever takes `__cuda_array_interface__` or DLPack. It is not to be written to."""
+class LoadedArray(DeviceArray):
+    """Declared data, whose bytes may still be on their way."""
 
     def __init__(self, data: Data, address: int, device: int) -> None:
-        self.data, self.address, self.device = data, address, device
-        self.shape, self.dtype, self.nbytes = data.shape, data.dtype, data.nbytes
+        super().__init__(data.url, data.dtype, data.shape, address, device)
+        self.data = data
         self._is_there = False
         self._error: tuple[type[DataError], str] | None = None
         self._turn = threading.Lock()
 
     @classmethod
-    def begin(cls, data: Data) -> DeviceArray:
+    def begin(cls, data: Data) -> LoadedArray:
         try:
             device = driver.enter_context()
             return cls(data, driver.load(data.url, data.nbytes), device)
@@ -121,10 +106,7 @@ class DeviceArray:
                 raise DataMemoryError(sentence) from error
             raise DataUnavailableError(f"{data.url} cannot be loaded: {error}; look at the log of the sandbox") from error
 
-    def __repr__(self) -> str:
-        return f"<{self.data.url}: {self.dtype} {self.shape} at {self.address:#x}>"
-
-    def wait(self) -> DeviceArray:
+    def wait(self) -> Self:
         """Returns when all of it is there; raises why it cannot be had. Nothing on the GPU needs this."""
         self.data._check(self, wait=True)
         return self
@@ -148,42 +130,3 @@ class DeviceArray:
             self._is_there = number == 0
             if number > 0 and self._error is None:
                 self._error = ERRORS.get(number, DataError), sentence
-
-    def __del__(self) -> None:
-        # Whatever took the array holds it, so that nobody has the address any more.
-        if not sys.is_finalizing():
-            with contextlib.suppress(driver.DriverError):
-                driver.free(self.address)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        _, bits, letter = DTYPES[self.dtype]
-        if not letter:
-            raise AttributeError(f"{self.dtype} has no name in this interface; use DLPack")
-        return {
-            "shape": self.shape,
-            "typestr": f"{'|' if bits == 8 else '<'}{letter}{bits // 8}",
-            "data": (self.address, False),
-            "version": 3,
-            "strides": None,
-            "stream": None,
-        }
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CUDA, self.device
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
-        if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError(f"{self.data.url} is given as it lies on the GPU; copy it there")
-        code, bits, _ = DTYPES[self.dtype]
-        return dlpack.capsule(self, self.address, self.device, (code, bits), self.shape)
-
-    def copy_to_host(self) -> numpy.ndarray[Any, Any]:
-        """Its contents, once they are there."""
-        import numpy
-
-        self.wait()
-        array = numpy.empty(self.shape, self.dtype)
-        driver.enter_context()
-        driver.copy_to_host(array.ctypes.data, self.address, self.nbytes)
-        return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 CUDA = 2
@@ -40,6 +41,10 @@ new_capsule: Any = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
+pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
+pointer_of.restype = ctypes.c_void_p
+pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
 # What was handed out, by where it lies: with its shape and its owner, until whoever has it lets go of it.
 held: dict[int, tuple[Managed, Any, object]] = {}
 
@@ -60,3 +65,30 @@ def capsule(owner: object, address: int, device: int, kind: tuple[int, int], sha
     place = ctypes.addressof(managed)
     held[place] = (managed, sizes, owner)
     return new_capsule(place, CAPSULE, None)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a capsule shows, for as long as that is there. Strides and shape are in elements; no strides: in C order."""
+
+    address: int
+    device: tuple[int, int]
+    kind: tuple[int, int]
+    lanes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
+def view(capsule: Any) -> View:
+    """Of a capsule that nobody has taken."""
+    tensor = ctypes.cast(pointer_of(capsule, CAPSULE), ctypes.POINTER(Managed)).contents.tensor
+    sizes = range(tensor.dimensions)
+    strides = ctypes.cast(tensor.strides, ctypes.POINTER(ctypes.c_int64)) if tensor.strides else None
+    return View(
+        (tensor.data or 0) + tensor.offset,
+        (tensor.device.kind, tensor.device.number),
+        (tensor.dtype.code, tensor.dtype.bits),
+        tensor.dtype.lanes,
+        tuple(tensor.shape[at] for at in sizes),
+        tuple(strides[at] for at in sizes) if strides else None,
+    )

@@ -29,11 +29,25 @@ def library() -> Any:
         opened = ctypes.CDLL(LIBRARY)
         opened.rekindleDataLoad.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         opened.rekindleDataState.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        answer: list[Any] = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        opened.rekindleExchangePut.argtypes = [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint32, *answer]
+        opened.rekindleExchangeGet.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, *answer]
+        opened.rekindleExchangeDrop.argtypes = [ctypes.c_char_p, ctypes.c_int, *answer]
+        opened.cuMemAlloc_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        opened.cuMemcpyHtoD_v2.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t]
         opened.cuMemFree_v2.argtypes = [ctypes.c_uint64]
         opened.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
     except (OSError, AttributeError) as error:
         raise DriverError(f"{LIBRARY} is not Rekindle's ({error})", None) from error
     return opened
+
+
+class Told(Exception):
+    """What the memory daemon says is wrong: its number, and a sentence."""
+
+    def __init__(self, number: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.number = number
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -75,3 +89,40 @@ def free(address: int) -> None:
 
 def copy_to_host(to: int, address: int, size: int) -> None:
     call("cuMemcpyDtoH_v2", to, address, size)
+
+
+def allocate(size: int) -> int:
+    """The address of a new buffer."""
+    address = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(address), size)
+    return address.value
+
+
+def copy_to_gpu(to: int, address: int, size: int) -> None:
+    call("cuMemcpyHtoD_v2", to, address, size)
+
+
+def ask_exchange(name: str, *arguments: Any) -> str:
+    """The text that comes of it."""
+    number, text = ctypes.c_int(), ctypes.create_string_buffer(ROOM)
+    call(name, *arguments, ctypes.byref(number), text, ROOM)
+    said = text.value.decode(errors="replace")
+    if number.value:
+        raise Told(number.value, said)
+    return said
+
+
+def put(address: int, size: int, expiry: float, uses: int) -> str:
+    """The name under which a copy of the range is kept."""
+    return ask_exchange("rekindleExchangePut", address, size, round(expiry * 1000), uses)
+
+
+def get(name: str, size: int) -> int:
+    """Where what has this name is mapped."""
+    address = ctypes.c_uint64()
+    ask_exchange("rekindleExchangeGet", ctypes.byref(address), name.encode(), size)
+    return address.value
+
+
+def drop(name: str, *, use_only: bool) -> None:
+    ask_exchange("rekindleExchangeDrop", name.encode(), use_only)

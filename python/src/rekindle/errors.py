@@ -53,6 +53,30 @@ class DataNameError(DataError):
     """Its URL names no object."""
 
 
+class RefError(Error):
+    """An array that cannot be handed on."""
+
+
+class RefNotFoundError(RefError):
+    """It was dropped, has expired, or was lost with the memory daemon."""
+
+
+class RefAccessError(RefError):
+    """It belongs to another app or tenant."""
+
+
+class RefMemoryError(RefError):
+    """The GPU or the host has no room for it."""
+
+
+class RefUnavailableError(RefError):
+    """The memory daemon cannot be reached, or this program is in no sandbox."""
+
+
+class RefGpuError(RefError):
+    """The GPU failed to copy or to map it."""
+
+
 class SerializationError(Error, TypeError):
     """A value that cannot be sent, or a message that cannot be understood."""
 

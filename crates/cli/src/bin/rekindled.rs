@@ -63,6 +63,13 @@ struct Arguments {
     /// The directory whose files programs may have as declared data; none if nothing is said.
     #[arg(long, value_name = "DIR", env = "REKINDLE_DATA_FILES")]
     data_files: Option<PathBuf>,
+    /// The most bytes of each GPU's memory that arrays have which functions hand on to each other; K, M, G or T may follow.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_EXCHANGE_GPU", default_value = "4G", value_parser = parse_bytes)]
+    exchange_gpu: u64,
+    /// The most bytes of the host's memory that arrays have which had to leave their GPU. An eighth of the memory if nothing is
+    /// said.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_EXCHANGE_HOST", value_parser = parse_bytes)]
+    exchange_host: Option<u64>,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -173,7 +180,13 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     }
     let caches = CacheLimits { host: arguments.host_cache, gpu: arguments.gpu_cache };
     let patience = Duration::from_secs(arguments.data_patience);
-    let data = DataLimits { memory: arguments.data_memory, patience, files: arguments.data_files };
+    let data = DataLimits {
+        memory: arguments.data_memory,
+        patience,
+        files: arguments.data_files,
+        exchange_gpu: arguments.exchange_gpu,
+        exchange_host: arguments.exchange_host,
+    };
     let daemon = Daemon::open(places, pool, caches, data)?;
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());

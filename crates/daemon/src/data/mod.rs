@@ -19,18 +19,22 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use rekindle_protocol::data::{Answer, Problem, VERSION, Want};
-use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::data::{Answer, Problem, Want, Wish};
+use rekindle_protocol::exchange::{self, Count};
+use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::error::{Error, Result};
 use crate::host::places::Places;
 
 /// One that ended sooner than this has the next one wait.
 const SOON: Duration = Duration::from_secs(1);
+/// How long it may take to say how much it has.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// What `rekindled` is called with to be a memory daemon.
 const ARGUMENT: &str = "memory";
@@ -44,11 +48,16 @@ pub struct DataLimits {
     pub patience: Duration,
     /// Programs may have the files that lie below it; none: no files.
     pub files: Option<PathBuf>,
+    /// The most bytes of each GPU's memory that arrays have which functions hand on, and of the host's; none: an eighth of it.
+    pub exchange_gpu: u64,
+    pub exchange_host: Option<u64>,
 }
 
 /// The way to the memory daemon.
 pub struct Data {
     socket: PathBuf,
+    /// There is a memory daemon.
+    runs: Arc<AtomicBool>,
 }
 
 impl Data {
@@ -62,10 +71,33 @@ impl Data {
         }
         let listener = UnixListener::bind(&socket).map_err(failed)?;
         std::fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(failed)?;
-        let keeper = Keeper { program, log: places.logs().join("memory.log"), limits, listener };
+        let runs = Arc::new(AtomicBool::new(false));
+        let log = places.logs().join("memory.log");
+        let keeper = Keeper { program, log, limits, listener, runs: runs.clone() };
         let thread = std::thread::Builder::new().name("memory".into()).spawn(move || keeper.run());
         thread.map_err(|source| Error::system("start a thread", source))?;
-        Ok(Arc::new(Data { socket }))
+        Ok(Arc::new(Data { socket, runs }))
+    }
+
+    /// How much functions hand on just now, by owner. Nothing if the memory daemon cannot say.
+    pub fn handed_on(&self) -> Vec<Count> {
+        if !self.runs.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        self.count().unwrap_or_else(|error| {
+            log::warn!("how much functions hand on is not known: {error}");
+            Vec::new()
+        })
+    }
+
+    fn count(&self) -> std::result::Result<Vec<Count>, FrameError> {
+        let stream = UnixStream::connect(&self.socket)?;
+        frame::send(&stream, &Want::new(Wish::Exchange(exchange::Wish::Count {})), &[])?;
+        let limits = Limits { time: Some(GLANCE), ..Limits::default() };
+        match frame::receive_within(&stream, &limits)?.0 {
+            exchange::Answer::Counts(counts) => Ok(counts),
+            _ => Err(io::Error::other("it answered something else").into()),
+        }
     }
 
     /// Has an object fetched for a program that is about to want it. What fails is said to whoever wants it then.
@@ -80,7 +112,8 @@ impl Data {
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        frame::send(&stream, &Want { version: VERSION, url: url.to_string(), bytes: None }, &[])?;
+        let wish = Wish::Object { url: url.to_string(), bytes: None };
+        frame::send(&stream, &Want::new(wish), &[])?;
         loop {
             match frame::receive(&stream)?.0 {
                 Answer::Whole {} => return Ok(Ok(())),
@@ -97,6 +130,7 @@ struct Keeper {
     log: PathBuf,
     limits: DataLimits,
     listener: UnixListener,
+    runs: Arc<AtomicBool>,
 }
 
 impl Keeper {
@@ -125,12 +159,15 @@ impl Keeper {
     /// Returns when the process has ended.
     fn serve(&self) -> io::Result<ExitStatus> {
         let log: File = OpenOptions::new().append(true).create(true).open(&self.log)?;
-        let most = self.limits.memory.map_or_else(quarter, Ok)?;
+        let most = |given: Option<u64>, part| given.map_or_else(|| Ok(host_memory()? / part), io::Result::Ok);
+        let (data, exchange) = (most(self.limits.memory, 4)?, most(self.limits.exchange_host, 8)?);
         let mut command = Command::new(&self.program);
         command
             .arg(ARGUMENT)
-            .arg(most.to_string())
-            .arg(self.limits.patience.as_secs().to_string())
+            .args(
+                [data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange]
+                    .map(|n| n.to_string()),
+            )
             .args(&self.limits.files)
             .current_dir("/")
             .stdin(OwnedFd::from(self.listener.try_clone()?))
@@ -141,16 +178,20 @@ impl Keeper {
         unsafe {
             command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?));
         }
-        command.spawn()?.wait()
+        let mut process = command.spawn()?;
+        self.runs.store(true, Ordering::Release);
+        let ended = process.wait();
+        self.runs.store(false, Ordering::Release);
+        ended
     }
 }
 
-/// Of the host's memory.
-fn quarter() -> io::Result<u64> {
+/// How much memory the host has.
+fn host_memory() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let total =
         text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
     let total: u64 =
         total.ok_or_else(|| io::Error::other("/proc/meminfo does not say how much memory there is"))?;
-    Ok((total << 10) / 4)
+    Ok(total << 10)
 }

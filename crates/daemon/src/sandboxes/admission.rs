@@ -208,12 +208,16 @@ fn admit(sandbox: &Arc<Sandbox>, peer: i32) -> Result<(Arc<Worker>, UnixStream)>
     }
     let serve = ask::Serve { run_directory: sandbox.run_directory.to_string_lossy().into_owned() };
     let mut worker = free_worker(sandbox)?;
-    let mut served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
+    let ask = |worker: &Worker| {
+        worker.tell_owner()?;
+        worker.ask("serve", serve.clone(), &[worker_end.as_fd()])
+    };
+    let mut served = ask(&worker);
     if served.is_err() && worker.ended().is_some() {
         // One that nobody needed may have ended just now.
         worker = sandbox.start_worker()?;
         sandbox.fill_pool();
-        served = worker.ask("serve", serve.clone(), &[worker_end.as_fd()]);
+        served = ask(&worker);
     }
     served?;
     worker.set_settled(false);

@@ -138,6 +138,17 @@ impl Record {
         Some(Share { tenant, slice })
     }
 
+    /// Whose arrays its program has and hands on: the tenant's, else those of the app whose service it is an instance of, else its
+    /// own. Services of one app are named alike up to the last `-`.
+    pub fn owner(&self) -> String {
+        let app = |service: &String| match service.rsplit_once('-') {
+            Some((app, _)) => format!("app:{app}"),
+            None => format!("app:{service}"),
+        };
+        let tenant = self.tenant.as_ref().map(|tenant| format!("tenant:{tenant}"));
+        tenant.or_else(|| self.service.as_ref().map(app)).unwrap_or_else(|| format!("sandbox:{}", self.id))
+    }
+
     /// Whether it is to be brought back if it fails, or is about to be.
     pub fn goes_on(&self) -> bool {
         self.recovery.as_ref().is_some_and(|recovery| !recovery.over)

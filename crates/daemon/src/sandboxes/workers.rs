@@ -114,6 +114,7 @@ impl Sandbox {
             Some(share) => self.pool.contexts.admit(gpu, &share, address, || self.on_worker_end())?,
             None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
         };
+        worker.set_owner(self.record().owner());
         workers.all.push(worker.clone());
         Ok(worker)
     }

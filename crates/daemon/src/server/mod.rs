@@ -357,7 +357,8 @@ fn answer(
             let all = daemon.sandboxes.all();
             let sandboxes: Vec<_> = all.iter().map(|sandbox| sandbox.shown()).collect();
             let (pool, contexts) = (daemon.pool.shown(), daemon.pool.contexts.shown());
-            json!({ "sandboxes": sandboxes, "pool": pool, "contexts": contexts })
+            let handed_on = daemon.data.handed_on();
+            json!({ "sandboxes": sandboxes, "pool": pool, "contexts": contexts, "handed_on": handed_on })
         }
         Request::Stats { names } => {
             let wanted = match names.is_empty() {
@@ -365,7 +366,7 @@ fn answer(
                 false => names.iter().map(|name| sandbox(name)).collect::<Result<Vec<_>>>()?,
             };
             let stats: Vec<_> = wanted.iter().map(|sandbox| sandbox.stats()).collect();
-            json!({ "sandboxes": stats })
+            json!({ "sandboxes": stats, "handed_on": daemon.data.handed_on() })
         }
         Request::Logs { name, follow, own, since_us, tail, lines } => {
             let request = logs::LogRequest { follow, own, since_us, tail, lines };

@@ -105,6 +105,7 @@ fn take(
     cached: Vec<Cached>,
     beside: bool,
 ) -> Result<Vec<Phase>> {
+    worker.tell_owner()?;
     let (image, run_directory) = (text(image.path()), text(run_directory));
     worker.ask("restore the GPU half", ask::Restore { image, run_directory, cached, beside }, &[])
 }
@@ -132,6 +133,7 @@ pub fn take_over(
 
 /// As [`restore`], in place of a worker that died before it had loaded all.
 pub fn replace(worker: &Worker, image: &Image, run_directory: &Path) -> Result<Vec<Phase>> {
+    worker.tell_owner()?;
     let request = ask::Replace { image: text(image.path()), run_directory: text(run_directory) };
     worker.ask("restore the GPU half once more", request, &[])
 }

@@ -104,6 +104,8 @@ pub struct Worker {
     followed: AtomicBool,
     /// Its process serves others too.
     shared: bool,
+    /// Whose arrays its client hands on.
+    owner: Mutex<Option<String>>,
 }
 
 impl Worker {
@@ -230,6 +232,7 @@ impl Worker {
             settled: AtomicBool::new(true),
             followed: AtomicBool::new(false),
             shared: false,
+            owner: Mutex::new(None),
         }
     }
 
@@ -253,6 +256,17 @@ impl Worker {
 
     pub fn set_client(&self, pid: i32) {
         self.client.store(pid, Ordering::Relaxed);
+    }
+
+    /// Whose arrays its client is to have and hand on.
+    pub fn set_owner(&self, owner: String) {
+        *lock(&self.owner) = Some(owner);
+    }
+
+    /// Tells it whose arrays its client hands on, before it has that.
+    pub fn tell_owner(&self) -> Result<()> {
+        let owner = lock(&self.owner).clone();
+        owner.map_or(Ok(()), |owner| self.ask("tell it whose program it serves", ask::Belong { owner }, &[]))
     }
 
     pub fn is_settled(&self) -> bool {

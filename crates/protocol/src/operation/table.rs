@@ -47,6 +47,10 @@ pub struct Linked {
     pub bytes: u64,
 }
 
+/// What comes of something that the memory daemon has a part in: else the number of a kind ([`crate::data::ProblemKind`]), and a
+/// sentence.
+pub type Told<T> = Result<T, (u32, String)>;
+
 /// How it stands with data that was declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFound {
@@ -176,6 +180,16 @@ operations! {
     sync data_load DataLoad<'a> { device: u8, url: &'a str, bytes: u64 } -> u64;
     /// How it stands with what is loaded to this address; with `wait`, when that has ended.
     sync data_state DataState { address: u64, wait: bool } -> DataFound;
+
+    // What functions hand on.
+
+    /// Keeps a copy of memory for others, until so long after its last use or so many uses (0: any number): its name. Nobody
+    /// writes there meanwhile.
+    sync exchange_put ExchangePut { device: u8, address: u64, bytes: u64, expiry_ms: u64, uses: u32 } -> Told<String>;
+    /// Maps what has this name and size: the address.
+    sync exchange_get ExchangeGet<'a> { device: u8, id: &'a str, bytes: u64 } -> Told<u64>;
+    /// Nobody needs it any more, or with `use_only` one of those that it was put for.
+    sync exchange_drop ExchangeDrop<'a> { device: u8, id: &'a str, use_only: bool } -> Told<()>;
 }
 
 #[cfg(test)]

@@ -56,6 +56,10 @@ requests! {
     Serve {
         run_directory: String,
     } => ();
+    /// Whose arrays the client is to have and to hand on.
+    Belong {
+        owner: String,
+    } => ();
     /// Quiesce the client, finish its pending work, and hold everything still until `Resume`. `contents`: what the `Save`
     /// that follows will ask for.
     Quiesce {

@@ -125,6 +125,7 @@ impl Client {
         context.limits.clear();
         note(context.heap.clear());
         self.forget_all_data(index);
+        self.forget_unmapped_arrays();
         first
     }
 }

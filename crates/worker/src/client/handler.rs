@@ -64,6 +64,18 @@ impl Handler for Client {
         self.data_found(origin, &request)
     }
 
+    fn exchange_put(&mut self, origin: Origin, request: ExchangePut, _: No) -> Answer<Told<String>> {
+        self.put_array(origin, request)
+    }
+
+    fn exchange_get(&mut self, origin: Origin, request: ExchangeGet<'_>, _: No) -> Answer<Told<u64>> {
+        self.get_array(origin, request)
+    }
+
+    fn exchange_drop(&mut self, origin: Origin, request: ExchangeDrop<'_>, _: No) -> Answer<Told<()>> {
+        self.drop_array(origin, request)
+    }
+
     fn address_reserve(&mut self, _: Origin, request: AddressReserve, _: No) -> Answer<u64> {
         self.reserve_addresses(request).into()
     }

@@ -30,7 +30,10 @@ impl Client {
     ) -> Result<T> {
         loop {
             match attempt(self) {
-                Err(CUDA_ERROR_OUT_OF_MEMORY) if self.trim(device, 0)? != 0 || self.shadow_gives_way() => {}
+                Err(CUDA_ERROR_OUT_OF_MEMORY)
+                    if self.trim(device, 0)? != 0
+                        || self.shadow_gives_way()
+                        || self.arrays_give_way(device) => {}
                 other => return other,
             }
         }
@@ -70,7 +73,9 @@ impl Client {
         }
         self.when_idle(origin, device, move |client| {
             client.bind(device)?;
-            client.heap(device)?.release(address)
+            client.heap(device)?.release(address)?;
+            client.exchange.forget(address);
+            Ok(())
         })
     }
 
@@ -102,6 +107,10 @@ impl Client {
         let MemoryFreeAsync { device, address, stream } = request;
         if self.forget_data(address) {
             return Ok(());
+        }
+        if self.exchange.has(address) {
+            // An allocation that took it over could not write to it.
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (device, stream) = self.stream(origin, device, stream)?;
         if self.is_captured(device, stream)? {
@@ -175,7 +184,7 @@ impl Client {
         self.open_devices().try_for_each(|device| self.trim(device, 0).map(|_| ()))
     }
 
-    pub(super) fn range_of(&self, address: u64) -> Result<(u64, u64, u8)> {
+    pub(crate) fn range_of(&self, address: u64) -> Result<(u64, u64, u8)> {
         for (index, context) in
             self.contexts.iter().enumerate().filter_map(|(n, context)| Some((n, context.as_ref()?)))
         {

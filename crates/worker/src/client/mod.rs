@@ -37,6 +37,7 @@ use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_ring::{Board, Ring};
 
 use crate::data::Data;
+use crate::exchange::Exchange;
 use crate::gpus::Gpus;
 use crate::image::Shadow;
 use crate::link::Link;
@@ -112,6 +113,8 @@ pub(crate) struct Client {
     pub shadow: Option<Shadow>,
     /// Declared data that is on its way, or cannot be had.
     pub data: Data,
+    /// Arrays that other functions have handed on.
+    pub exchange: Exchange,
     outputs: u32,
     fault_noted: bool,
 }
@@ -158,6 +161,7 @@ impl Client {
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),
+            exchange: Exchange::default(),
             outputs: 0,
             fault_noted: false,
         };

@@ -82,6 +82,9 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
         MemoryFreeAsync::OPCODE => {
             postcard::from_bytes(body).map(|MemoryFreeAsync { address, .. }| at(address, 1))
         }
+        ExchangePut::OPCODE => {
+            postcard::from_bytes(body).map(|ExchangePut { address, bytes, .. }| at(address, bytes))
+        }
         WaitValue::OPCODE => postcard::from_bytes(body).map(|WaitValue { address, .. }| at(address, 8)),
         WriteValue::OPCODE => postcard::from_bytes(body).map(|WriteValue { address, value, .. }| {
             let range = address..address.saturating_add(8);

@@ -1,7 +1,6 @@
 //! One object on its way from the memory daemon's memory into a buffer.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +9,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::CuResult;
-use rekindle_device::{Device, Stream};
-use rekindle_protocol::data::{Answer, Problem, ProblemKind, SOCKET_VARIABLE, VERSION, Want};
+use rekindle_device::{Access, Device, Stream};
+use rekindle_protocol::data::{Answer, Problem, ProblemKind, SOCKET_VARIABLE, Want, Wish};
 use rekindle_protocol::fault;
 use rekindle_protocol::frame::{self, FrameError};
+
+use crate::host_memory::HostMemory;
 
 /// For how long the next memory daemon is looked for when there is none, as while `rekindled` starts anew, and how often.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection to the memory daemon.
+pub(crate) fn connect() -> io::Result<UnixStream> {
+    let socket = std::env::var_os(SOCKET_VARIABLE)
+        .ok_or_else(|| io::Error::other("no daemon has said where it listens"))?;
+    UnixStream::connect(Path::new(&socket))
+}
 
 /// What is loaded, and to where.
 pub(super) struct Job {
@@ -103,20 +111,18 @@ impl Job {
 
     /// `Err` where the memory daemon is the problem.
     fn attempt(&self, stop: &Stop) -> Result<Result<Left, Problem>, FrameError> {
-        let socket = std::env::var_os(SOCKET_VARIABLE)
-            .ok_or_else(|| io::Error::other("no daemon has said where it listens"))?;
-        let stream = UnixStream::connect(Path::new(&socket))?;
+        let stream = connect()?;
         *stop.stream() = Some(stream.try_clone()?);
         if stop.is_told() {
             return Err(FrameError::Closed);
         }
-        let want = Want { version: VERSION, url: self.url.clone(), bytes: Some(self.bytes) };
-        frame::send(&stream, &want, &[])?;
+        let wish = Wish::Object { url: self.url.clone(), bytes: Some(self.bytes) };
+        frame::send(&stream, &Want::new(wish), &[])?;
         let (first, descriptors) = frame::receive(&stream)?;
         let source = match (first, descriptors.into_iter().next()) {
             (Answer::Failed(problem), _) => return Ok(Err(problem)),
             (Answer::Object { bytes }, Some(descriptor)) if bytes == self.bytes => {
-                Source::map(&descriptor, bytes, self.gpu.clone())?
+                HostMemory::map(&descriptor, bytes, Access::Read, self.gpu.clone())?
             }
             _ => return Err(io::Error::other("it answered something else").into()),
         };
@@ -131,7 +137,7 @@ impl Job {
     }
 
     /// Begins to copy each piece when it is there.
-    fn copy(&self, stream: &UnixStream, source: &Source) -> Result<Result<(), Problem>, FrameError> {
+    fn copy(&self, stream: &UnixStream, source: &HostMemory) -> Result<Result<(), Problem>, FrameError> {
         let mut left = self.bytes;
         loop {
             match frame::receive(stream)?.0 {
@@ -140,7 +146,7 @@ impl Job {
                         return Err(io::Error::other("it spoke of bytes that there are none of").into());
                     };
                     left = rest;
-                    let (to, from) = (self.window + offset, source.base as u64 + offset);
+                    let (to, from) = (self.window + offset, source.address() + offset);
                     let begun = fault::point("data-copy").map_err(|_| rekindle_cuda::CUDA_ERROR_UNKNOWN);
                     let begun = begun
                         .and_then(|()| self.gpu.bind())
@@ -169,49 +175,4 @@ impl Job {
 pub(super) fn unmapped(code: CuResult) -> Problem {
     let sentence = format!("data could not be mapped ({code}); look at the log for what the GPU has met");
     Problem::new(ProblemKind::Gpu, sentence)
-}
-
-/// The memory daemon's memory of an object.
-struct Source {
-    base: *mut u8,
-    bytes: u64,
-    gpu: Arc<dyn Device>,
-    registered: bool,
-}
-
-// SAFETY: memory that is only read, from whatever thread.
-unsafe impl Send for Source {}
-
-impl Source {
-    fn map(descriptor: &OwnedFd, bytes: u64, gpu: Arc<dyn Device>) -> io::Result<Source> {
-        let (protection, number) = (libc::PROT_READ, descriptor.as_raw_fd());
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a file whose size cannot change.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes as usize, protection, libc::MAP_SHARED, number, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let page = 4096;
-        let told =
-            gpu.bind().and_then(|()| gpu.host_register_read_only(base as u64, bytes.next_multiple_of(page)));
-        if let Err(code) = &told {
-            log::info!("data is copied from memory that the GPU does not know: {code}");
-        }
-        Ok(Source { base: base.cast(), bytes, gpu, registered: told.is_ok() })
-    }
-
-    fn has(&self, offset: u64, bytes: u64) -> bool {
-        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
-    }
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        if self.registered {
-            let _ = self.gpu.bind().and_then(|()| self.gpu.host_unregister(self.base as u64));
-        }
-        // SAFETY: mapped by `map`; all copies from it have ended.
-        unsafe { libc::munmap(self.base.cast(), self.bytes as usize) };
-    }
 }

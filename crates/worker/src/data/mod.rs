@@ -26,6 +26,7 @@ use crate::dispatch::{Dispatcher, Remote};
 use load::{Job, Left, Loader};
 
 pub(crate) use hold::admit;
+pub(crate) use load::connect;
 
 /// What requests that name data which cannot be had are refused with.
 const REFUSED: CuResult = CUDA_ERROR_OPERATING_SYSTEM;
@@ -80,6 +81,10 @@ impl Data {
     /// By whom those that load tell that they have ended.
     pub(crate) fn connect(&mut self, remote: Remote) {
         self.remote = Some(remote);
+    }
+
+    pub(crate) fn remote(&self) -> Option<Remote> {
+        self.remote.clone()
     }
 
     /// Nothing is on its way.

@@ -53,7 +53,7 @@ impl Dispatcher {
         let settled = worked == 0 && loaded && self.client.waiting.is_empty() && self.rings_are_empty();
         let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => match self.client.data.problem() {
-                None => Ok(()),
+                None => self.client.own_arrays(),
                 Some(problem) => Err(format!(
                     "the program holds data that could not be loaded, and has to free it or load it again: {}",
                     problem.sentence

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
@@ -195,6 +195,10 @@ impl Heap {
         if !self.take_addresses_at(at, bytes) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        self.fill_shared(at, bytes, content, from)
+    }
+
+    fn fill_shared(&mut self, at: u64, bytes: u64, content: Content, from: BorrowedFd<'_>) -> Result<()> {
         match self.back(at, bytes, Some(from), Access::Read) {
             Ok(memory) => {
                 self.hold(at, bytes, memory, content);
@@ -208,6 +212,27 @@ impl Heap {
                 Err(code)
             }
         }
+    }
+
+    /// Makes a buffer on memory of its own, however small it is.
+    pub(crate) fn add_own(&mut self, bytes: u64) -> Result<u64> {
+        let whole = bytes.checked_next_multiple_of(self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.add(whole, Content::Large { bytes, freed: false })
+    }
+
+    /// Makes a buffer on memory that others have too: it can only be read.
+    pub(crate) fn add_shared(&mut self, bytes: u64, room: u64, from: BorrowedFd<'_>) -> Result<u64> {
+        let at = self.take_addresses(room, self.granularity, 0)?;
+        self.fill_shared(at, room, Content::Large { bytes, freed: false }, from)?;
+        Ok(at)
+    }
+
+    /// Has a buffer only be read from now on; its memory, for others.
+    pub(crate) fn share(&mut self, at: u64) -> Result<OwnedFd> {
+        let buffer = self.buffers.get_mut(&at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.device.protect(at, buffer.bytes, Access::Read)?;
+        buffer.shared = true;
+        self.device.memory_export(buffer.memory)
     }
 
     /// Gives a shared buffer memory of its own with the same contents. The device is idle, and its context current.

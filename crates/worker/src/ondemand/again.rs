@@ -54,6 +54,8 @@ struct Inheritance {
     base: Option<(Described, RawFd)>,
     /// The client's pid.
     pid: i32,
+    /// Whose arrays it hands on.
+    owner: Option<String>,
     /// What becomes of the order in which parts are used, and what was recorded of it.
     record: Recording,
     uses: Vec<String>,
@@ -105,6 +107,7 @@ pub(crate) fn do_again(
         journal: journal.descriptor().as_raw_fd(),
         base,
         pid: dispatcher.client.pid,
+        owner: dispatcher.client.exchange.owner.clone(),
         record: dispatcher.uses.as_ref().map_or(Recording::None, |uses| uses.recording()),
         uses: dispatcher.uses.as_ref().map_or_else(Vec::new, |uses| uses.names()),
         age_us,
@@ -210,6 +213,7 @@ fn restore(
     let gpu = Gpu::parse(&inheritance.gpu).ok_or_else(|| format!("{:?} names no GPU", inheritance.gpu))?;
     let mut dispatcher = Dispatcher::new(start::first_client(gpu.open()?, link.clone())?);
     dispatcher.client.pid = inheritance.pid;
+    dispatcher.client.exchange.owner.clone_from(&inheritance.owner);
     dispatcher.client.mended = true;
     dispatcher.client.output.of_pid(inheritance.pid);
     let wish = Wish {

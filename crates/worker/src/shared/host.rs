@@ -248,6 +248,7 @@ impl Served {
         inbox.refuse(problem);
         self.link.hang_up();
         self.dispatcher.client.data.stop();
+        self.dispatcher.client.exchange.forget_all();
         let Served { dispatcher, gpus, socket, slice, .. } = self;
         let _ = std::fs::remove_file(socket);
         if !gpus.close(END_LIMIT) {

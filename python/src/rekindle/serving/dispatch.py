@@ -11,6 +11,7 @@ from rekindle.client import ABOUT, CALL, KIND, MISUNDERSTOOD, RAISED, READY, RES
 from rekindle.codec import CONTENT_TYPE, decode, encode
 from rekindle.connections import Pieces
 from rekindle.errors import SerializationError
+from rekindle.exchange import HandingOn
 from rekindle.raised import describe
 from rekindle.serving.failures import Late, Raised, Unknown
 from rekindle.serving.target import Target
@@ -66,10 +67,11 @@ class Dispatch:
             return Reply(RAISED, describe(error))
 
     async def call(self, name: str, body: bytes | bytearray) -> Reply:
-        args, kwargs = decode(body)
+        args, kwargs, *how = decode(body)
+        handing_on = HandingOn(**how[0]) if how else None
         await self.wake()
         try:
-            value = await self.target.call(name, args, kwargs)
+            value = await self.target.call(name, args, kwargs, handing_on)
         except Late as late:
             return say(TIMED_OUT, str(late))
         except Unknown as unknown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 
 from rekindle.declaration import Declaration
 from rekindle.errors import DataError
+from rekindle.exchange import HandingOn, Ref, let_go, resolve
 from rekindle.marks import Mark
 from rekindle.serving.batch import Batcher
 from rekindle.serving.failures import Late, Raised, Unknown
@@ -64,18 +66,42 @@ class Target:
             self.threads = self.new_threads()
         await self.hooks(lambda mark: mark.exits)
 
-    async def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def call(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn | None = None) -> Any:
         if name not in self.methods:
             raise Unknown(f"{self.declaration.service.full_name} has no method {name!r}; it has {', '.join(self.methods) or 'none'}")
         async with self.places:
             self.under_way += 1
             try:
-                batcher = self.batchers.get(name)
-                if batcher:
-                    return await batcher.call(args, kwargs)
-                return await self.run_in_time(functools.partial(self.methods[name], *args, **kwargs))
+                if handing_on is None:
+                    return await self.carry_out(name, args, kwargs)
+                return await self.hand_on(name, args, kwargs, handing_on)
             finally:
                 self.under_way -= 1
+
+    async def carry_out(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        batcher = self.batchers.get(name)
+        if batcher:
+            return await batcher.call(args, kwargs)
+        return await self.run_in_time(functools.partial(self.methods[name], *args, **kwargs))
+
+    async def hand_on(self, name: str, args: list[Any], kwargs: dict[str, Any], handing_on: HandingOn) -> Any:
+        """With arrays in place of references that were given, which are used up when the call has a result."""
+        used: list[Ref] = []
+        args, kwargs = await self.run(functools.partial(resolve, (args, kwargs), used))
+        try:
+            value = await self.carry_out(name, args, kwargs)
+        except Raised:
+            # Its frames have the arrays, and are part of a cycle once it is answered.
+            asyncio.get_running_loop().call_soon(gc.collect)
+            raise
+
+        def finish() -> Any:
+            result = handing_on.put(value)
+            for ref in used:
+                let_go(ref, use_only=True)
+            return result
+
+        return await self.run(finish)
 
     async def run_in_time(self, function: Callable[[], Any]) -> Any:
         limit = asyncio.timeout(self.limits.timeout)

@@ -1,0 +1,148 @@
+//! What is said with whoever puts, gets or drops an array.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::exchange::{Answer, Put, Said, Wish};
+use rekindle_protocol::frame::{self, FrameError};
+
+use super::moves::{Move, Return};
+use super::room::{Asked, GpuRoom};
+use super::{Exchange, Found};
+
+/// How long a worker may take to copy an array.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Does what is wished.
+pub fn serve(stream: &UnixStream, exchange: &Arc<Exchange>, wish: Wish) -> Result<(), FrameError> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let talk = Talk { stream, exchange };
+    match wish {
+        Wish::Put(put) => talk.put(&put),
+        Wish::Get { owner, gpu, id } => match exchange.get(&owner, &id) {
+            Ok(found) => talk.give(found, &gpu),
+            Err(problem) => talk.refuse(problem),
+        },
+        Wish::Drop { owner, id, use_only } => match exchange.drop_item(&owner, &id, use_only) {
+            Ok(()) => talk.say(&Answer::Done { freed: 0 }, &[]),
+            Err(problem) => talk.refuse(problem),
+        },
+        Wish::MakeRoom { gpu, bytes } => talk.make_room(&gpu, bytes),
+        Wish::Count {} => talk.say(&Answer::Counts(exchange.counts()), &[]),
+    }
+}
+
+struct Talk<'a> {
+    stream: &'a UnixStream,
+    exchange: &'a Arc<Exchange>,
+}
+
+impl Talk<'_> {
+    fn say(&self, answer: &Answer, memories: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        frame::send(self.stream, answer, memories)
+    }
+
+    fn refuse(&self, problem: Problem) -> Result<(), FrameError> {
+        log::warn!("{}", problem.sentence);
+        self.say(&Answer::Failed(problem), &[])
+    }
+
+    fn hear(&self) -> Result<(Said, Option<OwnedFd>), FrameError> {
+        let (said, memories) = frame::receive(self.stream)?;
+        Ok((said, memories.into_iter().next()))
+    }
+
+    fn put(&self, put: &Put) -> Result<(), FrameError> {
+        let room = match self.reserve(&put.gpu, put.room)? {
+            Ok(room) => room,
+            Err(problem) => return self.refuse(problem),
+        };
+        self.say(&Answer::Room {}, &[])?;
+        match self.hear()? {
+            (Said::Here {}, Some(memory)) => {
+                let id = self.exchange.keep(put, memory, room)?;
+                self.say(&Answer::Kept { id: id.clone() }, &[]).inspect_err(|_| {
+                    // Nobody knows its name.
+                    let _ = self.exchange.drop_item(&put.owner, &id, false);
+                })
+            }
+            // It could not be copied.
+            _ => Ok(()),
+        }
+    }
+
+    fn give(&self, found: Found, wanted: &str) -> Result<(), FrameError> {
+        let _holder = match found {
+            Found::Gpu { gpu, memory, bytes, room, holder } => {
+                self.say(&Answer::OnGpu { gpu, bytes, room }, &[memory.as_fd()])?;
+                holder
+            }
+            Found::Host(back) => match self.bring_back(back, wanted)? {
+                Some(holder) => holder,
+                None => return Ok(()),
+            },
+        };
+        // It is held for as long as it is mapped.
+        self.stream.set_read_timeout(None)?;
+        self.hear().map(drop)
+    }
+
+    /// Gives an array that lies on the host. Where the GPU has no room for it the taker has it for itself alone.
+    fn bring_back(&self, back: Return, gpu: &str) -> Result<Option<super::Holder>, FrameError> {
+        let kept =
+            self.reserve(gpu, back.room)?.inspect_err(|problem| log::info!("{}", problem.sentence)).ok();
+        let answer = Answer::OnHost { bytes: back.bytes, room: back.room, keep: kept.is_some() };
+        self.say(&answer, &[back.memory.as_fd()])?;
+        Ok(match (self.hear()?, kept) {
+            ((Said::Here {}, Some(memory)), Some(room)) => Some(back.kept(gpu, memory, room)),
+            _ => None,
+        })
+    }
+
+    /// Room on a GPU, for which the worker moves out what has to be.
+    fn reserve(&self, gpu: &str, room: u64) -> Result<Result<GpuRoom, Problem>, FrameError> {
+        loop {
+            match self.exchange.reserve(gpu, room) {
+                Ok(Asked::Room(room)) => return Ok(Ok(room)),
+                Ok(Asked::MoveOut(out)) => {
+                    if !self.move_out(out)? {
+                        let sentence = "an array that was to make room on the GPU could not be copied to the host; look at \
+                                        the log of the sandbox for what the GPU has met";
+                        return Ok(Err(Problem::new(ProblemKind::Gpu, sentence)));
+                    }
+                }
+                Err(problem) => return Ok(Err(problem)),
+            }
+        }
+    }
+
+    /// False if the worker could not copy it.
+    fn move_out(&self, out: Move) -> Result<bool, FrameError> {
+        if let Some(memories) = out.memories() {
+            self.say(&Answer::MoveOut { bytes: out.bytes, room: out.room }, &memories)?;
+        }
+        let done = matches!(self.hear()?.0, Said::Moved { done: true });
+        if done {
+            log::info!("moved {} bytes of an array to the host", out.bytes);
+            out.done();
+        }
+        Ok(done)
+    }
+
+    fn make_room(&self, gpu: &str, bytes: u64) -> Result<(), FrameError> {
+        let mut freed = 0;
+        while freed < bytes
+            && let Some(out) = self.exchange.unused(gpu)
+        {
+            let room = out.room;
+            if !self.move_out(out)? {
+                break;
+            }
+            freed += room;
+        }
+        self.say(&Answer::Done { freed }, &[])
+    }
+}

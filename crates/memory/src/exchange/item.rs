@@ -1,0 +1,108 @@
+//! One array.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::exchange::Put;
+
+/// Where it lies.
+pub(super) enum Place {
+    Gpu { gpu: String, memory: OwnedFd },
+    Host { memory: OwnedFd },
+}
+
+pub(super) struct Item {
+    pub owner: String,
+    pub bytes: u64,
+    /// Of the GPU's memory.
+    pub room: u64,
+    pub place: Place,
+    /// How many have it mapped.
+    pub holders: usize,
+    /// Somebody copies it from one place to the other.
+    pub moving: bool,
+    /// When it was used last, and by which of all uses.
+    pub since: Instant,
+    pub order: u64,
+    expiry: Duration,
+    /// How many uses are left, if they are counted.
+    uses: Option<u32>,
+    /// It was dropped: nobody finds it any more.
+    dropped: bool,
+}
+
+impl Item {
+    pub(super) fn new(put: &Put, memory: OwnedFd, order: u64) -> Item {
+        Item {
+            owner: put.owner.clone(),
+            bytes: put.bytes,
+            room: put.room,
+            place: Place::Gpu { gpu: put.gpu.clone(), memory },
+            holders: 0,
+            moving: false,
+            since: Instant::now(),
+            order,
+            expiry: Duration::from_millis(put.expiry_ms),
+            uses: (put.uses != 0).then_some(put.uses),
+            dropped: false,
+        }
+    }
+
+    pub(super) fn is_on(&self, wanted: &str) -> bool {
+        matches!(&self.place, Place::Gpu { gpu, .. } if gpu == wanted)
+    }
+
+    pub(super) fn is_on_host(&self) -> bool {
+        matches!(self.place, Place::Host { .. })
+    }
+
+    /// Nobody has it mapped, and nobody moves it.
+    pub(super) fn is_free(&self) -> bool {
+        self.holders == 0 && !self.moving
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.dropped && self.is_free()
+    }
+
+    /// How long it stays if nobody uses it; none while somebody does.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        self.is_free().then(|| (self.since + self.expiry).saturating_duration_since(now))
+    }
+
+    pub(super) fn let_go(&mut self, use_only: bool) {
+        let left = self.uses.map(|uses| uses.saturating_sub(1)).filter(|_| use_only);
+        self.uses = left.or(self.uses);
+        self.dropped |= !use_only || left == Some(0);
+    }
+}
+
+/// The array of this name, if its owner asks.
+pub(super) fn find<'a>(
+    items: &'a mut HashMap<String, Item>,
+    owner: &str,
+    id: &str,
+) -> Result<&'a mut Item, Problem> {
+    match items.get_mut(id).filter(|item| !item.dropped) {
+        Some(item) if item.owner == owner => Ok(item),
+        Some(_) => {
+            let sentence = format!(
+                "the array {id} belongs to another app or tenant than {owner}; hand arrays on within an app, or have both \
+                 apps share one tenant's contexts"
+            );
+            Err(Problem::new(ProblemKind::Access, sentence))
+        }
+        None => Err(missing(id)),
+    }
+}
+
+/// There is no array of this name.
+pub(super) fn missing(id: &str) -> Problem {
+    let sentence = format!(
+        "the array {id} is not there: it was dropped, has expired, or was lost when the memory daemon ended; put it again, or \
+         give it a longer expiry"
+    );
+    Problem::new(ProblemKind::NotFound, sentence)
+}

@@ -1,0 +1,309 @@
+//! Arrays that functions hand on to each other: which there are, whose they are, and where they lie.
+//!
+//! ```text
+//!   Put ─▶ on a GPU ──room is needed there, nobody has it mapped──▶ on the host
+//!            ▲  └── mapped by takers, which hold it ──┐  └── Get ── copied back ──▶ on a GPU
+//!            └──────────────────────────────────────┘      Drop, uses, expiry: gone once nobody holds it
+//! ```
+//!
+//! This process has descriptors of the memory alone, which keep it. What needs a GPU is done by the worker that asks, and is
+//! undone if that goes away ([`conversation`]). All of it ends with this process; what takers have mapped stays theirs.
+
+mod conversation;
+mod host;
+mod item;
+mod moves;
+mod room;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::exchange::{Count, Put};
+
+use item::{Item, Place};
+
+pub use conversation::serve;
+
+/// The most bytes of all arrays together.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// On each GPU.
+    pub gpu: u64,
+    /// In memory of the host.
+    pub host: u64,
+}
+
+#[derive(Default)]
+struct Known {
+    items: HashMap<String, Item>,
+    /// Bytes that were promised, by GPU, and of the host.
+    gpu_reserved: HashMap<String, u64>,
+    host_reserved: u64,
+    /// How often something was used.
+    used: u64,
+}
+
+pub struct Exchange {
+    most: Most,
+    known: Mutex<Known>,
+    changed: Condvar,
+}
+
+/// Somebody has an array mapped, or copies from it.
+pub struct Holder {
+    exchange: Arc<Exchange>,
+    id: String,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.exchange.change(&self.id, |item| {
+            item.holders -= 1;
+            item.since = Instant::now();
+        });
+    }
+}
+
+/// What a taker finds.
+pub enum Found {
+    /// On the GPU with this UUID.
+    Gpu { gpu: String, memory: OwnedFd, bytes: u64, room: u64, holder: Holder },
+    /// On the host: nobody else comes to it for as long as this is there.
+    Host(moves::Return),
+}
+
+impl Exchange {
+    /// With a thread that drops what has expired.
+    pub fn begin(most: Most) -> std::io::Result<Arc<Exchange>> {
+        let exchange = Exchange::new(most);
+        let own = exchange.clone();
+        std::thread::Builder::new().name("exchange".into()).spawn(move || own.expire())?;
+        Ok(exchange)
+    }
+
+    fn new(most: Most) -> Arc<Exchange> {
+        Arc::new(Exchange { most, known: Mutex::default(), changed: Condvar::new() })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, known: MutexGuard<'a, Known>) -> MutexGuard<'a, Known> {
+        self.changed.wait(known).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes an array that is there, which goes if that was its end.
+    fn change(&self, id: &str, change: impl FnOnce(&mut Item)) {
+        let mut known = self.known();
+        let Some(item) = known.items.get_mut(id) else { return };
+        change(item);
+        let gone = if item.is_over() { known.items.remove(id) } else { None };
+        drop(known);
+        self.changed.notify_all();
+        drop(gone);
+    }
+
+    /// Keeps an array that room was reserved for, and gives its name.
+    fn keep(&self, put: &Put, memory: OwnedFd, room: room::GpuRoom) -> std::io::Result<String> {
+        let id = random()?;
+        let mut known = self.known();
+        known.used += 1;
+        let order = known.used;
+        known.items.insert(id.clone(), Item::new(put, memory, order));
+        drop(known);
+        drop(room);
+        self.changed.notify_all();
+        Ok(id)
+    }
+
+    /// Finds an array; waits while somebody moves it.
+    fn get(self: &Arc<Exchange>, owner: &str, id: &str) -> Result<Found, Problem> {
+        let mut known = self.known();
+        loop {
+            known.used += 1;
+            let order = known.used;
+            let item = item::find(&mut known.items, owner, id)?;
+            if item.moving {
+                known = self.wait(known);
+                continue;
+            }
+            (item.order, item.since) = (order, Instant::now());
+            let (bytes, room) = (item.bytes, item.room);
+            return match &item.place {
+                Place::Gpu { gpu, memory } => {
+                    let (gpu, memory) = (gpu.clone(), duplicate(memory)?);
+                    item.holders += 1;
+                    let holder = Holder { exchange: self.clone(), id: id.to_string() };
+                    Ok(Found::Gpu { gpu, memory, bytes, room, holder })
+                }
+                Place::Host { memory } => {
+                    let memory = duplicate(memory)?;
+                    item.moving = true;
+                    Ok(Found::Host(moves::Return::new(self.clone(), id, memory, (bytes, room))))
+                }
+            };
+        }
+    }
+
+    /// Somebody needs it no more.
+    fn drop_item(&self, owner: &str, id: &str, use_only: bool) -> Result<(), Problem> {
+        item::find(&mut self.known().items, owner, id)?;
+        self.change(id, |item| item.let_go(use_only));
+        Ok(())
+    }
+
+    /// Drops what has expired, for as long as this process lives.
+    fn expire(&self) {
+        let mut known = self.known();
+        loop {
+            let now = Instant::now();
+            let gone: Vec<Item> = known
+                .items
+                .extract_if(|_, item| item.left(now) == Some(Duration::ZERO))
+                .map(|row| row.1)
+                .collect();
+            if !gone.is_empty() {
+                drop(known);
+                log::info!("dropped {} arrays that had expired", gone.len());
+                drop(gone);
+                self.changed.notify_all();
+                known = self.known();
+                continue;
+            }
+            known = match known.items.values().filter_map(|item| item.left(now)).min() {
+                None => self.wait(known),
+                Some(left) => {
+                    self.changed.wait_timeout(known, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// How much each owner has, by name.
+    fn counts(&self) -> Vec<Count> {
+        let mut counts: Vec<Count> = Vec::new();
+        for item in self.known().items.values() {
+            let at = counts.binary_search_by(|count| count.owner.cmp(&item.owner)).unwrap_or_else(|at| {
+                counts.insert(at, Count { owner: item.owner.clone(), ..Count::default() });
+                at
+            });
+            let count = &mut counts[at];
+            count.arrays += 1;
+            count.held += u64::from(item.holders > 0);
+            match item.place {
+                Place::Gpu { .. } => count.gpu_bytes += item.room,
+                Place::Host { .. } => count.host_bytes += item.bytes,
+            }
+        }
+        counts
+    }
+}
+
+fn duplicate(memory: &OwnedFd) -> Result<OwnedFd, Problem> {
+    memory.try_clone().map_err(|error| {
+        let sentence = format!("the memory daemon has no descriptor left for an array ({error}); drop some");
+        Problem::new(ProblemKind::Unavailable, sentence)
+    })
+}
+
+/// A name that nobody else has, in a later process neither.
+fn random() -> std::io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moves::Move;
+    use room::Asked;
+
+    const MB: u64 = 1 << 20;
+
+    fn exchange() -> Arc<Exchange> {
+        Exchange::new(Most { gpu: 4 * MB, host: 4 * MB })
+    }
+
+    fn put(expiry_ms: u64, uses: u32) -> Put {
+        Put { owner: "app:a".into(), gpu: "g".into(), bytes: MB, room: 2 * MB, expiry_ms, uses }
+    }
+
+    fn kept(exchange: &Arc<Exchange>, put: &Put) -> String {
+        let Ok(Asked::Room(room)) = exchange.reserve(&put.gpu, put.room) else { panic!("there is room") };
+        exchange.keep(put, host::memory(MB).unwrap(), room).unwrap()
+    }
+
+    fn moved(exchange: &Arc<Exchange>) -> Option<Move> {
+        match exchange.reserve("g", 2 * MB) {
+            Ok(Asked::MoveOut(out)) => Some(out),
+            _ => None,
+        }
+    }
+
+    fn counts(exchange: &Exchange) -> (u64, u64, u64, u64) {
+        let count = exchange.counts().pop().unwrap_or_default();
+        (count.arrays, count.held, count.gpu_bytes, count.host_bytes)
+    }
+
+    #[test]
+    fn the_array_that_was_used_longest_ago_is_moved_out_and_comes_back() {
+        let exchange = exchange();
+        let (first, second) = (kept(&exchange, &put(60_000, 0)), kept(&exchange, &put(60_000, 0)));
+        drop(exchange.get("app:a", &first).unwrap());
+        let out = moved(&exchange).unwrap();
+        assert_eq!(out.id, second);
+        out.done();
+        assert_eq!(counts(&exchange), (2, 0, 2 * MB, MB));
+        let Ok(Found::Host(back)) = exchange.get("app:a", &second) else { panic!("it is on the host") };
+        let Ok(Asked::Room(room)) = exchange.reserve("g", 2 * MB) else { panic!("there is room") };
+        let holder = back.kept("g", host::memory(MB).unwrap(), room);
+        assert_eq!(counts(&exchange), (2, 1, 4 * MB, 0));
+        drop(holder);
+        assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));
+    }
+
+    #[test]
+    fn a_move_that_is_given_up_changes_nothing_and_what_is_held_stays() {
+        let exchange = exchange();
+        let ids = [kept(&exchange, &put(60_000, 0)), kept(&exchange, &put(60_000, 0))];
+        drop(moved(&exchange).unwrap());
+        assert_eq!(counts(&exchange), (2, 0, 4 * MB, 0));
+        let held: Vec<_> = ids.iter().map(|id| exchange.get("app:a", id).unwrap()).collect();
+        let Err(problem) = exchange.reserve("g", 2 * MB) else { panic!("both are held") };
+        assert_eq!(problem.kind, ProblemKind::Memory);
+        assert!(problem.sentence.contains("--exchange-gpu"), "{}", problem.sentence);
+        drop(held);
+        assert!(moved(&exchange).is_some());
+    }
+
+    #[test]
+    fn what_is_dropped_goes_when_nobody_holds_it() {
+        let exchange = exchange();
+        let id = kept(&exchange, &put(60_000, 2));
+        let holder = exchange.get("app:a", &id).unwrap();
+        assert_eq!(exchange.get("app:b", &id).err().unwrap().kind, ProblemKind::Access);
+        exchange.drop_item("app:a", &id, true).unwrap();
+        exchange.drop_item("app:a", &id, true).unwrap();
+        assert_eq!(exchange.get("app:a", &id).err().unwrap().kind, ProblemKind::NotFound);
+        assert_eq!(counts(&exchange), (1, 1, 2 * MB, 0));
+        drop(holder);
+        assert_eq!(counts(&exchange), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn what_nobody_uses_expires() {
+        let exchange = exchange();
+        let id = kept(&exchange, &put(0, 0));
+        assert_eq!(exchange.known().items[&id].left(Instant::now()), Some(Duration::ZERO));
+        let holder = exchange.get("app:a", &id).unwrap();
+        assert_eq!(exchange.known().items[&id].left(Instant::now()), None);
+        drop(holder);
+    }
+}

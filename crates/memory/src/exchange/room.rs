@@ -1,0 +1,118 @@
+//! Room for arrays, on each GPU and on the host.
+
+use std::sync::Arc;
+
+use rekindle_protocol::data::{Problem, ProblemKind};
+
+use super::item::Place;
+use super::moves::Move;
+use super::{Exchange, Known, duplicate, host, item};
+
+/// Room on a GPU that was promised, until it is dropped.
+pub struct GpuRoom {
+    exchange: Arc<Exchange>,
+    gpu: String,
+    bytes: u64,
+}
+
+impl Drop for GpuRoom {
+    fn drop(&mut self) {
+        let mut known = self.exchange.known();
+        if let Some(reserved) = known.gpu_reserved.get_mut(&self.gpu) {
+            *reserved -= self.bytes;
+        }
+        drop(known);
+        self.exchange.changed.notify_all();
+    }
+}
+
+/// What room on a GPU takes.
+pub enum Asked {
+    Room(GpuRoom),
+    /// This is to be moved out first; ask again then.
+    MoveOut(Move),
+}
+
+impl Known {
+    fn used_on(&self, gpu: &str) -> u64 {
+        let reserved = self.gpu_reserved.get(gpu).copied().unwrap_or(0);
+        reserved + self.items.values().filter(|item| item.is_on(gpu)).map(|item| item.room).sum::<u64>()
+    }
+
+    fn used_on_host(&self) -> u64 {
+        let lying = self.items.values().filter(|item| item.is_on_host()).map(|item| item.bytes);
+        self.host_reserved + lying.sum::<u64>()
+    }
+
+    /// The array on this GPU that was used longest ago of those that nobody uses.
+    fn oldest(&self, gpu: &str) -> Option<String> {
+        let free = self.items.iter().filter(|(_, item)| item.is_on(gpu) && item.is_free());
+        free.min_by_key(|(_, item)| item.order).map(|(id, _)| id.clone())
+    }
+}
+
+impl Exchange {
+    /// Room on a GPU, or what has to be moved out for it.
+    pub(super) fn reserve(self: &Arc<Exchange>, gpu: &str, room: u64) -> Result<Asked, Problem> {
+        let most = self.most.gpu;
+        let full = |why: String| {
+            let sentence = format!(
+                "{room} bytes of the GPU are needed for an array, and arrays that are handed on may have {most} there, {why}; \
+                 drop some, or start rekindled with a larger --exchange-gpu"
+            );
+            Problem::new(ProblemKind::Memory, sentence)
+        };
+        let mut known = self.known();
+        loop {
+            let used = known.used_on(gpu);
+            if used.checked_add(room).is_some_and(|sum| sum <= most) {
+                *known.gpu_reserved.entry(gpu.to_string()).or_default() += room;
+                return Ok(Asked::Room(GpuRoom {
+                    exchange: self.clone(),
+                    gpu: gpu.to_string(),
+                    bytes: room,
+                }));
+            }
+            if room > most {
+                return Err(full("which is less".to_string()));
+            }
+            match known.oldest(gpu) {
+                Some(id) => return self.move_out(&mut known, id).map(Asked::MoveOut),
+                // It may leave room where it was.
+                None if known.items.values().any(|item| item.is_on(gpu) && item.moving) => {
+                    known = self.wait(known);
+                }
+                None => return Err(full(format!("of which {used} are in use"))),
+            }
+        }
+    }
+
+    /// What a program that lacks memory of a GPU is to move out first, if anything can be.
+    pub(super) fn unused(self: &Arc<Exchange>, gpu: &str) -> Option<Move> {
+        let mut known = self.known();
+        let id = known.oldest(gpu)?;
+        self.move_out(&mut known, id).ok()
+    }
+
+    fn move_out(self: &Arc<Exchange>, known: &mut Known, id: String) -> Result<Move, Problem> {
+        let (most, used) = (self.most.host, known.used_on_host());
+        let item = known.items.get_mut(&id).ok_or_else(|| item::missing(&id))?;
+        let (bytes, room) = (item.bytes, item.room);
+        let refused = |why: String| {
+            let sentence = format!(
+                "an array of {bytes} bytes is to make room on the GPU, and the host has none for it: {why}; drop some arrays, \
+                 or start rekindled with a larger --exchange-host"
+            );
+            Problem::new(ProblemKind::Memory, sentence)
+        };
+        if used.saturating_add(bytes) > most {
+            return Err(refused(format!("arrays may have {most} bytes there, and have {used}")));
+        }
+        let to = host::memory(bytes).map_err(|error| refused(error.to_string()))?;
+        let (Place::Gpu { memory, .. } | Place::Host { memory }) = &item.place;
+        let from = duplicate(memory)?;
+        item.moving = true;
+        known.host_reserved += bytes;
+        Ok(Move { exchange: self.clone(), id, bytes, room, from, to: Some(to) })
+    }
+}

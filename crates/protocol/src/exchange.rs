@@ -1,0 +1,101 @@
+//! Worker, daemon ↔ memory daemon: arrays that functions hand on. The memory daemon keeps descriptors of the GPU memory they lie
+//! in, and no GPU; workers do what needs one.
+//!
+//! ```text
+//!   giver   Put ─▶            ◀─ Room    Here + memory ─▶   ◀─ Kept { id }
+//!   taker   Get ─▶            ◀─ OnGpu + memory             ┄ open for as long as the taker has it mapped
+//!           Get ─▶            ◀─ OnHost + memory of the host    Here + memory, or Copied ─▶   ┄
+//!   before an answer that needs room on the GPU, as often as needed:
+//!                             ◀─ MoveOut + both memories    Moved ─▶
+//! ```
+//!
+//! One connection for each wish. A side that goes away undoes what was not finished.
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::Problem;
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// Keep an array.
+    Put(Put),
+    /// Have an array, on the GPU with this UUID.
+    Get { owner: String, gpu: String, id: String },
+    /// The array is not needed any more. With `use_only`: by one of those that it was put for.
+    Drop { owner: String, id: String, use_only: bool },
+    /// A program lacks so much memory of the GPU: move out what nobody has mapped.
+    MakeRoom { gpu: String, bytes: u64 },
+    /// How much there is.
+    Count {},
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Put {
+    /// Whose it is: none else gets it.
+    pub owner: String,
+    /// UUID of the GPU that it lies on.
+    pub gpu: String,
+    pub bytes: u64,
+    /// Bytes of the memory that it lies in.
+    pub room: u64,
+    /// How long it is kept after its last use.
+    pub expiry_ms: u64,
+    /// After how many uses it goes; 0: never by that.
+    pub uses: u32,
+}
+
+/// What the memory daemon says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// With two descriptors: copy so many bytes from this memory of the GPU, of `room` bytes, to that of the host.
+    MoveOut {
+        bytes: u64,
+        room: u64,
+    },
+    /// There is room for what is put.
+    Room {},
+    Kept {
+        id: String,
+    },
+    /// With a descriptor of memory of the GPU that has this UUID. It can only be read.
+    OnGpu {
+        gpu: String,
+        bytes: u64,
+        room: u64,
+    },
+    /// With a descriptor of memory of the host. With `keep`, the GPU's memory that it is copied into is wanted.
+    OnHost {
+        bytes: u64,
+        room: u64,
+        keep: bool,
+    },
+    /// What was asked is done; so many bytes of the GPU's memory were given back.
+    Done {
+        freed: u64,
+    },
+    Counts(Vec<Count>),
+    Failed(Problem),
+}
+
+/// What a worker says in the middle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Said {
+    /// Whether all that was to be moved out is copied.
+    Moved { done: bool },
+    /// With a descriptor: the GPU's memory that the array lies in.
+    Here {},
+    /// The array is copied, and its memory stays the taker's own.
+    Copied {},
+}
+
+/// How much somebody has, as `rekindle stats --json` prints it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    pub owner: String,
+    pub arrays: u64,
+    /// How many of them some program has mapped.
+    pub held: u64,
+    pub gpu_bytes: u64,
+    pub host_bytes: u64,
+}

@@ -1,0 +1,180 @@
+//! What is said with the memory daemon.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
+use rekindle_protocol::data::{Problem, ProblemKind, Want, Wish};
+use rekindle_protocol::exchange::{self, Answer, Put, Said};
+use rekindle_protocol::frame::{self, FrameError};
+
+use crate::client::Client;
+use crate::data::connect;
+use crate::dispatch::Remote;
+
+/// How long an answer may take: others may have to move arrays.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The same, while the program's requests wait.
+const HURRY: Duration = Duration::from_secs(5);
+
+/// Who talks, for a program that waits.
+pub(super) struct Talk {
+    pub remote: Remote,
+    pub owner: String,
+    /// UUID of the program's GPU, and its number for it.
+    pub gpu: String,
+    pub device: usize,
+}
+
+impl Talk {
+    /// Has a copy kept; its name.
+    pub(super) fn put(&self, range: (u64, u64), expiry_ms: u64, uses: u32) -> Result<String, Problem> {
+        let (device, bytes) = (self.device, range.1);
+        let room =
+            self.on_dispatch(move |client| Ok(bytes.next_multiple_of(client.heap(device)?.granularity())))?;
+        let put = Put { owner: self.owner.clone(), gpu: self.gpu.clone(), bytes, room, expiry_ms, uses };
+        let stream = ask(exchange::Wish::Put(put), PATIENCE)?;
+        match self.hear(&stream)? {
+            (Answer::Room {}, _) => {}
+            _ => return Err(misunderstood()),
+        }
+        let memory = self.on_dispatch(move |client| client.copy_out(device, range))?;
+        frame::send(&stream, &Said::Here {}, &[memory.as_fd()]).map_err(unreachable)?;
+        match self.hear(&stream)? {
+            (Answer::Kept { id }, _) => Ok(id),
+            _ => Err(misunderstood()),
+        }
+    }
+
+    /// Where an array of so many bytes is mapped.
+    pub(super) fn get(&self, id: &str, wanted: u64) -> Result<u64, Problem> {
+        let (owner, gpu) = (self.owner.clone(), self.gpu.clone());
+        let stream = ask(exchange::Wish::Get { owner, gpu, id: id.to_string() }, PATIENCE)?;
+        let (answer, memories) = self.hear(&stream)?;
+        let memory = memories.into_iter().next().ok_or_else(misunderstood)?;
+        let (Answer::OnGpu { bytes, .. } | Answer::OnHost { bytes, .. }) = answer else {
+            return Err(misunderstood());
+        };
+        if bytes != wanted {
+            let sentence = format!(
+                "the array {id} has {bytes} bytes, and its shape and dtype say {wanted}; put it again"
+            );
+            return Err(Problem::new(ProblemKind::Size, sentence));
+        }
+        let device = self.device;
+        match answer {
+            Answer::OnGpu { gpu, room, .. } if gpu == self.gpu => self.on_dispatch(move |client| {
+                let address = client.map_array(device, (bytes, room), memory.as_fd())?;
+                client.exchange.held.insert(address, stream);
+                Ok(address)
+            }),
+            Answer::OnGpu { room, .. } => {
+                self.on_dispatch(move |client| client.copy_from_gpu(device, (bytes, room), memory.as_fd()))
+            }
+            Answer::OnHost { keep, .. } => {
+                let (address, kept) =
+                    self.on_dispatch(move |client| client.copy_from_host(device, bytes, &memory, keep))?;
+                match kept {
+                    Some(memory) => {
+                        // Should nobody hear it, the array stays where it was, and what is mapped here as it is.
+                        let _ = frame::send(&stream, &Said::Here {}, &[memory.as_fd()]);
+                        self.on_dispatch(move |client| {
+                            client.exchange.held.insert(address, stream);
+                            Ok(())
+                        })?;
+                    }
+                    None => drop(frame::send(&stream, &Said::Copied {}, &[])),
+                }
+                Ok(address)
+            }
+            _ => Err(misunderstood()),
+        }
+    }
+
+    pub(super) fn drop_array(&self, id: &str, use_only: bool) -> Result<(), Problem> {
+        let (owner, id) = (self.owner.clone(), id.to_string());
+        match self.hear(&ask(exchange::Wish::Drop { owner, id, use_only }, PATIENCE)?)?.0 {
+            Answer::Done { .. } => Ok(()),
+            _ => Err(misunderstood()),
+        }
+    }
+
+    fn hear(&self, stream: &UnixStream) -> Result<(Answer, Vec<OwnedFd>), Problem> {
+        let device = self.device;
+        hear(stream, move |memories, sizes| {
+            self.on_dispatch(move |client| client.move_out(device, sizes, &memories)).is_ok()
+        })
+    }
+
+    /// Has the dispatch thread do something on the GPU.
+    fn on_dispatch<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut Client) -> Result<T, CuResult> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let done = self.remote.ask(move |dispatcher| what(&mut dispatcher.client));
+        done.map_err(|problem| Problem::new(ProblemKind::Unavailable, problem))?.map_err(failed)
+    }
+}
+
+/// Has the memory daemon give up one array's memory on a GPU, which the program lacks; false if there is none.
+pub(crate) fn make_room(client: &mut Client, device: usize, gpu: String) -> bool {
+    let freed = ask(exchange::Wish::MakeRoom { gpu, bytes: 1 }, HURRY).and_then(|stream| {
+        hear(&stream, |memories, sizes| client.move_out(device, sizes, &memories).is_ok())
+    });
+    matches!(freed, Ok((Answer::Done { freed: 1.. }, _)))
+}
+
+fn ask(wish: exchange::Wish, patience: Duration) -> Result<UnixStream, Problem> {
+    let stream = connect().map_err(|error| unreachable(error.into()))?;
+    stream.set_read_timeout(Some(patience)).map_err(|error| unreachable(error.into()))?;
+    frame::send(&stream, &Want::new(Wish::Exchange(wish)), &[]).map_err(unreachable)?;
+    Ok(stream)
+}
+
+/// The next answer with its memories, when all is moved out that has to be: `move_out` is told bytes and room.
+fn hear(
+    stream: &UnixStream,
+    mut move_out: impl FnMut(Vec<OwnedFd>, (u64, u64)) -> bool,
+) -> Result<(Answer, Vec<OwnedFd>), Problem> {
+    loop {
+        match frame::receive(stream).map_err(unreachable)? {
+            (Answer::MoveOut { bytes, room }, memories) => {
+                let done = move_out(memories, (bytes, room));
+                frame::send(stream, &Said::Moved { done }, &[]).map_err(unreachable)?;
+            }
+            (Answer::Failed(problem), _) => return Err(problem),
+            other => return Ok(other),
+        }
+    }
+}
+
+fn unreachable(error: FrameError) -> Problem {
+    let sentence = format!(
+        "arrays cannot be handed on, for the memory daemon cannot be reached ({error}); look whether rekindled runs, and at the \
+         log memory.log in its state directory"
+    );
+    Problem::new(ProblemKind::Unavailable, sentence)
+}
+
+fn misunderstood() -> Problem {
+    Problem::new(
+        ProblemKind::Unavailable,
+        "the memory daemon answered something else than was asked; restart what runs since before an upgrade",
+    )
+}
+
+fn failed(code: CuResult) -> Problem {
+    match code {
+        CUDA_ERROR_OUT_OF_MEMORY => Problem::new(
+            ProblemKind::Memory,
+            "the GPU has no room for an array that is handed on; free some of its memory, or drop some arrays",
+        ),
+        code => Problem::new(
+            ProblemKind::Gpu,
+            format!(
+                "an array could not be copied or mapped ({code}); look at the log for what the GPU has met"
+            ),
+        ),
+    }
+}

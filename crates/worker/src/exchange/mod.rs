@@ -1,0 +1,132 @@
+//! Arrays that functions hand on: the giver's worker copies one into memory of its own, of which the memory daemon keeps a
+//! descriptor; a taker's worker maps that, and the array is there.
+//!
+//! ```text
+//!   giver       ExchangePut ─▶ copied on the GPU ── descriptor ──▶ memory daemon
+//!   taker       ExchangeGet ◀─ mapped, read-only ◀─ descriptor ─────────┘
+//! ```
+//!
+//! A thread talks with the memory daemon ([`conversation`]); the dispatch thread copies and maps ([`copies`]). The taker's call
+//! waits, so that its program does not stand still meanwhile. What it has mapped is a buffer that cannot be written to; when the
+//! program stands still it becomes one of the program's own.
+
+mod conversation;
+mod copies;
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
+use rekindle_device::uuid_text;
+use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::operation::{
+    Answer, ExchangeDrop, ExchangeGet, ExchangePut, Origin, Told, encode_reply,
+};
+use serde::Serialize;
+
+use crate::client::Client;
+use conversation::Talk;
+
+/// What one program has of others.
+#[derive(Default)]
+pub(crate) struct Exchange {
+    /// Whose arrays the program puts and gets; none if it is in no sandbox.
+    pub owner: Option<String>,
+    /// Where arrays of others are mapped. Each is kept for as long as its connection is open.
+    held: HashMap<u64, UnixStream>,
+}
+
+impl Exchange {
+    pub(crate) fn has(&self, address: u64) -> bool {
+        self.held.contains_key(&address)
+    }
+
+    /// It is mapped no more.
+    pub(crate) fn forget(&mut self, address: u64) {
+        self.held.remove(&address);
+    }
+
+    /// The program is no more, or all of its memory was given back.
+    pub(crate) fn forget_all(&mut self) {
+        self.held.clear();
+    }
+}
+
+impl Client {
+    /// Keeps a copy of a range for others. All work on it has ended.
+    pub(crate) fn put_array(&mut self, origin: Origin, request: ExchangePut) -> Answer<Told<String>> {
+        let ExchangePut { device, address, bytes, expiry_ms, uses } = request;
+        if bytes == 0 || !self.has_range(address, bytes) {
+            return Answer::Now(Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        self.converse(origin, device.into(), move |talk| talk.put((address, bytes), expiry_ms, uses))
+    }
+
+    /// Maps what somebody has put.
+    pub(crate) fn get_array(&mut self, origin: Origin, request: ExchangeGet<'_>) -> Answer<Told<u64>> {
+        let ExchangeGet { device, id, bytes } = request;
+        let id = id.to_string();
+        self.converse(origin, device.into(), move |talk| talk.get(&id, bytes))
+    }
+
+    /// What somebody has put is needed no more.
+    pub(crate) fn drop_array(&mut self, origin: Origin, request: ExchangeDrop<'_>) -> Answer<Told<()>> {
+        let ExchangeDrop { device, id, use_only } = request;
+        let id = id.to_string();
+        self.converse(origin, device.into(), move |talk| talk.drop_array(&id, use_only))
+    }
+
+    /// Answers when a thread has talked with the memory daemon.
+    fn converse<T: Serialize + Send + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        about: impl FnOnce(&Talk) -> Result<T, Problem> + Send + 'static,
+    ) -> Answer<Told<T>> {
+        let talk = match self.talk(device) {
+            Ok(Ok(talk)) => talk,
+            Ok(Err(problem)) => return Answer::Now(Ok(Err(told(problem)))),
+            Err(code) => return Answer::Now(Err(code)),
+        };
+        let run = move || {
+            let reply = encode_reply(&Ok(about(&talk).map_err(told)));
+            talk.remote.run(move |dispatcher| dispatcher.client.reply(origin.ring, &reply));
+        };
+        match std::thread::Builder::new().name("exchange".into()).spawn(run) {
+            Ok(_) => Answer::Later,
+            Err(error) => {
+                log::error!("cannot start a thread: {error}");
+                Answer::Now(Err(CUDA_ERROR_OPERATING_SYSTEM))
+            }
+        }
+    }
+
+    fn talk(&self, device: usize) -> Result<Result<Talk, Problem>, CuResult> {
+        let gpu = uuid_text(&self.context(device)?.device.info().uuid);
+        let remote = self.data.remote().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
+        let Some(owner) = self.exchange.owner.clone() else {
+            let sentence = "this program is in no sandbox of Rekindle's, and has nobody to hand arrays on to; run it by \
+                            `rekindle run` or as a function";
+            return Ok(Err(Problem::new(ProblemKind::Unavailable, sentence)));
+        };
+        Ok(Ok(Talk { remote, owner, gpu, device }))
+    }
+
+    /// Whether all of a range is memory of the program's.
+    fn has_range(&self, address: u64, bytes: u64) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
+        let mut at = address;
+        while at < end {
+            match self.range_of(at) {
+                Ok((base, bytes, _)) => at = base + bytes,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+fn told(problem: Problem) -> (u32, String) {
+    log::warn!("{}", problem.sentence);
+    (problem.kind as u32, problem.sentence)
+}

@@ -1,0 +1,133 @@
+"""Workflows: steps have each other's arrays on the GPU, and the caller has the last one's result or exception."""
+
+import asyncio
+
+import numpy
+import pytest
+import rekindle as package
+from conftest import Deployer, begun
+
+APP = """
+import numpy
+from numba import cuda
+
+@cuda.jit
+def scale(numbers, factor, out):
+    at = cuda.grid(1)
+    if at < numbers.size:
+        out[at] = factor * numbers[at]
+
+def scaled(array, factor):
+    given = cuda.as_cuda_array(array) if hasattr(array, "__cuda_array_interface__") else cuda.to_device(array)
+    out = cuda.to_device(numpy.zeros(given.size, "int32"))
+    scale[(given.size + 63) // 64, 64](given, factor, out)
+    return out
+
+@app.cls(gpu="emulated", concurrency=2, max_containers=2)
+class Maker:
+    @rekindle.enter()
+    def compile(self):
+        scaled(numpy.zeros(4, "int32"), 1).copy_to_host()
+
+    @rekindle.method()
+    def make(self, count, start=0):
+        return {"numbers": cuda.to_device(numpy.arange(start, start + count, dtype="int32")), "count": count}
+
+    @rekindle.method()
+    def double(self, made):
+        return scaled(made["numbers"], 2)
+
+@app.cls(gpu="emulated", concurrency=2, max_containers=1)
+class Other:
+    @rekindle.enter()
+    def compile(self):
+        scaled(numpy.zeros(4, "int32"), 1).copy_to_host()
+
+    @rekindle.method()
+    def triple(self, made):
+        return scaled(made["numbers"], 3)
+
+    @rekindle.method()
+    def join(self, doubled, tripled):
+        kinds = [type(one).__name__ for one in (doubled, tripled)]
+        return kinds, [cuda.to_device(one) if isinstance(one, numpy.ndarray) else one for one in (doubled, tripled)]
+
+    @rekindle.method()
+    def fail(self, made):
+        raise ValueError(f"{type(made['numbers']).__name__} is not wanted")
+
+@app.function(gpu="emulated")
+def add(kinds_and_arrays):
+    kinds, (doubled, tripled) = kinds_and_arrays
+    host = [one.copy_to_host() if hasattr(one, "copy_to_host") else one for one in (doubled, tripled)]
+    return kinds, host[0] + host[1]
+"""
+# Of 4 bytes each: more than what goes by value, and less.
+MANY, FEW = 400_000, 1000
+
+
+@pytest.fixture(scope="module")
+def deployer():
+    with begun() as instance:
+        one = Deployer(instance)
+        one.app("flow", APP)
+        yield one
+
+
+@pytest.fixture
+def parts():
+    maker, other = (package.Cls.from_name("flow", name)() for name in ("Maker", "Other"))
+    return maker, other, package.Function.from_name("flow", "add")
+
+
+def whole(parts, **options):
+    maker, other, add = parts
+    flow = package.Workflow(**options)
+    made = flow.step(maker.make)
+    joined = flow.step(other.join, flow.step(maker.double, made), flow.step(other.triple, made))
+    flow.step(add, joined)
+    return flow
+
+
+def left(deployer):
+    return [row for row in deployer.rekindle.json("ps")["handed_on"] if row["arrays"]]
+
+
+def test_large_arrays_stay_on_the_gpu_and_small_ones_go_by_value(deployer, parts):
+    flow = whole(parts)
+    for count, kinds in ((MANY, ["DeviceArray"] * 2), (FEW, ["ndarray"] * 2)):
+        found, total = flow.remote(count, start=7)
+        assert found == kinds
+        assert numpy.array_equal(total, 5 * numpy.arange(7, 7 + count, dtype="int32"))
+        deployer.rekindle.wait(lambda: not left(deployer), "all arrays to be used up")
+    found, total = asyncio.run(whole(parts, least=1).remote.aio(FEW))
+    assert found == ["DeviceArray"] * 2 and total[-1] == 5 * (FEW - 1)
+
+
+def test_the_exception_of_a_step_names_it_and_nothing_after_it_is_called(deployer, parts):
+    maker, other, add = parts
+    flow = package.Workflow(expiry=0.05)
+    made = flow.step(maker.make)
+    wrong = flow.step(other.fail, made, name="the wrong one")
+    flow.step(other.join, flow.step(maker.double, made), wrong)
+    with pytest.raises(ValueError, match="DeviceArray is not wanted") as raised:
+        flow.remote(MANY)
+    assert [note for note in raised.value.__notes__ if "step" in note] == ["in the step 'the wrong one' of a workflow"]
+    # What nobody uses any more expires.
+    deployer.rekindle.wait(lambda: not left(deployer), "the arrays to expire")
+
+
+def test_what_is_no_workflow_is_refused(parts):
+    maker, other, _ = parts
+    flow = package.Workflow()
+    with pytest.raises(package.DeclarationError, match="whose result no other takes, and this one has none"):
+        flow.remote()
+    made = flow.step(maker.make)
+    flow.step(maker.double, made)
+    flow.step(other.triple, made)
+    with pytest.raises(package.DeclarationError, match="this one has double, triple; add one that joins them"):
+        flow.remote(1)
+    with pytest.raises(package.DeclarationError, match="the steps make are of another workflow"):
+        package.Workflow().step(maker.double, made)
+    with pytest.raises(package.DeclarationError, match="is no function of an app"):
+        package.Workflow().step(print)
