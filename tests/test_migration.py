@@ -195,11 +195,12 @@ def test_a_killed_worker_on_the_other_gpu_leaves_it_where_it_was(point):
         end(rekindle)
 
 
-def test_a_worker_killed_before_it_takes_the_program_leaves_it_where_it_was():
+@pytest.mark.parametrize(("fault", "said"), [("taking-over:kill", "worker"), ("taking-over", "injected")])
+def test_a_worker_that_does_not_come_to_take_the_program_leaves_it_where_it_was(fault, said):
     with Rekindle() as rekindle:
         start(rekindle)
-        set_fault(rekindle, "taking-over:kill")
-        assert "worker" in fails(rekindle, "migrate", "checks", "--gpu", SECOND)
+        set_fault(rekindle, fault)
+        assert said in fails(rekindle, "migrate", "checks", "--gpu", SECOND)
         computes(rekindle)
         assert rekindle.sandbox("checks")["gpu"] == FIRST
         end(rekindle)

@@ -58,24 +58,28 @@ impl Control {
     /// The client is about to go on here, and not where it was.
     pub(super) fn give_word(&mut self) -> Result<(), String> {
         let Some(mut word) = self.word.take() else { return Ok(()) };
-        fault::point("taking-over").map_err(|fault| fault.to_string())?;
-        match word.write_all(&[1]) {
+        let given = fault::point("taking-over").map_err(|fault| fault.to_string());
+        let given = given.and_then(|()| match word.write_all(&[1]) {
             // The other worker has ended.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
                 Err(format!("the other worker cannot be told: {error}"))
             }
             _ => Ok(()),
-        }
+        });
+        given.inspect_err(|problem| self.give_back(word, problem.clone()))
     }
 
     /// The daemon has gone before the client was let go on: it goes on where it was. True if this worker ends.
     pub(super) fn gives_up(&mut self) -> bool {
-        let gives_up = self.word.take().is_some();
-        if gives_up {
-            self.remote
-                .end(Ended::Failed("the daemon has gone while a program was to move here".to_string()));
-        }
-        gives_up
+        let Some(word) = self.word.take() else { return false };
+        self.give_back(word, "the daemon has gone while a program was to move here".to_string());
+        true
+    }
+
+    /// The client goes on with the other worker once the word is closed: not before this one takes no more requests of it.
+    fn give_back(&self, word: Word, problem: String) {
+        let _ = self.remote.ask(move |dispatcher| dispatcher.end(Ended::Failed(problem)));
+        drop(word);
     }
 
     /// Waits until there is something to read, or a connection to take, within the limit; or until it is known that the client
