@@ -221,12 +221,17 @@ def test_a_process_that_begins_to_use_the_gpu_in_a_checkpoint_is_in_the_image():
 
 @pytest.mark.parametrize("after", ["--stop", "--leave-running"])
 def test_a_full_disk_leaves_them_running(after):
-    # Of each process that writes: a worker comes no further than its half.
-    with Rekindle(REKINDLE_FAULT_DISK_BYTES="20000") as rekindle:
+    with Rekindle() as rekindle:
+        # Then the store has the client, and a daemon need not write it.
+        rekindle.run("first", "sleep", 60)
+        rekindle("checkpoint", "first", "--to", "first", "--stop")
+        rekindle("shutdown")
+        # Of each process that writes: a worker comes no further than its half.
+        rekindle.environment["REKINDLE_FAULT_DISK_BYTES"] = "20000"
         scene = Scene(rekindle).begin("a")
         with pytest.raises(CommandError, match="the GPU worker could not .*: disk full"):
             rekindle("checkpoint", "a", "--to", "x", after)
-        assert rekindle.json("images")["images"] == []
+        assert [image["name"] for image in rekindle.json("images")["images"]] == ["first"]
         scene.goes_on("a")
 
 

@@ -207,6 +207,8 @@ def notebook(file):
     """Runs cells of a notebook, and says what an expression is after each."""
     client = BlockingKernelClient(connection_file=file)
     client.load_connection_file()
+    # A kernel of a busy machine is not dead after a second.
+    client.hb_channel.time_to_dead = PATIENCE
     client.start_channels()
 
     def run(cell="", value="None"):

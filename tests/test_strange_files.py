@@ -1,6 +1,7 @@
 """Whatever lies where a file of an image, of the store or of the daemon belongs: every command ends, and the name comes free."""
 
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -87,6 +88,13 @@ def chunks(image):
     return image.parent.parent / "chunks"
 
 
+def of_gpu_memory(image):
+    """The file of a chunk that a restore reads. The client's is read where no program has that build."""
+    parts = json.loads((image / "manifest.json").read_text())["parts"]
+    (chunk,) = next(part["chunks"] for part in parts if part["kind"] == "gpu-buffer")
+    return next(chunks(image).glob(f"*/{chunk}*"))
+
+
 def copied(here, there):
     subprocess.run(["cp", "-a", "--sparse=always", here, there], check=True)
 
@@ -103,7 +111,7 @@ def test_in_the_place_of_an_images_files(rekindle):
         "cpu/netns-1.img",
         "cpu",
     ]
-    places = [image / name for name in within] + [next(image.glob("pages/anon-*")), next(chunks(image).glob("*/*")), image]
+    places = [image / name for name in within] + [next(image.glob("pages/anon-*")), of_gpu_memory(image), image]
     for place, kind in cases(places):
         put(place, kind)
         for command in ("images", "ps"):
