@@ -6,7 +6,6 @@ GB = 1e9
 WAYS = {"direct": "GPU to GPU", "rounds": "in rounds through the host's memory", "still": "through the host's memory, all in the stop"}
 
 
-
 def figures(results):
     lines = [
         "| program | GPU memory, GB | way | stands still, ms | longest request beyond a usual one, ms | until it is there, s |",
@@ -28,4 +27,6 @@ def summary(results):
     name = max(rows, key=lambda name: rows[name]["ways"]["direct"][0]["report"]["bytes"])
     reports = [one["report"] for one in rows[name]["ways"]["direct"]]
     stopped = spread([one["stopped_us"] / 1e3 for one in reports], 0)
-    return [f"A service with {reports[0]['bytes'] / GB:.0f} GB of GPU memory moves to another H200 while it is asked: it stands still for {stopped} ms."]
+    return [
+        f"A service with {reports[0]['bytes'] / GB:.0f} GB of GPU memory moves to another H200 while it is asked: it stands still for {stopped} ms."
+    ]
