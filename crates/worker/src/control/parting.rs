@@ -31,10 +31,7 @@ impl Control {
         let client = self.link.socket().ok_or("the client has gone")?;
         let client = client.try_clone().map_err(|error| format!("its socket cannot be shared: {error}"))?;
         let next = self.remote.ask(|dispatcher| dispatcher.next_request())?;
-        let conversations = self.conversations.clone();
-        // Nothing of the client's is half read.
-        let _turn = conversations.client();
-        self.link.set_parted(true);
+        self.hear_no_more();
         self.along.push(client.into());
         self.parted = Some(word.into());
         Ok(next)
@@ -76,10 +73,19 @@ impl Control {
         true
     }
 
-    /// The client goes on with the other worker once the word is closed: not before this one takes no more requests of it.
+    /// The client goes on with the other worker once the word is closed: not before this one neither hears what it says nor
+    /// takes requests of it.
     fn give_back(&self, word: Word, problem: String) {
+        self.hear_no_more();
         let _ = self.remote.ask(move |dispatcher| dispatcher.end(Ended::Failed(problem)));
         drop(word);
+    }
+
+    /// What the client says is for the other worker; nothing of it is half read.
+    fn hear_no_more(&self) {
+        let conversations = self.conversations.clone();
+        let _turn = conversations.client();
+        self.link.set_parted(true);
     }
 
     /// Waits until there is something to read, or a connection to take, within the limit; or until it is known that the client
