@@ -92,7 +92,7 @@ def of_gpu_memory(image):
     """The file of a chunk that a restore reads. The client's is read where no program has that build."""
     parts = json.loads((image / "manifest.json").read_text())["parts"]
     (chunk,) = next(part["chunks"] for part in parts if part["kind"] == "gpu-buffer")
-    return next(chunks(image).glob(f"*/{chunk}*"))
+    return next(chunks(image).glob(f"*/{chunk.split()[-1]}*"))
 
 
 def copied(here, there):
