@@ -317,4 +317,4 @@ def test_json_is_one_document_whatever_user_code_prints(rekindle, deploy):
 
 def test_temporary_files_may_lie_where_a_sandbox_has_files_of_its_own(rekindle, deploy):
     rekindle.environment["TMPDIR"] = "/dev/shm"
-    assert deploy.app("apart", ONE)["services"][0]["name"] == "apart-one"
+    assert deploy.app("apart", ONE)["services"][0]["name"] == "one"
