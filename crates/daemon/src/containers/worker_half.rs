@@ -51,8 +51,6 @@ use crate::timeline::{CPU, Clock, PINNED, Timeline};
 use crate::workers::{Worker, gpu_half};
 use crate::{fault, restore};
 
-/// The client that the program has mapped: it must be the same in a restore.
-
 pub fn checkpoint(
     daemon: &Daemon,
     sandbox: &Arc<Sandbox>,
