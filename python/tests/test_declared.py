@@ -77,3 +77,19 @@ def test_whoever_has_a_dlpack_tensor_holds_the_array(array):
     assert dlpack.held[place][2] is one and not freed
     managed.deleter(ctypes.byref(managed))
     assert place not in dlpack.held
+
+
+def test_a_capsule_that_nobody_takes_lets_go_of_the_array(array):
+    one, _ = array
+    before = set(dlpack.held)
+    capsule = one.__dlpack__()
+    assert len(set(dlpack.held) - before) == 1
+    del capsule
+    assert set(dlpack.held) == before
+    taken = one.__dlpack__()
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(taken), b"used_dltensor")
+    del taken
+    (place,) = set(dlpack.held) - before
+    managed = dlpack.Managed.from_address(place)
+    managed.deleter(ctypes.byref(managed))
+    assert set(dlpack.held) == before

@@ -45,6 +45,14 @@ pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
 pointer_of.restype = ctypes.c_void_p
 pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
+# As its end sees it: a reference would bring it back.
+Ending = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+is_untaken: Any = ctypes.pythonapi["PyCapsule_IsValid"]
+is_untaken.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+ending_pointer: Any = ctypes.pythonapi["PyCapsule_GetPointer"]
+ending_pointer.restype = ctypes.c_void_p
+ending_pointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+
 # What was handed out, by where it lies: with its shape and its owner, until whoever has it lets go of it.
 held: dict[int, tuple[Managed, Any, object]] = {}
 
@@ -53,18 +61,27 @@ def forget(managed: Any) -> None:
     held.pop(ctypes.addressof(managed.contents), None)
 
 
-let_go = Deleter(forget)
+def end(capsule: int) -> None:
+    """One that was taken is called something else by then, and its taker lets go of it."""
+    if is_untaken(capsule, CAPSULE):
+        held.pop(ending_pointer(capsule, CAPSULE), None)
+
+
+let_go, ended = Deleter(forget), Ending(end)
+# What has a capsule may outlive this module, at the interpreter's end.
+for callback in (let_go, ended):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
 
 
 def capsule(owner: object, address: int, device: int, kind: tuple[int, int], shape: tuple[int, ...]) -> Any:
-    """Of memory that is its owner's. One that nobody takes holds the owner for ever."""
+    """Of memory that is its owner's, which is held until whoever takes it lets go of it, or the capsule ends untaken."""
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     code, bits = kind
     tensor = Tensor(address, Device(CUDA, device), len(shape), DataType(code, bits, 1), sizes, None, 0)
     managed = Managed(tensor, None, let_go)
     place = ctypes.addressof(managed)
     held[place] = (managed, sizes, owner)
-    return new_capsule(place, CAPSULE, None)
+    return new_capsule(place, CAPSULE, ended)
 
 
 @dataclass(frozen=True)
