@@ -73,8 +73,8 @@ impl Control {
         true
     }
 
-    /// The client goes on with the other worker once the word is closed: not before this one neither hears what it says nor
-    /// takes requests of it.
+    /// The client goes on with the other worker once the word is closed: only when this one neither hears what it says nor
+    /// takes its requests.
     fn give_back(&self, word: Word, problem: String) {
         self.hear_no_more();
         let _ = self.remote.ask(move |dispatcher| dispatcher.end(Ended::Failed(problem)));

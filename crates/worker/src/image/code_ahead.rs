@@ -1,5 +1,5 @@
-//! Code that is written to an image in the making while the program runs: it never changes, and hashing and writing hundreds
-//! of megabytes takes longer than the rest of a move between two GPUs.
+//! Code that is written to an image in the making while the program runs: it never changes, and hashing and writing it takes
+//! nearly as long as a move between two GPUs copies memory.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
