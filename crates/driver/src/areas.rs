@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use rekindle_sandbox::process::private_memory;
+use rekindle_sandbox::process::{maps, private_memory};
 
 use crate::message::Area;
 
@@ -55,7 +55,7 @@ fn without(span: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
 
 /// A process that has ended has none.
 fn memory(pid: i32) -> Vec<Range<u64>> {
-    private_memory(pid).unwrap_or_default()
+    private_memory(&maps::if_there(pid))
 }
 
 #[cfg(test)]

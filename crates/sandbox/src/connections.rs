@@ -3,94 +3,143 @@
 //!
 //! Connections with itself are read out of the kernel, which nothing may come into meanwhile: with both ends standing
 //! still nothing does. What is connected to others is not touched, so that it goes on if the program does.
+//!
+//! Each socket is asked by itself. The kernel's tables of all connections take it milliseconds, however few there are.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::process::{self, sockets};
+use nix::sys::socket::{SockaddrStorage, getpeername, getsockname};
 
-/// In the kernel's table: a socket that waits to be called, and one that is only remembered.
-const LISTEN: &str = "0A";
-const TIME_WAIT: &str = "06";
+use crate::process::{self, Handle};
+
+/// Of the kernel's `SO_NETNS_COOKIE`, which a kernel before 5.14 does not know.
+const NETWORK: libc::c_int = 71;
+
+/// A connected socket: its network, its own address and the other end's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Connection {
+    network: u64,
+    local: SocketAddr,
+    remote: SocketAddr,
+}
 
 /// The inodes of sockets that the processes have connected to each other.
 pub fn inside(pids: &[i32]) -> BTreeSet<u64> {
-    let own: BTreeSet<u64> = pids.iter().flat_map(|pid| sockets(*pid)).collect();
-    // A table for each network that they are in.
-    let networks: BTreeMap<_, _> = pids.iter().map(|pid| (process::namespace(*pid, "net"), *pid)).collect();
-    let table =
-        |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-    networks.into_values().flat_map(|pid| among(&own, &[table(pid, "tcp"), table(pid, "tcp6")])).collect()
-}
-
-fn among(own: &BTreeSet<u64>, tables: &[String]) -> BTreeSet<u64> {
-    // One end may be written as an IPv4 address in IPv6: ports and the address's last four bytes tell ends apart.
-    let end = |text: &str| {
-        let (address, port) = text.split_once(':')?;
-        Some((address.get(address.len().checked_sub(8)?..)?.to_string(), port.to_string()))
-    };
-    let mut ends = BTreeMap::new();
-    for line in tables.iter().flat_map(|table| table.lines().skip(1)) {
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
-        let (Some(&local), Some(&remote), Some(&state)) = (words.get(1), words.get(2), words.get(3)) else {
-            continue;
-        };
-        let inode = words.get(9).and_then(|word| word.parse().ok());
-        if let (Some(local), Some(remote), Some(inode)) = (end(local), end(remote), inode)
-            && ![LISTEN, TIME_WAIT].contains(&state)
-            && own.contains(&inode)
-        {
-            ends.insert((local, remote), inode);
+    let mut seen = BTreeSet::new();
+    let mut found = BTreeMap::new();
+    for &pid in pids {
+        // One that has ended meanwhile has none.
+        let Ok(process) = Handle::open(pid) else { continue };
+        for (descriptor, inode) in process::socket_descriptors(pid).filter(|(_, inode)| seen.insert(*inode)) {
+            let socket = process.descriptor(descriptor).ok();
+            if let Some(connection) = socket.as_ref().and_then(Connection::of) {
+                found.insert(connection, inode);
+            }
         }
     }
-    let mirrored = |(local, remote): &(_, _)| ends.contains_key(&(Clone::clone(remote), Clone::clone(local)));
-    ends.iter().filter(|(end, _)| mirrored(end)).map(|(_, inode)| *inode).collect()
+    let is_mirrored = |connection: &Connection| found.contains_key(&connection.from_the_other_end());
+    found.iter().filter(|(connection, _)| is_mirrored(connection)).map(|(_, inode)| *inode).collect()
+}
+
+impl Connection {
+    /// None of a socket that is not TCP's, or not connected.
+    fn of(socket: &OwnedFd) -> Option<Self> {
+        let family: i32 = option(socket, libc::SO_DOMAIN)?;
+        let protocol: i32 = option(socket, libc::SO_PROTOCOL)?;
+        if ![libc::AF_INET, libc::AF_INET6].contains(&family) || protocol != libc::IPPROTO_TCP {
+            return None;
+        }
+        let network = option(socket, NETWORK).unwrap_or(0);
+        let remote = address(&getpeername(socket.as_raw_fd()).ok()?)?;
+        let local = address(&getsockname(socket.as_raw_fd()).ok()?)?;
+        Some(Self { network, local, remote })
+    }
+
+    fn from_the_other_end(&self) -> Self {
+        Self { network: self.network, local: self.remote, remote: self.local }
+    }
+}
+
+/// One end may be written as an IPv4 address in IPv6.
+fn address(of: &SockaddrStorage) -> Option<SocketAddr> {
+    if let Some(of) = of.as_sockaddr_in() {
+        return Some(SocketAddr::new(IpAddr::V4(of.ip()), of.port()));
+    }
+    let of = of.as_sockaddr_in6()?;
+    Some(SocketAddr::new(IpAddr::V6(of.ip()).to_canonical(), of.port()))
+}
+
+/// An option that a socket tells as a number of this size.
+pub(crate) fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> Option<T> {
+    let mut value = T::default();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: both are written during the call, and the length is that of the value; it is only called with integers, which
+    // may hold any bytes.
+    let done = unsafe {
+        let fd = socket.as_raw_fd();
+        libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length)
+    };
+    (done == 0).then_some(value)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::fs;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
 
-    #[test]
-    fn only_connections_whose_both_ends_are_the_program_s() {
-        let head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode";
-        let line = |local: &str, remote: &str, state: &str, inode: u64| {
-            format!(
-                "   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
-            )
-        };
-        let (here, there) = ("0100007F:1F90", "0100007F:8000");
-        let listening = line("00000000:1F90", "00000000:0000", "0A", 1);
-        let table = |lines: &[&String]| {
-            let all: Vec<_> = std::iter::once(head).chain(lines.iter().map(|line| line.as_str())).collect();
-            all.join("\n")
-        };
-        let (one, other) = (line(here, there, "01", 2), line(there, here, "01", 3));
-        let own = BTreeSet::from([1, 2, 3, 4]);
-        let both = BTreeSet::from([2, 3]);
-        assert_eq!(among(&own, &[table(&[&listening, &one, &other])]), both);
-        assert!(among(&own, &[table(&[&listening])]).is_empty(), "none is none");
-        let half = among(&BTreeSet::from([1, 2]), &[table(&[&listening, &one, &other])]);
-        assert!(half.is_empty(), "the other end is not its own");
-        let away = line(here, "08080808:0035", "01", 4);
-        assert_eq!(among(&own, &[table(&[&one, &other, &away])]), both);
-        assert!(among(&own, &[table(&[&away])]).is_empty());
-        let wide =
-            line("0000000000000000FFFF00000100007F:8000", "0000000000000000FFFF00000100007F:1F90", "01", 3);
-        assert_eq!(among(&own, &[table(&[&one]), table(&[&wide])]), both);
-        assert!(among(&own, &[String::new(), "x\n:\n".to_string()]).is_empty());
+    fn inode(socket: &impl AsRawFd) -> u64 {
+        let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+        link.to_str().unwrap().trim_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap()
+    }
+
+    fn is_inside(socket: &impl AsRawFd) -> bool {
+        inside(&[std::process::id() as i32]).contains(&inode(socket))
     }
 
     #[test]
-    fn a_process_s_own_are_found() {
-        let pid = std::process::id() as i32;
+    fn both_ends_of_a_process_s_own_connections_are_found() {
+        let addresses = [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]"), ("[::]:0", "127.0.0.1")];
+        for (bound, called) in addresses {
+            let Ok(listener) = TcpListener::bind(bound) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            let stream = TcpStream::connect(format!("{called}:{port}")).unwrap();
+            assert!(!is_inside(&stream), "{bound}: nobody has accepted it");
+            let (other, _) = listener.accept().unwrap();
+            assert!(is_inside(&stream) && is_inside(&other), "{bound}");
+            assert!(!is_inside(&listener), "{bound}");
+            drop(other);
+            assert!(!is_inside(&stream), "{bound}: the other end is closed");
+        }
+    }
+
+    #[test]
+    fn datagrams_are_no_connections() {
+        let (one, other) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        other.connect(one.local_addr().unwrap()).unwrap();
+        assert!(!is_inside(&one) && !is_inside(&other));
+    }
+
+    #[test]
+    fn connections_with_others_are_not_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let before = inside(&[pid]);
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (other, _) = listener.accept().unwrap();
-        assert!(inside(&[pid]).difference(&before).count() >= 2);
-        drop((stream, other));
+        let address = listener.local_addr().unwrap();
+        let program = format!("exec 9<>/dev/tcp/127.0.0.1/{}; echo; read", address.port());
+        let mut child = std::process::Command::new("bash")
+            .args(["-c", &program])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        assert!(!is_inside(&stream));
+        let both = [std::process::id() as i32, child.id() as i32];
+        assert!(inside(&both).contains(&inode(&stream)));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

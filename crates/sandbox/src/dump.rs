@@ -16,6 +16,7 @@ use crate::ending;
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::Inventory;
+use crate::mapped_file::KnownFiles;
 use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::overlay;
 use crate::process;
@@ -81,8 +82,8 @@ impl Frozen<'_> {
     }
 
     /// What the program needs of a machine that restores it.
-    pub fn inventory(&self) -> Result<Inventory> {
-        let mut inventory = self.cpu.inventory()?;
+    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
+        let mut inventory = self.cpu.inventory(known)?;
         let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
         inventory.leave_out(&kept);
         // What is killed has lost its memory's map, and what was read of it may be nothing.
@@ -142,10 +143,15 @@ impl Cpu<'_> {
         }
     }
 
-    fn inventory(&self) -> Result<Inventory> {
+    /// Reads the files that the program has mapped, which may run.
+    pub fn known_files(&self) -> KnownFiles {
+        KnownFiles::read(&self.pids().into_values().collect::<Vec<_>>())
+    }
+
+    fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
         match self {
-            Self::Sandbox(sandbox) => sandbox.inventory(),
-            Self::Tree(tree) => tree.inventory(),
+            Self::Sandbox(sandbox) => sandbox.inventory(known),
+            Self::Tree(tree) => tree.inventory(known),
         }
     }
 

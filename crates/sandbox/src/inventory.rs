@@ -6,26 +6,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::mounts::Mounts;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
-use crate::elf;
 use crate::init::RUN_PATH;
 use crate::input;
 use crate::lost_names::LostNames;
+use crate::mapped_file::{self, KnownFiles, MappedFile};
 use crate::openfile::{self, OpenFile};
 use crate::outputs;
 use crate::overlay::Kept;
 use crate::process::maps::{self, Area};
-
-const EDGE: u64 = 4096;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -53,25 +50,6 @@ pub struct Inventory {
     /// The working directories of its processes.
     #[serde(default)]
     pub directories: Vec<PathBuf>,
-}
-
-/// A file that the program has mapped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MappedFile {
-    pub path: PathBuf,
-    pub size: u64,
-    pub modified_ns: i128,
-    pub identity: Identity,
-}
-
-/// What tells a file from another of the same path and size.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Identity {
-    /// The linker's build id; the time of modification does not matter then.
-    BuildId(String),
-    /// A hash of the first and last page, together with the time of modification.
-    Edges(String),
 }
 
 /// Something that is not as the program had it.
@@ -118,8 +96,8 @@ impl fmt::Display for Mismatch {
 
 impl Inventory {
     /// Takes stock of the processes `pids` (ours), the sandbox's init not among them. What `standard` has as well, the
-    /// program has not chosen.
-    pub fn take(pids: &[i32], standard: i32) -> io::Result<Self> {
+    /// program has not chosen. Mapped files that are `known` are not read again.
+    pub fn take(pids: &[i32], standard: i32, known: &KnownFiles) -> io::Result<Self> {
         let mut out = Self {
             outputs: outputs::outside(pids),
             errors: outputs::errors(pids),
@@ -133,9 +111,8 @@ impl Inventory {
         for pid in pids {
             for path in mapped_paths(&maps::of(*pid)?) {
                 if !files.contains_key(&path) {
-                    // Reached through the process, so that it is the file that is mapped there.
-                    let reached = Path::new("/proc").join(pid.to_string()).join("root").join(inner(&path));
-                    files.insert(path.clone(), MappedFile::read(path, &reached)?);
+                    let reached = mapped_file::reached(*pid, &path);
+                    files.insert(path.clone(), known.find(path, &reached)?);
                 }
             }
             let (open_files, highest) = openfile::list(*pid, &lost_names)?;
@@ -220,68 +197,8 @@ pub(crate) fn is_elsewhere(path: &Path) -> bool {
     anonymous || dirs.iter().any(|dir| path.starts_with(dir))
 }
 
-fn inner(path: &Path) -> &Path {
-    path.strip_prefix("/").unwrap_or(path)
-}
-
-impl MappedFile {
-    /// `path` is its name in the sandbox, `reached` is where it can be opened.
-    fn read(path: PathBuf, reached: &Path) -> io::Result<Self> {
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let file = File::open(reached).map_err(named)?;
-        let meta = file.metadata().map_err(named)?;
-        let modified_ns = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
-        let identity = match elf::build_id(&file).map_err(named)? {
-            Some(id) => Identity::BuildId(id),
-            None => Identity::Edges(edges(&file, meta.len()).map_err(named)?),
-        };
-        Ok(Self { size: meta.len(), modified_ns, identity, path })
-    }
-
-    fn check(&self, mounts: &Mounts) -> Option<Mismatch> {
-        let path = self.path.clone();
-        let now = match Self::read(path.clone(), &mounts.on_host(&path)) {
-            Ok(now) => now,
-            Err(error) => return Some(Mismatch::Missing { path, cause: error.to_string() }),
-        };
-        if self.size != now.size {
-            let (found, expected) = (format!("{} bytes", now.size), format!("{} bytes", self.size));
-            return Some(Mismatch::Changed { path, found, expected });
-        }
-        if self.identity != now.identity {
-            let (found, expected) = (now.identity.to_string(), self.identity.to_string());
-            return Some(Mismatch::Changed { path, found, expected });
-        }
-        if matches!(self.identity, Identity::Edges(_)) && self.modified_ns != now.modified_ns {
-            let time = |ns: i128| format!("modified at {}.{:09} s", ns / 1_000_000_000, ns % 1_000_000_000);
-            let (found, expected) = (time(now.modified_ns), time(self.modified_ns));
-            return Some(Mismatch::Changed { path, found, expected });
-        }
-        None
-    }
-}
-
-impl fmt::Display for Identity {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BuildId(id) => write!(out, "build id {id}"),
-            Self::Edges(hash) => write!(out, "contents {hash}"),
-        }
-    }
-}
-
-fn edges(file: &File, size: u64) -> io::Result<String> {
-    let mut hasher = blake3::Hasher::new();
-    let mut page = vec![0; EDGE.min(size) as usize];
-    for at in [0, size.saturating_sub(EDGE)] {
-        file.read_exact_at(&mut page, at)?;
-        hasher.update(&page);
-    }
-    Ok(hasher.finalize().to_hex()[..32].to_owned())
-}
-
 /// The paths of the regular files among areas.
-fn mapped_paths(areas: &[Area]) -> Vec<PathBuf> {
+pub(crate) fn mapped_paths(areas: &[Area]) -> Vec<PathBuf> {
     let mut out = named_paths(areas);
     out.retain(|path| !is_elsewhere(path));
     out
@@ -315,7 +232,9 @@ mod tests {
 
     #[test]
     fn own_process_matches_itself_and_a_change_is_told() {
-        let taken = Inventory::take(&[std::process::id() as i32], std::process::id() as i32).unwrap();
+        let taken =
+            Inventory::take(&[std::process::id() as i32], std::process::id() as i32, &KnownFiles::default())
+                .unwrap();
         assert!(taken.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
         assert_eq!(taken.check(&Mounts::default()), []);
 

@@ -86,30 +86,32 @@ pub fn readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<boo
     }
 }
 
-/// The readable and writable private memory of a process that has no file and no name, in order.
-pub fn private_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    spans(pid, |area| is_plain(area) && area.name.is_empty())
+/// Of the areas of a process, the readable and writable private memory that has no file and no name, in order.
+pub fn private_memory(areas: &[Area]) -> Vec<Range<u64>> {
+    spans(areas, |area| is_plain(area) && area.name.is_empty())
 }
 
 /// As [`private_memory`], with that which `brk` gives and that which the program has named.
-pub fn allocated_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    let is_named = |name: &[u8]| name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:");
-    spans(pid, |area| is_plain(area) && is_named(&area.name))
+pub fn allocated_memory(areas: &[Area]) -> Vec<Range<u64>> {
+    spans(areas, |area| is_plain(area) && is_allocated(&area.name))
 }
 
 /// The memory without files that a process alone has, whatever it may do with it, but for stacks that grow and code.
-pub fn own_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    let is_named = |name: &[u8]| name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:");
-    spans(pid, |area| area.is_anonymous() && !area.may(libc::PROT_EXEC) && is_named(&area.name))
+pub fn own_memory(areas: &[Area]) -> Vec<Range<u64>> {
+    spans(areas, |area| area.is_anonymous() && !area.may(libc::PROT_EXEC) && is_allocated(&area.name))
 }
 
 /// The private memory of a process that may hold code, in order.
-pub fn executable_memory(pid: i32) -> io::Result<Vec<Range<u64>>> {
-    spans(pid, |area| area.may(libc::PROT_EXEC) && !area.is_shared)
+pub fn executable_memory(areas: &[Area]) -> Vec<Range<u64>> {
+    spans(areas, |area| area.may(libc::PROT_EXEC) && !area.is_shared)
 }
 
-fn spans(pid: i32, is_chosen: impl Fn(&Area) -> bool) -> io::Result<Vec<Range<u64>>> {
-    Ok(maps::of(pid)?.into_iter().filter(is_chosen).map(|area| area.span).collect())
+fn spans(areas: &[Area], is_chosen: impl Fn(&Area) -> bool) -> Vec<Range<u64>> {
+    areas.iter().filter(|area| is_chosen(area)).map(|area| area.span.clone()).collect()
+}
+
+fn is_allocated(name: &[u8]) -> bool {
+    name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
 }
 
 fn is_plain(area: &Area) -> bool {
@@ -136,7 +138,6 @@ pub fn socket_descriptors(pid: i32) -> impl Iterator<Item = (i32, u64)> {
     descriptors(pid).filter_map(move |(number, link)| Some((number, inode(&link)?)))
 }
 
-/// Private memory that may hold code.
 /// The inodes of a process's sockets.
 pub fn sockets(pid: i32) -> Vec<u64> {
     socket_descriptors(pid).map(|(_, inode)| inode).collect()
@@ -347,7 +348,8 @@ mod tests {
         assert_eq!(plain, [0x55d0_c000_0000, 0x7f52_591d_b000]);
         let ours = std::process::id() as i32;
         let here = memory_is_told_apart_by_what_it_holds as *const () as u64;
-        assert!(executable_memory(ours).unwrap().iter().any(|span| span.contains(&here)));
-        assert!(private_memory(ours).unwrap().len() < allocated_memory(ours).unwrap().len());
+        let areas = maps::of(ours).unwrap();
+        assert!(executable_memory(&areas).iter().any(|span| span.contains(&here)));
+        assert!(private_memory(&areas).len() < allocated_memory(&areas).len());
     }
 }

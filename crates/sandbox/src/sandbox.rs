@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Guest, Work};
 use crate::init::{EXIT_FILE, PID_FILE, SOCKET};
 use crate::inventory::Inventory;
+use crate::mapped_file::KnownFiles;
 use crate::message::{self, Exit, NotStarted, Program, Reply, Setup};
 use crate::network::Network;
 use crate::process::{self, Handle};
@@ -202,9 +203,9 @@ impl Sandbox {
     }
 
     /// What the program needs of the machine; exact only while it stands still.
-    pub fn inventory(&self) -> Result<Inventory> {
+    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids, self.init_pid).map_err(Error::io("taking stock of the program"))
+        Inventory::take(&pids, self.init_pid, known).map_err(Error::io("taking stock of the program"))
     }
 
     /// Has what the program has printed so far put into its log; an error if that was not done within the time.

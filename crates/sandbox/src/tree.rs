@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::{self, Inventory};
 use crate::lost_names::{self, LostNames};
+use crate::mapped_file::KnownFiles;
 use crate::process::maps;
 use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
@@ -72,9 +73,10 @@ impl Tree {
         process::tree(self.root).into_iter().map(|pid| (pid, pid)).collect()
     }
 
-    pub fn inventory(&self) -> Result<Inventory> {
+    pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
         let pids: Vec<_> = self.pids().into_values().collect();
-        Inventory::take(&pids, std::process::id() as i32).map_err(Error::io("taking stock of the program"))
+        Inventory::take(&pids, std::process::id() as i32, known)
+            .map_err(Error::io("taking stock of the program"))
     }
 
     /// Starts CRIU and asks it for this dump.

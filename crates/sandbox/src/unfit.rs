@@ -4,9 +4,10 @@
 //! What can only be seen while the program stands still CRIU itself refuses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsRawFd, OwnedFd};
+
 use std::time::{Duration, Instant};
 
+use crate::connections::option;
 use crate::error::{Error, Result};
 use crate::lost_names::LostNames;
 use crate::peers::{self, Unix};
@@ -149,7 +150,7 @@ fn foreign_socket(pid: i32, number: i32, link: &str) -> Option<(String, String)>
     }
     // One that is closed meanwhile is none.
     let socket = Handle::open(pid).and_then(|process| process.descriptor(number)).ok()?;
-    let family = option(&socket, libc::SO_DOMAIN)?;
+    let family: i32 = option(&socket, libc::SO_DOMAIN)?;
     let protocol = option(&socket, libc::SO_PROTOCOL).unwrap_or(0);
     let close = || "have the program close it".to_string();
     if !FAMILIES.contains(&family) {
@@ -196,18 +197,6 @@ fn outside(
         None => "a connection by Unix socket to a process outside of the program".into(),
     };
     Some((what, "have the program close it, or have the other process in the program's tree".into()))
-}
-
-/// An option that a socket tells as an integer.
-fn option(socket: &OwnedFd, name: libc::c_int) -> Option<i32> {
-    let mut value: libc::c_int = 0;
-    let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: both are written during the call, and the length is that of the value.
-    let done = unsafe {
-        let fd = socket.as_raw_fd();
-        libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length)
-    };
-    (done == 0).then_some(value)
 }
 
 #[cfg(test)]

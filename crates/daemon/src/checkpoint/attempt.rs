@@ -257,12 +257,15 @@ impl<'a> Attempt<'a> {
             let pages =
                 scope.spawn(move || pages.serve(&host_pid, areas, populate, first, ahead).map_err(fail));
             let save = first.map(|saved| scope.spawn(|| self.save(&places, Done(saved))));
+            let files = scope.spawn(|| self.subject.cpu.known_files());
             let dumped = self.subject.cpu.dump(spec, prepared, |frozen| {
                 let lost = || "the program's pages were not taken".to_string();
                 let served = self.timeline.lane(CPU).wait("wait for the pages", &[PAGES], || pages.join());
                 let served = served.map_err(|_| lost()).flatten()?.ok_or_else(lost)?;
                 *self.served.lock().unwrap_or_else(PoisonError::into_inner) = Some(served);
-                let gathered = self.gather(frozen, draft, save, &places, quiesced);
+                // What is not known is read then.
+                let files = files.join().unwrap_or_default();
+                let gathered = self.gather(frozen, draft, save, &places, quiesced, &files);
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),

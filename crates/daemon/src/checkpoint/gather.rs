@@ -7,7 +7,7 @@ use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
 use rekindle_protocol::worker::Contents;
-use rekindle_sandbox::{Frozen, driver_socket, inherited, timers};
+use rekindle_sandbox::{Frozen, KnownFiles, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
 
 use crate::error::{Error, Result};
@@ -74,6 +74,7 @@ impl Attempt<'_> {
         save: Option<ScopedJoinHandle<'_, Result<Vec<Part>>>>,
         places: &[PathBuf],
         quiesced: &QuiescedGpu<'_>,
+        files: &KnownFiles,
     ) -> Result<()> {
         self.step("frozen")?;
         let draft = draft.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +86,7 @@ impl Attempt<'_> {
             draft.adopt(gpu_half::save_pinned(worker, place, self.timeline)?)?;
         }
         self.step("pinned-saved")?;
-        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced))
+        self.timeline.time("manifest", || self.describe(frozen, draft, quiesced, files))
     }
 
     /// Makes an image of what was gathered.
@@ -154,10 +155,16 @@ impl Attempt<'_> {
         Ok(users)
     }
 
-    fn describe(&self, frozen: &Frozen<'_>, draft: &Draft, quiesced: &QuiescedGpu<'_>) -> Result<()> {
+    fn describe(
+        &self,
+        frozen: &Frozen<'_>,
+        draft: &Draft,
+        quiesced: &QuiescedGpu<'_>,
+        files: &KnownFiles,
+    ) -> Result<()> {
         let Subject { name, command, gpu, mode, cpu, network, ports, limits, mounts, slice, .. } =
             &self.subject;
-        let inventory = frozen.inventory()?;
+        let inventory = frozen.inventory(files)?;
         members::all_live(&self.gpu_users(quiesced)?)?;
         let mut manifest = draft.manifest();
         manifest.mode = machine::mode(*mode);

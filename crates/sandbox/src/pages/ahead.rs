@@ -177,7 +177,8 @@ impl Copied {
             return Ok(None);
         }
         let is_covered = |span: &Range<u64>| protection.cover(span).is_ok();
-        let spans: Vec<_> = process::own_memory(host_pid)?.into_iter().filter(is_covered).collect();
+        let spans: Vec<_> =
+            process::own_memory(&maps::of(host_pid)?).into_iter().filter(is_covered).collect();
         let mut options = OpenOptions::new();
         let copied = Copied {
             file: options.read(true).write(true).create_new(true).mode(0o600).open(path)?,

@@ -31,7 +31,7 @@ use super::page_map::{Book, Map, Populated};
 use super::word::{ADD, CLOSE, FORCE_CLOSE, OPEN, PARENT, PRESENT, Word};
 use super::writers::{Writers, stripes};
 use super::{ANONYMOUS, PageFile, populate};
-use crate::process;
+use crate::process::{self, maps};
 
 /// The kinds of memory: a process's, and what processes share.
 const OF_PROCESS: u64 = 1;
@@ -133,16 +133,16 @@ impl PageServer<'_> {
                 OPEN => {
                     let number = maps.len() as u32 + 1;
                     let mut map = self.open(&word, number, host_pid)?;
-                    if let (Some(ahead), Some(source)) = (self.ahead, map.source.clone()) {
-                        let missing = self.take_ahead(&mut map, ahead, &source)?;
+                    let missing = self.take_ahead(&mut map)?;
+                    // From here on CRIU has threads run, which the kernel writes to then.
+                    socket.write_all(&[0])?;
+                    self.place(&mut map)?;
+                    if let Some(source) = map.source.clone() {
                         missing.into_iter().for_each(|part| map.add(&source, part, PRESENT, jobs));
-                    }
-                    // All threads stand still by now, and CRIU takes a while to come to these.
-                    if let Some(source) = &map.source {
-                        map.copy_placed(source, jobs);
+                        // CRIU takes a while to come to these.
+                        map.copy_placed(&source, jobs);
                     }
                     maps.push(map);
-                    socket.write_all(&[0])?;
                 }
                 PARENT => socket.write_all(&0i32.to_ne_bytes())?,
                 ADD => {
@@ -194,16 +194,12 @@ impl PageServer<'_> {
             SHARED => format!("pagemap-shmem-{id}.img"),
             _ => return Err(ServeError::Failed(format!("CRIU sends memory of the unknown kind {kind}"))),
         };
-        let create = |name: String| {
-            let mut options = OpenOptions::new();
-            options.write(true).create_new(true).mode(0o600).open(self.images.join(name)).map(Book::new)
-        };
         let mut map = Map {
             id: word.id,
             image: self.images.join(name),
             source: None,
             number,
-            read: create(format!("pages-{number}.img"))?,
+            read: self.create(&format!("pages-{number}.img"))?,
             populated: None,
             writers: None,
             placed: Vec::new(),
@@ -216,26 +212,19 @@ impl PageServer<'_> {
                 .ok_or_else(|| ServeError::Failed(format!("there is no process {id} in the program")))?;
             let memory = File::open(format!("/proc/{host_pid}/mem"))?;
             map.source = Some(Arc::new(Source { host_pid, memory }));
-            map.code = process::executable_memory(host_pid)?;
-            let pid = id as u32;
-            self.place(&mut map, pid, host_pid)?;
-            if self.populate && !process::has_shadow_stack(host_pid) {
-                let (spans, book) =
-                    (process::allocated_memory(host_pid)?, create(populate::pages_name(pid))?);
-                map.populated = Some(Populated { pid, spans, book });
-            }
         }
         Ok(map)
     }
 
+    fn create(&self, name: &str) -> io::Result<Book> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600).open(self.images.join(name)).map(Book::new)
+    }
+
     /// Begins with what was copied of a process that stands still now; returns what CRIU does not send and was not
     /// copied.
-    fn take_ahead(
-        &self,
-        map: &mut Map,
-        ahead: &Ahead,
-        source: &Arc<Source>,
-    ) -> Result<Vec<Range<u64>>, ServeError> {
+    fn take_ahead(&self, map: &mut Map) -> Result<Vec<Range<u64>>, ServeError> {
+        let (Some(ahead), Some(source)) = (self.ahead, &map.source) else { return Ok(Vec::new()) };
         let copied = ahead.take(source.host_pid, &self.images.join(format!("pages-{}.img", map.number)))?;
         let (known, missing) =
             ahead.known(source, copied.as_ref()).map_err(|error| ServeError::Failed(error.to_string()))?;
@@ -247,10 +236,19 @@ impl PageServer<'_> {
         Ok(missing)
     }
 
-    /// Gives each wanted span that is private anonymous memory its places in page files.
-    fn place(&self, map: &mut Map, pid: u32, host_pid: i32) -> io::Result<()> {
+    /// Says where the memory of a process goes: each wanted span that is private anonymous memory has its places in page
+    /// files, what holds code goes last, and what is written into the process goes to a file of its own.
+    fn place(&self, map: &mut Map) -> io::Result<()> {
+        let Some(host_pid) = map.source.as_ref().map(|source| source.host_pid) else { return Ok(()) };
+        let pid = (map.id >> 8) as u32;
+        let areas = maps::of(host_pid)?;
+        map.code = process::executable_memory(&areas);
+        if self.populate && !process::has_shadow_stack(host_pid) {
+            let book = self.create(&populate::pages_name(pid))?;
+            map.populated = Some(Populated { pid, spans: process::allocated_memory(&areas), book });
+        }
         let wanted = self.wanted.iter().filter(|wanted| wanted.host_pid == host_pid);
-        let memory = process::private_memory(host_pid)?;
+        let memory = process::private_memory(&areas);
         let is_there =
             |span: &&Range<u64>| memory.iter().any(|area| area.start <= span.start && span.end <= area.end);
         let mut writers = Writers::new(self.out, pid);

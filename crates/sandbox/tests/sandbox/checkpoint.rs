@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Held, Place, Running, able, counter, criu, images, program, restore, spec_in};
 use rekindle_sandbox::{
-    Adopted, DumpSpec, Error, Exit, Frozen, Inventory, RestoreSpec, Restored, Sandbox, process,
+    Adopted, DumpSpec, Error, Exit, Frozen, Inventory, KnownFiles, RestoreSpec, Restored, Sandbox, process,
 };
 use serde_json::Value;
 
@@ -87,7 +87,7 @@ fn a_program_goes_on_while_it_is_dumped_twice() {
         let (keep, dir) = images();
         let frozen = |frozen: &Frozen<'_>| {
             assert!(frozen.pids().contains_key(&1000));
-            let inventory = frozen.inventory()?;
+            let inventory = frozen.inventory(&KnownFiles::default())?;
             assert!(inventory.files.iter().any(|file| file.path.to_string_lossy().contains("libc.so")));
             assert!(!inventory.files.iter().any(|file| file.path.starts_with("/run")));
             assert!(inventory.highest_pid > 1000);
@@ -150,7 +150,7 @@ fn a_program_goes_on_with_its_own_log() {
     grow_from(0);
     let mut inventory = Inventory::default();
     let take = |frozen: &Frozen<'_>| {
-        inventory = frozen.inventory()?;
+        inventory = frozen.inventory(&KnownFiles::default())?;
         fs::copy(&own, &log).unwrap();
         Ok::<(), Error>(())
     };

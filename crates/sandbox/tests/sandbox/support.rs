@@ -11,8 +11,8 @@ use std::time::Duration;
 use std::{fs, io};
 
 use rekindle_sandbox::{
-    Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Inventory, Program, RestoreReport,
-    RestoreSpec, Restored, Result, Sandbox, Spec, Vacant,
+    Criu, DumpSpec, Error, ExternalSocket, Frozen, INIT_ARGUMENT, Inventory, KnownFiles, Program,
+    RestoreReport, RestoreSpec, Restored, Result, Sandbox, Spec, Vacant,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -184,7 +184,7 @@ impl Running {
         spec.external_sockets = vec![self.inode];
         let mut inventory = None;
         let dumped = self.sandbox.dump(&spec, |frozen| {
-            inventory = frozen.inventory().ok();
+            inventory = frozen.inventory(&KnownFiles::default()).ok();
             hook(frozen)
         });
         if let Some(inventory) = inventory {
