@@ -98,23 +98,23 @@ impl Inventory {
     /// Takes stock of the processes `pids` (ours), the sandbox's init not among them. What `standard` has as well, the
     /// program has not chosen. Mapped files that are `known` are not read again.
     pub fn take(pids: &[i32], standard: i32, known: &KnownFiles) -> io::Result<Self> {
-        let mut out = Self {
-            outputs: outputs::outside(pids),
-            errors: outputs::errors(pids),
-            session_outside: crate::process::is_session_outside(pids),
-            input: input::of(pids),
-            attributes: Attributes::take(pids, standard),
-            ..Self::default()
-        };
-        let lost_names = LostNames::find(pids);
-        let mut files = BTreeMap::new();
+        // Where a process has many areas and threads, each of these takes milliseconds in which the program stands still.
+        let (mut out, lost_names) = std::thread::scope(|scope| {
+            let attributes = scope.spawn(|| Attributes::take(pids, standard));
+            let lost_names = scope.spawn(|| LostNames::find(pids));
+            let mut out = Self {
+                outputs: outputs::outside(pids),
+                errors: outputs::errors(pids),
+                session_outside: crate::process::is_session_outside(pids),
+                input: input::of(pids),
+                ..Self::default()
+            };
+            out.files = mapped_files(pids, known)?;
+            let failed = |_| io::Error::other("a thread that looked at the program panicked");
+            out.attributes = attributes.join().map_err(failed)?;
+            Ok::<_, io::Error>((out, lost_names.join().map_err(failed)?))
+        })?;
         for pid in pids {
-            for path in mapped_paths(&maps::of(*pid)?) {
-                if !files.contains_key(&path) {
-                    let reached = mapped_file::reached(*pid, &path);
-                    files.insert(path.clone(), known.find(path, &reached)?);
-                }
-            }
             let (open_files, highest) = openfile::list(*pid, &lost_names)?;
             out.open_files.extend(open_files);
             out.directories.extend(working_directory(*pid));
@@ -125,7 +125,6 @@ impl Inventory {
                 out.highest_pid = out.highest_pid.max(inside.unwrap_or(0));
             }
         }
-        out.files = files.into_values().collect();
         out.open_files.sort();
         out.open_files.dedup();
         out.directories.sort();
@@ -159,6 +158,20 @@ impl Inventory {
         }
         out
     }
+}
+
+/// The files that the processes `pids` have mapped, by their paths.
+fn mapped_files(pids: &[i32], known: &KnownFiles) -> io::Result<Vec<MappedFile>> {
+    let mut files = BTreeMap::new();
+    for pid in pids {
+        for path in mapped_paths(&maps::of(*pid)?) {
+            if !files.contains_key(&path) {
+                let reached = mapped_file::reached(*pid, &path);
+                files.insert(path.clone(), known.find(path, &reached)?);
+            }
+        }
+    }
+    Ok(files.into_values().collect())
 }
 
 /// One that is of the machine's disks, and still has its name.
