@@ -47,6 +47,40 @@ def taken(rekindle, image="image"):
     return begun
 
 
+WAITS = Path(__file__).parent / "cut/waits.py"
+ROUNDS = 2_000_000
+
+
+def waited(rekindle, name):
+    """How many kernels the program has waited for; each has found what it was to find."""
+    lines = rekindle.lines(name)
+    for line in lines:
+        number, found = map(int, line.split())
+        assert found == (pow(3, ROUNDS * (number + 1), 1 << 33) - 1) // 2 % (1 << 32), line
+    return [int(line.split()[0]) for line in lines]
+
+
+def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works():
+    with Rekindle() as rekindle:
+        rekindle.run("waits", sys.executable, WAITS, ROUNDS)
+        phases, known = [], 0
+        for number in range(4):
+            rekindle.wait(lambda: len(waited(rekindle, "waits")) > known, "another kernel")
+            report = rekindle.json("checkpoint", "waits", "--to", f"image-{number}", "--leave-running")
+            phases += [phase["name"] for phase in report["phases"]]
+            known = len(waited(rekindle, "waits"))
+        assert "the program's work" in phases, phases
+        rekindle.wait(lambda: len(waited(rekindle, "waits")) > known + 2, "more kernels")
+        rekindle("kill", "waits")
+        for number in range(4):
+            rekindle.restore(f"image-{number}", "restored")
+            rekindle.wait(lambda: len(waited(rekindle, "restored")) > 1, "kernels after the restore")
+            first, *rest = waited(rekindle, "restored")
+            assert rest == list(range(first + 1, first + 1 + len(rest)))
+            rekindle("kill", "restored")
+            rekindle("rm", "restored")
+
+
 def images(rekindle):
     return [image["name"] for image in rekindle.json("images")["images"]]
 

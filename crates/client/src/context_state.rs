@@ -7,7 +7,7 @@ use rekindle_cuda::{
     CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
     CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
 };
-use rekindle_protocol::operation::{ContextSynchronize, LimitGet, LimitSet};
+use rekindle_protocol::operation::{ContextAwait, ContextSynchronize, LimitGet, LimitSet};
 
 use crate::abi::{Handle, Out, Result};
 use crate::context::{self, Context};
@@ -16,7 +16,7 @@ use crate::{lane, session};
 
 /// Waits for all work of the device; asynchronous errors come out here.
 pub fn synchronize(device: u8) -> Result<()> {
-    lane::ask(&ContextSynchronize { device })?;
+    lane::wait_for(&ContextAwait { device }, &ContextSynchronize { device })?;
     session::get()?.take_error(device)
 }
 

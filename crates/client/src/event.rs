@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_protocol::operation::{
-    EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Id,
+    EventAwait, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Id,
 };
 
 use crate::abi::{Handle, Out, Result};
@@ -92,7 +92,7 @@ exports! {
         let event = arena::get::<Event>(event)?;
         session::get()?.sticky_error(event.device)?;
         if event.recorded.load(Ordering::Acquire) {
-            lane::ask(&EventSynchronize { event: event.id })?;
+            lane::wait_for(&EventAwait { event: event.id }, &EventSynchronize { event: event.id })?;
         }
         session::get()?.take_error(event.device)
     }

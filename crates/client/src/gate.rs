@@ -32,18 +32,35 @@ pub fn enter() -> Result<Inside> {
     let seat = thread.seat();
     let depth = thread.depth.get();
     if depth == 0 {
-        loop {
-            seat.inside.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if !CLOSED.load(Ordering::Relaxed) {
-                break;
-            }
-            seat.inside.store(false, Ordering::Release);
-            wait();
-        }
+        come_in(seat);
     }
     thread.depth.set(depth + 1);
     Ok(Inside { thread, seat })
+}
+
+/// Whether the calling thread, which is inside, may step outside while it waits: no other call of its is under way.
+pub fn may_step_outside() -> bool {
+    thread::current().depth.get() == 1
+}
+
+/// Lets whoever closes the gate do so, and comes in again when it is open.
+pub fn step_outside() {
+    let seat = thread::current().seat();
+    seat.inside.store(false, Ordering::Release);
+    come_in(seat);
+}
+
+/// Waits while the gate is closed.
+fn come_in(seat: &Seat) {
+    loop {
+        seat.inside.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !CLOSED.load(Ordering::Relaxed) {
+            return;
+        }
+        seat.inside.store(false, Ordering::Release);
+        wait();
+    }
 }
 
 impl Drop for Inside {

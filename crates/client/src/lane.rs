@@ -6,7 +6,7 @@ use rekindle_ring::{MAX_PAYLOAD, Producer, REPLY_BYTES, Ring, Staging, Wait};
 
 use crate::abi::Result;
 use crate::session::{self, Session};
-use crate::thread;
+use crate::{gate, thread};
 
 pub struct Lane {
     ring: Ring,
@@ -96,6 +96,22 @@ pub fn ask<S: Synchronous>(operation: &S) -> Result<S::Reply> {
 /// As [`ask`], with bulk bytes.
 pub fn ask_with<S: Synchronous>(operation: &S, trailer: &[u8]) -> Result<S::Reply> {
     with(|session, lane| lane.ask(session, operation, trailer))
+}
+
+/// Waits for the GPU. A checkpoint does not wait for that too: the thread gives way to it with `patiently`, which is asked
+/// again when the program goes on, or by another worker when it has been restored. One whose call was made from within
+/// another call cannot, and asks `plainly`.
+pub fn wait_for(
+    patiently: &impl Synchronous<Reply = bool>,
+    plainly: &impl Synchronous<Reply = ()>,
+) -> Result<()> {
+    if !gate::may_step_outside() {
+        return ask(plainly);
+    }
+    while !ask(patiently)? {
+        gate::step_outside();
+    }
+    Ok(())
 }
 
 /// A piece of the staging area that is on its way.

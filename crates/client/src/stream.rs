@@ -9,8 +9,8 @@ use rekindle_cuda::{
 };
 use rekindle_device::Capture;
 use rekindle_protocol::operation::{
-    CaptureStatus, FIRST_STREAM, Id, LEGACY_STREAM, PER_THREAD_STREAM, StreamCreate, StreamDestroy,
-    StreamQuery, StreamSynchronize, StreamWaitEvent,
+    CaptureStatus, FIRST_STREAM, Id, LEGACY_STREAM, PER_THREAD_STREAM, StreamAwait, StreamCreate,
+    StreamDestroy, StreamQuery, StreamSynchronize, StreamWaitEvent,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -61,7 +61,8 @@ pub fn resolve(handle: Handle) -> Result<Place> {
 
 /// Waits for the stream's work; asynchronous errors come out here.
 pub fn synchronize(place: Place) -> Result<()> {
-    lane::ask(&StreamSynchronize { device: place.device, stream: place.id })?;
+    let Place { device, id: stream, .. } = place;
+    lane::wait_for(&StreamAwait { device, stream }, &StreamSynchronize { device, stream })?;
     session::get()?.take_error(place.device)
 }
 

@@ -227,6 +227,8 @@ pub(crate) fn named_paths(areas: &[Area]) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

@@ -201,7 +201,7 @@ fn outside(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::FromRawFd;
+    use std::os::fd::{FromRawFd, OwnedFd};
     use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
     use std::process::{Child, Command, Stdio};
 

@@ -56,6 +56,10 @@ pub(crate) struct Control {
     kind: Kind,
     /// What a dead daemon leaves to undo.
     quiesced: bool,
+    /// How long a save may wait for the work that goes on while the program stands still.
+    undone: Option<Duration>,
+    /// That work did not end once: it may need the program, which is stopped behind it from now on.
+    waits_for_work: bool,
     /// The client is from before this worker, and waits for `Resume`.
     held_back: bool,
     /// Where it is told which worker the client goes on with.
@@ -108,6 +112,8 @@ impl Control {
             link,
             kind,
             quiesced: false,
+            undone: None,
+            waits_for_work: false,
             held_back: false,
             parted: None,
             taken: false,

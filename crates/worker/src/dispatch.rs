@@ -23,6 +23,7 @@ mod standstill;
 pub(crate) use activity::{Activity, Admission, Shared};
 pub(crate) use later::Later;
 pub(crate) use remote::{Inbox, Remote, remote};
+pub(crate) use standstill::Rest;
 use standstill::Stopping;
 
 /// Requests between two looks at what is outstanding.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,24 @@ pub(crate) struct Link {
     sending: Mutex<()>,
     answer: Sender<Answer>,
     answers: Mutex<Receiver<Answer>>,
+    /// Host functions that streams have and that have not returned.
+    calls: AtomicUsize,
+}
+
+/// A host function that a stream has, until it has returned or is not called any more.
+struct UnderWay(Arc<Link>);
+
+impl UnderWay {
+    fn begin(link: &Arc<Link>) -> Self {
+        link.calls.fetch_add(1, Ordering::AcqRel);
+        Self(link.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 #[derive(Default)]
@@ -51,6 +70,7 @@ impl Link {
             sending: Mutex::new(()),
             answer,
             answers: Mutex::new(answers),
+            calls: AtomicUsize::new(0),
         })
     }
 
@@ -150,7 +170,9 @@ impl Link {
     /// What a stream runs to have the client call a function: returns when the function has, or the client is gone.
     pub(crate) fn host_call(self: &Arc<Link>, token: u64) -> Box<dyn FnOnce() + Send> {
         let link = self.clone();
+        let under_way = UnderWay::begin(self);
         Box::new(move || {
+            let _under_way = under_way;
             if !link.send(&ToClient::Call { token }) {
                 return;
             }
@@ -169,6 +191,11 @@ impl Link {
                 state = link.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         })
+    }
+
+    /// Whether a stream has a function of the client's to be called.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.calls.load(Ordering::Acquire) != 0
     }
 
     /// The client's function with this token has returned.

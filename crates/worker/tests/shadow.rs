@@ -4,12 +4,13 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::program::{Program, begin, bytes_of, download, upload, words};
+use common::program::{Program, begin, bytes_of, download, kernel, launch, load, pinned, upload, words};
 use common::{Client, Daemon, Knobs, Worker, alone};
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_device::{MemorySet, PINNED_RANGE};
 use rekindle_protocol::operation::*;
 use rekindle_protocol::worker::{Contents, Phase, Saved, ask};
 use rekindle_store::{Draft, PartKind, Store};
@@ -92,6 +93,124 @@ fn what_the_program_writes_after_the_cut_is_not_in_the_image() {
     adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
     draft.commit().unwrap();
     assert_eq!(words(&contents(&store, "second", buffer)[..5 << 20]), vec![7; 5 << 18]);
+    program.end();
+}
+
+/// A program with kernel 1, `spin`, which is over when the word is not 0.
+fn spinning(directory: &Path) -> (Program, &'static AtomicU32) {
+    let mut program = program(directory, 64 * MB);
+    load(&mut program.lane, 1);
+    kernel(&mut program.lane, 1, 1, "spin");
+    let flag = pinned(&mut program.lane, &program.client, "pinned-9-0", PINNED_RANGE.start);
+    program.lane.post(StreamCreate { device: 0, id: 2, flags: 1, priority: 0 });
+    (program, flag)
+}
+
+fn spin(program: &mut Program, flag: &AtomicU32) {
+    flag.store(0, Ordering::Release);
+    launch(&mut program.lane, 2, 1, &[PINNED_RANGE.start]);
+}
+
+fn let_go_soon(flag: &'static AtomicU32) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        flag.store(1, Ordering::Release);
+    })
+}
+
+#[test]
+fn work_that_the_gpu_has_goes_on_while_the_program_stands_still() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let (mut program, flag) = spinning(&state.path().join("run"));
+    let buffer = filled(&mut program);
+    spin(&mut program, flag);
+    program.lane.post(EventCreate { device: 0, id: 5, flags: 0 });
+    let set = MemorySet { address: buffer, pitch: 0, value: 9, element: 1, width: 8, height: 1 };
+    program.lane.post(SetMemory { device: 0, stream: 2, set });
+    program.lane.post(EventRecord { device: 0, stream: 2, event: 5, flags: 0 });
+    let mut waiting = [program.client.lane(), program.client.lane(), program.client.lane()];
+    waiting[0].send(StreamAwait { device: 0, stream: 2 }, &[]);
+    waiting[1].send(EventAwait { event: 5 }, &[]);
+    waiting[2].send(ContextAwait { device: 0 }, &[]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(waiting.iter().all(|lane| !lane.is_answered()));
+
+    let contents = Contents::Shadowed;
+    let limit_ms = common::LIMIT.as_millis() as u64;
+    program.daemon.ask(ask::Quiesce { limit_ms, contents });
+    assert_eq!(flag.load(Ordering::Acquire), 0, "the kernel is still running");
+    assert_eq!(waiting[0].answer::<StreamAwait>(), Ok(false));
+    assert_eq!(waiting[1].answer::<EventAwait>(), Ok(false));
+    assert_eq!(waiting[2].answer::<ContextAwait>(), Ok(false));
+    let ending = let_go_soon(flag);
+    let draft = store.begin("image").unwrap();
+    let staging = draft.path().to_str().unwrap().to_string();
+    let phases = adopt(&draft, program.daemon.ask(ask::Save { staging, contents }));
+    assert!(has(&phases, "the program's work") && has(&phases, "shadow copy"), "{phases:?}");
+    program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
+    assert_eq!(waiting[0].ask(StreamAwait { device: 0, stream: 2 }), Ok(true));
+    assert_eq!(waiting[1].ask(EventAwait { event: 5 }), Ok(true));
+    adopt(&draft, program.daemon.ask(ask::Drain { wanted: true }));
+    draft.commit().unwrap();
+    assert_eq!(words(&self::contents(&store, "image", buffer)[..12]), [0x0909_0909, 0x0909_0909, 3]);
+    // Who goes on waits as ever.
+    spin(&mut program, flag);
+    waiting[0].send(StreamAwait { device: 0, stream: 2 }, &[]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!waiting[0].is_answered());
+    flag.store(1, Ordering::Release);
+    assert_eq!(waiting[0].answer::<StreamAwait>(), Ok(true));
+    ending.join().unwrap();
+    program.end();
+}
+
+#[test]
+fn work_that_may_need_the_program_ends_before_it_stands_still() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let quiesce = ask::Quiesce { limit_ms: common::LIMIT.as_millis() as u64, contents: Contents::Shadowed };
+    let resume = || ask::Resume { restored: false, driver_attached: false };
+    let (mut program, flag) = spinning(&state.path().join("run"));
+    spin(&mut program, flag);
+    program.lane.post(HostCall { device: 0, stream: 2, token: 7 });
+    let ending = let_go_soon(flag);
+    program.daemon.ask(quiesce.clone());
+    assert_eq!(flag.load(Ordering::Acquire), 1, "its function was to be called");
+    ending.join().unwrap();
+    program.daemon.ask(resume());
+
+    spin(&mut program, flag);
+    let address = PINNED_RANGE.start + 8;
+    program.lane.post(WriteValue { device: 0, stream: 2, address, value: 1, width: 4, flags: 0 });
+    program.lane.post(WaitValue { device: 0, stream: 2, address, value: 1, width: 4, flags: 0 });
+    let ending = let_go_soon(flag);
+    program.daemon.ask(quiesce);
+    assert_eq!(flag.load(Ordering::Acquire), 1, "it might have had to write the value");
+    ending.join().unwrap();
+    program.daemon.ask(resume());
+    program.end();
+}
+
+#[test]
+fn work_that_does_not_end_is_told_of_and_waited_for_before_the_next_time() {
+    let _alone = alone();
+    let state = tempfile::tempdir().unwrap();
+    let store = Store::open(&state.path().join("store")).unwrap();
+    let (mut program, flag) = spinning(&state.path().join("run"));
+    spin(&mut program, flag);
+    let quiesce = |limit_ms| ask::Quiesce { limit_ms, contents: Contents::Shadowed };
+    program.daemon.ask(quiesce(100));
+    let draft = store.begin("image").unwrap();
+    let staging = draft.path().to_str().unwrap().to_string();
+    let save = ask::Save { staging, contents: Contents::Shadowed };
+    let problem = program.daemon.asked(save, &[]).unwrap_err();
+    assert!(problem.contains("still running the program's work after 0.1 s"), "{problem}");
+    program.daemon.ask(ask::Resume { restored: false, driver_attached: false });
+    let problem = program.daemon.asked(quiesce(200), &[]).unwrap_err();
+    assert!(problem.contains("still running the program's work"), "{problem}");
+    flag.store(1, Ordering::Release);
     program.end();
 }
 

@@ -190,6 +190,13 @@ operations! {
     sync exchange_get ExchangeGet<'a> { device: u8, id: &'a str, bytes: u64 } -> Told<u64>;
     /// Nobody needs it any more, or with `use_only` one of those that it was put for.
     sync exchange_drop ExchangeDrop<'a> { device: u8, id: &'a str, use_only: bool } -> Told<()>;
+
+    // Waits that give way: false where the program is to stand still before what is waited for has come. Whoever waits is to
+    // ask again when the program goes on.
+
+    sync context_await ContextAwait { device: u8 } -> bool;
+    sync stream_await StreamAwait { device: u8, stream: Id } -> bool;
+    sync event_await EventAwait { event: Id } -> bool;
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use rekindle_device::{Device, Event, Result};
-use rekindle_protocol::operation::{ContextReset, ContextSynchronize, LimitSet, Origin};
+use rekindle_protocol::operation::{Answer, ContextReset, LimitSet, Origin};
+use serde::Serialize;
 
 use super::{Body, Client, Mark, StreamObject};
 use crate::gpus::GpuContext;
@@ -70,15 +71,20 @@ impl Client {
         Ok(())
     }
 
-    pub(super) fn synchronize_context(
+    /// Answers `done` when the device is.
+    pub(super) fn synchronize_context<T: Serialize + 'static>(
         &mut self,
         origin: Origin,
-        request: ContextSynchronize,
-    ) -> rekindle_protocol::operation::Answer<()> {
-        let device = usize::from(request.device);
+        device: u8,
+        done: T,
+    ) -> Answer<T> {
+        let device = usize::from(device);
         self.when_idle(origin, device, move |client| {
             // Nothing is left to wait for; this lets the driver hand out what kernels printed.
-            if client.is_idle(device)? { client.on(device)?.synchronize() } else { Ok(()) }
+            if client.is_idle(device)? {
+                client.on(device)?.synchronize()?;
+            }
+            Ok(done)
         })
     }
 

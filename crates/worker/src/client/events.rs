@@ -5,9 +5,8 @@
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::{Event, Result};
-use rekindle_protocol::operation::{
-    Answer, EventCreate, EventElapsed, EventRecord, EventSynchronize, Origin, StreamWaitEvent,
-};
+use rekindle_protocol::operation::{Answer, EventCreate, EventElapsed, EventRecord, Origin, StreamWaitEvent};
+use serde::Serialize;
 
 use super::{Client, EventObject, Step};
 
@@ -49,11 +48,17 @@ impl Client {
         if restored.is_some() { Ok(true) } else { self.on(device)?.event_query(handle) }
     }
 
-    pub(super) fn synchronize_event(&mut self, origin: Origin, request: EventSynchronize) -> Answer<()> {
-        match self.events.get(request.event) {
+    /// Answers `done` when the event is.
+    pub(super) fn synchronize_event<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        event: u32,
+        done: T,
+    ) -> Answer<T> {
+        match self.events.get(event) {
             Err(code) => Answer::Now(Err(code)),
-            Ok(event) if event.restored.is_some() => Answer::Now(Ok(())),
-            Ok(&EventObject { device, handle, .. }) => self.when_recorded(origin, device, handle),
+            Ok(event) if event.restored.is_some() => Answer::Now(Ok(done)),
+            Ok(&EventObject { device, handle, .. }) => self.when_recorded(origin, device, handle, done),
         }
     }
 

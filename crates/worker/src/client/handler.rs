@@ -13,7 +13,7 @@ impl Handler for Client {
     }
 
     fn context_synchronize(&mut self, origin: Origin, request: ContextSynchronize, _: No) -> Answer<()> {
-        self.synchronize_context(origin, request)
+        self.synchronize_context(origin, request.device, ())
     }
 
     fn limit_get(&mut self, _: Origin, request: LimitGet, _: No) -> Answer<u64> {
@@ -187,7 +187,7 @@ impl Handler for Client {
     }
 
     fn stream_synchronize(&mut self, origin: Origin, request: StreamSynchronize, _: No) -> Answer<()> {
-        self.synchronize_stream(origin, request)
+        self.synchronize_stream(origin, (request.device, request.stream), ())
     }
 
     fn stream_wait_event(&mut self, origin: Origin, request: StreamWaitEvent, _: No) -> Result<()> {
@@ -212,7 +212,22 @@ impl Handler for Client {
     }
 
     fn event_synchronize(&mut self, origin: Origin, request: EventSynchronize, _: No) -> Answer<()> {
-        self.synchronize_event(origin, request)
+        self.synchronize_event(origin, request.event, ())
+    }
+
+    fn context_await(&mut self, origin: Origin, request: ContextAwait, _: No) -> Answer<bool> {
+        let answer = self.synchronize_context(origin, request.device, true);
+        self.gives_way(answer)
+    }
+
+    fn stream_await(&mut self, origin: Origin, request: StreamAwait, _: No) -> Answer<bool> {
+        let answer = self.synchronize_stream(origin, (request.device, request.stream), true);
+        self.gives_way(answer)
+    }
+
+    fn event_await(&mut self, origin: Origin, request: EventAwait, _: No) -> Answer<bool> {
+        let answer = self.synchronize_event(origin, request.event, true);
+        self.gives_way(answer)
     }
 
     fn event_elapsed(&mut self, _: Origin, request: EventElapsed, _: No) -> Answer<f32> {

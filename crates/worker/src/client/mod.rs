@@ -108,6 +108,8 @@ pub(crate) struct Client {
     /// Counts module loads, look-ups and streams made: their order decides where globals lie.
     pub history: u64,
     pub operations: u64,
+    /// Whether streams were told to wait for values, which the program may write.
+    pub waits_for_values: bool,
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
@@ -158,6 +160,7 @@ impl Client {
             constants_told: false,
             history: 0,
             operations: 0,
+            waits_for_values: false,
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),

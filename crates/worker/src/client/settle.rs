@@ -3,6 +3,11 @@
 use super::Client;
 
 impl Client {
+    /// Whether work that was issued may wait for what only the program does: call its functions, or write a value.
+    pub(crate) fn work_needs_program(&self) -> bool {
+        self.waits_for_values || self.link.has_calls()
+    }
+
     /// True when no device has work under way; then all of them have also been synchronised.
     pub(crate) fn settle(&mut self) -> Result<bool, String> {
         if !self.recordings.is_empty() {

@@ -4,8 +4,9 @@ use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::{Result, Stream};
 use rekindle_protocol::operation::{
     Answer, FIRST_STREAM, Id, LEGACY_STREAM, Origin, PER_THREAD_STREAM, StreamCreate, StreamDestroy,
-    StreamQuery, StreamSynchronize,
+    StreamQuery,
 };
+use serde::Serialize;
 
 use super::{Client, StreamObject};
 
@@ -131,15 +132,24 @@ impl Client {
         self.context(device)?.device.stream_query(stream)
     }
 
-    pub(super) fn synchronize_stream(&mut self, origin: Origin, request: StreamSynchronize) -> Answer<()> {
-        let (device, stream) = match self.stream(origin, request.device, request.stream) {
+    /// Answers `done` when the stream is.
+    pub(super) fn synchronize_stream<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        (device, stream): (u8, Id),
+        done: T,
+    ) -> Answer<T> {
+        let (device, stream) = match self.stream(origin, device, stream) {
             Ok(found) => found,
             Err(code) => return Answer::Now(Err(code)),
         };
         self.when_done(origin, device, stream, move |client| {
             let device = client.on(device)?;
             // As for the context: the driver hands out what kernels printed.
-            if device.stream_query(stream)? { device.stream_synchronize(stream) } else { Ok(()) }
+            if device.stream_query(stream)? {
+                device.stream_synchronize(stream)?;
+            }
+            Ok(done)
         })
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Each waits for a list of events, then does what it had in mind and answers its ring. The dispatch thread polls: hard
 //! while a wait is young, for that is what its latency is made of, then ever more rarely.
+//!
+//! When the program is to stand still, waits that give way are answered `false` before their time: their threads come to
+//! rest, and ask again when the program goes on.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +24,8 @@ struct Pending {
     device: usize,
     events: Vec<Awaited>,
     since: Instant,
+    /// Whether it is answered `false` if the program is to stand still.
+    gives_way: bool,
     then: Then,
 }
 
@@ -39,9 +44,16 @@ pub(crate) struct Waiting {
     pub transfers: usize,
     /// Stream-ordered frees that are not complete yet.
     pub frees: usize,
+    /// The program is to stand still.
+    is_hurried: bool,
 }
 
 impl Waiting {
+    /// No thread of the program waits for an answer.
+    pub(crate) fn is_nobody_waiting(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Nothing but frees is outstanding.
     pub(crate) fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.transfers == 0
@@ -92,11 +104,51 @@ impl Client {
     }
 
     /// Answers when the program's own event is done.
-    pub(super) fn when_recorded(&mut self, origin: Origin, device: usize, event: Event) -> Answer<()> {
+    pub(super) fn when_recorded<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        event: Event,
+        done: T,
+    ) -> Answer<T> {
         match self.on(device).and_then(|device| device.event_query(event)) {
             Err(code) => Answer::Now(Err(code)),
-            Ok(true) => Answer::Now(Ok(())),
-            Ok(false) => self.later(origin, device, vec![Awaited { event, scratch: false }], |_| Ok(())),
+            Ok(true) => Answer::Now(Ok(done)),
+            Ok(false) => self.later(origin, device, vec![Awaited { event, scratch: false }], |_| Ok(done)),
+        }
+    }
+
+    /// The wait that was just begun, if there is one, gives way.
+    pub(super) fn gives_way(&mut self, answer: Answer<bool>) -> Answer<bool> {
+        match (answer, self.waiting.pending.last_mut()) {
+            (Answer::Later, Some(pending)) => {
+                pending.gives_way = true;
+                if !self.waiting.is_hurried {
+                    return Answer::Later;
+                }
+                let pending = self.waiting.pending.pop();
+                pending.into_iter().for_each(|pending| self.let_go(pending.device, pending.events));
+                Answer::Now(Ok(false))
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    /// Whether waits that can give way do, from now on.
+    pub(crate) fn hurry_waits(&mut self, is_hurried: bool) {
+        self.waiting.is_hurried = is_hurried;
+        if !is_hurried {
+            return;
+        }
+        for pending in self.waiting.pending.extract_if(.., |pending| pending.gives_way).collect::<Vec<_>>() {
+            self.let_go(pending.device, pending.events);
+            self.reply(pending.ring, &encode_reply(&Ok(false)));
+        }
+    }
+
+    fn let_go(&mut self, device: usize, events: Vec<Awaited>) {
+        for awaited in events.into_iter().filter(|awaited| awaited.scratch) {
+            self.give_event(device, awaited.event);
         }
     }
 
@@ -110,7 +162,8 @@ impl Client {
         let then = Box::new(move |client: &mut Client, result: Result<()>| {
             encode_reply(&result.and_then(|()| then(client)))
         });
-        let pending = Pending { ring: origin.ring, device, events, since: Instant::now(), then };
+        let since = Instant::now();
+        let pending = Pending { ring: origin.ring, device, events, since, gives_way: false, then };
         self.waiting.pending.push(pending);
         Answer::Later
     }
@@ -228,9 +281,7 @@ impl Client {
 
     fn finish(&mut self, at: usize, result: Result<()>) {
         let pending = self.waiting.pending.remove(at);
-        for awaited in pending.events.into_iter().filter(|awaited| awaited.scratch) {
-            self.give_event(pending.device, awaited.event);
-        }
+        self.let_go(pending.device, pending.events);
         let reply = (pending.then)(self, result);
         self.note_failure(pending.device, &reply);
         self.reply(pending.ring, &reply);

@@ -114,6 +114,7 @@ impl Client {
 
     pub(super) fn await_value(&mut self, origin: Origin, request: WaitValue) -> Result<()> {
         let WaitValue { device, stream, address, value, width, flags } = request;
+        self.waits_for_values = true;
         let work = |device: &dyn Device, stream| device.wait_value(stream, address, value, width, flags);
         let step = |stream| Step::WaitValue { stream, address, value, width, flags };
         self.issue(origin, device, stream, work, step)

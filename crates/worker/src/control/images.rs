@@ -9,7 +9,7 @@ use rekindle_protocol::worker::{CacheMemory, Cached, Contents, MOST_DESCRIPTORS,
 
 use super::{Control, is_closed};
 use crate::dispatch::Dispatcher;
-use crate::image::{self, CodeAhead, Shadow, Wish};
+use crate::image::{self, CodeAhead, Shadow, Timer, Wish};
 
 impl Control {
     pub(super) fn save(
@@ -22,8 +22,12 @@ impl Control {
             self.unshare()?;
         }
         let code = std::mem::take(&mut self.code);
+        let mut timer = Timer::start();
+        if self.await_work()? {
+            timer.lap("the program's work", 0);
+        }
         let save = move |dispatcher: &mut Dispatcher, stop: &AtomicBool| {
-            image::save(dispatcher, &staging, contents, code, stop)
+            image::save(dispatcher, &staging, contents, (code, timer), stop)
         };
         let (parts, phases, left) = self.work(stream, save)?;
         self.left = left;

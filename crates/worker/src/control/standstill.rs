@@ -6,7 +6,7 @@ use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::worker::Contents;
 
 use super::Control;
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Dispatcher, Rest};
 use crate::image::{self, CodeAhead};
 use crate::link::Answer;
 
@@ -16,6 +16,7 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(1);
 
 impl Control {
+    /// For what is copied beside the program, work that the GPU has goes on, and a save waits for it.
     pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, String> {
         let began = Instant::now();
         self.quiesced = true;
@@ -34,9 +35,20 @@ impl Control {
             let driver_attached = quiesced.driver_attached;
             self.remote.run(move |dispatcher| dispatcher.client.driver_attached = driver_attached);
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
-            self.remote.drain(left).map(|()| quiesced)
+            let beside = contents == Contents::Shadowed && !self.waits_for_work;
+            let wanted = if beside { Rest::Requests } else { Rest::Work };
+            let rest = self.remote.drain(wanted, left)?;
+            self.undone = (rest == Rest::Requests).then_some(limit);
+            Ok(quiesced)
         });
         drained.inspect_err(|_| self.undo())
+    }
+
+    /// Waits for the work that goes on while the program stands still, if there is any.
+    pub(super) fn await_work(&mut self) -> Result<bool, String> {
+        let Some(limit) = self.undone.take() else { return Ok(false) };
+        self.remote.drain(Rest::Work, limit).inspect_err(|_| self.waits_for_work = true)?;
+        Ok(true)
     }
 
     pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), String> {
@@ -62,6 +74,7 @@ impl Control {
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
         self.quiesced = false;
+        self.undone = None;
         self.held_back = false;
         self.left.clear();
         answered.map_err(|unanswered| unanswered.to_string())
@@ -72,6 +85,7 @@ impl Control {
         if self.parted.is_some() {
             return;
         }
+        self.undone = None;
         if std::mem::take(&mut self.quiesced) {
             self.remote.run(Dispatcher::go_on);
             if let Ok(driver_attached) = self.remote.ask(|dispatcher| dispatcher.client.driver_attached) {

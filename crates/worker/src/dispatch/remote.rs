@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_ring::Board;
 
-use super::{Dispatcher, Ended};
+use super::{Dispatcher, Ended, Rest};
 
 type Command = Box<dyn FnOnce(&mut Dispatcher) + Send>;
 
@@ -93,10 +93,10 @@ impl Remote {
         self.shared.problem.get().cloned().unwrap_or_else(|| "the worker is ending".to_string())
     }
 
-    /// Waits until nothing is under way on any ring or device.
-    pub(crate) fn drain(&self, limit: Duration) -> Result<(), String> {
+    /// Waits until a program that makes no more calls has come to such a rest, or to more: which.
+    pub(crate) fn drain(&self, wanted: Rest, limit: Duration) -> Result<Rest, String> {
         let (answer, result) = channel();
-        self.run(move |dispatcher| dispatcher.drain(limit, answer));
+        self.run(move |dispatcher| dispatcher.drain(wanted, limit, answer));
         result.recv().unwrap_or_else(|_| Err(self.problem()))
     }
 

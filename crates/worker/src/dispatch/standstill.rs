@@ -16,22 +16,35 @@ pub(super) struct Stopping {
     drain: Option<Drain>,
 }
 
-/// Somebody waits until nothing is under way.
+/// How far a program that makes no more calls has come to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// All that it asked for has been given to the GPU, which does it without the program.
+    Requests,
+    /// Nothing is under way.
+    Work,
+}
+
+/// Somebody waits for rest.
 struct Drain {
+    wanted: Rest,
     limit: Duration,
     since: Instant,
-    answer: Sender<Result<(), String>>,
+    answer: Sender<Result<Rest, String>>,
 }
 
 impl Dispatcher {
     /// The program is told to stop.
     pub(crate) fn expect_stop(&mut self, blocks: Option<Preparing>) {
         self.stopping = Some(Stopping { blocks, drain: None });
+        // With a journal each request is answered once, when it is done.
+        self.client.hurry_waits(matches!(self.activity, Activity::Running));
     }
 
-    /// The program makes no more calls: it stands still when nothing is under way, if that is so before the limit.
-    pub(super) fn drain(&mut self, limit: Duration, answer: Sender<Result<(), String>>) {
-        let drain = Drain { limit, since: Instant::now(), answer };
+    /// The program makes no more calls: it stands still when nothing is under way, if that is so before the limit. The answer
+    /// comes once it has come to the rest that is wanted, or to more.
+    pub(super) fn drain(&mut self, wanted: Rest, limit: Duration, answer: Sender<Result<Rest, String>>) {
+        let drain = Drain { wanted, limit, since: Instant::now(), answer };
         self.stopping.get_or_insert_default().drain = Some(drain);
     }
 
@@ -48,9 +61,11 @@ impl Dispatcher {
 
     pub(super) fn look_at_drain(&mut self, worked: usize) {
         let Some(drain) = self.stopping.as_ref().and_then(|stopping| stopping.drain.as_ref()) else { return };
-        let (since, limit) = (drain.since, drain.limit);
+        let (wanted, since, limit) = (drain.wanted, drain.since, drain.limit);
         let loaded = self.client.data.is_settled();
-        let settled = worked == 0 && loaded && self.client.waiting.is_empty() && self.rings_are_empty();
+        let given = worked == 0 && loaded && self.rings_are_empty();
+        let work_goes_on = given && wanted == Rest::Requests && self.work_needs_nobody();
+        let settled = given && self.client.waiting.is_empty();
         let result = match settled.then(|| self.client.settle()) {
             Some(Ok(true)) => match self.client.data.problem() {
                 None => self.client.own_arrays(),
@@ -60,6 +75,12 @@ impl Dispatcher {
                 )),
             },
             Some(Err(problem)) => Err(problem),
+            _ if work_goes_on => {
+                if let Some(drain) = self.stopping.as_mut().and_then(|stopping| stopping.drain.take()) {
+                    let _ = drain.answer.send(Ok(Rest::Requests));
+                }
+                return;
+            }
             _ if since.elapsed() < limit => return,
             _ if !loaded => Err(format!(
                 "data that the program declared was still being loaded after {:.1} s; wait for it, or give more time",
@@ -78,12 +99,20 @@ impl Dispatcher {
             };
             self.activity = Activity::Quiesced(Quiesced { blocks, shared });
         }
-        let _ = drain.answer.send(result);
+        let _ = drain.answer.send(result.map(|()| Rest::Work));
+    }
+
+    /// Whether what the GPU has to do comes to its end while the program does nothing.
+    fn work_needs_nobody(&self) -> bool {
+        matches!(self.activity, Activity::Running)
+            && self.client.waiting.is_nobody_waiting()
+            && !self.client.work_needs_program()
     }
 
     /// The program goes on, or is not to stop after all.
     pub(crate) fn go_on(&mut self) {
         self.stopping = None;
+        self.client.hurry_waits(false);
         self.activity = match replace(&mut self.activity, Activity::Running) {
             Activity::Quiesced(Quiesced { shared, .. }) => {
                 shared.map_or(Activity::Running, Activity::Sharing)

@@ -59,6 +59,7 @@ pub(crate) use progress::Progress;
 pub(crate) use resident::{Registering, register};
 pub(crate) use restore::{Wish, restore};
 pub(crate) use save::{blocks, save};
+pub(crate) use timer::Timer;
 pub(crate) use unwritten::{Marks, mark, unwritten};
 pub(crate) use upload::upload;
 

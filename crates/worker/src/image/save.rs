@@ -38,10 +38,9 @@ pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
-    code: CodeAhead,
+    (code, mut timer): (CodeAhead, Timer),
     stop: &AtomicBool,
 ) -> Result<Saved> {
-    let mut timer = Timer::start();
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
         return Err(Error::Refused("only a program that stands still can be saved".to_string()));
     };

@@ -5,20 +5,20 @@ use std::time::Instant;
 
 use rekindle_protocol::worker::Phase;
 
-pub(super) struct Timer {
+pub(crate) struct Timer {
     began: Instant,
     step: Instant,
     phases: Vec<Phase>,
 }
 
 impl Timer {
-    pub(super) fn start() -> Timer {
+    pub(crate) fn start() -> Timer {
         let now = Instant::now();
         Timer { began: now, step: now, phases: Vec::new() }
     }
 
     /// Ends a step; the next begins.
-    pub(super) fn lap(&mut self, name: &str, bytes: u64) {
+    pub(crate) fn lap(&mut self, name: &str, bytes: u64) {
         let now = Instant::now();
         self.phases.push(Phase {
             name: name.to_string(),
