@@ -3,10 +3,11 @@
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::TryStreamExt;
 use object_store::{GetOptions, GetRange, GetResultPayload, ObjectMeta};
 use rekindle_protocol::data::{Problem, ProblemKind};
 use rekindle_protocol::fault;
+use tokio::task::JoinSet;
 
 use crate::objects::Object;
 use crate::store::{self, Place};
@@ -51,17 +52,25 @@ pub async fn look(name: &str, place: &Place) -> Result<Version, Problem> {
     found.map(|found| Version::of(&found.meta)).map_err(|error| store::problem(name, &error))
 }
 
-/// Fills the object's memory, and says of each piece that it is there.
+/// Fills the object's memory, and says of each piece that it is there. Each is a task of its own: what takes most time is to
+/// copy, and that several processors do together.
 pub async fn fetch(name: &str, place: &Place, object: &Arc<Object>) -> Result<(), Problem> {
-    let bytes = object.version.bytes;
-    let pieces = (0..bytes.div_ceil(PIECE)).map(|number| number * PIECE);
-    let mut under_way = stream::iter(pieces)
-        .map(|offset| piece(name, place, object, offset, PIECE.min(bytes - offset)))
-        .buffer_unordered(TOGETHER);
-    while let Some((offset, bytes)) = under_way.try_next().await? {
+    let (name, bytes): (Arc<str>, _) = (name.into(), object.version.bytes);
+    let mut left = (0..bytes.div_ceil(PIECE)).map(|number| number * PIECE);
+    let mut under_way = JoinSet::new();
+    loop {
+        for offset in left.by_ref().take(TOGETHER - under_way.len()) {
+            let (name, place, object) = (name.clone(), place.clone(), object.clone());
+            let length = PIECE.min(bytes - offset);
+            under_way.spawn(async move { piece(&name, &place, &object, offset, length).await });
+        }
+        let Some(done) = under_way.join_next().await else { return Ok(()) };
+        let (offset, bytes) = done.unwrap_or_else(|error| {
+            let sentence = format!("{name} cannot be read: the task that reads it {error}; load it again");
+            Err(Problem::new(ProblemKind::Unavailable, sentence))
+        })?;
         object.add(offset, bytes);
     }
-    Ok(())
 }
 
 async fn piece(
