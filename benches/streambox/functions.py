@@ -79,8 +79,9 @@ def restored(way):
     service = f"{way.deployed[FILE].name}-Model"
     way.rest(way.deployed[FILE].name)
     wait_for(lambda: any(one["ready"] for one in way.instance.json("ps")["pool"]), "a worker that waits")
+    way.keep(service)
     begin = time.time()
-    way.scale(service, INSTANCES)
+    way.instance("scale", service, "--min", INSTANCES, "--max", INSTANCES)
     # Each instance is kept until all of them are there, so that each answers one call.
     found = at_once(way, INSTANCES, "Model", "there", 3.0)
     return found, [done - begin for done, _ in found]

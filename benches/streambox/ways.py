@@ -25,7 +25,7 @@ from rekindle.loading import load_module
 HERE = Path(__file__).resolve().parent
 NAMES = ["rekindle", "processes", "mps", "streams"]
 # Seconds that one call, or the start of a program, may take.
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 class Unavailable(Exception):
@@ -61,40 +61,48 @@ class Rekindle:
     """Services, one instance of each that stays."""
 
     def __init__(self, instance):
-        self.instance, self.apps, self.deployed = instance, {}, {}
+        self.instance, self.deployed, self.functions = instance, {}, {}
 
-    def deploy(self, files):
-        """All at once; nothing runs after it."""
-        begun = {file: self.instance.begin("deploy", file, "--python", sys.executable, "--json") for file in files}
+    def begin_deploy(self, files):
+        """All at once, as commands under way."""
+        return {file: self.instance.begin("deploy", file, "--python", sys.executable, "--json") for file in files}
+
+    def end_deploy(self, begun):
+        """Their images are there, and no instance."""
         for file, one in begun.items():
             one.end(limit=600)
             self.deployed[file] = module_of(file).app
+            self.rest(self.deployed[file].name)
 
     def services(self):
         return {row["name"]: row for row in self.instance.json("services")["services"]}
 
-    def scale(self, service, count):
+    def keep(self, service):
+        """From now on its instances stay."""
         image = self.services()[service]["source"]["image"]
-        self.instance("serve", image, "--name", service, "--min", count, "--max", count, "--idle", "1h", "--queue", 1000)
+        self.instance("serve", image, "--name", service, "--idle", "1h", "--queue", 1000)
 
     def running(self, service):
         return sum(one["stage"] == "running" for one in self.services()[service]["instances"])
 
     def start(self, file, counts=None):
         if file not in self.deployed:
-            self.deploy([file])
+            self.end_deploy(self.begin_deploy([file]))
         app = self.deployed[file]
         counts = counts or dict.fromkeys(app.declarations, 1)
         for name, count in counts.items():
-            self.scale(f"{app.name}-{name}", count)
+            self.keep(f"{app.name}-{name}")
+            self.instance("scale", f"{app.name}-{name}", "--min", count, "--max", count)
         for name, count in counts.items():
             wait_for(lambda: self.running(f"{app.name}-{name}") >= count, f"{count} instances of {app.name}-{name}")
 
     def call(self, file, name, method, *arguments):
-        app = self.deployed[file].name
-        if method is None:
-            return rekindle.Function.from_name(app, name).remote(*arguments)
-        return getattr(rekindle.Cls.from_name(app, name)(), method).remote(*arguments)
+        # Whoever calls asks once where the service listens.
+        if (file, name, method) not in self.functions:
+            app = self.deployed[file].name
+            one = rekindle.Function.from_name(app, name) if method is None else getattr(rekindle.Cls.from_name(app, name)(), method)
+            self.functions[file, name, method] = one
+        return self.functions[file, name, method].remote(*arguments)
 
     def flow(self, file, workflow, arguments):
         return workflow.remote(*arguments)
@@ -104,7 +112,7 @@ class Rekindle:
         service = f"{self.deployed[file].name}-{name}"
         before = {one["name"] for one in self.services()[service]["instances"]}
         start = time.perf_counter()
-        self.scale(service, len(before) + 1)
+        self.instance("scale", service, "--min", len(before) + 1, "--max", len(before) + 1)
         wait_for(lambda: self.running(service) > len(before), f"one more instance of {service}")
         took = time.perf_counter() - start
         (new,) = {one["name"] for one in self.services()[service]["instances"]} - before
@@ -122,17 +130,35 @@ class Rekindle:
             self.instance("serve", image, "--name", service, "--min", 0, "--idle", "0s", "--idle-end", "0s")
         wait_for(lambda: not any(self.services()[name]["instances"] for name in some), "the instances to end")
 
+    def contexts(self):
+        """How many contexts take memory: those that are shared, and those of workers that wait."""
+        row = self.instance.json("ps")
+        return {"shared": len(row["contexts"]), "waiting": len(row["pool"])}
+
     def stop(self):
-        self.rest()
+        """On an NVIDIA GPU no context of the daemon's is left beside the programs that come next."""
+        for service in self.services():
+            self.instance("unserve", service, "--now")
+        if self.instance.gpu.startswith("nvidia"):
+            self.instance("shutdown")
 
 
 class Connected:
     """An instance in a program."""
 
     def __init__(self, socket, name):
-        self.connection = Client(str(socket), "AF_UNIX")
+        self.connection = self.reached(socket)
         self.connection.send(name)
         self.started = self.answer()[0]
+
+    def reached(self, socket):
+        """A socket is there a moment before it is listened to."""
+        for _ in range(100):
+            try:
+                return Client(str(socket), "AF_UNIX")
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        return Client(str(socket), "AF_UNIX")
 
     def answer(self):
         if not self.connection.poll(PATIENCE):
@@ -237,13 +263,19 @@ class Programs:
                 for name in names:
                     (self.place / name).unlink(missing_ok=True)
 
-    def alone(self, file, requests):
-        """What one thread of one program finds, and how long it takes for each: what all ways are to find."""
-        instance, rows = Connected(self.socket_of(file), ""), []
-        for arguments in [requests[0], *requests]:
-            start = time.perf_counter()
-            rows.append((instance.call(*arguments)[0], time.perf_counter() - start))
-        return rows[1:]
+    def alone(self, requests):
+        """What one thread of one program for each app finds for its requests, and how long each takes: all ways are to find that."""
+        ready = {file: begin(lambda file=file: self.ready(file, some[0])) for file, some in requests.items()}
+        return {file: [self.timed(ready[file].result(), arguments) for arguments in some] for file, some in requests.items()}
+
+    def ready(self, file, arguments):
+        instance = Connected(self.socket_of(file), "")
+        instance.call(*arguments)
+        return instance
+
+    def timed(self, instance, arguments):
+        start = time.perf_counter()
+        return instance.call(*arguments)[0], time.perf_counter() - start
 
     def add(self, file, name):
         start = time.perf_counter()

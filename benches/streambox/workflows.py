@@ -2,8 +2,10 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
+from answers import agree
 from traces import replay, synthetic
 from ways import module_of
 
@@ -13,19 +15,6 @@ SEEDS = range(4)
 SHARE_OF_RATE = 0.4
 # What instances are added of: the workflow and the function; and how many.
 FURTHER, ADDED = ("image", "Faces"), 2
-
-
-def agree(found, expected):
-    """Whether two results are the same; numbers to a thousandth, for a GPU's libraries add in orders of their own."""
-    if isinstance(expected, dict):
-        return isinstance(found, dict) and found.keys() == expected.keys() and all(agree(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(agree(one, other) for one, other in zip(found, expected))
-    if isinstance(expected, numpy.ndarray):
-        # A pixel may have been rounded the other way.
-        near = 1 if expected.dtype.kind in "ui" else 1e-3
-        return found.shape == expected.shape and numpy.allclose(found.astype(float), expected.astype(float), rtol=1e-3, atol=near)
-    return found == expected
 
 
 class Asked:
@@ -49,15 +38,12 @@ class Asked:
         return took
 
 
-def start(way, files, asked):
-    """All functions of all workflows; then further instances of one."""
-    before = way.gpu_bytes()
+def start(way, files, asked, before):
+    """All functions of all workflows; then further instances of one. `before`: bytes of GPU memory in use when nothing runs."""
     began = time.perf_counter()
-    threads = [threading.Thread(target=way.start, args=(file,)) for file in files.values()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(files)) as pool:
+        for one in [pool.submit(way.start, file) for file in files.values()]:
+            one.result()
     started = time.perf_counter() - began
     first = {name: one.ask(0) for name, one in asked.items()}
     for one in asked.values():
@@ -65,7 +51,9 @@ def start(way, files, asked):
             one.ask(number)
     everything = way.gpu_bytes()
     functions = sum(len(module_of(file).app.declarations) for file in files.values())
-    row = {"functions": functions, "started_s": started, "first_answers_s": first, "before_bytes": before, "all_bytes": everything, "further": []}
+    row = {"functions": functions, "started_s": started, "first_answers_s": first, "gpu_bytes": everything - before, "further": []}
+    if hasattr(way, "contexts"):
+        row["contexts"] = way.contexts()
     workflow, function = FURTHER
     if workflow in files:
         for _ in range(ADDED):

@@ -23,7 +23,7 @@ def on_gpu(array):
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array.copy()).to(DEVICE)
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(DEVICE)
     return torch.from_dlpack(array)
 
 

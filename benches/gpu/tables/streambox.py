@@ -24,6 +24,7 @@ def of_one(run):
         cells = [cell(way, part, of_way) for way in ways.values()]
         if any(cells):
             lines.append(f"| {what} | {' | '.join(cells)} |")
+    lines.append(f"| wrong results, failures | {' | '.join(map(faults, ways.values()))} |")
     for name in WAYS:
         if "unavailable" in run["ways"].get(name, {}):
             lines += ["", f"{name}: {run['ways'][name]['unavailable']}"]
@@ -43,7 +44,7 @@ def rows(run):
     """`(what, part, figure of the part)`."""
     ms = lambda values, digits=1: spread([1000 * value for value in values], digits)
     yield "all functions started, s", "start", lambda row: f"{row['started_s']:.1f}"
-    yield "GPU memory of all, MB", "start", lambda row: f"{(row['all_bytes'] - row['before_bytes']) / MB:.0f}"
+    yield "GPU memory of all, MB", "start", lambda row: f"{row['gpu_bytes'] / MB:.0f}"
     yield "a further instance, ms", "start", lambda row: ms([one["whole_s"] for one in row["further"]], 0)
     yield (
         "its GPU half; native: its context alone, ms",
@@ -66,24 +67,23 @@ def rows(run):
             yield f"{what}, {count} functions at once: median / p99, µs", "forwarding", lambda row, count=count, what=what: launches(row, count, what)
     yield "a little request alone: p50 / p99, ms", "beside", lambda row: middle_and_tail(row["alone_ms"], 2)
     yield "beside seven that copy and compute: p50 / p99, ms", "beside", lambda row: middle_and_tail(row["beside_ms"], 2)
-    for part in ("start", "throughput", "loads", "handing", "loading", "beside"):
-        yield f"wrong results and errors: {part}", part, wrongs
 
 
-def wrongs(row):
+def faults(way):
+    """Results that were wrong, and calls that failed, in all parts."""
     found = [0, 0]
 
     def look(value):
         if isinstance(value, dict):
             found[0] += value.get("wrong", 0)
-            found[1] += len(value.get("errors", ()))
+            found[1] += len(value.get("errors", ())) + ("error" in value)
             for one in value.values():
                 look(one)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             for one in value:
                 look(one)
 
-    look(row)
+    look(way)
     return f"{found[0]}, {found[1]}"
 
 
