@@ -4,7 +4,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ways import Rekindle, wait_for
+from services import Rekindle
+from shared import wait_for
 
 FILE = Path(__file__).resolve().parent / "app.py"
 SIZES = {"nvidia": [1 << 20, 16 << 20, 256 << 20], "emulated": [64 << 10, 1 << 20, 4 << 20]}
@@ -49,8 +50,7 @@ def hand_on(way):
     handle, giving = way.begin_call(FILE, "Giver", "give", (), 1)
     (take, total), taking = way.begin_call(FILE, "Taker", "take", (handle,), 0)
     row = {"whole": time.perf_counter() - start, "give": giving["keep"], "take": taking["take"] + take, "sum": total}
-    if way.store == "host":
-        (way.place / handle.name).unlink()
+    way.release(handle)
     return row
 
 

@@ -1,5 +1,6 @@
 """What a native program keeps of a result for the next function: in the host's memory, or where it is."""
 
+import collections
 import itertools
 import mmap
 import threading
@@ -54,10 +55,15 @@ def copy(array, to):
 
 
 class OnHost:
-    """Arrays in a file that programs have in common in memory: copied there from the GPU, and from there by whoever takes them."""
+    """Arrays in files that programs have in common in memory: copied there from the GPU, and from there by whoever takes them.
+
+    A file that nobody needs any more is used again, and stays mapped: its pages are there.
+    """
 
     def __init__(self, place):
-        self.place = Path(place)
+        self.place, self.mapped, self.turn = Path(place), {}, threading.Lock()
+        # Names by sizes: of those that this program made.
+        self.free = collections.defaultdict(list)
 
     def keep(self, value, uses):
         arrays, end = [], 0
@@ -73,21 +79,38 @@ class OnHost:
             return arrays[-1][1]
 
         tree = replaced(value, spot)
-        name = f"{time.time_ns():x}-{threading.get_ident():x}"
-        if end:
-            with open(self.place / name, "w+b") as file:
-                file.truncate(end)
-                mapped = mmap.mmap(file.fileno(), end)
-            for array, where in arrays:
-                copy(array, numpy.ndarray(where.shape, where.dtype, mapped, where.at))
+        if not end:
+            return Handle("", tree)
+        name = self.file(end)
+        for array, where in arrays:
+            copy(array, numpy.ndarray(where.shape, where.dtype, self.mapped[name], where.at))
         return Handle(name, tree)
 
+    def file(self, size):
+        with self.turn:
+            if self.free[size]:
+                return self.free[size].pop()
+        name = f"{time.time_ns():x}-{threading.get_ident():x}"
+        with open(self.place / name, "w+b") as file:
+            file.truncate(size)
+            self.mapped[name] = mmap.mmap(file.fileno(), size)
+        return name
+
     def take(self, handle):
-        if not (path := self.place / handle.name).exists():
+        if not handle.name:
             return handle.value
-        with open(path, "r+b") as file:
-            mapped = mmap.mmap(file.fileno(), 0)
+        with self.turn:
+            if handle.name not in self.mapped:
+                with open(self.place / handle.name, "r+b") as file:
+                    self.mapped[handle.name] = mmap.mmap(file.fileno(), 0)
+            mapped = self.mapped[handle.name]
         return replaced(handle.value, lambda one: numpy.ndarray(one.shape, one.dtype, mapped, one.at) if type(one) is Spot else one)
+
+    def release(self, names):
+        """All who were called with them have ended."""
+        with self.turn:
+            for name in names:
+                self.free[len(self.mapped[name])].append(name)
 
 
 class Here:
@@ -109,6 +132,9 @@ class Here:
             if not entry[1]:
                 del self.values[handle.name]
             return entry[0]
+
+    def release(self, _names):
+        """Who took it last let go of it."""
 
 
 STORES = {"host": OnHost, "here": Here}

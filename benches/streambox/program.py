@@ -1,8 +1,9 @@
 """Serves functions of an app's file without Rekindle: `program.py SOCKET STORE PLACE FILE`.
 
 Each connection is an instance of one function, with a thread and a stream of its own. Its first message is the name of the
-function, and it is answered with the seconds that its start took. Then it gets calls: `(method, arguments, uses)`. With `uses`
-the result is kept for so many others (`kept.py`), who are called with its handle.
+function, and it is answered with the seconds that its start took. Then it gets calls: `(method, arguments, uses, released)`. With
+`uses` the result is kept for so many others (`kept.py`), who are called with its handle; `released` are those of this program's
+that nobody needs any more.
 """
 
 import os
@@ -69,7 +70,8 @@ class Instance:
             self.object._here  # noqa: B018
             wait_for_stream(self.module)
 
-    def call(self, method, arguments, uses):
+    def call(self, method, arguments, uses, released):
+        self.store.release(released)
         start = time.perf_counter()
         given = [self.store.take(one) if isinstance(one, Handle) else one for one in arguments]
         taken = time.perf_counter()

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 from answers import agree
+from shared import module_of
 from traces import replay, synthetic
-from ways import module_of
 
 KINDS = {"sporadic": synthetic.sporadic, "periodic": synthetic.periodic, "bursty": synthetic.bursty}
 SEEDS = range(4)
