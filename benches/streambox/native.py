@@ -111,15 +111,21 @@ class Programs:
 
     def begin_call(self, file, name, method, arguments, uses):
         free = self.free[file, name]
-        instance = free.get(timeout=PATIENCE)
         try:
-            released = [instance.released.popleft() for _ in range(len(instance.released))]
+            instance = free.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise TimeoutError(f"no instance of {name} was free within {PATIENCE:g} s") from None
+        released = [instance.released.popleft() for _ in range(len(instance.released))]
+        try:
             result, seconds = instance.call(method, arguments, uses, released)
-            if isinstance(result, Handle) and result.name:
-                self.makers[result.name] = instance
-            return result, seconds
-        finally:
+        except RuntimeError:
             free.put(instance)
+            raise
+        # One that did not answer is asked no more: its answer would be taken for that of the next call.
+        free.put(instance)
+        if isinstance(result, Handle) and result.name:
+            self.makers[result.name] = instance
+        return result, seconds
 
     def release(self, handle):
         """All who were called with it have ended."""

@@ -9,7 +9,7 @@ there is no other way to the emulated GPU.
 from native import Mps, Programs
 from services import Rekindle
 
-NAMES = ["rekindle", "processes", "mps", "streams"]
+NAMES = ["rekindle", "streams", "processes", "mps"]
 
 
 def make(name, instance):

@@ -13,8 +13,8 @@ KINDS = {"sporadic": synthetic.sporadic, "periodic": synthetic.periodic, "bursty
 SEEDS = range(4)
 # Of the rate that one thread of one program answers at.
 SHARE_OF_RATE = 0.4
-# What instances are added of: the workflow and the function; and how many.
-FURTHER, ADDED = ("image", "Faces"), 2
+# What instances are added of: the workflow and the function; and how many: a native program takes its time.
+FURTHER, RESTORED, ADDED = ("image", "Faces"), 5, 1
 
 
 class Asked:
@@ -56,7 +56,7 @@ def start(way, files, asked, before):
         row["contexts"] = way.contexts()
     workflow, function = FURTHER
     if workflow in files:
-        for _ in range(ADDED):
+        for _ in range(RESTORED if hasattr(way, "contexts") else ADDED):
             row["further"].append(further(way, files[workflow], function))
     return row | {"wrong": sum(one.wrong for one in asked.values())}
 
