@@ -105,7 +105,7 @@ def forwarding(way):
 
 def beside(way, seconds):
     """Milliseconds of a little request in one function, alone and while seven others copy and compute."""
-    if isinstance(way, Rekindle):
+    if isinstance(way, Rekindle) and FILE in way.deployed:
         way.rest(way.deployed[FILE].name)
     way.start(FILE, {"Quiet": 1, "Noisy": 7})
     row, wrong = {}, 0
