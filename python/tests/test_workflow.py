@@ -131,3 +131,20 @@ def test_what_is_no_workflow_is_refused(parts):
         package.Workflow().step(maker.double, made)
     with pytest.raises(package.DeclarationError, match="is no function of an app"):
         package.Workflow().step(print)
+
+
+def test_all_of_it_runs_in_this_program_too():
+    app = package.App("here")
+
+    @app.function()
+    def doubled(number, plus=0):
+        return 2 * number + plus
+
+    @app.function()
+    def pair(one, other):
+        return one, other
+
+    flow = package.Workflow()
+    first = flow.step(doubled)
+    flow.step(pair, flow.step(doubled, first), first)
+    assert flow.local(5, plus=1) == (22, 11)

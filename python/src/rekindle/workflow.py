@@ -60,6 +60,17 @@ class Workflow:
         """Runs it and waits for its result. What a step raises is raised, with the step's name in a note."""
         return Both(self.run)
 
+    def local(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs all of it in this program, one step after the other."""
+        last = self.last()
+        results: dict[Step, Any] = {}
+        for step in self.steps:
+            if step.after:
+                results[step] = step.function.local(*(results[one] for one in step.after))
+            else:
+                results[step] = step.function.local(*args, **kwargs)
+        return results[last]
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         last = self.last()
         results: dict[Step, Future[Any]] = {}
