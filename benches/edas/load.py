@@ -62,8 +62,11 @@ def open_loop(rows, load, call, patience):
     return found
 
 
-def closed_loop(rows, names, call, clients, seconds):
-    """Each of so many clients asks all functions in turn, one request after the other: rows, and right answers a second."""
+def closed_loop(rows, names, call, clients, seconds, patience):
+    """Each of so many clients asks all functions in turn, one request after the other: rows, and right answers a second.
+
+    What is not answered `patience` seconds after the end is left to itself.
+    """
     found, turn, end = [], threading.Lock(), time.monotonic() + seconds
     start = time.monotonic()
 
@@ -80,7 +83,7 @@ def closed_loop(rows, names, call, clients, seconds):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, end + 60 - time.monotonic()))
+        thread.join(max(0.0, end + patience - time.monotonic()))
     with turn:
         rows_there = list(found)
     answered = [row for row in rows_there if row.get("right") and row["ended"] <= seconds]

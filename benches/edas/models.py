@@ -9,6 +9,7 @@ import math
 import torch
 
 torch.use_deterministic_algorithms(True, warn_only=True)
+DEVICE = "cuda"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8"}
 OF_NAMES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -20,7 +21,8 @@ def without_weights():
 
     def register(module, name, parameter):
         usual(module, name, parameter)
-        if parameter is not None:
+        # One that is made already belongs to another module, too: it stays the same.
+        if parameter is not None and not parameter.is_meta:
             module._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     torch.nn.Module.register_parameter = register
@@ -46,7 +48,7 @@ def slots(model):
 class Model:
     """A function to the benchmark, as `science.Kernels` is. `ask(model, request, torch)` gives the result."""
 
-    def __init__(self, build, ask, tolerance=1e-2, plan=None):
+    def __init__(self, build, ask, tolerance=1e-3, plan=None):
         self.ask, self.tolerance, self.plan = ask, tolerance, plan
         with without_weights():
             self.model = build().eval()
@@ -58,29 +60,29 @@ class Model:
         """Weights that keep activations at their size, made on the GPU."""
         _, like = self.slots[name]
         if name.endswith("running_var") or (like.dim() == 1 and name.endswith("weight")):
-            made = torch.ones(like.shape, device="cuda")
+            made = torch.ones(like.shape, device=DEVICE)
         elif like.dim() < 2 or not like.is_floating_point():
-            made = torch.zeros(like.shape, device="cuda")
+            made = torch.zeros(like.shape, device=DEVICE)
         else:
             inputs = math.prod(like.shape[1:])
             scale = 1.0 if "embed" in name or "shared" in name else (2 if like.dim() == 4 else 1) / inputs
-            made = torch.randn(like.shape, device="cuda", generator=generator) * math.sqrt(scale)
+            made = torch.randn(like.shape, device=DEVICE, generator=generator) * math.sqrt(scale)
         return made.to(like.dtype).contiguous().flatten().view(torch.uint8).cpu().numpy()
 
     def open(self):
         """A GPU context, cuBLAS and cuDNN."""
         torch.cuda.init()
-        x = torch.ones(1, 8, 8, 8, device="cuda")
-        torch.nn.functional.conv2d(x, torch.ones(8, 8, 3, 3, device="cuda"))
+        x = torch.ones(1, 8, 8, 8, device=DEVICE)
+        torch.nn.functional.conv2d(x, torch.ones(8, 8, 3, 3, device=DEVICE))
         x[0, 0] @ x[0, 0]
         torch.cuda.synchronize()
         for module in self.model.modules():
             for key, tensor in module._buffers.items():
                 if tensor is not None and key in module._non_persistent_buffers_set:
-                    module._buffers[key] = tensor.cuda()
+                    module._buffers[key] = tensor.to(DEVICE)
 
     def take_host(self, data):
-        array = torch.empty(data.nbytes, dtype=torch.uint8, device="cuda")
+        array = torch.empty(data.nbytes, dtype=torch.uint8, device=DEVICE)
         array.copy_(torch.from_numpy(data))
         torch.cuda.synchronize()
         self.take(array)
@@ -97,7 +99,7 @@ class Model:
                 place[key] = torch.nn.Parameter(tensor, requires_grad=False) if isinstance(place[key], torch.nn.Parameter) else tensor
 
     def rehearse(self, size):
-        self.take(torch.zeros(size, dtype=torch.uint8, device="cuda"))
+        self.take(torch.zeros(size, dtype=torch.uint8, device=DEVICE))
         self.compute(0)
         self.forget()
 
@@ -119,11 +121,11 @@ class Model:
 
 
 def drawn(request, *shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(request)).cuda()
+    return torch.randn(shape, generator=torch.Generator().manual_seed(request)).to(DEVICE)
 
 
 def tokens(request, count, most):
-    return torch.randint(3, most, (1, count), generator=torch.Generator().manual_seed(request)).cuda()
+    return torch.randint(3, most, (1, count), generator=torch.Generator().manual_seed(request)).to(DEVICE)
 
 
 def picture(side):
@@ -215,9 +217,9 @@ def chat(vocabulary):
 
 def bloom():
     shape = dict(hidden_size=2560, n_layer=30, n_head=32, vocab_size=250880)
-    return Model(transformer("BloomConfig", "BloomForCausalLM", torch.bfloat16, **shape), chat(250000), 5e-2)
+    return Model(transformer("BloomConfig", "BloomForCausalLM", torch.bfloat16, **shape), chat(250000), 2e-2)
 
 
 def llama():
     shape = dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000)
-    return Model(transformer("LlamaConfig", "LlamaForCausalLM", torch.bfloat16, **shape), chat(32000), 5e-2)
+    return Model(transformer("LlamaConfig", "LlamaForCausalLM", torch.bfloat16, **shape), chat(32000), 2e-2)

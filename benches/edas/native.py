@@ -17,8 +17,8 @@ from pathlib import Path
 from instance import Lines
 
 HERE = Path(__file__).resolve().parent
-# How long any one step of an instance may take, seconds.
-PATIENCE = 120
+# How long any one step of an instance may take, and a request wait for memory, seconds.
+PATIENCE = 60
 # How long its end may.
 END = 10
 # How many instances of each function `contexts` has beforehand (EDAS, section 8.1).
@@ -100,6 +100,8 @@ class Instance:
 
     def end(self):
         """Returns when its process has ended, and given back its memory."""
+        if self.lines is None:
+            return
         with contextlib.suppress(OSError):
             self.lines.connection.settimeout(END)
             self.lines.connection.shutdown(socket.SHUT_WR)
@@ -111,6 +113,7 @@ class Pool:
     """Instances under a limit of GPU memory. `rows` has for each function its bytes on the GPU; a context takes `context_bytes`.
 
     Requests that need memory get it in the order in which they came; those that find an idle instance with its data do not wait.
+    Of each function there are at most so many instances as Rekindle may have (`most`).
     Of the host's memory, fetched data may take `host_bytes` at once.
     """
 
@@ -120,7 +123,9 @@ class Pool:
         self.turn = threading.Condition()
         self.idle, self.line = [], collections.deque()
         self.used = self.fetching = 0
-        self.made = self.ended = self.most = 0
+        self.ended = self.most = 0
+        self.all = set()
+        self.is_closed = False
 
     def ahead(self, names):
         """Instances with contexts, as far as there is memory for them."""
@@ -130,14 +135,16 @@ class Pool:
                 with self.turn:
                     if self.used + self.context_bytes > self.limit or self.make_room(self.context_bytes) is None:
                         continue
-                threads.append(threading.Thread(target=self.make_ahead, args=(name,)))
+                    instance = Instance(name, is_ahead=True)
+                    self.all.add(instance)
+                threads.append(threading.Thread(target=self.make_ahead, args=(instance,)))
                 threads[-1].start()
             for thread in threads:
                 thread.join(PATIENCE)
 
-    def make_ahead(self, name):
-        with self.held(Instance(name, is_ahead=True), self.context_bytes) as instance:
-            instance.lines = self.containers.fork(name)
+    def make_ahead(self, instance):
+        with self.held(instance, self.context_bytes):
+            instance.lines = self.containers.fork(instance.function)
             instance.do("open")
 
     @contextlib.contextmanager
@@ -145,11 +152,11 @@ class Pool:
         """An instance that a thread has; one that failed is ended. The memory has been taken."""
         instance.bytes += size
         try:
-            yield instance
+            yield
         except BaseException:
-            if instance.lines:
-                instance.end()
+            instance.end()
             with self.turn:
+                self.all.discard(instance)
                 self.used -= instance.bytes
                 self.turn.notify_all()
             raise
@@ -169,6 +176,8 @@ class Pool:
                 start = time.perf_counter()
                 instance.lines = self.containers.fork(name)
                 seconds["fork"] = time.perf_counter() - start
+                if self.is_closed:
+                    raise BaselineError("the run has ended")
                 seconds |= instance.do("open")["seconds"]
             if not instance.has_data:
                 seconds |= self.load(instance)
@@ -194,6 +203,8 @@ class Pool:
     def take(self, name):
         """An instance, how much memory has been taken for it, at which stage it was, and who is to give its memory up first."""
         data = self.rows[name]["gpu_bytes"]
+        if self.context_bytes + data > self.limit:
+            raise BaselineError(f"{name} needs {self.context_bytes + data} bytes of GPU memory, and {self.limit:.0f} is the limit")
         ticket = object()
         with self.turn:
             end = time.monotonic() + PATIENCE
@@ -201,22 +212,33 @@ class Pool:
                 while True:
                     if instance := self.idle_one(name, has_data=True):
                         return instance, 0, "data", []
-                    if ticket not in self.line:
+                    if not self.may_have(name):
+                        # It waits for one of its own function, and holds nobody up.
+                        if ticket in self.line:
+                            self.line.remove(ticket)
+                            self.turn.notify_all()
+                    elif ticket not in self.line:
                         self.line.append(ticket)
-                    if self.line[0] is ticket:
+                    if self.line and self.line[0] is ticket:
                         # One that is there is not to make room for itself.
                         if instance := self.idle_one(name, has_data=False):
                             if (victims := self.make_room(data)) is not None:
                                 return instance, data, "context", victims
                             self.idle.append(instance)
                         elif (victims := self.make_room(self.context_bytes + data)) is not None:
-                            return Instance(name), self.context_bytes + data, "nothing", victims
+                            instance = Instance(name)
+                            self.all.add(instance)
+                            return instance, self.context_bytes + data, "nothing", victims
                     if not self.turn.wait(max(0, end - time.monotonic())):
                         raise BaselineError(f"after {PATIENCE} s there is no GPU memory for {name}: {self.used} of {self.limit} bytes are used")
             finally:
                 if ticket in self.line:
                     self.line.remove(ticket)
                     self.turn.notify_all()
+
+    def may_have(self, name):
+        """Whether there is an idle instance of the function, or may be one more."""
+        return any(one.function == name for one in self.idle) or sum(one.function == name for one in self.all) < self.rows[name]["most"]
 
     def idle_one(self, name, has_data):
         """The one that was used last."""
@@ -241,12 +263,15 @@ class Pool:
             keeps = self.context_bytes if instance.is_ahead and instance.has_data else 0
             self.used -= instance.bytes - keeps
             instance.bytes = keeps
+            if not keeps:
+                self.all.discard(instance)
             victims.append(instance)
         if self.used + size > self.limit:
             # Contexts that were made ahead go too.
             for instance in [one for one in victims if one.bytes]:
                 self.used -= instance.bytes
                 instance.bytes = 0
+                self.all.discard(instance)
         self.used += size
         self.most = max(self.most, self.used)
         return victims
@@ -264,4 +289,14 @@ class Pool:
                 with self.turn:
                     self.used -= instance.bytes
             instance.end()
-            self.ended += 1
+            with self.turn:
+                self.all.discard(instance)
+                self.ended += 1
+
+    def close(self):
+        """All instances end, those too that some thread still waits for."""
+        with self.turn:
+            self.is_closed, self.limit = True, 0
+            instances = [*self.all]
+        for instance in instances:
+            instance.end()

@@ -3,6 +3,7 @@
 Writes OBJECTS/NAME, and WORK/NAME.json with all that the ways need to know. What is measured begins after this.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -20,7 +21,7 @@ def prepare(name, gpu, work, directory):
     chance = chance_of(function)
     size = objects.write(file, function.tensors, lambda tensor: function.make(tensor, chance))
     function.plan = objects.read_plan(file)
-    function.take_host(numpy.fromfile(file, "uint8"))
+    function.take_host(numpy.memmap(file, "uint8", "c"))
     answers = [function.compute(request) for request in range(catalogue.REQUESTS)]
     if not all(numpy.isfinite(answer).all() and answer[1] > 0 for answer in answers):
         raise RuntimeError(f"the answers of {name} are {answers}, which no mistake can be told from")
@@ -36,7 +37,14 @@ def prepare(name, gpu, work, directory):
         "answers": answers,
         "tolerance": function.tolerance,
         "compute_s": times,
+        "apart": apart(answers),
     }
+
+
+def apart(answers):
+    """How far the two answers that are most alike differ, as a part of the mean of the absolute numbers."""
+    pairs = itertools.combinations(answers, 2)
+    return min(max(abs(a - b) for a, b in zip(one, other)) / one[1] for one, other in pairs)
 
 
 def chance_of(function):

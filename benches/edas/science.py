@@ -24,8 +24,8 @@ class Kernels:
     `tensors` are those of its object: `[(name, dtype, shape), ...]`, and `make(name, chance)` gives the contents of one.
     """
 
-    # How far an answer may be from the reference, as a part of its greatest number.
-    tolerance = 1e-3
+    # How far an answer may be from the reference, as a part of the mean of its absolute numbers.
+    tolerance = 1e-4
 
     def __init__(self, code=None, plan=None):
         self.code, self.plan = code, plan
@@ -108,9 +108,6 @@ class Dense(Kernels):
 class Lattice(Kernels):
     """Flow through a random porous body. A request says how viscous."""
 
-    # The sums are of many steps.
-    tolerance = 1e-2
-
     def __init__(self, side, steps, *rest):
         super().__init__(*rest)
         self.side, self.steps, self.cells = side, steps, side**3
@@ -139,8 +136,6 @@ class Lattice(Kernels):
 class Fourier(Kernels):
     """The data are points; a request brings its samples."""
 
-    tolerance = 1e-2
-
     def __init__(self, points, count, *rest):
         super().__init__(*rest)
         self.points, self.count = points, count
@@ -161,7 +156,7 @@ class Fourier(Kernels):
 
 
 class Pairs(Kernels):
-    """One set of observed points, and several of random ones. A request says with which of them it is compared."""
+    """One set of observed points, and several of random ones. A request says up to which angle, and with which of them it is compared."""
 
     bins = 20
 
@@ -177,7 +172,7 @@ class Pairs(Kernels):
         return (places / numpy.linalg.norm(places, axis=0)).astype("float32")
 
     def compute(self, request):
-        edges = self.given("edges", numpy.cos(numpy.linspace(0, numpy.pi, self.bins + 1))[1:].astype("float32"))
+        edges = self.given("edges", numpy.cos(numpy.linspace(0, numpy.pi * (1 - request / 10), self.bins + 1))[1:].astype("float32"))
         counts, size = self.room("counts", 4 * 3 * self.bins), i32(self.points)
         gpu.zero(counts, 4 * 3 * self.bins)
         random = [self.at(f"random.{(request + number) % self.sets}") for number in range(self.sets // 2)]
