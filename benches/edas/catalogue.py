@@ -7,7 +7,7 @@ model of LSTMs are transformers here (Whisper's and T5's shapes). Smaller ones f
 from dataclasses import dataclass
 from pathlib import Path
 
-import gpu
+import device
 import science
 from science import Kernels
 
@@ -64,4 +64,4 @@ def build(entry, code, plan=None):
 def compile_kernels(file, gpu_name):
     """What functions without a framework need beforehand."""
     source = Path(__file__).with_name("kernels.cu").read_text()
-    file.write_bytes(gpu.compiled(source, gpu.architecture(gpu_name)))
+    file.write_bytes(device.compiled(source, device.architecture(gpu_name)))

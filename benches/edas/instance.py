@@ -72,9 +72,7 @@ def carry_out(function, row, asked):
     return {"seconds": stages.seconds}
 
 
-def serve(function, row, place, number):
-    lines = Lines.to(place)
-    lines.say(instance=number)
+def serve(function, row, lines):
     for asked in lines:
         try:
             lines.say(**carry_out(function, row, asked))
@@ -95,7 +93,9 @@ def main():
             lines.file.close()
             lines.connection.close()
             try:
-                serve(function, row, place, asked["fork"])
+                own = Lines.to(place)
+                own.say(instance=asked["fork"])
+                serve(function, row, own)
             finally:
                 os._exit(0)
 

@@ -82,6 +82,8 @@ class Model:
                     module._buffers[key] = tensor.to(DEVICE)
 
     def take_host(self, data):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
         array = torch.empty(data.nbytes, dtype=torch.uint8, device=DEVICE)
         array.copy_(torch.from_numpy(data))
         torch.cuda.synchronize()

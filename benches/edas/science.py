@@ -7,7 +7,7 @@ points in the sky (`tpacf`); written anew, on random data.
 
 import ctypes
 
-import gpu
+import device
 import numpy
 
 THREADS = 128
@@ -34,13 +34,13 @@ class Kernels:
 
     def open(self):
         """A GPU context, and the code in it."""
-        gpu.open_context()
-        self.module = gpu.Module(self.code)
+        device.open_context()
+        self.module = device.Module(self.code)
 
     def take_host(self, data):
         """The object, bytes in the host's memory, is copied to the GPU."""
-        self.base = self.mine = gpu.allocate(data.nbytes)
-        gpu.to_gpu(self.base, data)
+        self.base = self.mine = device.allocate(data.nbytes)
+        device.to_gpu(self.base, data)
 
     def take_gpu(self, array):
         """The object lies on the GPU: an array of its bytes, which is kept."""
@@ -48,15 +48,15 @@ class Kernels:
 
     def rehearse(self, size):
         """Computes once with nothing but zeros, so that all is there but the data."""
-        self.base = self.mine = gpu.allocate(size)
-        gpu.zero(self.base, size)
+        self.base = self.mine = device.allocate(size)
+        device.zero(self.base, size)
         self.compute(0)
         self.forget()
 
     def forget(self):
         """The GPU's memory is given back, but for the context."""
         for address in [*self.scratch.values(), *([self.mine] if self.mine else [])]:
-            gpu.free(address)
+            device.free(address)
         self.scratch, self.base, self.array = {}, None, None
 
     def at(self, name):
@@ -65,14 +65,14 @@ class Kernels:
     def room(self, name, size):
         """Memory of the function's own, kept for the next request."""
         if name not in self.scratch:
-            self.scratch[name] = gpu.allocate(size)
+            self.scratch[name] = device.allocate(size)
         return self.scratch[name]
 
     def given(self, name, array):
         """What comes with the request, on the GPU."""
         array = numpy.ascontiguousarray(array)
         address = self.room(name, array.nbytes)
-        gpu.to_gpu(address, array)
+        device.to_gpu(address, array)
         return address
 
     def extra_bytes(self):
@@ -102,7 +102,7 @@ class Dense(Kernels):
         for number in range(self.layers):
             self.module.launch("dense", blocks(self.width), THREADS, self.at(f"layer.{number}"), x, y, i32(self.width))
             x, y = y, x
-        return digest(gpu.to_host(x, self.width))
+        return digest(device.to_host(x, self.width))
 
 
 class Lattice(Kernels):
@@ -127,7 +127,7 @@ class Lattice(Kernels):
             relaxation = f32(0.6 + 0.2 * request)
             self.module.launch("lattice", blocks(self.cells), THREADS, source, self.at("solid"), target, i32(self.side), relaxation)
             source = target
-        return digest(gpu.to_host(source, (19, self.cells))[1:7])
+        return digest(device.to_host(source, (19, self.cells))[1:7])
 
     def extra_bytes(self):
         return 2 * 4 * 19 * self.cells
@@ -149,7 +149,7 @@ class Fourier(Kernels):
         real, imaginary = self.room("real", 4 * self.points), self.room("imaginary", 4 * self.points)
         sizes = i32(self.points), i32(self.count)
         self.module.launch("fourier", blocks(self.points), THREADS, self.at("points"), samples, real, imaginary, *sizes)
-        return digest(numpy.hypot(gpu.to_host(real, self.points), gpu.to_host(imaginary, self.points)))
+        return digest(numpy.hypot(device.to_host(real, self.points), device.to_host(imaginary, self.points)))
 
     def extra_bytes(self):
         return 8 * self.points
@@ -174,13 +174,13 @@ class Pairs(Kernels):
     def compute(self, request):
         edges = self.given("edges", numpy.cos(numpy.linspace(0, numpy.pi * (1 - request / 10), self.bins + 1))[1:].astype("float32"))
         counts, size = self.room("counts", 4 * 3 * self.bins), i32(self.points)
-        gpu.zero(counts, 4 * 3 * self.bins)
+        device.zero(counts, 4 * 3 * self.bins)
         random = [self.at(f"random.{(request + number) % self.sets}") for number in range(self.sets // 2)]
         kinds = [[(self.at("observed"), self.at("observed"))], [(self.at("observed"), one) for one in random], [(one, one) for one in random]]
         for kind, sets in enumerate(kinds):
             for one, other in sets:
                 self.module.launch("pairs", blocks(self.points), THREADS, one, other, edges, counts + 4 * self.bins * kind, size, i32(self.bins))
-        found = gpu.to_host(counts, (3, self.bins), "uint32").astype("float64")
+        found = device.to_host(counts, (3, self.bins), "uint32").astype("float64")
         # The estimator of Landy and Szalay (1993), by bins.
         both = numpy.maximum(found[2] / len(random), 1)
         return digest((found[0] - 2 * found[1] / len(random) + found[2] / len(random)) / both)

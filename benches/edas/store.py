@@ -2,7 +2,7 @@
 
     store.py DIRECTORY BITS_PER_SECOND     prints its port
 
-The bandwidth is a token bucket, which all connections draw from before each quarter of a megabyte that they send.
+The bandwidth is a token bucket, which all connections draw from before each megabyte that they send.
 """
 
 import json
@@ -13,9 +13,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-STEP = 256 << 10
+STEP = 1 << 20
 # What may be sent at once after a pause, in seconds of the bandwidth.
-BURST = 0.005
+BURST = 0.02
 
 
 class Bucket:

@@ -40,7 +40,7 @@ def milliseconds(seconds):
 def table(results):
     """Lines of text: a row for each run, and then one for each function."""
     runs = results["runs"]
-    lines = [f"{'run':22}{'requests':>9}{'wrong':>6}{'failed':>7}{'mean ms':>9}{'p50':>8}{'p99':>8}{'peak/s':>8}{'GPU GB':>8}"]
+    lines = [f"{'run':22}{'requests':>9}{'wrong':>6}{'failed':>7}{'mean ms':>9}{'p50':>8}{'p99':>8}{'later':>8}{'peak/s':>8}{'GPU GB':>8}"]
     for label, run in runs.items():
         if "summary" not in run:
             lines.append(f"{label:22} {run['error'][:100]}")
@@ -49,6 +49,7 @@ def table(results):
         lines.append(
             f"{label:22}{whole['requests']:9}{whole['wrong']:6}{whole['failed']:7}"
             + "".join(f"{milliseconds(whole[key]):>{width}}" for key, width in (("mean", 9), ("p50", 8), ("p99", 8)))
+            + f"{milliseconds(run['later']['mean']):>8}"
             + f"{peak['answers_per_second'] if peak else 0:8.1f}{memory['most'] / 1e9 if memory else 0:8.1f}"
         )
     done = {label: run["summary"]["functions"] for label, run in runs.items() if "summary" in run}
