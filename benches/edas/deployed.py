@@ -103,10 +103,15 @@ class Callers:
         os.environ["REKINDLE_COMMAND"] = instance.command
         for variable in ("REKINDLE_SOCKET", "REKINDLE_STATE", "REKINDLE_RUN_ROOT"):
             os.environ[variable] = instance.environment[variable]
-        self.remotes = {name: rekindle.Cls.from_name(f"edas-{name}", "Served")().answer.remote for name in names}
+        # Nobody has to ask where it is in the first call.
+        ports = {row["name"]: row["port"] for row in instance.json("services")["services"]}
+        url = lambda name: f"http://127.0.0.1:{ports[service(name)]}"
+        self.remotes = {name: rekindle.Cls.from_name(f"edas-{name}", "Served", url=url(name))().answer.remote for name in names}
         self.watch = Watch(instance)
 
     def answer(self, name, request):
+        if name not in self.remotes:
+            raise LookupError(f"{name} is not deployed")
         found = self.watch.stage(name)
         said = self.remotes[name](request)
         seconds = {"load": said["load"], "compute": said["compute"]}

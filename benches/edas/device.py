@@ -35,10 +35,10 @@ def call(name, *arguments):
 
 def open_context():
     """The first device's primary context, as this thread's."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
+    number, context = ctypes.c_int(), ctypes.c_void_p()
     call("cuInit", 0)
-    call("cuDeviceGet", ctypes.byref(device), 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuDeviceGet", ctypes.byref(number), 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
     call("cuCtxSetCurrent", context)
 
 
@@ -52,6 +52,15 @@ def architecture(gpu):
     call("cuDeviceGetAttribute", ctypes.byref(major), COMPUTE_MAJOR, device)
     call("cuDeviceGetAttribute", ctypes.byref(minor), COMPUTE_MINOR, device)
     return f"sm_{major.value}{minor.value}"
+
+
+def total_memory():
+    """Of the first device, bytes."""
+    number, size = ctypes.c_int(), ctypes.c_size_t()
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(number), 0)
+    call("cuDeviceTotalMem_v2", ctypes.byref(size), number)
+    return size.value
 
 
 def compiler():

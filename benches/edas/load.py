@@ -63,7 +63,7 @@ def open_loop(rows, load, call, patience):
 
 
 def closed_loop(rows, names, call, clients, seconds, patience):
-    """Each of so many clients asks all functions in turn, one request after the other: rows, and right answers a second.
+    """Each of so many clients asks all functions in turn, one request after the other: right answers a second, and how long each took.
 
     What is not answered `patience` seconds after the end is left to itself.
     """
@@ -85,6 +85,13 @@ def closed_loop(rows, names, call, clients, seconds, patience):
     for thread in threads:
         thread.join(max(0.0, end + patience - time.monotonic()))
     with turn:
-        rows_there = list(found)
-    answered = [row for row in rows_there if row.get("right") and row["ended"] <= seconds]
-    return {"clients": clients, "seconds": seconds, "requests": rows_there, "answers_per_second": len(answered) / seconds}
+        there = list(found)
+    right = [row for row in there if row.get("right")]
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "answers_per_second": sum(row["ended"] <= seconds for row in right) / seconds,
+        "wrong": sum(row.get("right") is False for row in there),
+        "failed": sum("right" not in row for row in there),
+        "latencies": {name: [row["latency"] for row in right if row["function"] == name] for name in names},
+    }

@@ -9,6 +9,8 @@ import math
 import torch
 
 torch.use_deterministic_algorithms(True, warn_only=True)
+# Else all memory that weights would have is written to while a model is built without them.
+torch.utils.deterministic.fill_uninitialized_memory = False
 DEVICE = "cuda"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8"}
 OF_NAMES = {name: dtype for dtype, name in DTYPES.items()}

@@ -1,6 +1,25 @@
 """What the rows of requests say."""
 
+import json
 import statistics
+
+
+def document(value, depth=5):
+    """JSON with a line for each request; numbers to a millionth."""
+    if isinstance(value, dict | list) and value and depth and not (isinstance(value, list) and not isinstance(value[0], dict | list)):
+        pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
+        rows = (f"{json.dumps(key)}: {document(one, depth - 1)}" if isinstance(value, dict) else document(one, depth - 1) for key, one in pairs)
+        text = ",\n".join(rows).replace("\n", "\n ")
+        return f"{{\n {text}\n}}" if isinstance(value, dict) else f"[\n {text}\n]"
+    return json.dumps(rounded(value))
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def at(values, share):
