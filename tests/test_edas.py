@@ -45,6 +45,10 @@ def test_every_way_answers_every_request_rightly(tmp_path):
         admission = found["runs"][f"{way} 0.002 GB"]["admission"]
         assert 0 < admission["most"] <= admission["limit"]
     assert "image" in found["runs"]["rekindle"]["summary"]["all"]["found"]
+    # Each object once, for all instances of Rekindle; anew for each instance of the baselines.
+    sizes = sum(row["bytes"] for row in found["prepared"].values())
+    assert found["runs"]["rekindle"]["fetched_bytes"] == sizes and found["runs"]["rekindle-image"]["fetched_bytes"] == 0
+    assert found["runs"]["fixed 0.002 GB"]["fetched_bytes"] > sizes
     assert {"running", "asleep-gpu", "asleep-host", "image", "store"} == set(found["stages"]["seconds"])
 
 

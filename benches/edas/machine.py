@@ -1,11 +1,13 @@
 """Programs of the benchmark: processes of the machine where there is an NVIDIA GPU, else sandboxes, which alone have the emulated one."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -64,6 +66,11 @@ class Store:
 
     def url(self, name):
         return f"http://127.0.0.1:{self.port}/{name}"
+
+    def given(self):
+        """How many bytes of objects it has given so far."""
+        with urllib.request.urlopen(self.url("-/given"), timeout=30) as answer:
+            return json.loads(answer.read())["bytes"]
 
     def __enter__(self):
         return self

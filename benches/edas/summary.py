@@ -29,11 +29,7 @@ def at(values, share):
 def of_requests(rows):
     """Latencies in seconds, of answers that are right."""
     times = [row["latency"] for row in rows if row.get("right")]
-    stages = {}
-    for row in rows:
-        for stage, seconds in row.get("seconds", {}).items():
-            stages.setdefault(stage, []).append(seconds)
-    found = [row["found"] for row in rows if "found" in row]
+    found = {stage: [row for row in rows if row.get("found") == stage] for stage in sorted({row["found"] for row in rows if "found" in row})}
     return {
         "requests": len(rows),
         "wrong": sum(row.get("right") is False for row in rows),
@@ -41,10 +37,20 @@ def of_requests(rows):
         "mean": statistics.fmean(times) if times else None,
         "p50": at(times, 0.5),
         "p99": at(times, 0.99),
-        # Over all answers, so that they add up to the mean: who found a stage done has 0 of it.
-        "stages": {stage: sum(values) / max(1, len(rows)) for stage, values in stages.items()},
-        "found": {stage: found.count(stage) for stage in sorted(set(found))},
+        "stages": stages(rows),
+        # By what the request found of its function.
+        "found": {stage: {"requests": len(some), "mean": mean(some), "stages": stages(some)} for stage, some in found.items()},
     }
+
+
+def mean(rows):
+    return statistics.fmean(row["latency"] for row in rows)
+
+
+def stages(rows):
+    """Mean seconds of each; who found a stage done has 0 of it, so that they add up to what the mean request took."""
+    names = dict.fromkeys(stage for row in rows for stage in row.get("seconds", {}))
+    return {stage: sum(row.get("seconds", {}).get(stage, 0) for row in rows) / len(rows) for stage in names}
 
 
 def of_run(rows):

@@ -2,7 +2,7 @@
 
 import statistics
 
-WAYS = ["run", "requests", "not answered", "mean", "p50", "p99", "mean, second half", "answers a second", "GPU memory, GB"]
+WAYS = ["run", "requests", "failed or wrong", "mean", "p50", "p99", "mean, second half", "answers a second", "fetched, MB", "GPU memory, GB"]
 
 
 def ms(seconds):
@@ -28,15 +28,15 @@ def way(label, run):
     return row(label, whole["requests"], failed, *numbers, *shown)
 
 
+def parts(seconds):
+    return ", ".join(f"{stage} {ms(value)}" for stage, value in seconds.items() if value >= 5e-5)
+
+
 def stages(runs):
-    """Where the mean request's time went: what the harness saw for the baselines, and what a call says of itself for Rekindle."""
-    lines = []
+    """Where the time went, by what a request found: what the harness saw for the baselines, and what a call says of itself for Rekindle."""
     for label, run in runs.items():
-        whole = run["summary"]["all"]
-        parts = ", ".join(f"{stage} {ms(seconds)}" for stage, seconds in whole["stages"].items() if seconds >= 5e-5)
-        found = ", ".join(f"{stage} {count}" for stage, count in whole["found"].items())
-        lines.append(row(label, parts, found))
-    return lines
+        for found, some in run["summary"]["all"]["found"].items():
+            yield row(label, found, some["requests"], ms(some["mean"]), parts(some["stages"]))
 
 
 def figures(results):
@@ -50,7 +50,7 @@ def figures(results):
         lines += [*head("mean of", *runs)]
         for name in result["prepared"]:
             lines.append(row(name, *(ms(run["summary"]["functions"].get(name, {"mean": None})["mean"]) for run in runs.values())))
-        lines += ["", *head("run", "the mean request's time, ms", "found its function so often"), *stages(runs)]
+        lines += ["", *head("run", "a request found", "requests", "mean", "of that"), *stages(runs)]
         if measured := result.get("stages"):
             values = {stage: times for stage, times in measured["seconds"].items() if stage != "error"}
             lines += ["", *head(f"an answer of {measured['function']}", *values)]
