@@ -19,6 +19,7 @@ import load  # noqa: E402
 import machine  # noqa: E402
 import native  # noqa: E402
 import objects  # noqa: E402
+import summary  # noqa: E402
 
 MEGABYTE = 1 << 20
 
@@ -58,6 +59,12 @@ def test_a_wrong_answer_is_told_from_a_right_one():
     assert not load.is_right(row, 0, [1.0, 2.0]) and not load.is_right(row, 0, [1.0, float("nan"), 3.0])
     asked = load.asked({"f": row}, lambda name, request: {"answer": [0.0, 0.0, 0.0]}, "f", 0, 0.0)
     assert asked["right"] is False
+
+
+def test_results_have_no_paths_of_the_machine():
+    text = 'File "/tmp/x-1/run.py", line 3: no /var/lib/state/object at http://127.0.0.1:80/one/two'
+    (said,) = json.loads(summary.document({"error": [text]}))["error"]
+    assert said == 'File "run.py", line 3: no object at http://127.0.0.1:80/one/two'
 
 
 def test_objects_are_safetensors_with_aligned_tensors(tmp_path):

@@ -1,7 +1,10 @@
 """What the rows of requests say."""
 
 import json
+import re
 import statistics
+
+DIRECTORIES = re.compile(r"(?<![\w:/.])/(?:[^\s/:'\",]+/)+")
 
 
 def document(value, depth=5):
@@ -15,8 +18,11 @@ def document(value, depth=5):
 
 
 def rounded(value):
+    """As it is written: of paths of this machine the last name alone."""
     if isinstance(value, float):
         return round(value, 6)
+    if isinstance(value, str):
+        return DIRECTORIES.sub("", value)
     if isinstance(value, dict):
         return {key: rounded(one) for key, one in value.items()}
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value

@@ -21,10 +21,9 @@ def way(label, run):
     whole, peak, memory = run["summary"]["all"], run.get("peak"), run.get("gpu_memory")
     failed = whole["failed"] + whole["wrong"]
     numbers = [ms(whole[key]) for key in ("mean", "p50", "p99")] + [ms(run["later"]["mean"])]
-    shown = [
-        f"{peak['answers_per_second']:.1f}" if peak else "–",
-        f"{memory['mean'] / 1e9:.0f}, at most {memory['most'] / 1e9:.0f}" if memory else "–",
-    ]
+    rate = f"{peak['answers_per_second']:.1f}" if peak else "–"
+    used = f"{memory['mean'] / 1e9:.0f}, at most {memory['most'] / 1e9:.0f}" if memory else "–"
+    shown = [rate, f"{run['fetched_bytes'] / 1e6:.1f}", used]
     return row(label, whole["requests"], failed, *numbers, *shown)
 
 
