@@ -1,5 +1,6 @@
 """What all ways are given, and the results, which are written as they come."""
 
+import contextlib
 import json
 import os
 import platform
@@ -111,5 +112,6 @@ def described(gpu):
     row["time"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if not gpu.startswith("emulated"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        row["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+        with contextlib.suppress(OSError):
+            row["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return row

@@ -87,6 +87,8 @@ def table(results):
     lines += ["", f"{'mean ms':16}" + "".join(f"{label[:17]:>18}" for label in done)]
     for name in sorted({name for functions in done.values() for name in functions}):
         lines.append(f"{name:16}" + "".join(f"{milliseconds(one[name]['mean']) if name in one else '-':>18}" for one in done.values()))
+    if "error" in results:
+        lines += ["", results["error"].splitlines()[0][:300]]
     if stages := results.get("stages"):
         shown = [f"{stage} {milliseconds(statistics.median(times))}" for stage, times in stages["seconds"].items() if stage != "error"]
         lines += ["", f"{stages['function']} by stage, ms: {', '.join(shown)}"]
