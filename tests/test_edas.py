@@ -171,3 +171,29 @@ def test_contexts_that_are_made_ahead_outlive_their_data(rows):
     assert pool.answer("c", 1)["found"] == "nothing"
     assert len(containers.forks) == 5 and pool.used <= 100
     pool.close()
+
+
+def test_an_instance_ends_in_the_middle_of_a_fetch(tmp_path):
+    (tmp_path / "kernels").write_bytes(b"")
+    (tmp_path / "dense-1").write_bytes(bytes(4 * MEGABYTE))
+    programs = machine.Programs(None, "native", tmp_path)
+    containers = native.Containers(tmp_path / "socket", programs.start)
+    # All of it would take half a minute.
+    with machine.Store(tmp_path, 1e-3) as store:
+        row = {"url": store.url("dense-1"), "bytes": 4 * MEGABYTE, "plan": {}}
+        (tmp_path / "dense-1.json").write_text(json.dumps(row))
+        try:
+            containers.begin(["dense-1"], "emulated", tmp_path)
+            one = native.Instance("dense-1")
+            one.lines = containers.fork("dense-1")
+            failures = []
+            loading = threading.Thread(target=lambda: failures.append(pytest.raises(native.BaselineError, one.do, "load")))
+            loading.start()
+            time.sleep(0.5)
+            start = time.monotonic()
+            one.end()
+            loading.join(10)
+            assert time.monotonic() - start < 5 and "it ended" in str(failures[0].value)
+        finally:
+            containers.close()
+            programs.end()

@@ -9,9 +9,11 @@ What it is asked for over the socket, a line of JSON each, it has a fork of itse
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -80,6 +82,14 @@ def serve(function, row, lines):
             lines.say(error=traceback.format_exc()[-2000:])
 
 
+def end_with(connection):
+    """Ends this process when nobody asks any more, whatever it does."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
 def main():
     name, gpu, work, place = sys.argv[1:]
     row = json.loads(Path(work, f"{name}.json").read_text())
@@ -95,6 +105,7 @@ def main():
             try:
                 own = Lines.to(place)
                 own.say(instance=asked["fork"])
+                threading.Thread(target=end_with, args=(own.connection,), daemon=True).start()
                 serve(function, row, own)
             finally:
                 os._exit(0)

@@ -297,6 +297,8 @@ class Pool:
         """All instances end, those too that some thread still waits for."""
         with self.turn:
             self.is_closed, self.limit = True, 0
-            instances = [*self.all]
-        for instance in instances:
-            instance.end()
+            threads = [threading.Thread(target=instance.end) for instance in self.all]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
