@@ -12,8 +12,13 @@
 mod client_device;
 mod common;
 mod host;
+mod lane;
+mod lanes;
+mod link;
 mod order;
 mod owned;
+mod piece;
+mod settings;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;

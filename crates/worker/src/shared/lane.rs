@@ -1,0 +1,117 @@
+//! What one stream was given and the device was not, and what of its copies is not counted in the link's window.
+
+use std::collections::VecDeque;
+
+use rekindle_device::{Device, Event, Result, Stream};
+
+use super::lanes::Work;
+use super::link::{Link, Rank};
+use super::piece::{Rest, Way};
+
+/// Of what is in lanes.
+pub(super) type Number = u64;
+
+/// Several copies have one event behind them until they are so many bytes.
+const TOGETHER: u64 = 256 << 10;
+
+#[derive(Default)]
+pub(super) struct Lane {
+    pub queue: VecDeque<Op>,
+    pub rank: Rank,
+    /// How much it was given beside copies over the link, and how much of that was found to be done.
+    pub works: u64,
+    known: u64,
+    pub ahead: Ahead,
+}
+
+pub(super) struct Op {
+    pub number: Number,
+    /// What has to be issued before.
+    pub after: Vec<Number>,
+    pub task: Task,
+}
+
+pub(super) enum Task {
+    Copy(Way, Rest),
+    Work(Work),
+    Record(Event, u32),
+    Wait(Event, u32),
+    Destroy(Box<dyn FnOnce(&dyn Device) + Send>),
+}
+
+/// Copies that were issued without a turn: small ones, and those behind work that was not done.
+#[derive(Default)]
+pub(super) struct Ahead {
+    under_way: VecDeque<Together>,
+    bytes: u64,
+    /// The works before those that are done.
+    done: u64,
+}
+
+struct Together {
+    event: Event,
+    bytes: u64,
+    works: u64,
+}
+
+impl Lane {
+    /// The number of what is first in it.
+    pub(super) fn first(&self) -> Option<Number> {
+        self.queue.front().map(|op| op.number)
+    }
+
+    /// Whether all that the stream was given beside copies is done.
+    pub(super) fn is_ready(&mut self, device: &dyn Device, link: &Link, stream: Stream) -> Result<bool> {
+        if self.known < self.works {
+            self.ahead.reap(device, link);
+            self.known = self.known.max(self.ahead.done);
+        }
+        if self.known < self.works && self.ahead.under_way.is_empty() && device.stream_query(stream)? {
+            self.known = self.works;
+        }
+        Ok(self.known >= self.works)
+    }
+
+    /// The events that it uses, which nobody asks for any more.
+    pub(super) fn take_events(&mut self) -> Vec<Event> {
+        self.ahead.bytes = 0;
+        self.ahead.under_way.drain(..).map(|one| one.event).collect()
+    }
+}
+
+impl Ahead {
+    /// How many bytes more there may be of at most so many.
+    pub(super) fn room(&mut self, device: &dyn Device, link: &Link, most: u64) -> u64 {
+        if self.bytes >= most / 2 {
+            self.reap(device, link);
+        }
+        most.saturating_sub(self.bytes)
+    }
+
+    /// So many bytes were issued behind so much work.
+    pub(super) fn push(
+        &mut self,
+        device: &dyn Device,
+        link: &Link,
+        stream: Stream,
+        bytes: u64,
+        works: u64,
+    ) -> Result<()> {
+        if self.under_way.back().is_none_or(|last| last.bytes + bytes > TOGETHER) {
+            self.under_way.push_back(Together { event: link.event()?, bytes: 0, works });
+        }
+        let Some(last) = self.under_way.back_mut() else { return Ok(()) };
+        (last.bytes, last.works) = (last.bytes + bytes, works);
+        self.bytes += bytes;
+        device.event_record(last.event, stream, 0)
+    }
+
+    fn reap(&mut self, device: &dyn Device, link: &Link) {
+        let is_done = |one: &mut Together| !matches!(device.event_query(one.event), Ok(false));
+        while let Some(done) = self.under_way.pop_front_if(is_done) {
+            self.bytes -= done.bytes;
+            self.done = done.works;
+            link.give_event(done.event);
+        }
+    }
+}
