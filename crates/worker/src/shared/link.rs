@@ -228,7 +228,8 @@ impl WayState {
         }
         let most = if rivals.is_empty() { settings.window / 2 } else { settings.piece };
         let bytes = left.min(most).min(room);
-        *self.flow(key) = Flow { tag: tag + bytes, waits: false };
+        // Another copy of it may still wait: its lanes are looked at all the same.
+        self.flow(key).tag = tag + bytes;
         self.now = tag;
         self.bytes[rank as usize] += bytes;
         self.since_others = if rank == Rank::Program { self.since_others.saturating_add(1) } else { 0 };
