@@ -114,6 +114,11 @@ impl ClientDevice {
         lock(&self.owned)
     }
 
+    #[cfg(test)]
+    pub(super) fn is_behind(&self, stream: Stream) -> bool {
+        self.lanes.state().queues.is_behind(stream)
+    }
+
     /// What is copied on this stream is not the program's own.
     pub(crate) fn set_background(&self, stream: Stream) {
         self.lanes.state().queues.set_rank(stream, Rank::Background);
@@ -225,8 +230,10 @@ impl Device for ClientDevice {
         self.device.bind()
     }
     fn synchronize(&self) -> Result<()> {
+        let open = self.open()?;
+        self.noted(self.lanes.wait_for_all())?;
         let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
-        self.wait(&streams)
+        self.noted(streams.iter().try_for_each(|stream| open.stream_synchronize(*stream)))
     }
     fn limit(&self, limit: u32) -> Result<u64> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);

@@ -140,7 +140,8 @@ impl Lanes {
     /// Waits until all that is in lanes now is issued.
     pub(super) fn wait_for_all(&self) -> Result<()> {
         let last = self.state().queues.last;
-        self.wait_until(|queues| queues.waiting.first().is_none_or(|first| *first > last)).map(drop)
+        let reached = |queues: &Queues| queues.waiting.first().is_none_or(|first| *first > last);
+        self.wait_until(reached)?.queues.take_late()
     }
 
     /// Waits until the latest record of the event is issued.

@@ -19,6 +19,8 @@ mod order;
 mod owned;
 mod piece;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;
