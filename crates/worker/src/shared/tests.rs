@@ -233,7 +233,7 @@ fn gpu() -> Arc<dyn Device> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn random_work_of_several_clients_has_the_results_of_its_order(
         work in prop::collection::vec(prop::collection::vec(action(), 1..60), 3),
