@@ -336,3 +336,65 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: Settings = Settings { piece: 2, window: 8 };
+    const PLENTY: u64 = 1000;
+
+    /// The clients that are served when all of these copy without end, one piece after the other.
+    fn served(way: &mut WayState, asking: &[(ClientId, Rank)], count: usize) -> Vec<ClientId> {
+        asking.iter().for_each(|key| way.flow(*key).waits = true);
+        let mut served = Vec::new();
+        while served.len() < count {
+            let next = way.next(&SETTINGS).unwrap();
+            let bytes = way.grant(next, PLENTY, &SETTINGS).unwrap();
+            way.bytes[next.1 as usize] -= bytes;
+            served.push(next.0);
+        }
+        served
+    }
+
+    #[test]
+    fn programs_that_copy_take_turns_and_who_comes_is_next() {
+        let mut way = WayState::default();
+        let (a, b, c) = ((1, Rank::Program), (2, Rank::Program), (3, Rank::Program));
+        assert_eq!(served(&mut way, &[a, b], 6), [1, 2, 1, 2, 1, 2]);
+        assert_eq!(served(&mut way, &[a, b, c], 4)[0], 3);
+        // Who asks for nothing saves nothing up.
+        way.flow(b).waits = false;
+        served(&mut way, &[a, c], 20);
+        let turns = served(&mut way, &[a, b, c], 9);
+        assert!([1, 2, 3].map(|id| turns.iter().filter(|one| **one == id).count()) == [3, 3, 3], "{turns:?}");
+    }
+
+    #[test]
+    fn what_is_copied_for_programs_has_a_sixteenth_beside_their_own_copies_and_all_else_without() {
+        let mut way = WayState::default();
+        let (program, restore) = ((1, Rank::Program), (2, Rank::Background));
+        let turns = served(&mut way, &[program, restore], 64);
+        assert_eq!(turns.iter().filter(|one| **one == 2).count(), 4);
+        assert_eq!(way.grant(restore, PLENTY, &SETTINGS), None);
+        way.flow(program).waits = false;
+        assert_eq!(served(&mut way, &[restore], 8), [2; 8]);
+    }
+
+    #[test]
+    fn no_more_is_under_way_than_the_window_has_room_for() {
+        let mut way = WayState::default();
+        let (a, b) = ((1, Rank::Program), (2, Rank::Program));
+        assert_eq!(way.grant(a, PLENTY, &SETTINGS), Some(4));
+        way.flow(b).waits = true;
+        assert_eq!(way.grant(b, PLENTY, &SETTINGS), Some(4));
+        assert_eq!((way.grant(a, PLENTY, &SETTINGS), way.next(&SETTINGS)), (None, None));
+        way.bytes[Rank::Program as usize] -= 1;
+        assert_eq!(way.grant(b, 1, &SETTINGS), Some(1));
+        // Others have half a window of their own.
+        way.flow(b).waits = false;
+        let restore = (3, Rank::Background);
+        assert_eq!(way.grant(restore, PLENTY, &SETTINGS), Some(4));
+        assert_eq!(way.grant(restore, PLENTY, &SETTINGS), None);
+    }
+}
