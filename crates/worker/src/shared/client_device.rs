@@ -16,7 +16,8 @@ use rekindle_device::{
     ModuleKind, PreparedCode, Result, Stream,
 };
 
-use super::lanes::{Lanes, Place, State, Work};
+use super::lane::Work;
+use super::lanes::{Lanes, Place, State};
 use super::link::{Link, Rank, UNTIMED};
 use super::order::are_done;
 use super::owned::Owned;

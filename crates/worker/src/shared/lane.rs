@@ -4,9 +4,14 @@ use std::collections::VecDeque;
 
 use rekindle_device::{Device, Event, Result, Stream};
 
-use super::lanes::Work;
 use super::link::{Link, Rank};
 use super::piece::{Rest, Way};
+
+/// What is issued to a stream later.
+pub(super) type Work = Box<dyn FnOnce(&dyn Device, Stream) -> Result<()> + Send>;
+
+/// Gives something back that what is in lanes may still need.
+pub(super) type Destroy = Box<dyn FnOnce(&dyn Device) + Send>;
 
 /// Of what is in lanes.
 pub(super) type Number = u64;
@@ -36,7 +41,7 @@ pub(super) enum Task {
     Work(Work),
     Record(Event, u32),
     Wait(Event, u32),
-    Destroy(Box<dyn FnOnce(&dyn Device) + Send>),
+    Destroy(Destroy),
 }
 
 /// Copies that were issued without a turn: small ones, and those behind work that was not done.
@@ -88,22 +93,16 @@ impl Ahead {
         most.saturating_sub(self.bytes)
     }
 
-    /// So many bytes were issued behind so much work.
-    pub(super) fn push(
-        &mut self,
-        device: &dyn Device,
-        link: &Link,
-        stream: Stream,
-        bytes: u64,
-        works: u64,
-    ) -> Result<()> {
-        if self.under_way.back().is_none_or(|last| last.bytes + bytes > TOGETHER) {
-            self.under_way.push_back(Together { event: link.event()?, bytes: 0, works });
-        }
-        let Some(last) = self.under_way.back_mut() else { return Ok(()) };
-        (last.bytes, last.works) = (last.bytes + bytes, works);
+    /// So many bytes are issued behind so much work: the event that is to be recorded behind them.
+    pub(super) fn put(&mut self, link: &Link, bytes: u64, works: u64) -> Result<Event> {
         self.bytes += bytes;
-        device.event_record(last.event, stream, 0)
+        if let Some(last) = self.under_way.back_mut().filter(|last| last.bytes + bytes <= TOGETHER) {
+            (last.bytes, last.works) = (last.bytes + bytes, works);
+            return Ok(last.event);
+        }
+        let event = link.event().inspect_err(|_| self.bytes -= bytes)?;
+        self.under_way.push_back(Together { event, bytes, works });
+        Ok(event)
     }
 
     fn reap(&mut self, device: &dyn Device, link: &Link) {

@@ -18,6 +18,7 @@ mod link;
 mod order;
 mod owned;
 mod piece;
+mod queues;
 mod settings;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use rekindle_cuda::{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CuResult};
 use rekindle_device::{Device, Result, Stream};
 
-use super::lanes::Queues;
+use super::queues::Queues;
 
 /// A client's streams on one device.
 pub(super) struct Order {
