@@ -79,7 +79,7 @@ class Program:
         times = []
         while time.monotonic() < until:
             times.append(self.once())
-        return {"times_s": times}
+        return {"times_s": [round(took, 6) for took in times]}
 
     def flood(self, until):
         moved, count = 0, min(FLOOD, self.pinned_bytes // 2)
