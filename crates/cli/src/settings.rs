@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 28] = [
+const SETTINGS: [Setting; 29] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -63,6 +63,7 @@ const SETTINGS: [Setting; 28] = [
     setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
     setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),
+    setting("gpu.link", "REKINDLE_LINK", Kind::Text),
     setting("gpu.shadow", "REKINDLE_SHADOW", Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Place),

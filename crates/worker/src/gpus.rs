@@ -160,7 +160,8 @@ impl Gpus {
             Source::Shared { common, views } => {
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
-                let view = ClientDevice::new(shared.device.clone(), common.failed())?;
+                let link = common.link(device, &shared.device)?;
+                let view = ClientDevice::new(shared.device.clone(), link, common.failed())?;
                 views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
                 GpuContext::of_client(&shared, view)?
             }
@@ -196,8 +197,9 @@ impl GpuContext {
     }
 
     /// The same context as one of its clients has it.
-    fn of_client(shared: &GpuContext, view: Arc<dyn Device>) -> Result<GpuContext> {
+    fn of_client(shared: &GpuContext, view: Arc<ClientDevice>) -> Result<GpuContext> {
         let copies = copy_streams(&*view)?;
+        copies.iter().for_each(|stream| view.set_background(*stream));
         let hasher = shared.hasher.as_ref().map(|hasher| Arc::new(hasher.through(view.clone())));
         Ok(GpuContext { info: shared.info.clone(), copies, hasher, device: view })
     }

@@ -9,15 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
+use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
     ModuleKind, PreparedCode, Result, Stream,
 };
 
-use super::order::{Order, are_done};
+use super::lane::Work;
+use super::lanes::{Lanes, Place, State};
+use super::link::{Link, Rank, UNTIMED};
+use super::order::are_done;
 use super::owned::Owned;
+use super::piece::Rest;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -26,8 +30,9 @@ const LOOK: Duration = Duration::from_micros(200);
 
 pub(crate) struct ClientDevice {
     device: Arc<dyn Device>,
-    order: Mutex<Order>,
-    owned: Mutex<Owned>,
+    /// What its streams are given goes through these.
+    lanes: Arc<Lanes>,
+    owned: Arc<Mutex<Owned>>,
     /// Limits that the client has asked for.
     limits: Mutex<Vec<(u32, u64)>>,
     /// The client is about to end: no call begins any more.
@@ -54,14 +59,18 @@ impl<'a> Deref for Open<'a> {
 
 impl ClientDevice {
     /// The device's context is current on this thread. `failed` is raised when it turns out to have failed.
-    pub(crate) fn new(device: Arc<dyn Device>, failed: Arc<AtomicBool>) -> Result<Arc<ClientDevice>> {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        link: Option<Arc<Link>>,
+        failed: Arc<AtomicBool>,
+    ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
-        let order = Order::new(&*device, legacy)?;
-        let owned = Owned { streams: [legacy].into(), events: [order.event()].into(), ..Owned::default() };
+        let order = device.event_create(UNTIMED)?;
+        let owned = Owned { streams: [legacy].into(), events: [order].into(), ..Owned::default() };
         Ok(Arc::new(ClientDevice {
+            lanes: Lanes::new(device.clone(), link, legacy, order),
             device,
-            order: Mutex::new(order),
-            owned: Mutex::new(owned),
+            owned: Arc::new(Mutex::new(owned)),
             limits: Mutex::default(),
             closing: AtomicBool::new(false),
             calls: RwLock::new(()),
@@ -74,6 +83,7 @@ impl ClientDevice {
     pub(crate) fn close(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         self.closing.store(true, Ordering::SeqCst);
+        self.lanes.close();
         if self.device.bind().is_err() {
             return true;
         }
@@ -102,11 +112,17 @@ impl ClientDevice {
     }
 
     fn owned(&self) -> MutexGuard<'_, Owned> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.owned)
     }
 
-    fn order(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    #[cfg(test)]
+    pub(super) fn is_behind(&self, stream: Stream) -> bool {
+        self.lanes.state().queues.is_behind(stream)
+    }
+
+    /// What is copied on this stream is not the program's own.
+    pub(crate) fn set_background(&self, stream: Stream) {
+        self.lanes.state().queues.set_rank(stream, Rank::Background);
     }
 
     fn open(&self) -> Result<Open<'_>> {
@@ -150,17 +166,61 @@ impl ClientDevice {
         self.noted(give(&*open))
     }
 
-    /// Work on a stream, in its place.
-    fn work(&self, stream: Stream, work: impl FnOnce(&dyn Device, Stream) -> Result<()>) -> Result<()> {
+    /// Work on a stream, in its place: done now, or put into its lane to be done later.
+    fn work(
+        &self,
+        stream: Stream,
+        now: impl FnOnce(&dyn Device, Stream) -> Result<()>,
+        later: impl FnOnce() -> Work,
+    ) -> Result<()> {
         let open = self.open()?;
-        let entered = self.order().enter(&*open, stream);
-        self.noted(entered.and_then(|stream| work(&*open, stream)))
+        let done = self.lanes.place(stream).and_then(|place| match place {
+            Place::Now(stream) => now(&*open, stream),
+            Place::Later(held) => {
+                held.put(later());
+                Ok(())
+            }
+        });
+        self.noted(done)
     }
 
+    /// As [`ClientDevice::work`], of what is small enough to be kept in any case.
+    fn small_work(
+        &self,
+        stream: Stream,
+        work: impl Fn(&dyn Device, Stream) -> Result<()> + Copy + Send + 'static,
+    ) -> Result<()> {
+        self.work(stream, work, || Box::new(work))
+    }
+
+    /// A copy, over the link or within the GPU.
+    fn copy_as(
+        &self,
+        rest: Rest,
+        stream: Stream,
+        whole: impl Fn(&dyn Device, Stream) -> Result<()> + Copy + Send + 'static,
+    ) -> Result<()> {
+        match rest.way().filter(|_| rest.left() > 0) {
+            Some(way) => {
+                let _open = self.open()?;
+                self.noted(self.lanes.copy(way, rest, stream, whole))
+            }
+            None => self.small_work(stream, whole),
+        }
+    }
+
+    /// Waits for all that streams were given.
     fn wait(&self, streams: &[Stream]) -> Result<()> {
         let open = self.open()?;
-        self.noted(streams.iter().try_for_each(|stream| open.stream_synchronize(*stream)))
+        let issued = self.lanes.wait_for(streams);
+        self.noted(
+            issued.and_then(|()| streams.iter().try_for_each(|stream| open.stream_synchronize(*stream))),
+        )
     }
+}
+
+fn lock(owned: &Mutex<Owned>) -> MutexGuard<'_, Owned> {
+    owned.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Device for ClientDevice {
@@ -171,8 +231,10 @@ impl Device for ClientDevice {
         self.device.bind()
     }
     fn synchronize(&self) -> Result<()> {
+        let open = self.open()?;
+        self.noted(self.lanes.wait_for_all())?;
         let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
-        self.wait(&streams)
+        self.noted(streams.iter().try_for_each(|stream| open.stream_synchronize(*stream)))
     }
     fn limit(&self, limit: u32) -> Result<u64> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -258,6 +320,8 @@ impl Device for ClientDevice {
         Ok(loaded)
     }
     fn module_unload(&self, module: Module) -> Result<()> {
+        // Launches of it may be in lanes.
+        let _ = self.lanes.wait_for_all();
         self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module))
     }
     fn function(&self, module: Module, name: &str) -> Result<Function> {
@@ -270,10 +334,15 @@ impl Device for ClientDevice {
         self.open()?.function_info(function)
     }
     fn set_function_attribute(&self, function: Function, attribute: i32, value: i32) -> Result<()> {
-        self.open()?.set_function_attribute(function, attribute, value)
+        let open = self.open()?;
+        // What was launched before has the attributes of then.
+        self.lanes.wait_for_all()?;
+        open.set_function_attribute(function, attribute, value)
     }
     fn set_function_cache(&self, function: Function, config: i32) -> Result<()> {
-        self.open()?.set_function_cache(function, config)
+        let open = self.open()?;
+        self.lanes.wait_for_all()?;
+        open.set_function_cache(function, config)
     }
     fn global(&self, module: Module, name: &str) -> Result<(u64, u64)> {
         self.open()?.global(module, name)
@@ -305,85 +374,134 @@ impl Device for ClientDevice {
         let create = |device: &dyn Device| device.stream_create(flags | NON_BLOCKING, priority);
         let made = self.make(create, |owned, made| owned.streams.insert(made))?;
         if flags & NON_BLOCKING == 0 {
-            self.order().add(made);
+            self.lanes.state().order.add(made);
         }
         Ok(made)
     }
     fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        self.give(
-            |owned| owned.streams.remove(&stream),
-            |device| {
-                let followed = self.order().remove(device, stream);
-                device.stream_destroy(stream).and(followed)
-            },
-        )
+        let Ok(_open) = self.open() else { return Ok(()) };
+        let mut state = self.lanes.state();
+        let State { order, queues } = &mut *state;
+        let followed = order.remove(queues, stream);
+        let owned = self.owned.clone();
+        let destroy = move |device: &dyn Device| {
+            lock(&owned).streams.remove(&stream);
+            let _ = device.stream_destroy(stream);
+        };
+        queues.destroy_stream(stream, Box::new(destroy));
+        self.noted(followed)
     }
     fn stream_query(&self, stream: Stream) -> Result<bool> {
         let open = self.open()?;
-        let streams = self.order().waits_for(stream);
-        self.noted(are_done(&*open, &streams))
+        let mut state = self.lanes.state();
+        state.queues.take_late()?;
+        let streams = state.order.waits_for(stream);
+        let behind = streams.iter().any(|stream| state.queues.is_behind(*stream));
+        drop(state);
+        if behind { Ok(false) } else { self.noted(are_done(&*open, &streams)) }
     }
     fn stream_synchronize(&self, stream: Stream) -> Result<()> {
-        let streams = self.order().waits_for(stream);
+        let streams = self.lanes.state().order.waits_for(stream);
         self.wait(&streams)
     }
     fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
-        self.work(stream, |device, stream| device.stream_wait_event(stream, event, flags))
+        let _open = self.open()?;
+        self.noted(self.lanes.wait_event(stream, event, flags))
     }
     fn event_create(&self, flags: u32) -> Result<Event> {
         self.make(|device| device.event_create(flags), |owned, made| owned.events.insert(made))
     }
     fn event_destroy(&self, event: Event) -> Result<()> {
-        self.give(|owned| owned.events.remove(&event), |device| device.event_destroy(event))
+        let Ok(_open) = self.open() else { return Ok(()) };
+        let owned = self.owned.clone();
+        let destroy = move |device: &dyn Device| {
+            lock(&owned).events.remove(&event);
+            let _ = device.event_destroy(event);
+        };
+        self.lanes.state().queues.destroy_event(event, Box::new(destroy));
+        Ok(())
     }
     fn event_record(&self, event: Event, stream: Stream, flags: u32) -> Result<()> {
-        self.work(stream, |device, stream| device.event_record(event, stream, flags))
+        let _open = self.open()?;
+        self.noted(self.lanes.record(event, stream, flags))
     }
     fn event_query(&self, event: Event) -> Result<bool> {
         let open = self.open()?;
-        self.noted(open.event_query(event))
+        let mut state = self.lanes.state();
+        state.queues.take_late()?;
+        let unrecorded = state.queues.is_unrecorded(event);
+        drop(state);
+        if unrecorded { Ok(false) } else { self.noted(open.event_query(event)) }
     }
     fn event_synchronize(&self, event: Event) -> Result<()> {
         let open = self.open()?;
-        self.noted(open.event_synchronize(event))
+        let recorded = self.lanes.wait_for_record(event);
+        self.noted(recorded.and_then(|()| open.event_synchronize(event)))
     }
     fn event_elapsed(&self, start: Event, end: Event) -> Result<f32> {
-        self.open()?.event_elapsed(start, end)
+        let open = self.open()?;
+        let unrecorded =
+            [start, end].map(|event| self.lanes.state().queues.is_unrecorded(event)).contains(&true);
+        if unrecorded { Err(CUDA_ERROR_NOT_READY) } else { open.event_elapsed(start, end) }
     }
 
     fn launch(&self, function: Function, launch: &Launch, stream: Stream, parameters: &[u8]) -> Result<()> {
-        self.work(stream, |device, stream| device.launch(function, launch, stream, parameters))
+        self.work(
+            stream,
+            |device, stream| device.launch(function, launch, stream, parameters),
+            || {
+                let (launch, parameters) = (launch.clone(), parameters.to_vec());
+                Box::new(move |device, stream| device.launch(function, &launch, stream, &parameters))
+            },
+        )
     }
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Result<()> {
-        self.work(stream, |device, stream| device.copy(to, from, bytes, stream))
+        let whole = move |device: &dyn Device, stream| device.copy(to, from, bytes, stream);
+        self.copy_as(Rest::bytes(to, from, bytes), stream, whole)
     }
     fn copy_3d(&self, copy: &Copy3D, stream: Stream) -> Result<()> {
-        self.work(stream, |device, stream| device.copy_3d(copy, stream))
+        let copy = *copy;
+        let whole = move |device: &dyn Device, stream| device.copy_3d(&copy, stream);
+        self.copy_as(Rest::rows(&copy), stream, whole)
     }
     fn set(&self, set: &MemorySet, stream: Stream) -> Result<()> {
-        self.work(stream, |device, stream| device.set(set, stream))
+        let set = *set;
+        self.small_work(stream, move |device, stream| device.set(&set, stream))
     }
     fn host_call(&self, stream: Stream, call: Box<dyn FnOnce() + Send>) -> Result<()> {
-        self.work(stream, |device, stream| device.host_call(stream, call))
+        let open = self.open()?;
+        let done = self.lanes.place(stream).and_then(|place| match place {
+            Place::Now(stream) => open.host_call(stream, call),
+            Place::Later(held) => {
+                held.put(Box::new(move |device, stream| device.host_call(stream, call)));
+                Ok(())
+            }
+        });
+        self.noted(done)
     }
     fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
-        self.work(stream, |device, stream| device.wait_value(stream, address, value, width, flags))
+        self.small_work(stream, move |device, stream| device.wait_value(stream, address, value, width, flags))
     }
     fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
-        self.work(stream, |device, stream| device.write_value(stream, address, value, width, flags))
+        self.small_work(stream, move |device, stream| {
+            device.write_value(stream, address, value, width, flags)
+        })
     }
 
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
-        self.open()?.capture_begin(stream, mode)?;
-        self.order().capture(stream, true);
+        let open = self.open()?;
+        // What it was given before is no part of the graph.
+        self.lanes.wait_for(&[stream])?;
+        open.capture_begin(stream, mode)?;
+        self.lanes.state().capture(stream, true);
         Ok(())
     }
     fn capture_end(&self, stream: Stream) -> Result<Graph> {
-        self.order().capture(stream, false);
+        self.lanes.state().capture(stream, false);
         self.make(|device| device.capture_end(stream), |owned, made| owned.graphs.insert(made))
     }
     fn capture(&self, stream: Stream) -> Result<Capture> {
-        let stream = self.order().real(stream);
+        let stream = self.lanes.state().order.real(stream);
         self.open()?.capture(stream)
     }
     fn graph_create(&self) -> Result<Graph> {
@@ -425,10 +543,17 @@ impl Device for ClientDevice {
         self.make(|device| device.graph_instantiate(graph, flags), note)
     }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
-        self.work(stream, |device, stream| device.graph_launch(exec, stream))
+        self.small_work(stream, move |device, stream| device.graph_launch(exec, stream))
     }
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
-        self.give(|owned| owned.execs.remove(&exec), |device| device.graph_exec_destroy(exec))
+        let Ok(_open) = self.open() else { return Ok(()) };
+        let owned = self.owned.clone();
+        let destroy = move |device: &dyn Device| {
+            lock(&owned).execs.remove(&exec);
+            let _ = device.graph_exec_destroy(exec);
+        };
+        self.lanes.state().queues.do_later(Box::new(destroy));
+        Ok(())
     }
 
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {

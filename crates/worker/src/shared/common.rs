@@ -1,28 +1,54 @@
 //! What the clients of shared contexts have in common.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rekindle_device::Result;
+use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
+use rekindle_device::{Device, Result};
 
 use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::image::{Shelf, stock};
+
+use super::link::Link;
+use super::settings::Settings;
 
 pub(crate) struct Common {
     pub gpus: Gpus,
     /// What contents are copied through.
     pub shelf: Arc<Shelf>,
     failed: Arc<AtomicBool>,
+    /// How copies share the link; none where they do not.
+    settings: Option<Settings>,
+    /// Of each GPU, by its number.
+    links: Mutex<HashMap<usize, Option<Arc<Link>>>>,
 }
 
 impl Common {
     /// The first GPU's context is made now.
-    pub(super) fn new(opened: Opened) -> Result<Arc<Common>> {
-        let gpus = Gpus::new(opened)?;
-        let shelf = Shelf::new(gpus.open(0)?.device.clone());
-        stock(&shelf);
-        Ok(Arc::new(Common { gpus, shelf, failed: Arc::default() }))
+    pub(super) fn new(opened: Opened) -> std::result::Result<Arc<Common>, String> {
+        let settings = Settings::from_env()?;
+        let made = Gpus::new(opened).and_then(|gpus| {
+            let shelf = Shelf::new(gpus.open(0)?.device.clone());
+            stock(&shelf);
+            Ok(Common { gpus, shelf, failed: Arc::default(), settings, links: Mutex::default() })
+        });
+        made.map(Arc::new).map_err(|code| format!("the GPU's context cannot be made: {code}"))
+    }
+
+    /// The scheduler of a GPU's copies; none where there is to be none.
+    pub(crate) fn link(&self, index: usize, device: &Arc<dyn Device>) -> Result<Option<Arc<Link>>> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = links.get(&index) {
+            return Ok(link.clone());
+        }
+        let link = Link::new(device.clone(), self.settings).map_err(|error| {
+            log::error!("the link's thread cannot be started: {error}");
+            CUDA_ERROR_OPERATING_SYSTEM
+        })?;
+        links.insert(index, link.clone());
+        Ok(link)
     }
 
     /// Raised once one of the contexts turns out to have failed.

@@ -57,10 +57,7 @@ pub fn serve(
     gpu: String,
     open: impl FnOnce() -> Result<Opened, String>,
 ) -> Ended {
-    let opened = open().and_then(|opened| {
-        Common::new(opened).map_err(|code| format!("the GPU's context cannot be made: {code}"))
-    });
-    let common = match opened {
+    let common = match open().and_then(Common::new) {
         Ok(common) => common,
         Err(problem) => return Ended::Failed(problem),
     };

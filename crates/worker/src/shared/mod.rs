@@ -12,8 +12,16 @@
 mod client_device;
 mod common;
 mod host;
+mod lane;
+mod lanes;
+mod link;
 mod order;
 mod owned;
+mod piece;
+mod queues;
+mod settings;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;

@@ -7,10 +7,9 @@
 use std::collections::{HashMap, HashSet};
 
 use rekindle_cuda::{CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CuResult};
-use rekindle_device::{Device, Event, Result, Stream};
+use rekindle_device::{Device, Result, Stream};
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const UNTIMED: u32 = 2;
+use super::queues::Queues;
 
 /// A client's streams on one device.
 pub(super) struct Order {
@@ -20,8 +19,6 @@ pub(super) struct Order {
     blocking: HashMap<Stream, Blocking>,
     /// Blocking streams that began a capture.
     capturing: HashSet<Stream>,
-    /// Recorded and waited for again and again: a wait is for what was recorded last before it.
-    event: Event,
 }
 
 #[derive(Default)]
@@ -33,9 +30,8 @@ struct Blocking {
 }
 
 impl Order {
-    pub(super) fn new(device: &dyn Device, legacy: Stream) -> Result<Order> {
-        let event = device.event_create(UNTIMED)?;
-        Ok(Order { legacy, works: 0, blocking: HashMap::new(), capturing: HashSet::new(), event })
+    pub(super) fn new(legacy: Stream) -> Order {
+        Order { legacy, works: 0, blocking: HashMap::new(), capturing: HashSet::new() }
     }
 
     pub(super) fn add(&mut self, stream: Stream) {
@@ -43,11 +39,11 @@ impl Order {
         self.blocking.insert(stream, Blocking::default());
     }
 
-    pub(super) fn remove(&mut self, device: &dyn Device, stream: Stream) -> Result<()> {
+    pub(super) fn remove(&mut self, queues: &mut Queues, stream: Stream) -> Result<()> {
         let gone = self.blocking.remove(&stream);
         self.capturing.remove(&stream);
         match gone.is_some_and(|gone| gone.ahead) {
-            true => self.follow(device, self.legacy, stream),
+            true => queues.follow(self.legacy, stream),
             false => Ok(()),
         }
     }
@@ -57,47 +53,38 @@ impl Order {
         if stream == Stream::LEGACY { self.legacy } else { stream }
     }
 
-    pub(super) fn event(&self) -> Event {
-        self.event
-    }
-
     /// The driver's stream for work that comes now, which is in its place behind the others' from then on.
-    pub(super) fn enter(&mut self, device: &dyn Device, stream: Stream) -> Result<Stream> {
+    pub(super) fn enter(&mut self, queues: &mut Queues, stream: Stream) -> Result<Stream> {
         if stream == Stream::LEGACY {
-            self.enter_legacy(device)?;
+            self.enter_legacy(queues)?;
             return Ok(self.legacy);
         }
         let Some(known) = self.blocking.get(&stream) else { return Ok(stream) };
         // What is captured does not run now, and may not wait for what is not captured.
-        if !self.capturing.is_empty() && device.capture(stream)?.status != 0 {
+        if !self.capturing.is_empty() && queues.device().capture(stream)?.status != 0 {
             return Ok(stream);
         }
         if known.waited < self.works {
-            self.follow(device, stream, self.legacy)?;
+            queues.follow(stream, self.legacy)?;
         }
         self.blocking.insert(stream, Blocking { ahead: true, waited: self.works });
         Ok(stream)
     }
 
-    fn enter_legacy(&mut self, device: &dyn Device) -> Result<()> {
+    fn enter_legacy(&mut self, queues: &mut Queues) -> Result<()> {
         if !self.capturing.is_empty() {
             return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
         let ahead: Vec<Stream> =
             self.blocking.iter().filter(|(_, known)| known.ahead).map(|(stream, _)| *stream).collect();
         for stream in ahead {
-            self.follow(device, self.legacy, stream)?;
+            queues.follow(self.legacy, stream)?;
             if let Some(known) = self.blocking.get_mut(&stream) {
                 known.ahead = false;
             }
         }
         self.works += 1;
         Ok(())
-    }
-
-    fn follow(&self, device: &dyn Device, behind: Stream, before: Stream) -> Result<()> {
-        device.event_record(self.event, before, 0)?;
-        device.stream_wait_event(behind, self.event, 0)
     }
 
     /// The streams that must be done before this one is.

@@ -1,0 +1,106 @@
+"""Programs that copy between host and GPU.
+
+copies.py flood           copies 256 MB at once to the GPU, again and again: `round N`
+copies.py beside MARK     once the file MARK is there, times of small and of large copies in seconds, as one line of JSON
+copies.py random SEED     random copies on several streams, all of them compared: `round N right`
+"""
+
+import ctypes
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
+
+from gpu import call, open_device  # noqa: E402
+
+MB = 1 << 20
+FLOOD, PIECE = 256 * MB, 32 * MB
+SMALL, LARGE = 4096, 8 * MB
+STREAMS, REGION = 4, 6 * MB
+
+
+def pinned(count):
+    """Bytes of pinned memory, as an array."""
+    address = int(call("cuMemHostAlloc", count, 0))
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
+
+
+def flood():
+    source, buffer = pinned(PIECE), int(call("cuMemAlloc", PIECE))
+    stream = call("cuStreamCreate", 1)
+    for number in range(1, 1000):
+        for _ in range(FLOOD // PIECE):
+            call("cuMemcpyHtoDAsync", buffer, source.ctypes.data, PIECE, stream)
+        print("round", number, flush=True)
+        call("cuStreamSynchronize", stream)
+
+
+def beside(mark):
+    source, buffer = pinned(LARGE), int(call("cuMemAlloc", LARGE))
+    stream = call("cuStreamCreate", 1)
+
+    def took(count):
+        began = time.perf_counter()
+        call("cuMemcpyHtoDAsync", buffer, source.ctypes.data, count, stream)
+        call("cuMemsetD32Async", buffer, 7, SMALL // 4, stream)
+        call("cuStreamSynchronize", stream)
+        return time.perf_counter() - began
+
+    took(LARGE)
+    print("ready", flush=True)
+    while not Path(mark).exists():
+        time.sleep(0.005)
+    print(json.dumps({"small": [took(SMALL) for _ in range(12)], "large": [took(LARGE) for _ in range(3)]}), flush=True)
+    time.sleep(1000)
+
+
+def random_copies(seed):
+    chance = random.Random(seed)
+    streams = [0, call("cuStreamCreate", 0), call("cuStreamCreate", 1), call("cuStreamCreate", 1)]
+    regions = [int(call("cuMemAlloc", REGION)) for _ in streams]
+    expected = [np.zeros(REGION, np.uint8) for _ in streams]
+    for region in regions:
+        call("cuMemsetD8", region, 0, REGION)
+    # Streams that do not wait for the legacy one would overtake it.
+    call("cuCtxSynchronize")
+    sources = [pinned(REGION), np.empty(REGION, np.uint8)]
+    for number, source in enumerate(sources):
+        source[:] = np.random.default_rng(seed + number).integers(0, 256, REGION, np.uint8)
+    found = [pinned(REGION), np.empty(REGION, np.uint8)]
+    event = call("cuEventCreate", 2)
+    for number in range(1, 1000):
+        for _ in range(12):
+            one, other = chance.randrange(STREAMS), chance.randrange(STREAMS)
+            at = chance.randrange(REGION)
+            count = min(chance.choice([100, 70_000, REGION]), REGION - at)
+            kind = chance.choice(["up", "up", "fill", "take"])
+            if kind == "up":
+                source = chance.choice(sources)
+                call("cuMemcpyHtoDAsync", regions[one] + at, source.ctypes.data + at, count, streams[one])
+                expected[one][at : at + count] = source[at : at + count]
+            elif kind == "fill":
+                call("cuMemsetD8Async", regions[one] + at, number % 256, count, streams[one])
+                expected[one][at : at + count] = number % 256
+            elif one != other:
+                # It waits for what the other one has had, which goes on when this is done.
+                call("cuEventRecord", event, streams[other])
+                call("cuStreamWaitEvent", streams[one], event, 0)
+                call("cuMemcpyDtoDAsync", regions[one], regions[other], REGION, streams[one])
+                call("cuEventRecord", event, streams[one])
+                call("cuStreamWaitEvent", streams[other], event, 0)
+                expected[one][:] = expected[other]
+        for one, stream in enumerate(streams):
+            into = found[number % 2]
+            call("cuMemcpyDtoHAsync", into.ctypes.data, regions[one], REGION, stream)
+            call("cuStreamSynchronize", stream)
+            assert np.array_equal(into, expected[one]), f"round {number}, stream {one}"
+        print("round", number, "right", flush=True)
+
+
+open_device()
+{"flood": flood, "beside": beside, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])

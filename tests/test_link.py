@@ -1,0 +1,111 @@
+"""Programs that share a context and copy at once, over a link of 256 MB/s."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from rekindle import Rekindle
+
+COPIES = Path(__file__).parent / "link/copies.py"
+GPU = "emulated:bandwidth=256M"
+# What is under way when somebody comes takes 16 ms.
+LINK = "piece=1M,window=4M"
+
+
+@pytest.fixture
+def begin():
+    """Makes a Rekindle with these settings of the link."""
+    made = []
+
+    def begin(link):
+        made.append(Rekindle(GPU, REKINDLE_LINK=link).__enter__())
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.__exit__()
+
+
+def start(rekindle, name, *arguments):
+    rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", GPU, "--", sys.executable, COPIES, *arguments)
+
+
+def worker(rekindle, name):
+    (pid,) = rekindle.sandbox(name)["workers"]
+    return pid
+
+
+def times_beside_a_flood(rekindle):
+    mark = rekindle.root / "mark"
+    start(rekindle, "beside", "beside", mark)
+    assert rekindle.wait_lines("beside", 1) == ["ready"]
+    start(rekindle, "flood", "flood")
+    rekindle.wait_lines("flood", 2)
+    mark.touch()
+    times = json.loads(rekindle.wait_lines("beside", 2)[1])
+    assert worker(rekindle, "beside") == worker(rekindle, "flood")
+    return times
+
+
+def test_a_copy_waits_for_what_is_under_way_and_not_for_all_that_others_copy(begin):
+    times = times_beside_a_flood(begin(LINK))
+    # 8 MB take 31 ms alone, and twice as long in turn with another program.
+    assert max(times["small"]) < 0.15 and max(times["large"]) < 0.4, times
+
+
+def test_without_the_scheduler_it_waits_for_all(begin):
+    times = times_beside_a_flood(begin("off"))
+    assert max(times["small"]) > 0.4, times
+
+
+def rounds(rekindle, name, more):
+    """Waits until so many more rounds were right."""
+    count = len(rekindle.lines(name)) + more
+    lines = rekindle.wait_lines(name, count)
+    assert len(lines) >= count and all(line.endswith(" right") for line in lines), (name, lines)
+
+
+def test_contents_are_right_beside_others_and_when_one_is_killed(begin):
+    rekindle = begin("piece=256K,window=1M")
+    start(rekindle, "flood", "flood")
+    for seed in (1, 2):
+        start(rekindle, f"random-{seed}", "random", seed)
+    rekindle.wait_lines("flood", 1)
+    for seed in (1, 2):
+        rounds(rekindle, f"random-{seed}", 2)
+    # It has copies that wait, and others under way.
+    os.kill(rekindle.sandbox("flood")["pid"], signal.SIGKILL)
+    rekindle.wait_end("flood")
+    pid = worker(rekindle, "random-1")
+    start(rekindle, "flood-2", "flood")
+    rekindle.wait_lines("flood-2", 1)
+    assert worker(rekindle, "flood-2") == pid
+    for seed in (1, 2):
+        rounds(rekindle, f"random-{seed}", 2)
+
+
+def test_a_program_with_copies_that_wait_is_imaged_and_goes_on_here_and_there(begin):
+    rekindle = begin("piece=256K,window=1M")
+    start(rekindle, "flood", "flood")
+    start(rekindle, "random", "random", 3)
+    rounds(rekindle, "random", 1)
+    rekindle("checkpoint", "random", "--to", "first", "--leave-running")
+    rounds(rekindle, "random", 2)
+    rekindle("checkpoint", "random", "--to", "second", "--stop")
+    for image, options in (("second", ("--share", "us")), ("first", ())):
+        rekindle("restore", "-d", image, "--name", "again", "--gpu", GPU, *options)
+        rounds(rekindle, "again", 2)
+        rekindle("kill", "again")
+        rekindle.wait_end("again")
+    assert rekindle.sandbox("flood")["pid"]
+
+
+def test_settings_of_the_link_that_are_none_are_said(begin):
+    rekindle = begin("window=1")
+    with pytest.raises(Exception, match="REKINDLE_LINK"):
+        start(rekindle, "flood", "flood")
+        rekindle.wait_lines("flood", 1)
+        raise AssertionError("it ran")
