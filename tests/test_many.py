@@ -39,15 +39,16 @@ def test_instances_of_an_image_run_at_once_each_bit_for_bit(rekindle, reference)
 
 
 NAMED_SOCKET = """
-import os, socket, sys, time
+import os, select, socket
 driver = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 driver.bind(b"\\0cuda-uvmfd-%d-%d" % (os.stat("/proc/self/ns/pid").st_ino, os.getpid()))
 driver.listen()
+waiting = select.poll()
+waiting.register(driver, select.POLLIN)
 n = 0
 while True:
-    print(n, flush=True)
+    print(n, waiting.poll(20), flush=True)
     n += 1
-    time.sleep(0.02)
 """
 
 
@@ -57,7 +58,11 @@ def test_what_the_driver_names_after_a_process_does_not_hinder_a_second_restore(
     rekindle("checkpoint", "first", "--to", "image", "--leave-running")
     for name in ("second", "third"):
         rekindle.restore("image", name)
-        assert len(rekindle.wait_lines(name, 3)) >= 3
+        lines = rekindle.wait_lines(name, 3)
+        assert all(line.endswith(" []") for line in lines), "who waits there is told of nothing"
+    rekindle("checkpoint", "third", "--to", "next", "--stop")
+    rekindle.restore("next", "fourth")
+    assert all(line.endswith(" []") for line in rekindle.wait_lines("fourth", 3))
 
 
 AUTOBOUND = """

@@ -234,6 +234,7 @@ pub fn address(words: &[u32]) -> Option<IpAddr> {
 }
 
 impl Unix {
+    const TYPE: u64 = 3;
     const STATE: u64 = 4;
     const NAME: u64 = 11;
     const PERMISSIONS: u64 = 13;
@@ -267,11 +268,11 @@ impl Unix {
         self.0.set_bytes(Self::NAME, to).remove(Self::DIRECTORY);
     }
 
-    /// Has it listen no more, if it did.
-    pub fn close(&mut self) {
-        if self.state() == Some(LISTENS) {
-            self.0.set(Self::STATE, CLOSED);
-        }
+    /// Has it be one to which nothing comes: without a name, and of datagrams. Whoever waits at one that listened, or was
+    /// connected, and does so no more, would be told at once, and again and again.
+    pub fn silence(&mut self) {
+        self.rename(Vec::new());
+        self.0.set(Self::TYPE, libc::SOCK_DGRAM as u64).set(Self::STATE, CLOSED);
     }
 }
 

@@ -106,7 +106,7 @@ impl Attempt<'_> {
                 (Mode::Sandbox, _) => {
                     self.timeline.time("cpu pages", || self.convert(draft, images))?;
                     inherited::part(images).map_err(|source| Error::io("rewrite", images, source))?;
-                    driver_socket::unname(images).map_err(|source| Error::io("rewrite", images, source))?;
+                    driver_socket::silence(images).map_err(|source| Error::io("rewrite", images, source))?;
                     timers::wind(images).map_err(|source| Error::io("rewrite", images, source))?;
                     // A conversion has written them anew, and nothing is known of them.
                     let take = || cpu_images::take(draft, images, &HashMap::new(), |_| true);
