@@ -171,6 +171,7 @@ def test_a_program_that_is_killed_meanwhile_leaves_no_image():
         Steps(rekindle).take(2)
         checkpoint = taken(rekindle)
         os.kill(rekindle.sandbox("steps")["pid"], signal.SIGKILL)
+        rekindle.wait(lambda: not rekindle.sandbox("steps")["pid"], "the program's end")
         rekindle.let_go("drain-begun")
         with pytest.raises(CommandError):
             checkpoint.end()

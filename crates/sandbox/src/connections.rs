@@ -39,7 +39,7 @@ pub fn inside(pids: &[i32]) -> BTreeSet<u64> {
             }
         }
     }
-    let is_mirrored = |connection: &Connection| found.contains_key(&connection.from_the_other_end());
+    let is_mirrored = |connection: &Connection| found.contains_key(&connection.mirrored());
     found.iter().filter(|(connection, _)| is_mirrored(connection)).map(|(_, inode)| *inode).collect()
 }
 
@@ -57,7 +57,7 @@ impl Connection {
         Some(Self { network, local, remote })
     }
 
-    fn from_the_other_end(&self) -> Self {
+    fn mirrored(&self) -> Self {
         Self { network: self.network, local: self.remote, remote: self.local }
     }
 }

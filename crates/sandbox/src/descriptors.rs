@@ -248,10 +248,6 @@ impl Unix {
         self.0.all_bytes(Self::NAME).next().unwrap_or_default()
     }
 
-    pub fn state(&self) -> Option<u64> {
-        self.0.number(Self::STATE)
-    }
-
     /// The user and the group that its file belongs to.
     pub fn owner(&self) -> Option<(u32, u32)> {
         let permissions = Message::read(self.0.all_bytes(Self::PERMISSIONS).next()?)?;
