@@ -185,7 +185,7 @@ mod tests {
         let known = KnownFiles::read(&[pid]);
         memory[0] = 2;
         let files = mapped_paths(&maps::of(pid).unwrap());
-        assert!(files.iter().any(|found| *found == path) && files.len() > 1);
+        assert!(files.contains(&path) && files.len() > 1);
         for path in files {
             let found = known.find(path.clone(), &path).unwrap();
             assert_eq!(found, MappedFile::read(path.clone(), &path).unwrap());
