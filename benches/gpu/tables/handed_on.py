@@ -12,7 +12,13 @@ def size(count):
 def figures(results):
     lines = []
     for run in results:
-        lines += [*([""] if lines else []), f"**{run['gpu']}**, {run['label']}; ms:", "", f"| array | {' | '.join(NAMES.values())} |", "| --- " * (len(NAMES) + 1) + "|"]
+        lines += [
+            *([""] if lines else []),
+            f"**{run['gpu']}**, {run['label']}; ms:",
+            "",
+            f"| array | {' | '.join(NAMES.values())} |",
+            "| --- " * (len(NAMES) + 1) + "|",
+        ]
         for row in run["sizes"]:
             cells = [spread([1000 * value for value in row["seconds"][name]], 1) for name in NAMES]
             lines.append(f"| {size(row['bytes'])} | {' | '.join(cells)} |")
