@@ -34,7 +34,8 @@ class Pictures:
         return self.reader(pixels)
 
 
-@app.cls(**OPTIONS)
+# Two of them fit in the context, each of an image with addresses of its own.
+@app.cls(**OPTIONS, variants=2)
 class Faces:
     @rekindle.enter()
     def load(self):

@@ -60,9 +60,10 @@ def waited(rekindle, name):
     return [int(line.split()[0]) for line in lines]
 
 
-def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works():
+@pytest.mark.parametrize("ways", [["stream", "event", "context"], ["copy"]], ids=" ".join)
+def test_a_program_that_waits_for_the_gpu_is_taken_while_that_works(ways):
     with Rekindle() as rekindle:
-        rekindle.run("waits", sys.executable, WAITS, ROUNDS)
+        rekindle.run("waits", sys.executable, WAITS, ROUNDS, *ways)
         phases, known = [], 0
         for number in range(4):
             rekindle.wait(lambda: len(waited(rekindle, "waits")) > known, "another kernel")

@@ -28,12 +28,17 @@ def test_every_way_answers_every_request_rightly(tmp_path):
     ways, names = ["rekindle", "rekindle-image", "fixed", "contexts"], ["dense-2", "lbm-small", "mri-q-small"]
     out = tmp_path / "results.json"
     command = [sys.executable, ROOT / "benches/edas/run", "--out", out, "--bin", BINARIES, "--only", *names, "--ways", *ways]
-    command += ["--seconds", 5, "--peak", 1, "--rates", 30, 300, "--limit-gb", 0, 2e-3, "--rounds", 1, "--budget", 500]
+    # The emulated GPU gives sandboxes pieces of 2 MB, so that what is little for the baselines is too little for any of them.
+    command += ["--seconds", 5, "--peak", 1, "--rates", 30, 300, "--limit-gb", 0, 2e-3, 0.02, "--rounds", 1, "--budget", 500]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(out.read_text())
     assert not found["left_out"] and set(found["prepared"]) == set(names)
-    assert set(found["runs"]) == {f"{way}{limit}" for way in ways for limit in ("", " 0.002 GB")}
+    assert set(found["runs"]) == {f"{way}{limit}" for way in ways for limit in ("", " 0.002 GB", " 0.02 GB")}
+    for way in ("rekindle", "rekindle-image"):
+        assert "--service-memory" in found["runs"].pop(f"{way} 0.002 GB")["error"]
+        assert found["runs"][f"{way} 0.02 GB"]["services"]["limit_bytes"] == 20_000_000
+        assert 0 < found["runs"][f"{way} 0.02 GB"]["services"]["used_bytes"]["emulated"] <= 20_000_000
     for label, run in found["runs"].items():
         whole = run["summary"]["all"]
         assert whole["requests"] == found["trace"]["requests"] > 0 == whole["wrong"] == whole["failed"], label

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from rekindle import CommandError, Rekindle
+from test_bad_input import kill_daemon
 
 COUNTERS = Path(__file__).parent / "processes/counters.py"
 
@@ -237,16 +239,95 @@ def test_a_full_disk_leaves_them_running(after):
 
 def test_what_takes_a_single_process_is_refused_before_anything_is_touched(rekindle):
     scene = Scene(rekindle).begin("a")
-    for words, wanted in {("sleep", "a"): "put to sleep", ("migrate", "a", "--gpu", "emulated:count=1"): "migrated"}.items():
-        with pytest.raises(CommandError, match=f"has 2 processes that use the GPU .* and only a program with one can be {wanted}; .*restore"):
-            rekindle(*words)
-        scene.goes_on("a")
-        assert len(scene.workers("a")) == 2
+    with pytest.raises(CommandError, match="has 2 processes that use the GPU .* and only a program with one can be migrated; .*restore"):
+        rekindle("migrate", "a", "--gpu", "emulated:count=1")
+    scene.goes_on("a")
+    assert len(scene.workers("a")) == 2
     rekindle("checkpoint", "a", "--to", "x", "--stop")
     for words, wanted in {("profile", "x", "--", "true"): "profiled", ("restore", "x", "--share", "team"): "restored into shared contexts"}.items():
         with pytest.raises(CommandError, match=f"has 2 processes that used the GPU, and only one with a single such process can be {wanted}"):
             rekindle(*words)
     assert len(rekindle.sandboxes()) == 1
+
+
+@pytest.mark.parametrize("level", ["gpu", "host", "disk"])
+def test_all_sleep_and_wake_together(rekindle, level):
+    scene = Scene(rekindle, 3).begin("a")
+    for _ in range(2):
+        # They are never idle here: what comes after is a call, which wakes all.
+        assert rekindle.json("sleep", "a", "--level", level)["bytes"] > 0
+        scene.goes_on("a")
+    assert len(scene.workers("a")) == 3
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    before = scene.steps("a")
+    rekindle.restore("x", "b")
+    scene.follows("b", before)
+
+
+def asleep(rekindle, *options):
+    """A program of two counters that sleeps, and the file that keeps it asleep while it is there."""
+    pause = rekindle.root / "pause"
+    scene = Scene(rekindle).begin("a", "--env", f"COUNTERS_PAUSE={pause}")
+    pause.touch()
+    time.sleep(0.3)
+    rekindle("sleep", "a", *options)
+    assert rekindle.sandbox("a")["state"] == "asleep"
+    return scene, pause
+
+
+@pytest.mark.parametrize("level", ["gpu", "host"])
+def test_one_that_ends_while_all_sleep_leaves_the_others_what_they_have(rekindle, level):
+    scene, pause = asleep(rekindle, "--level", level)
+    os.kill(scene.process("a", 1), signal.SIGKILL)
+    pause.unlink()
+    scene.goes_on("a", [0])
+    rekindle.wait(lambda: len(scene.workers("a")) == 1, "the end of its worker")
+    assert rekindle.json("checkpoint", "a", "--to", "x", "--stop")["gpu_processes"] == 1
+
+
+def test_all_sleep_on_while_no_daemon_runs(rekindle):
+    scene, pause = asleep(rekindle)
+    kill_daemon(rekindle)
+    assert rekindle.sandbox("a")["state"] == "asleep"
+    rekindle("wake", "a")
+    pause.unlink()
+    scene.goes_on("a")
+
+
+@pytest.mark.parametrize("point", ["sleep-saved", "sleep-noted", "sleep-ready"])
+def test_all_stay_awake_if_one_cannot_sleep(point):
+    with Rekindle(REKINDLE_FAULT=point) as rekindle:
+        scene = Scene(rekindle).begin("a")
+        with pytest.raises(CommandError, match=point):
+            rekindle("sleep", "a")
+        scene.goes_on("a")
+        assert len(scene.workers("a")) == 2
+
+
+@pytest.mark.parametrize("point", ["sleep-noted", "sleep-ready"])
+def test_all_go_on_if_the_daemon_dies_before_they_sleep(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        sleep = rekindle.begin("sleep", "a")
+        rekindle.reached(point)
+        kill_daemon(rekindle)
+        with pytest.raises(CommandError):
+            sleep.end()
+        scene.goes_on("a")
+        assert len(scene.workers("a")) == 2 and rekindle.sandbox("a")["state"] == "running"
+
+
+@pytest.mark.parametrize("point", ["wake-begun", "wake-restored", "wake-adopted", "wake-resumed"])
+def test_all_wake_though_the_daemon_dies_meanwhile(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        scene = Scene(rekindle).begin("a")
+        rekindle("sleep", "a")
+        rekindle.reached(point)
+        kill_daemon(rekindle)
+        del rekindle.environment["REKINDLE_FAULT"]
+        rekindle("ps")
+        scene.goes_on("a")
+        rekindle.wait(lambda: len(scene.workers("a")) == 2, "the end of what kept them")
 
 
 def test_programs_that_share_contexts_have_a_single_process_in_an_image(rekindle):
@@ -275,6 +356,22 @@ def test_a_program_that_is_taken_at_intervals_comes_back_with_all_of_them(rekind
     rekindle.wait(lambda: rekindle.sandbox("a")["pid"] not in (0, pid), "its return")
     scene.goes_on("a")
     assert len(scene.workers("a")) == 2
+
+
+def test_a_restore_takes_as_many_workers_as_wait():
+    with Rekindle(REKINDLE_POOL="3") as rekindle:
+        scene = Scene(rekindle, 3).begin("a")
+        rekindle("checkpoint", "a", "--to", "x", "--stop")
+        before = scene.steps("a")
+
+        def waiting():
+            return {worker["pid"] for worker in rekindle.json("ps")["pool"] if worker["ready"]}
+
+        rekindle.wait(lambda: len(waiting()) == 3, "workers that wait")
+        ready = waiting()
+        rekindle.restore("x", "b")
+        assert set(scene.workers("b")) == ready
+        scene.follows("b", before)
 
 
 def test_in_a_network_of_its_own(rekindle):

@@ -403,7 +403,7 @@ def test_a_service_outlives_its_daemon(rekindle):
     assert web.get()["count"] == second["count"] + 1
     rekindle("unserve", "web")
     rekindle("shutdown")
-    assert rekindle.json("services") == {"services": []}
+    assert rekindle.json("services")["services"] == []
 
 
 def test_a_service_that_drains_answers_what_it_has_and_no_more(rekindle):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -149,37 +148,6 @@ def test_when_its_process_is_killed_all_are_told_and_the_next_gets_another(rekin
     programs.restore("image", "b", "--share", "us")
     assert programs.worker("b") != pid and len(contexts(rekindle)) == 1
     programs.go_on("b")
-
-
-FAULT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from gpu import Module, call, open_device
-open_device()
-module = Module('extern "C" __global__ void write(int *word) { *word = 1; }')
-print("ready", flush=True)
-input()
-module.write(1, 1, 1 << 40)
-call("cuCtxSynchronize")
-"""
-
-
-def test_a_fault_is_met_by_all_and_who_is_to_be_brought_back_goes_on_in_another_context(rekindle, programs):
-    programs.start("b", options=("--restart", "on-failure"))
-    before = programs.worker("b")
-    features = Path(__file__).parent / "features"
-    faulty = [rekindle.command, "run", "-i", "--share", "us", "--name", "a", "--gpu", rekindle.gpu, "--", sys.executable, "-c", FAULT, features]
-    with subprocess.Popen(
-        list(map(str, faulty)), env=rekindle.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as a:
-        assert a.stdout.readline() == "ready\n" and programs.worker("a") == before
-        a.communicate("go\n", timeout=PATIENCE)
-        assert a.returncode == 1
-    # It meets the fault at its next step, ends by it, and begins anew.
-    programs.go_to(programs.to + 1)
-    steps = ["ready", *(f"step {n} found {n - 1}" for n in range(1, programs.to + 1))]
-    rekindle.wait(lambda: rekindle.lines("b")[-len(steps) :] == steps, "b to be brought back")
-    assert programs.worker("b") != before
 
 
 def test_instances_of_services_share_and_end_when_they_are_idle():

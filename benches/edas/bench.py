@@ -27,7 +27,8 @@ class Bench:
         self.given, self.instance, self.store, self.work, self.objects = given, instance, store, work, objects
         self.began = time.monotonic()
         self.programs = machine.Programs(instance, given.gpu, work)
-        self.entries = {name: one for name, one in catalogue.entries(given.gpu).items() if name in (given.only or catalogue.entries(given.gpu))}
+        entries = catalogue.entries(given.gpu)
+        self.entries = {name: entries[name] for name in entries if name in (given.only or [*entries][: given.functions])}
         self.rows = {}
         # Of other runs of the benchmark; one of the same label is replaced.
         self.before = [run for run in json.loads(given.out.read_text()) if run["label"] != given.label] if given.out.exists() else []

@@ -1,4 +1,4 @@
-"""The functions: on an NVIDIA GPU twelve in the shape of EDAS's (its Table 1), on the emulated one as many small ones.
+"""The functions: on an NVIDIA GPU twelve, or twice as many, in the shape of EDAS's (its Table 1), on the emulated one as many small ones.
 
 EDAS's Llama has weights of one byte, its Bloom 2.8 billion; here both are in bfloat16. Its DeepSpeech and sequence-to-sequence
 model of LSTMs are transformers here (Whisper's and T5's shapes). Smaller ones first: that is the order in which they are made.
@@ -47,7 +47,9 @@ SMALL = {
 
 
 def entries(gpu_name):
-    return SMALL if gpu_name.startswith("emulated") else TWELVE
+    """Twelve, and each of them once more under another name, with weights and data of its own."""
+    once = SMALL if gpu_name.startswith("emulated") else TWELVE
+    return once | {f"{name}-b": entry for name, entry in once.items()}
 
 
 def build(entry, code, plan=None):

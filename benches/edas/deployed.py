@@ -1,7 +1,5 @@
-"""Rekindle: each function is a service of its own, whose instances sleep and end when they are idle.
-
-Nothing limits the GPU memory of services but how many instances there may be and how long they stay; what was used is measured.
-"""
+"""Rekindle: each function is a service of its own, whose instances sleep and end when they are idle, or when others need their
+GPU memory."""
 
 import contextlib
 import json
@@ -116,6 +114,15 @@ class Callers:
         said = self.remotes[name](request)
         seconds = {"load": said["load"], "compute": said["compute"]}
         return {"answer": said["answer"], "found": found, "seconds": seconds, "first": said["first"]}
+
+
+def limit(instance, count):
+    """A daemon that gives services so many bytes of the GPU's memory; the services that there are go on with it. None: no limit."""
+    instance("shutdown")
+    instance.environment.pop("REKINDLE_SERVICE_MEMORY", None)
+    if count:
+        instance.environment["REKINDLE_SERVICE_MEMORY"] = str(int(count))
+    instance.wait(lambda: any(one["ready"] for one in instance.json("ps")["pool"]), "a worker", limit=60)
 
 
 def forget(instance):

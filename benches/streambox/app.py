@@ -13,6 +13,8 @@ import rekindle
 
 app = rekindle.App("bench-streambox")
 OPTIONS = {"gpu": os.environ.get("EXAMPLES_GPU"), "share": "bench-streambox", "scaledown_window": 600, "timeout": 120, "max_containers": 64}
+# Of so many instances each context has room for one more.
+MANY = OPTIONS | {"variants": 8 if (OPTIONS["gpu"] or "").startswith("nvidia") else 1}
 PIECE = 64 << 10
 
 
@@ -90,7 +92,7 @@ class Taker(Function):
         return took, total
 
 
-@app.cls(**OPTIONS)
+@app.cls(**MANY)
 class Model(Function):
     """So many bytes on the GPU and on the host, as weights."""
 
@@ -124,7 +126,7 @@ class Model(Function):
         return found
 
 
-@app.cls(**OPTIONS)
+@app.cls(**MANY)
 class Launcher(Function):
     @rekindle.enter()
     def load(self):
@@ -173,7 +175,7 @@ class Quiet(Function):
         return times, right
 
 
-@app.cls(**OPTIONS)
+@app.cls(**MANY)
 class Noisy(Function):
     """Copies and computes all the time."""
 

@@ -291,3 +291,27 @@ def test_functions_of_a_tenant_share_a_gpu_context(rekindle, deploy):
         assert remote_cls(name, "Counter").count.remote() > 10
     rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter-" in row["name"]]
     assert [row["tenant"] for row in rows] == ["us", "us"] and len({worker for row in rows for worker in row["workers"]}) == 1
+
+
+def test_instances_of_variants_fit_in_one_gpu_context(rekindle, deploy):
+    options = 'share="us", variants=2, concurrency=1, max_containers=3'
+    source = (APPS / "calls.py").read_text().replace("concurrency=8, max_containers=1", options)
+    # Three at once are three instances.
+    source = source.replace("class Counter:", "class Counter:" + indented(HOLD))
+    file = deploy.directory / "many.py"
+    file.write_text(source.replace('rekindle.App("calls")', 'rekindle.App("many")'))
+    (service,) = (row for row in deploy(file)["services"] if row["name"] == "Counter")
+    first, second = service["image"], *service["variants"]
+    assert {row["name"] for row in rekindle.json("images")["images"] if row["name"].startswith("many-Counter@")} == {first, second}
+    counter = remote_cls("many", "Counter")
+    held = [counter.hold.spawn(f"{rekindle.root}/{number}") for number in range(3)]
+    rekindle.wait(lambda: len(list(rekindle.root.glob("*.held"))) == 3, "three instances")
+    rows = [row for row in rekindle.sandboxes() if row["pid"] and "-Counter-" in row["name"]]
+    contexts = {image: [worker for row in rows if row["image"] == image for worker in row["workers"]] for image in (first, second)}
+    assert sorted(map(len, contexts.values())) == [1, 2]
+    # The third is of an image that the context has an instance of.
+    assert len({*contexts[first], *contexts[second]}) == 2
+    for number in range(3):
+        (rekindle.root / f"{number}.go").touch()
+    assert [call.get() for call in held] == [f"{rekindle.root}/{number}" for number in range(3)]
+    assert counter.count.remote() > 10

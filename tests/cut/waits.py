@@ -1,4 +1,5 @@
-"""Waits for one long kernel after the other, each on what the one before has left: `N FOUND`. The argument is how long they are."""
+"""Waits for one long kernel after the other, each on what the one before has left: `N FOUND`. The arguments are how long they
+are, and in which ways it waits, in turns."""
 
 import sys
 import threading
@@ -16,10 +17,13 @@ SOURCE = """extern "C" __global__ void step(unsigned *a, int n) {
     for (int k = 0; k < n; ++k) x = x * 3 + 1;
     a[i] = x;
 }"""
-WAYS = ["stream", "event", "context"]
+KERNEL = 256
+# Several pieces of a staging area.
+NUMBERS = np.arange(3 << 18, dtype=np.uint32)
 
 
-def wait(way, stream, event):
+def wait(way, stream, event, buffer):
+    """What the kernel has left."""
     match way:
         case "stream":
             call("cuStreamSynchronize", stream)
@@ -28,23 +32,30 @@ def wait(way, stream, event):
             call("cuEventSynchronize", event)
         case "context":
             call("cuCtxSynchronize")
+        case "copy":
+            # It comes back when the bytes are there.
+            into = np.zeros_like(NUMBERS)
+            call("cuMemcpyDtoHAsync", into.ctypes.data, buffer, into.nbytes, stream)
+            assert np.array_equal(into[KERNEL:], NUMBERS[KERNEL:])
+            return into[:KERNEL]
+    return download(buffer, KERNEL, np.uint32)
 
 
-def main(rounds):
+def main(rounds, ways):
     context = open_device()
-    module, buffer = Module(SOURCE), upload(np.zeros(256, np.uint32))
+    module, buffer = Module(SOURCE), upload(np.concatenate([np.zeros(KERNEL, np.uint32), NUMBERS[KERNEL:]]))
     stream, event = call("cuStreamCreate", 1), call("cuEventCreate", 2)
 
     def run():
         call("cuCtxSetCurrent", context)
         for number in range(1000):
             module.step(2, 128, buffer, rounds, stream=stream)
-            wait(WAYS[number % len(WAYS)], stream, event)
-            print(number, *set(download(buffer, 256, np.uint32).tolist()), flush=True)
+            left = wait(ways[number % len(ways)], stream, event, buffer)
+            print(number, *set(left.tolist()), flush=True)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
 
 
-main(int(sys.argv[1]))
+main(int(sys.argv[1]), sys.argv[2:])

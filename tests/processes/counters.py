@@ -1,7 +1,8 @@
 """Processes that use the GPU side by side: the first starts the others, and each steps through numbers of its own there.
 
 `counters.py COUNT [NUMBER]`: after each step a process prints `NUMBER STEP HASH`. The hash is of all that it has on the GPU and in
-pinned memory, and always the same for a number and a step. Each has `COUNTERS_BYTES` more on the GPU, if that is set.
+pinned memory, and always the same for a number and a step. Each has `COUNTERS_BYTES` more on the GPU, if that is set. While
+the file `COUNTERS_PAUSE` is there they do nothing.
 """
 
 import ctypes
@@ -98,7 +99,10 @@ def main():
     # A server first, and then its engines.
     for other in range(1, processes if number == 0 else 0):
         subprocess.Popen([sys.executable, __file__, str(processes), str(other)])
+    pause = os.environ.get("COUNTERS_PAUSE", "")
     while True:
+        while os.path.exists(pause):
+            time.sleep(0.01)
         count += 1
         os.write(1, f"{number} {count} {counter.step()}\n".encode())
         time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""An HTTP service that counts on the GPU. `server.py TAG [PORT]`; prints a line when it listens.
+"""An HTTP service that counts on the GPU. `server.py TAG [PORT [MEGABYTES]]`; prints a line when it listens.
 
-/ counts, and says whose answer it is; /ready?FILE succeeds once there is FILE; /hold?NAME makes the file NAME.held and answers once there is NAME.go; /events does so
+/ counts, and says whose answer it is; /grow?MEGABYTES takes GPU memory; /ready?FILE succeeds once there is FILE; /hold?NAME makes the file NAME.held and answers once there is NAME.go; /events does so
 between two events; /echo gives back what comes while it comes; /upgrade leaves HTTP and echoes; /end ends the program in the
 middle of an answer, /crash before one, /close closes the connection in place of one.
 """
@@ -61,6 +61,15 @@ def count():
         return seen.value
 
 
+def take(megabytes):
+    """So much GPU memory, all of it written to."""
+    with turn:
+        call("cuCtxSetCurrent", context)
+        more = ctypes.c_uint64()
+        call("cuMemAlloc_v2", ctypes.byref(more), megabytes << 20)
+        call("cuMemsetD32_v2", more, 1, megabytes << 18)
+
+
 def hold(name):
     Path(f"{name}.held").touch()
     while not os.path.exists(f"{name}.go"):
@@ -111,6 +120,9 @@ class Handler(BaseHTTPRequestHandler):
             who = os.stat("/proc/self/ns/net").st_ino
             answer = {"count": count(), "tag": sys.argv[1], "instance": who, "headers": dict(self.headers), "path": self.path}
             self.say(json.dumps(answer).encode())
+        elif path == "/grow":
+            take(int(name))
+            self.say(b"{}")
         elif path == "/hold":
             hold(name)
             self.say(b"held")
@@ -168,5 +180,7 @@ class Server(ThreadingHTTPServer):
 
 server = Server(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 8000), Handler)
 count()
+if len(sys.argv) > 3:
+    take(int(sys.argv[3]))
 print("listens", flush=True)
 server.serve_forever()

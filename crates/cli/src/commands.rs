@@ -216,7 +216,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Services => {
             let answer = simply_ask(&places, &Request::Services)?;
-            printer.print(&answer, || show::services(&answer["services"]));
+            printer.print(&answer, || show::services(&answer));
         }
         Command::Scale { name, scale } => {
             let answer = simply_ask(&places, &Request::Scale { name, min: scale.min, max: scale.max })?;

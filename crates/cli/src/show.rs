@@ -1,5 +1,7 @@
 //! What people see of the daemon's answers.
 
+use std::fmt::Write;
+
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
@@ -132,7 +134,7 @@ pub fn images(images: &Value) -> String {
 }
 
 /// Services, with how many instances of each are at which stage.
-pub fn services(services: &Value) -> String {
+pub fn services(answer: &Value) -> String {
     let mut table = table(&[
         "SERVICE",
         "IMAGE",
@@ -140,26 +142,47 @@ pub fn services(services: &Value) -> String {
         "INSTANCES",
         "QUEUED",
         "IN FLIGHT",
+        "GPU MEMORY",
         "SERVED",
         "FAILED",
         "REFUSED",
         "PROBLEM",
     ]);
-    for service in services.as_array().into_iter().flatten() {
-        table.add_row([
-            text(&service["name"]),
-            text(&service["source"]["image"]),
-            address(service),
-            stages(service),
-            service["queued"].to_string(),
-            service["in_flight"].to_string(),
-            service["served"].to_string(),
-            service["failed"].to_string(),
-            service["refused"].to_string(),
-            text(&service["problem"]),
-        ]);
+    for service in answer["services"].as_array().into_iter().flatten() {
+        let (image, problem) = (text(&service["source"]["image"]), text(&service["problem"]));
+        table.add_row(service_row(service, [text(&service["name"]), image, address(service)], problem));
+        let canary = &service["canary"];
+        if let Some(share) = canary["share"].as_f64() {
+            let name = format!("{} ({}% canary)", text(&service["name"]), share * 100.0);
+            let first = [name, text(&canary["image"]), String::new()];
+            table.add_row(service_row(canary, first, text(&canary["stopped"])));
+        }
     }
-    table.trim_fmt()
+    let mut shown = table.trim_fmt();
+    let limit = answer["memory"]["limit_bytes"].as_u64();
+    for (gpu, used) in answer["memory"]["used_bytes"].as_object().into_iter().flatten() {
+        let used = bytes(used.as_u64().unwrap_or_default());
+        if let Some(limit) = limit {
+            let _ = write!(shown, "\n{gpu}: {used} of the {} that services may have", bytes(limit));
+        }
+    }
+    shown
+}
+
+fn service_row(row: &Value, [name, image, address]: [String; 3], problem: String) -> [String; 11] {
+    [
+        name,
+        image,
+        address,
+        stages(row),
+        row["queued"].to_string(),
+        row["in_flight"].to_string(),
+        bytes(row["gpu_bytes"].as_u64().unwrap_or_default()),
+        row["served"].to_string(),
+        row["failed"].to_string(),
+        row["refused"].to_string(),
+        problem,
+    ]
 }
 
 /// Where a service's clients come.

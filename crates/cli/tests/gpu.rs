@@ -79,8 +79,7 @@ fn processes_one_after_the_other_and_side_by_side() {
     let begun = || rekindle.lines("many").iter().filter(|line| *line == "1").count();
     wait("all of them", || begun() == 4);
     assert_eq!(rekindle.lines("many")[..6], ["1", "2", "3", "1", "2", "3"]);
-    let error = rekindle.refused(&["sleep", "many"]);
-    assert!(error.contains("2 processes that use the GPU"), "{error}");
+    rekindle.ok(&["sleep", "many"]);
     let before = rekindle.lines("many").len();
     wait("the program to go on", || rekindle.lines("many").len() > before + 4);
     rekindle.ok(&["checkpoint", "many", "--to", "image", "--stop"]);

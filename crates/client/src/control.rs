@@ -29,11 +29,24 @@ pub fn start(session: &'static Session) -> io::Result<()> {
 
 /// Runs `body` with all signals blocked: threads started by it inherit that.
 pub fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    without(&[], body)
+}
+
+/// As [`without_signals`], for threads that touch the program's memory: what it does about faults there still works.
+pub fn deaf_but_for_faults<T>(body: impl FnOnce() -> T) -> T {
+    without(&[libc::SIGSEGV, libc::SIGBUS], body)
+}
+
+/// All but some signals are blocked meanwhile.
+fn without<T>(but_for: &[libc::c_int], body: impl FnOnce() -> T) -> T {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are valid places; sigfillset makes the first one whole before it is used.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        for signal in but_for {
+            libc::sigdelset(all.as_mut_ptr(), *signal);
+        }
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
     }
     let result = body();
@@ -63,6 +76,10 @@ fn serve(session: &'static Session) {
             ToClient::Call { token } => host_call::due(token),
             ToClient::Quiesce { limit_ms } => {
                 gate::close();
+                session.rings().iter().for_each(|ring| {
+                    ring.look_again();
+                    ring.header().space().raise();
+                });
                 closing = Some(Instant::now() + Duration::from_millis(limit_ms));
             }
             ToClient::Sleep => gate::sleep(),
@@ -97,6 +114,7 @@ fn closed(session: &Session, deadline: Instant) -> Option<ToWorker> {
             socket_inode: inode(session),
             driver_attached: genuine::is_attached(),
             files: session.files().iter().map(|(name, bytes)| (name.clone(), *bytes)).collect(),
+            uncollected: seat::all().iter().flat_map(|seat| seat.uncollected()).collect(),
         }));
     }
     if Instant::now() < deadline {

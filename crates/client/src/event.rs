@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_protocol::operation::{
     EventAwait, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Id,
+    IpcEventRecord,
 };
 
 use crate::abi::{Handle, Out, Result};
@@ -21,6 +22,22 @@ pub struct Event {
     recorded: AtomicBool,
 }
 
+impl Event {
+    /// One that another process has made.
+    pub fn of_others(id: Id, device: u8) -> Event {
+        Event { id, device, flags: INTERPROCESS | NO_TIMING, recorded: AtomicBool::new(true) }
+    }
+
+    pub fn is_interprocess(&self) -> bool {
+        self.flags & INTERPROCESS != 0
+    }
+
+    /// Whether it may be under way; other processes may have recorded one of several.
+    fn may_be_pending(&self) -> bool {
+        self.is_interprocess() || self.recorded.load(Ordering::Acquire)
+    }
+}
+
 impl Object for Event {
     const KIND: Kind = Kind::Event;
     fn device(&self) -> Option<u8> {
@@ -33,7 +50,7 @@ const NO_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
 
-static NEXT: AtomicU32 = AtomicU32::new(0);
+pub static NEXT: AtomicU32 = AtomicU32::new(0);
 
 fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
     if flags > 1 {
@@ -43,6 +60,9 @@ fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
     let place = resolve(stream)?;
     if place.device != event.device {
         return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    if event.is_interprocess() {
+        return lane::ask(&IpcEventRecord { device: place.device, stream: place.id, event: event.id });
     }
     event.recorded.store(true, Ordering::Release);
     lane::post(&EventRecord { device: place.device, stream: place.id, event: event.id, flags }, &[])
@@ -64,9 +84,6 @@ exports! {
         if flags & !7 != 0 || flags & INTERPROCESS != 0 && flags & NO_TIMING == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if flags & INTERPROCESS != 0 {
-            return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
-        }
         let device = context::device()?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         lane::post(&EventCreate { device, id, flags }, &[])?;
@@ -81,7 +98,7 @@ exports! {
     call fn cuEventQuery(event: Handle) {
         let event = arena::get::<Event>(event)?;
         session::get()?.sticky_error(event.device)?;
-        if !event.recorded.load(Ordering::Acquire) {
+        if !event.may_be_pending() {
             return Ok(());
         }
         let done = lane::ask(&EventQuery { event: event.id })?;
@@ -91,7 +108,7 @@ exports! {
     call fn cuEventSynchronize(event: Handle) {
         let event = arena::get::<Event>(event)?;
         session::get()?.sticky_error(event.device)?;
-        if event.recorded.load(Ordering::Acquire) {
+        if event.may_be_pending() {
             lane::wait_for(&EventAwait { event: event.id }, &EventSynchronize { event: event.id })?;
         }
         session::get()?.take_error(event.device)

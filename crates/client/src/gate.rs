@@ -43,6 +43,11 @@ pub fn may_step_outside() -> bool {
     thread::current().depth.get() == 1
 }
 
+/// Whether the gate is closed, or about to be.
+pub fn is_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
+}
+
 /// Lets whoever closes the gate do so, and comes in again when it is open.
 pub fn step_outside() {
     let seat = thread::current().seat();

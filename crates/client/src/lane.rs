@@ -1,6 +1,9 @@
 //! A thread's way to the worker: its ring, and the two ways to ask.
 
+use std::collections::VecDeque;
+
 use rekindle_cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN, CuResult};
+use rekindle_protocol::client::Uncollected;
 use rekindle_protocol::operation::{Asynchronous, ReplyHead, Synchronous, decode_reply};
 use rekindle_ring::{MAX_PAYLOAD, Producer, REPLY_BYTES, Ring, Staging, Wait};
 
@@ -12,15 +15,18 @@ pub struct Lane {
     ring: Ring,
     producer: Producer<'static>,
     staging: Staging,
+    index: u32,
+    /// Downloads whose bytes were not taken out yet, in their order.
+    under_way: VecDeque<Transfer>,
     body: Vec<u8>,
 }
 
 impl Lane {
     pub fn create() -> Result<Lane> {
-        let ring = session::get()?.make_ring()?;
+        let (index, ring) = session::get()?.make_ring()?;
         // SAFETY: the ring is new, and this lane is the only one that makes a producer and an allocator of it.
         let (producer, staging) = unsafe { (ring.producer(), ring.staging()) };
-        Ok(Lane { ring, producer, staging, body: Vec::with_capacity(256) })
+        Ok(Lane { ring, producer, staging, index, under_way: VecDeque::new(), body: Vec::with_capacity(256) })
     }
 
     /// Takes the positions of a ring file that was made anew under the same mapping.
@@ -29,13 +35,25 @@ impl Lane {
         (self.producer, self.staging) = unsafe { (self.ring.producer(), self.ring.staging()) };
     }
 
+    pub fn uncollected(&self) -> Vec<Uncollected> {
+        let piece = |Transfer { offset, bytes, end }: &Transfer| Uncollected {
+            ring: self.index,
+            offset: *offset,
+            bytes: *bytes,
+            end: *end,
+        };
+        self.under_way.iter().map(piece).collect()
+    }
+
+    /// Appends the request; false if the thread is to give way before there is room for it.
     fn push(
         &mut self,
         session: &Session,
         opcode: u32,
         operation: &impl serde::Serialize,
         trailer: &[u8],
-    ) -> Result<()> {
+        give_way: &dyn Fn() -> bool,
+    ) -> Result<bool> {
         if !session.alive() {
             return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
         }
@@ -48,23 +66,30 @@ impl Lane {
         let board = session.board;
         let Lane { ring, producer, body, .. } = self;
         if !producer.try_push(opcode, body, trailer, || board.ticket()) {
-            let pushed = ring.header().space().wait(
+            let mut is_pushed = false;
+            let waited = ring.header().space().wait(
                 session.spin,
                 || session.alive(),
-                || producer.try_push(opcode, body, trailer, || board.ticket()),
+                || {
+                    is_pushed = producer.try_push(opcode, body, trailer, || board.ticket());
+                    is_pushed || give_way()
+                },
             );
-            if pushed == Wait::Dead {
+            if waited == Wait::Dead {
                 return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+            }
+            if !is_pushed {
+                return Ok(false);
             }
         }
         board.ring();
-        Ok(())
+        Ok(true)
     }
 
     fn ask<S: Synchronous>(&mut self, session: &Session, operation: &S, trailer: &[u8]) -> Result<S::Reply> {
         let reply = &self.ring.header().reply;
         let before = reply.count();
-        self.push(session, S::OPCODE, operation, trailer)?;
+        self.push(session, S::OPCODE, operation, trailer, &|| false)?;
         if reply.wait(session.spin, || session.alive(), || reply.count() != before) == Wait::Dead {
             return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
         }
@@ -85,7 +110,16 @@ fn with<T>(use_lane: impl FnOnce(&Session, &mut Lane) -> Result<T>) -> Result<T>
 
 /// Asks for something that is not answered.
 pub fn post<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
-    with(|session, lane| lane.push(session, A::OPCODE, operation, trailer))
+    with(|session, lane| lane.push(session, A::OPCODE, operation, trailer, &|| false))?;
+    Ok(())
+}
+
+/// Asks for work that the calling thread has said all of, and holds nothing for: while the worker is too far behind to
+/// hear of it, a checkpoint does not wait for the thread.
+pub fn post_work<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
+    give_way_until(|session, lane, give_way| {
+        lane.push(session, A::OPCODE, operation, trailer, give_way).map(|pushed| pushed.then_some(()))
+    })
 }
 
 /// Asks, and waits for the answer.
@@ -117,27 +151,61 @@ pub fn wait_for(
 /// A piece of the staging area that is on its way.
 pub use rekindle_ring::Transfer;
 
-/// Takes a piece of the staging area and lets `fill` write it.
+/// Takes a piece of the staging area for an upload, and lets `fill` write it.
 pub fn stage(bytes: u64, fill: impl FnOnce(&mut [u8])) -> Result<Transfer> {
-    with(|session, lane| {
-        let piece = lane
-            .staging
-            .allocate(bytes, session.spin, || session.alive())
-            .map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)?;
+    let piece = allocate(bytes)?;
+    with(|_, lane| {
         // SAFETY: the piece was just allocated, and the worker has not heard of it yet.
         fill(unsafe { lane.staging.bytes(piece) });
         Ok(piece)
     })
 }
 
-/// Waits until the worker has completed the piece, then lets `drain` read it.
+/// Takes a piece of the staging area for a download, which is [collected](collect) before any later one.
+pub fn expect(bytes: u64) -> Result<Transfer> {
+    let piece = allocate(bytes)?;
+    with(|_, lane| {
+        lane.under_way.push_back(piece);
+        Ok(piece)
+    })
+}
+
+/// Waits until the worker has completed the piece, then lets `drain` read it. Pieces before it that were not collected
+/// are given up.
 pub fn collect(piece: Transfer, drain: impl FnOnce(&[u8])) -> Result<()> {
-    with(|session, lane| {
-        lane.staging
-            .wait(piece.end, session.spin, || session.alive())
-            .map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)?;
+    give_way_until(|session, lane, give_way| {
+        let complete = lane.staging.wait(piece.end, session.spin, || session.alive(), give_way);
+        complete.map(|complete| complete.then_some(())).map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)
+    })?;
+    with(|_, lane| {
         // SAFETY: the worker has said that it is done with the piece, and no later one overlaps it yet.
         drain(unsafe { lane.staging.bytes(piece) });
+        lane.under_way.retain(|later| later.end > piece.end);
         Ok(())
     })
+}
+
+fn allocate(bytes: u64) -> Result<Transfer> {
+    give_way_until(|session, lane, give_way| {
+        let holds = !lane.under_way.is_empty();
+        let piece = lane.staging.allocate(bytes, holds, session.spin, || session.alive(), give_way);
+        piece.map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE)
+    })
+}
+
+/// Asks until there is an answer. A checkpoint does not wait for the GPU here: the thread steps outside for it, and what is
+/// on its way comes into the image. One whose call was made from within another call cannot, and waits.
+fn give_way_until<T>(
+    mut ask: impl FnMut(&Session, &mut Lane, &dyn Fn() -> bool) -> Result<Option<T>>,
+) -> Result<T> {
+    let may = gate::may_step_outside();
+    let give_way = || may && gate::is_closed();
+    loop {
+        let answer =
+            with(|session, lane| ask(session, lane, &give_way).map_err(|_| CUDA_ERROR_DEVICE_UNAVAILABLE))?;
+        match answer {
+            Some(answer) => return Ok(answer),
+            None => gate::step_outside(),
+        }
+    }
 }

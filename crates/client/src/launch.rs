@@ -179,11 +179,11 @@ fn launch(
     let (device, stream, function) = (place.device, place.id, found.id);
     with_parameters(found, parameters, extra, |packed| {
         if !cooperative && attributes.0.is_empty() {
-            return lane::post(&LaunchKernel { device, stream, function, grid, block, shared }, packed);
+            return lane::post_work(&LaunchKernel { device, stream, function, grid, block, shared }, packed);
         }
         let with =
             LaunchKernelWith { device, stream, function, grid, block, shared, cooperative, attributes };
-        lane::post(&with, packed)
+        lane::post_work(&with, packed)
     })
 }
 

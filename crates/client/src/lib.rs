@@ -38,6 +38,7 @@ mod genuine;
 mod graph;
 mod host_call;
 mod inherited;
+mod ipc;
 mod knock;
 mod lane;
 mod launch;

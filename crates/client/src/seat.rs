@@ -5,6 +5,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rekindle_protocol::client::Uncollected;
+
 use crate::abi::Result;
 use crate::lane::Lane;
 
@@ -57,6 +59,12 @@ impl Seat {
             *lane = Some(Lane::create()?);
         }
         lane.as_mut().ok_or(rekindle_cuda::CUDA_ERROR_UNKNOWN)
+    }
+
+    /// What is on its way to the thread that sits here.
+    pub fn uncollected(&self) -> Vec<Uncollected> {
+        // SAFETY: the control thread calls this while the gate is closed and nobody is inside.
+        unsafe { &*self.lane.get() }.as_ref().map(Lane::uncollected).unwrap_or_default()
     }
 
     /// Reads the positions again from a ring file that is new.

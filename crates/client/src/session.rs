@@ -31,7 +31,7 @@ pub struct Session {
     pub process: u32,
     pub control: UnixStream,
     sending: Mutex<()>,
-    rings: AtomicU32,
+    rings: Mutex<Vec<Ring>>,
     files_made: AtomicU32,
     /// Files of the run directory that are mapped here: name to bytes.
     files: Mutex<BTreeMap<String, u64>>,
@@ -75,7 +75,7 @@ impl Session {
             process: std::process::id(),
             control,
             sending: Mutex::new(()),
-            rings: AtomicU32::new(0),
+            rings: Mutex::new(Vec::new()),
             files_made: AtomicU32::new(0),
             files: Mutex::new(BTreeMap::from([(board.1, board.2)])),
             dead: AtomicBool::new(false),
@@ -130,9 +130,10 @@ impl Session {
         }
     }
 
-    /// A new ring, known to the worker and unknown to children.
-    pub fn make_ring(&self) -> Result<Ring> {
-        let index = self.rings.fetch_add(1, Ordering::Relaxed);
+    /// A new ring, known to the worker and unknown to children, with its index.
+    pub fn make_ring(&self) -> Result<(u32, Ring)> {
+        let mut rings = self.rings();
+        let index = rings.len() as u32;
         let name = file_name("ring", self.process, index);
         let path = self.directory.join(&name);
         let _ = std::fs::remove_file(&path);
@@ -146,7 +147,13 @@ impl Session {
         };
         self.files().insert(name.clone(), RING_BYTES as u64);
         self.send(&ToWorker::Ring { index, name })?;
-        Ok(ring)
+        rings.push(ring);
+        Ok((index, ring))
+    }
+
+    /// All rings, by their indices.
+    pub fn rings(&self) -> MutexGuard<'_, Vec<Ring>> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A name that no file of this process has had: `KIND-PID-N`.

@@ -9,8 +9,8 @@ use rekindle_cuda::{
 };
 use rekindle_device::Capture;
 use rekindle_protocol::operation::{
-    CaptureStatus, FIRST_STREAM, Id, LEGACY_STREAM, PER_THREAD_STREAM, StreamAwait, StreamCreate,
-    StreamDestroy, StreamQuery, StreamSynchronize, StreamWaitEvent,
+    CaptureStatus, FIRST_STREAM, Id, IpcEventWait, LEGACY_STREAM, PER_THREAD_STREAM, StreamAwait,
+    StreamCreate, StreamDestroy, StreamQuery, StreamSynchronize, StreamWaitEvent,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -136,6 +136,9 @@ exports! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let (place, event) = (resolve(stream)?, arena::get::<Event>(event)?);
+        if event.is_interprocess() {
+            return lane::ask(&IpcEventWait { device: place.device, stream: place.id, event: event.id });
+        }
         lane::post(&StreamWaitEvent { device: place.device, stream: place.id, event: event.id, flags }, &[])
     }
     ready fn cuStreamGetFlags | cuStreamGetFlags_ptsz [stream] (stream: Handle, out: Out<u32>) { out.put(facts(stream)?.0) }

@@ -19,7 +19,7 @@ use rekindle_protocol::worker::{Sharing, ask};
 
 use crate::error::{Error, Result};
 use crate::host::places::{Places, private_directory};
-use crate::workers::{Address, OnEnd, Purpose, Start, Worker};
+use crate::workers::{Address, OnEnd, OnLoss, Purpose, Start, Worker};
 
 /// How long a process may take to say who shares its contexts. It may still be making them.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -65,13 +65,13 @@ impl Contexts {
         gpu: &str,
         share: &Share,
         address: Address,
-        on_end: impl Fn() -> OnEnd,
+        on: impl Fn() -> (OnEnd, OnLoss),
     ) -> Result<Arc<Worker>> {
         let mut all = self.all();
         all.retain(|shared| shared.process.ended().is_none());
         for shared in all.iter().filter(|shared| shared.tenant == share.tenant && shared.gpu == gpu) {
             match shared.admit(&address, share.slice) {
-                Ok(true) => return shared.worker(address, on_end()),
+                Ok(true) => return shared.worker(address, on()),
                 Ok(false) => {}
                 Err(error) => log::warn!("a process with shared contexts takes no program: {error}"),
             }
@@ -82,7 +82,7 @@ impl Contexts {
             let (action, reason) = (ADMISSION, "its new context has failed already".to_string());
             return Err(Error::Worker { action, reason });
         }
-        let worker = shared.worker(address, on_end());
+        let worker = shared.worker(address, on());
         all.push(shared);
         worker
     }
@@ -145,8 +145,8 @@ impl Contexts {
 
 impl Shared {
     /// What serves a program that was admitted.
-    fn worker(&self, address: Address, on_end: OnEnd) -> Result<Arc<Worker>> {
-        Worker::of_process(address, self.process.pid(), on_end)
+    fn worker(&self, address: Address, on: (OnEnd, OnLoss)) -> Result<Arc<Worker>> {
+        Worker::of_process(address, self.process.pid(), on)
     }
 
     /// False if it takes no program with this slice.

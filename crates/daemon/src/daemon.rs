@@ -13,6 +13,7 @@ use crate::claims::Claims;
 use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::host::breakpoints::BreakpointEvent;
+use crate::host::gpu_usage::GpuUsage;
 use crate::host::lock::Lock;
 use crate::host::places::Places;
 use crate::network::Publisher;
@@ -43,6 +44,7 @@ pub struct Daemon {
     wakes: Mutex<Weak<Sandbox>>,
     /// The services.
     pub gateway: Gateway,
+    pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
     pub serving: Claims<String>,
     criu: OnceLock<Criu>,
@@ -58,7 +60,7 @@ impl Daemon {
         driver: Helper,
         pool: Arc<WorkerPool>,
         data: Arc<Data>,
-        lock: Lock,
+        (service_memory, lock): (Option<u64>, Lock),
     ) -> Daemon {
         let publisher = Publisher::new(places.publish_wait);
         Daemon {
@@ -73,7 +75,8 @@ impl Daemon {
             publisher,
             data,
             wakes: Mutex::default(),
-            gateway: Gateway::new(room()),
+            gpu_usage: GpuUsage::default(),
+            gateway: Gateway::new(room(), service_memory),
             serving: Claims::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),

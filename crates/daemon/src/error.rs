@@ -7,6 +7,7 @@ use rekindle_protocol::fault::Injected;
 use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::mounts::Volume;
 use rekindle_protocol::network::Port;
+use rekindle_protocol::worker::NO_GPU_MEMORY;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -207,6 +208,9 @@ pub enum Error {
     #[error("the service {name:?} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
     NoPortForService { name: String, port: u16, why: String },
 
+    #[error("the certificate of the service {name:?} cannot be used: {reason}")]
+    NoCertificate { name: String, reason: String },
+
     #[error("the service {name:?} {reason}")]
     Service { name: String, reason: String },
 
@@ -312,7 +316,7 @@ pub enum Error {
     CannotMove { name: String, reason: String },
 
     #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
-    CannotWake { name: String, reason: String },
+    CannotWake { name: String, reason: String, missing: Option<u64> },
 
     #[error(
         "{what}, and CRIU's plugin for that, {}, is not in {places}; install it, or name its directory in {}",
@@ -338,6 +342,12 @@ pub enum Error {
 
     #[error("the image {image:?} cannot be restored here: {reason}")]
     CannotRestore { image: String, reason: String },
+
+    #[error(
+        "the image {image:?} cannot be restored here: {}",
+        no_memory(*needed, *free, gpu)
+    )]
+    NoGpuMemory { image: String, needed: u64, free: u64, gpu: String },
 
     #[error(
         "the program's pages could not be taken into the image: {what}; make room if that is the reason, and checkpoint again"
@@ -402,6 +412,14 @@ pub enum Error {
     Frame(#[from] FrameError),
 }
 
+/// That too little of a GPU's memory is free, in a sentence.
+pub fn no_memory(needed: u64, free: u64, gpu: &str) -> String {
+    let (needed, free) = (needed >> 20, free >> 20);
+    format!(
+        "it needs {needed} MB of GPU memory and {free} MB are free on {gpu}; free some or give another --gpu"
+    )
+}
+
 impl Error {
     /// Whether a program that ends can be behind it, which workers, CRIU and the driver have no word for. A refusal of what
     /// was asked is none of these.
@@ -430,6 +448,7 @@ impl Error {
                 | Error::NoGpuProcess { .. }
                 | Error::Engine { .. }
                 | Error::CannotRestore { .. }
+                | Error::NoGpuMemory { .. }
                 | Error::Unsound { .. }
                 | Error::Unproven { .. }
                 | Error::Pages { .. }
@@ -437,6 +456,18 @@ impl Error {
                 | Error::Sandbox(_)
                 | Error::Frame(_)
         )
+    }
+
+    /// Whether GPU memory is what was missing: how many bytes, 0 if that is not known.
+    pub fn missing_gpu_memory(&self) -> Option<u64> {
+        match self {
+            Error::NoGpuMemory { needed, free, .. } => Some(needed.saturating_sub(*free)),
+            Error::CannotWake { missing, .. } => *missing,
+            Error::Worker { reason, .. } | Error::WorkerStart { reason, .. } => {
+                reason.contains(NO_GPU_MEMORY).then_some(0)
+            }
+            _ => None,
+        }
     }
 
     /// How the command that asked is to end, where that is not with 1.

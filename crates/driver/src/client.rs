@@ -16,7 +16,7 @@ use rekindle_protocol::worker::Phase;
 use crate::error::{Error, Result};
 use crate::helper::HELPER_ARGUMENT;
 use crate::journal::Journal;
-use crate::message::{Gpu, Held, Request, Response, UuidPair};
+use crate::message::{Gpu, Held, Request, Response, Used, UuidPair};
 
 /// How often a helper that dies while it brings processes back, or is asked what it knows, is replaced.
 const TRIES: usize = 3;
@@ -73,6 +73,16 @@ impl Helper {
                 Ok(other) => return Err(unexpected(action, other)),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// What processes have of the GPUs' memory, as far as NVML tells: nothing where it tells of no processes, as in a
+    /// container.
+    pub fn usage(&self) -> Result<Vec<Used>> {
+        let action = "tell what processes have on the GPUs";
+        match self.ask(action, &Request::Usage)? {
+            Response::Usage { used } => Ok(used),
+            other => Err(unexpected(action, other)),
         }
     }
 

@@ -16,7 +16,7 @@ use rekindle_protocol::frame::{self, FrameError};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
 use crate::library::Library;
-use crate::message::{Request, Response};
+use crate::message::{Request, Response, Used};
 use crate::operation::{Limits, Operation};
 use crate::states::Driver;
 
@@ -103,6 +103,11 @@ impl Server {
     fn answer(&self, request: Request, stream: &UnixStream) -> Result<Response> {
         Ok(match request {
             Request::Gpus => Response::Gpus { gpus: self.driver()?.gpus()? },
+            Request::Usage => {
+                let used = self.driver()?.usage().into_iter();
+                let used = used.map(|(gpu_uuid, pid, bytes)| Used { gpu_uuid, pid, bytes }).collect();
+                Response::Usage { used }
+            }
             Request::Hold { id, root, lock_ms } => {
                 let limits = self.limits(Duration::from_millis(lock_ms));
                 let (operation, held) = Operation::hold(&self.driver()?, &self.directory, &id, root, limits)?;

@@ -37,4 +37,4 @@ pub use error::{Error, Result};
 pub use helper::{HELPER_ARGUMENT, main};
 pub use library::is_here;
 pub use map::plan;
-pub use message::{Area, Gpu, Held, UuidPair};
+pub use message::{Area, Gpu, Held, Used, UuidPair};

@@ -18,6 +18,14 @@ pub struct Gpu {
     pub driver_version: String,
 }
 
+/// What a process has of a GPU's memory: bytes, those of its context and of its code among them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    pub gpu_uuid: String,
+    pub pid: i32,
+    pub bytes: u64,
+}
+
 /// The contents of GPU `old` are to come to `new`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UuidPair {
@@ -46,6 +54,8 @@ pub struct Held {
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum Request {
     Gpus,
+    /// What processes have on GPUs.
+    Usage,
     /// Finds the GPU processes of the tree below `root`, locks them and takes their GPU halves; then waits for
     /// `Release` or `Forget`.
     Hold {
@@ -74,6 +84,9 @@ pub enum Request {
 pub enum Response {
     Gpus {
         gpus: Vec<Gpu>,
+    },
+    Usage {
+        used: Vec<Used>,
     },
     Held(Held),
     Done {

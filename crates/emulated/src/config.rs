@@ -1,6 +1,8 @@
 //! What the user can set of the emulated GPUs, as one line of text: `devices=2,memory=8G,bandwidth=12G`. A number alone says
 //! which of the machine's emulated GPUs the first is: `1` is the second of them.
 
+use std::path::PathBuf;
+
 use crate::Error;
 
 /// The environment variable that [`Config::from_env`] reads.
@@ -24,11 +26,22 @@ pub struct Config {
     pub multiprocessors: u32,
     /// Host threads that one device's kernels run on; 0 is one a core.
     pub threads: u32,
+    /// Where processes note what they have of the memory, so that all have it together, as of a real GPU; none: each
+    /// process has all of it by itself.
+    pub common: Option<PathBuf>,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { first: 0, devices: 1, memory: 4 << 30, bandwidth: 0, multiprocessors: 16, threads: 0 }
+        Config {
+            first: 0,
+            devices: 1,
+            memory: 4 << 30,
+            bandwidth: 0,
+            multiprocessors: 16,
+            threads: 0,
+            common: None,
+        }
     }
 }
 
@@ -48,6 +61,7 @@ impl Config {
                 "memory" => config.memory = size(key, value, 64 << 20)?,
                 "bandwidth" => config.bandwidth = size(key, value, 0)?,
                 "multiprocessors" | "sms" => config.multiprocessors = count(key, value, 1, 1024)?,
+                "common" => config.common = Some(directory(key, value)?),
                 "threads" => config.threads = count(key, value, 0, 1024)?,
                 _ => return Err(Error::Key(key.to_owned())),
             }
@@ -89,6 +103,15 @@ fn count(key: &str, value: &str, least: u32, most: u32) -> Result<u32, Error> {
     })
 }
 
+fn directory(key: &str, value: &str) -> Result<PathBuf, Error> {
+    let found = Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+    found.ok_or_else(|| Error::Value {
+        key: key.to_owned(),
+        found: value.to_owned(),
+        expected: "a directory that begins at the root".to_owned(),
+    })
+}
+
 fn size(key: &str, value: &str, least: u64) -> Result<u64, Error> {
     let digits = value.trim_end_matches(['B', 'b']).trim_end_matches("/s");
     let digits = digits.trim_end_matches(['i', 'B']);
@@ -114,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_line_sets_what_it_names() {
-        let config = Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,threads=3").unwrap();
+        let config = Config::parse("devices=2, memory=8G,bandwidth=12G,sms=4,threads=3,common=/tmp").unwrap();
         assert_eq!(
             config,
             Config {
@@ -123,7 +146,8 @@ mod tests {
                 memory: 8 << 30,
                 bandwidth: 12 << 30,
                 multiprocessors: 4,
-                threads: 3
+                threads: 3,
+                common: Some("/tmp".into())
             }
         );
         assert_eq!(Config::parse("1,memory=8G").unwrap().first, 1);
@@ -136,6 +160,7 @@ mod tests {
         assert!(Config::parse("devices=9").unwrap_err().to_string().contains("from 1 to 8"));
         assert!(Config::parse("memory=lots").unwrap_err().to_string().contains("`lots`"));
         assert!(Config::parse("colour=red").unwrap_err().to_string().contains("colour"));
+        assert!(Config::parse("common=here").unwrap_err().to_string().contains("root"));
         assert!(Config::parse("memory").is_err());
         assert!(Config::parse("9").unwrap_err().to_string().contains("from 0 to 7"));
         assert!(Config::parse("memory=99999999999999999G").is_err());

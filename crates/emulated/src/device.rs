@@ -18,6 +18,7 @@ use rekindle_device::{
 
 use crate::arena::Arena;
 use crate::attributes::LIMIT_HEAP;
+use crate::common::Common;
 use crate::context::Context;
 use crate::function::Kernel;
 use crate::graph::Action;
@@ -49,7 +50,9 @@ impl EmulatedDevice {
         space: Arc<Space>,
         output: Arc<Output>,
     ) -> std::result::Result<EmulatedDevice, Error> {
-        let budget = Budget::new(config.memory);
+        let device = config.first + info.index;
+        let common = config.common.as_deref().map(|directory| Common::join(directory, device));
+        let budget = Budget::new(config.memory, common.transpose().map_err(Error::Common)?);
         let arena = Arena::new(info.index, Arc::clone(&space), Arc::clone(&budget))?;
         let limits: BTreeMap<u32, u64> = info.limits.iter().copied().collect();
         let heap = limits.get(&LIMIT_HEAP).copied().unwrap_or_default();

@@ -6,11 +6,15 @@ pub enum Error {
     #[error("`{0}` has no `=`: set the emulated GPU as in `devices=2,memory=8G,bandwidth=12G`")]
     Pair(String),
     #[error(
-        "`{0}` is not a setting of the emulated GPU: use devices, memory, bandwidth, multiprocessors or threads"
+        "`{0}` is not a setting of the emulated GPU: use devices, memory, bandwidth, multiprocessors, threads or common"
     )]
     Key(String),
     #[error("the emulated GPU's `{key}` is `{found}`; it must be {expected}")]
     Value { key: String, found: String, expected: String },
+    #[error(
+        "what processes have of the emulated GPU's memory cannot be noted: {0}; give a `common` directory that can be written to"
+    )]
+    Common(std::io::Error),
     #[error(
         "no free addresses for the module memory of emulated GPU {index} in {range:#x?}: {cause}; start it in a \
          process that maps nothing there"

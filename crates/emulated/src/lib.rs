@@ -17,6 +17,7 @@ mod access;
 mod arena;
 mod attributes;
 mod capture;
+mod common;
 mod config;
 mod context;
 mod cooperative;

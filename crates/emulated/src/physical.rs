@@ -6,26 +6,30 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::Result;
 
+use crate::common::Common;
+
 /// How much memory a device has, and how much of it is taken.
 pub(crate) struct Budget {
     total: u64,
-    used: AtomicU64,
+    used: Mutex<u64>,
+    /// Other processes have the memory, too.
+    common: Option<Common>,
 }
 
 impl Budget {
-    pub fn new(total: u64) -> Arc<Budget> {
-        Arc::new(Budget { total, used: AtomicU64::new(0) })
+    pub fn new(total: u64, common: Option<Common>) -> Arc<Budget> {
+        Arc::new(Budget { total, used: Mutex::new(0), common })
     }
 
     pub fn free(&self) -> u64 {
-        self.total.saturating_sub(self.used.load(Ordering::Relaxed))
+        let others = self.common.as_ref().map_or(0, Common::others);
+        self.total.saturating_sub(*self.used.lock()).saturating_sub(others)
     }
 
     pub fn total(&self) -> u64 {
@@ -34,11 +38,16 @@ impl Budget {
 
     /// Takes `bytes` until the answer is dropped.
     pub fn take(self: &Arc<Budget>, bytes: u64) -> Result<Share> {
-        let take = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.total);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            Ok(_) => Ok(Share { budget: Arc::clone(self), bytes }),
-            Err(_) => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        let mut used = self.used.lock();
+        let wanted = used.checked_add(bytes).filter(|wanted| *wanted <= self.total);
+        let wanted = wanted.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        if let Some(common) = &self.common
+            && !common.note(wanted, self.total).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?
+        {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
+        *used = wanted;
+        Ok(Share { budget: Arc::clone(self), bytes })
     }
 }
 
@@ -50,7 +59,11 @@ pub(crate) struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        let mut used = self.budget.used.lock();
+        *used -= self.bytes;
+        if let Some(Err(error)) = self.budget.common.as_ref().map(|common| common.give_back(*used)) {
+            log::error!("what was given back of the GPU's memory is not noted: {error}");
+        }
     }
 }
 

@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
-use crate::listener::Listener;
+use crate::listener::{Listener, Security};
 use crate::maker::Maker;
+use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
 use crate::service::Service;
+use crate::tls::{self, Tls};
 
 /// One for each instance, which waits for its end, and those that do something to one: more than there can be.
 const THREADS: usize = 1 << 16;
@@ -21,34 +23,45 @@ pub struct Gateway {
     /// The thread, once there is a service.
     runtime: OnceLock<Handle>,
     room: Arc<Semaphore>,
+    memory: Arc<Memory>,
     services: Mutex<BTreeMap<String, Entry>>,
 }
 
 struct Entry {
     service: Arc<Service>,
     listener: Option<Listener>,
+    /// For who comes from now on.
+    tls: Security,
 }
 
 impl Gateway {
-    /// For so many clients at once; others wait.
-    pub fn new(room: usize) -> Gateway {
+    /// For so many clients at once; others wait. Instances of all services together have at most so many bytes of each
+    /// GPU's memory, if there is a limit.
+    pub fn new(room: usize, memory: Option<u64>) -> Gateway {
         let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
-        Gateway { runtime: OnceLock::new(), room, services: Mutex::default() }
+        let memory = Arc::new(Memory::new(memory));
+        Gateway { runtime: OnceLock::new(), room, memory, services: Mutex::default() }
     }
 
-    /// A service that nobody comes to yet, and that is not known by its name before it is [added](Gateway::add).
+    /// The GPU memory of all services.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// A service that nobody comes to yet, and that is not known by its name before it is [added](Gateway::add). Names of
+    /// its instances are `stem` and a number.
     pub fn make(
         &self,
-        name: &str,
+        (name, stem): (&str, &str),
         plan: Plan,
         source: Option<Source>,
         maker: Arc<dyn Maker>,
     ) -> io::Result<Arc<Service>> {
-        Ok(Service::begin(self.runtime()?, name, plan, source, maker))
+        Ok(Service::begin(self.runtime()?, self.memory.clone(), (name, stem), plan, source, maker))
     }
 
     pub fn add(&self, service: &Arc<Service>) {
-        let entry = Entry { service: service.clone(), listener: None };
+        let entry = Entry { service: service.clone(), listener: None, tls: Security::default() };
         self.lock().insert(service.name.clone(), entry);
         service.act(|policy, now| policy.tick(now));
     }
@@ -56,10 +69,29 @@ impl Gateway {
     /// Has clients come to a service, in place of where they came before.
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
-        let listener = Listener::begin(self.runtime()?, listener, service.clone(), self.room.clone());
+        let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
+        let listener = Listener::begin(self.runtime()?, listener, service.clone(), (self.room.clone(), tls));
         let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
         drop(former);
         Ok(())
+    }
+
+    /// Has those who come to a service from now on speak TLS, or not.
+    pub fn secure(&self, name: &str, tls: Option<Arc<Tls>>) -> io::Result<()> {
+        if let Some(tls) = &tls {
+            self.runtime()?.spawn(tls::keep_looking(Arc::downgrade(tls)));
+        }
+        let place = self.lock().get(name).map(|entry| entry.tls.clone());
+        if let Some(place) = place {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = tls;
+        }
+        Ok(())
+    }
+
+    /// The certificate of a service, if it has one.
+    pub fn tls(&self, name: &str) -> Option<Arc<Tls>> {
+        let place = self.lock().get(name)?.tls.clone();
+        place.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn get(&self, name: &str) -> Option<Arc<Service>> {
@@ -96,6 +128,7 @@ impl Gateway {
             let handle = runtime.handle().clone();
             let serve = move || runtime.block_on(pending::<()>());
             std::thread::Builder::new().name("gateway".into()).spawn(serve)?;
+            handle.spawn(keep_looking(Arc::downgrade(&self.memory)));
             // Made with the services locked: there is one.
             let _ = self.runtime.set(handle);
         }

@@ -42,7 +42,12 @@ pub fn strip(headers: &mut HeaderMap) {
 }
 
 /// Makes a client's headers those of the request to an instance.
-pub fn forward(headers: &mut HeaderMap, uri: &Uri, client: IpAddr, upgrade: Option<HeaderValue>) {
+pub fn forward(
+    headers: &mut HeaderMap,
+    uri: &Uri,
+    (client, scheme): (IpAddr, &'static str),
+    upgrade: Option<HeaderValue>,
+) {
     strip(headers);
     // The gateway has asked for the body already.
     headers.remove(EXPECT);
@@ -61,7 +66,7 @@ pub fn forward(headers: &mut HeaderMap, uri: &Uri, client: IpAddr, upgrade: Opti
     if let Ok(chain) = HeaderValue::from_str(&chain) {
         headers.insert(FORWARDED_FOR, chain);
     }
-    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    headers.entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static(scheme));
 }
 
 /// A request's target as an instance is told it: without scheme and host.
@@ -115,7 +120,7 @@ mod tests {
             ("x-forwarded-for", "192.0.2.1"),
         ]);
         assert_eq!(wanted_upgrade(&map), None);
-        forward(&mut map, &Uri::from_static("http://example/a?b"), [127, 0, 0, 1].into(), None);
+        forward(&mut map, &Uri::from_static("http://example/a?b"), ([127, 0, 0, 1].into(), "http"), None);
         let wanted = [
             ("accept", "*/*"),
             ("host", "example"),
@@ -132,7 +137,7 @@ mod tests {
         let mut map =
             headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("host", "a")]);
         let upgrade = wanted_upgrade(&map);
-        forward(&mut map, &Uri::from_static("/"), [127, 0, 0, 1].into(), upgrade);
+        forward(&mut map, &Uri::from_static("/"), ([127, 0, 0, 1].into(), "https"), upgrade);
         assert_eq!((map[UPGRADE].as_bytes(), map[HOST].as_bytes()), (&b"websocket"[..], &b"a"[..]));
         let mut back = headers(&[("connection", "upgrade"), ("upgrade", "websocket")]);
         answer(&mut back, true);

@@ -12,11 +12,13 @@
 //! [`policy`] decides, and does nothing; [`Service`] does what it decides. What an instance is, and how it is made, is the
 //! [`Maker`]'s. One thread serves all clients, and copies bodies as they come; what may block has threads of its own.
 
+mod canary;
 mod gateway;
 mod headers;
 mod limits;
 mod listener;
 mod maker;
+mod memory;
 mod place;
 mod plan;
 mod policy;
@@ -24,11 +26,15 @@ mod proxy;
 mod refusal;
 mod relay;
 mod service;
+mod tls;
 mod upstream;
 
+pub use canary::Canary;
 pub use gateway::Gateway;
-pub use maker::{Instance, Maker};
-pub use plan::{Plan, Source};
+pub use maker::{Failure, Instance, Maker};
+pub use memory::Memory;
+pub use plan::{Need, Plan, Source, Variant};
 pub use policy::{Counts, Stage};
 pub use service::{Service, Shown, ShownInstance};
+pub use tls::Tls;
 pub use tokio::net::TcpSocket;

@@ -9,6 +9,8 @@ pub const HEADERS: usize = 128;
 pub const HEAD_TIME: Duration = Duration::from_secs(60);
 /// How long an instance may take to let a connection in: as long as nothing is in its way, none at all.
 pub const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// How often is looked whether a certificate is another one by now.
+pub const CERTIFICATE_TIME: Duration = Duration::from_secs(1);
 /// Requests that a connection of HTTP/2 has at once.
 pub const STREAMS: u32 = 256;
 /// What is carried at a time of a connection that is no HTTP any more: bytes.

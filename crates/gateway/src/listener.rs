@@ -1,23 +1,29 @@
-//! A port at which clients come to a service: HTTP/1.1, and HTTP/2 for who begins with that.
+//! A port at which clients come to a service: HTTP/1.1, and HTTP/2 for who begins with that, with TLS or without.
 
 use std::convert::Infallible;
 use std::net::TcpListener as StdListener;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
 use crate::limits;
-use crate::proxy::answer;
+use crate::proxy::{Client, answer};
 use crate::service::Service;
+use crate::tls::Tls;
+
+/// What those who come speak TLS with; none: they do not.
+pub type Security = Arc<Mutex<Option<Arc<Tls>>>>;
 
 /// Closes the port when it goes. What came in before is answered.
 pub struct Listener {
@@ -35,18 +41,18 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// `room` is how many clients all listeners have together.
+    /// `room` is how many clients all listeners have together; and what those who come are to speak TLS with, if anything.
     pub fn begin(
         runtime: &Handle,
         listener: StdListener,
         service: Arc<Service>,
-        room: Arc<Semaphore>,
+        (room, tls): (Arc<Semaphore>, Security),
     ) -> Listener {
         let (stop, stopped) = oneshot::channel();
         let (closes, closed) = channel();
         runtime.spawn(async move {
             match TcpListener::from_std(listener) {
-                Ok(listener) => serve((listener, closes), stopped, service, room).await,
+                Ok(listener) => serve((listener, closes), stopped, service, (room, tls)).await,
                 Err(error) => {
                     log::error!("the port of the service {:?} cannot be served: {error}", service.name)
                 }
@@ -60,7 +66,7 @@ async fn serve(
     open: (TcpListener, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
     service: Arc<Service>,
-    room: Arc<Semaphore>,
+    (room, tls): (Arc<Semaphore>, Security),
 ) {
     let graceful = GracefulShutdown::new();
     loop {
@@ -75,8 +81,9 @@ async fn serve(
         match come {
             Ok((stream, _)) => {
                 let (service, watcher) = (service.clone(), graceful.watcher());
+                let tls = tls.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 tokio::spawn(async move {
-                    if let Err(error) = converse(stream, service, watcher).await {
+                    if let Err(error) = welcome(stream, service, tls, watcher).await {
                         log::debug!("a client's connection ended: {error}");
                     }
                     drop(place);
@@ -94,13 +101,27 @@ async fn serve(
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-async fn converse(
+async fn welcome(
     stream: TcpStream,
     service: Arc<Service>,
-    watcher: hyper_util::server::graceful::Watcher,
+    tls: Option<Arc<Tls>>,
+    watcher: Watcher,
 ) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
-    let client = stream.peer_addr()?.ip();
+    let ip = stream.peer_addr()?.ip();
+    let client = Client { ip, is_secure: tls.is_some() };
+    let Some(tls) = tls else { return converse(stream, service, client, watcher).await };
+    let accepted = timeout(limits::HEAD_TIME, TlsAcceptor::from(tls.config()).accept(stream)).await;
+    let stream = accepted.map_err(|_| "it did not come to speak TLS")??;
+    converse(stream, service, client, watcher).await
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: Arc<Service>,
+    client: Client,
+    watcher: Watcher,
+) -> Result<(), Failure> {
     let begun = Arc::new(Notify::new());
     let mut builder = Builder::new(TokioExecutor::new());
     builder

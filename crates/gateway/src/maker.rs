@@ -7,16 +7,26 @@ use tokio::net::TcpSocket;
 
 use crate::plan::Source;
 
+/// Why an instance is not there, or not awake: a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub why: String,
+    /// Its GPU was full: so many bytes were missing, 0 if nobody knows how many.
+    pub missing: Option<u64>,
+}
+
 /// All of these may block, but for [`Instance::socket`]. A failure is a sentence.
 pub trait Maker: Send + Sync {
     /// Returns when the program runs; it need not listen yet.
-    fn start(&self, source: &Source, name: &str) -> Result<Arc<dyn Instance>, String>;
+    fn start(&self, source: &Source, name: &str) -> Result<Arc<dyn Instance>, Failure>;
 }
 
 pub trait Instance: Send + Sync {
     /// Gives its GPU back.
     fn sleep(&self) -> Result<(), String>;
-    fn wake(&self) -> Result<(), String>;
+    fn wake(&self) -> Result<(), Failure>;
+    /// What it has of its GPU's memory, in bytes, its context included; none if that is not known just now.
+    fn memory(&self) -> Option<u64>;
     /// Returns when nothing is left of it.
     fn end(&self);
     /// Returns when its program has ended, and says how.

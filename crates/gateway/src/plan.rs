@@ -59,6 +59,10 @@ pub struct Source {
     pub image: String,
     /// Tells images of one name, one after the other, apart.
     pub id: String,
+    /// Further images of the same program, each with addresses of its own: instances of different ones fit in one GPU
+    /// context.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<Variant>,
     /// The port that the program listens on.
     pub to: u16,
     /// What an instance answers with success once it is ready, such as `/healthz`; none: that it listens is enough.
@@ -74,6 +78,40 @@ pub struct Source {
     /// URLs of the data that instances are about to want.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<String>,
+    /// The GPU memory that an instance takes.
+    #[serde(default)]
+    pub need: Need,
+}
+
+/// One of several images that instances are made of alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variant {
+    pub image: String,
+    pub id: String,
+}
+
+impl Source {
+    /// Every image of it.
+    pub fn images(&self) -> impl Iterator<Item = Variant> {
+        let first = Variant { image: self.image.clone(), id: self.id.clone() };
+        std::iter::once(first).chain(self.variants.iter().cloned())
+    }
+
+    /// Whether instances of both are the same, whatever is known of the memory that they need.
+    pub fn makes_the_same(&self, other: &Source) -> bool {
+        *self == Source { need: self.need.clone(), ..other.clone() }
+    }
+}
+
+/// What is known beforehand of the GPU memory that an instance takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Need {
+    /// The GPU that has it; the first of several.
+    pub gpu: String,
+    /// Bytes of the program: what the image has, and the data that it is about to want.
+    pub program: u64,
+    /// Bytes of the context that the instance does not share with others.
+    pub context: u64,
 }
 
 #[cfg(test)]

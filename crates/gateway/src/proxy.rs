@@ -15,6 +15,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
+use crate::canary::Canary;
 use crate::headers;
 use crate::limits;
 use crate::place::Place;
@@ -24,7 +25,15 @@ use crate::relay::Relay;
 use crate::service::{Service, Verdict};
 use crate::upstream::{Body, Connection, Failure};
 
-pub async fn answer(service: Arc<Service>, client: IpAddr, mut request: Request<Incoming>) -> Answer {
+/// Who asks.
+#[derive(Clone, Copy)]
+pub struct Client {
+    pub ip: IpAddr,
+    /// It speaks TLS.
+    pub is_secure: bool,
+}
+
+pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<Incoming>) -> Answer {
     if request.method() == Method::CONNECT {
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
@@ -36,9 +45,13 @@ pub async fn answer(service: Arc<Service>, client: IpAddr, mut request: Request<
     let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
     let (mut unsent, mut avoid) = (Some(request), None);
     let deadline = Instant::now() + service.plan().timeout();
+    let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
-        let mut place = match service.place(deadline, avoid).await {
+        let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
+        let mut place = match asked.place(deadline, avoid).await {
             Verdict::Sent(place) => place,
+            // The others have it instead.
+            Verdict::Refused(_) if canary.take().is_some() => continue,
             Verdict::Refused(why) => return refused(&service.name, why),
         };
         let Some(request) = unsent.take().or_else(|| again.take()) else {
@@ -46,26 +59,33 @@ pub async fn answer(service: Arc<Service>, client: IpAddr, mut request: Request<
         };
         let name = place.upstream.name.clone();
         match place.upstream.clone().send(request).await {
-            Ok((response, connection)) => return passed_on(response, place, connection, upgraded),
+            Ok((response, connection)) => {
+                if response.status() == StatusCode::BAD_GATEWAY {
+                    stop(canary.as_ref(), || format!("the instance {name:?} answered 502"));
+                }
+                return passed_on(response, place, connection, upgraded);
+            }
             Err(Failure::Refused { error, request }) => {
-                (unsent, avoid) = (Some(*request), Some(place.instance));
+                unsent = Some(*request);
                 let why = format!("the instance {name:?} does not listen any more: {error}");
-                service.act(|policy, now| policy.unreachable(place.instance, why, now));
+                stop(canary.as_ref(), || why.clone());
+                place.service.act(|policy, now| policy.unreachable(place.instance, why, now));
+                avoid = canary.take().is_none().then_some(place.instance);
             }
             Err(Failure::Unreachable(error)) => {
                 place.outcome = Outcome::Broken;
-                return say(
-                    StatusCode::BAD_GATEWAY,
-                    format!("the instance {name:?} cannot be reached: {error}"),
-                );
+                let sentence = format!("the instance {name:?} cannot be reached: {error}");
+                stop(canary.as_ref(), || sentence.clone());
+                return say(StatusCode::BAD_GATEWAY, sentence);
             }
             Err(Failure::Lost(error)) => {
                 log::info!("a request to the instance {name:?} was lost: {error}");
-                avoid = Some(place.instance);
+                let sentence =
+                    format!("the instance {name:?} ended the connection before it answered: {error}");
+                stop(canary.as_ref(), || sentence.clone());
+                avoid = canary.take().is_none().then_some(place.instance);
                 if again.is_none() {
                     place.outcome = Outcome::Broken;
-                    let sentence =
-                        format!("the instance {name:?} ended the connection before it answered: {error}");
                     return say(StatusCode::BAD_GATEWAY, sentence);
                 }
             }
@@ -73,10 +93,18 @@ pub async fn answer(service: Arc<Service>, client: IpAddr, mut request: Request<
     }
 }
 
+/// A request has failed that went to a canary, if it did.
+fn stop(canary: Option<&Arc<Canary>>, why: impl Fn() -> String) {
+    if let Some(canary) = canary {
+        canary.stop(why());
+    }
+}
+
 /// A client's request as an instance gets it.
-fn forwarded(request: Request<Incoming>, client: IpAddr, upgrade: Option<&HeaderValue>) -> Request<Body> {
+fn forwarded(request: Request<Incoming>, client: Client, upgrade: Option<&HeaderValue>) -> Request<Body> {
     let (mut head, body) = request.into_parts();
-    headers::forward(&mut head.headers, &head.uri, client, upgrade.cloned());
+    let scheme = if client.is_secure { "https" } else { "http" };
+    headers::forward(&mut head.headers, &head.uri, (client.ip, scheme), upgrade.cloned());
     head.uri = headers::target(&head.uri);
     head.version = Version::HTTP_11;
     let body = if body.is_end_stream() { Either::Right(Empty::new()) } else { Either::Left(body) };

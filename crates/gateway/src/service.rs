@@ -3,6 +3,8 @@
 //! All that happens goes through [`Service::act`]; what is to be done about it is done once the policy is free again. What
 //! blocks is done in threads of its own.
 
+mod room;
+
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,17 +16,25 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep_until, timeout};
 
-use crate::maker::{Instance, Maker};
+use crate::canary::{Canary, ShownCanary};
+use crate::maker::{Failure, Instance, Maker};
+use crate::memory::Memory;
 use crate::place::Place;
 use crate::plan::{Plan, Source};
 use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
 use crate::upstream::Upstream;
+use room::resting;
 
 /// The longest time for which nothing is looked at.
 const LONG: Duration = Duration::from_secs(3600);
 
 pub struct Service {
     pub name: String,
+    /// What the names of its instances begin with.
+    stem: String,
+    /// By which the [memory](crate::memory) knows it.
+    pub(crate) number: u64,
+    memory: Arc<Memory>,
     maker: Arc<dyn Maker>,
     runtime: Handle,
     state: Mutex<State>,
@@ -32,6 +42,8 @@ pub struct Service {
     drained: Condvar,
     /// Something is to be done earlier than was known.
     sooner: Arc<Notify>,
+    /// Another image that some of its requests go to.
+    canary: Mutex<Option<Arc<Canary>>>,
 }
 
 struct State {
@@ -44,6 +56,8 @@ struct State {
     next: Option<Instant>,
     /// What is wrong beside the policy's matters.
     fault: Option<String>,
+    /// Why an instance came to nothing, the first that did.
+    trouble: Option<String>,
 }
 
 /// What becomes of a request.
@@ -61,10 +75,13 @@ pub struct Shown {
     pub instances: Vec<ShownInstance>,
     pub queued: usize,
     pub in_flight: u32,
+    /// GPU memory of all instances, bytes.
+    pub gpu_bytes: u64,
     #[serde(flatten)]
     pub counts: Counts,
     pub draining: bool,
     pub problem: Option<String>,
+    pub canary: Option<ShownCanary>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -72,12 +89,14 @@ pub struct ShownInstance {
     pub name: String,
     pub stage: Stage,
     pub in_flight: u32,
+    pub gpu_bytes: u64,
 }
 
 impl Service {
     pub(crate) fn begin(
         runtime: &Handle,
-        name: &str,
+        memory: Arc<Memory>,
+        (name, stem): (&str, &str),
         plan: Plan,
         source: Option<Source>,
         maker: Arc<dyn Maker>,
@@ -89,15 +108,21 @@ impl Service {
             rollout: None,
             next: None,
             fault: None,
+            trouble: None,
         };
         let service = Arc::new(Service {
             name: name.to_string(),
+            stem: stem.to_string(),
+            number: memory.number(),
+            memory,
             maker,
             runtime: runtime.clone(),
             state: Mutex::new(state),
             drained: Condvar::new(),
             sooner: Arc::default(),
+            canary: Mutex::default(),
         });
+        service.memory.join(&service);
         runtime.spawn(keep_time(Arc::downgrade(&service), service.sooner.clone()));
         service
     }
@@ -168,13 +193,16 @@ impl Service {
 
     /// Takes over an instance that was there before.
     pub fn adopt(self: &Arc<Self>, seat: u32, instance: Arc<dyn Instance>, is_asleep: bool, source: &Source) {
-        let is_current = self.source().is_some_and(|own| own == *source);
+        let is_current = self.source().is_some_and(|own| own.makes_the_same(source));
         let upstream = self.upstream(seat, instance, source);
         let mut number = 0;
         self.change(|state, now| {
-            number = state.policy.adopt(seat, is_asleep, is_current, now);
+            number = state.policy.adopt(seat, is_asleep, (source, is_current), now);
             state.upstreams.insert(number, upstream.clone());
         });
+        let need = &source.need;
+        let bytes = if is_asleep { resting(source) } else { need.program + need.context };
+        self.memory.hold(self.key(number), &need.gpu, bytes);
         let service = self.clone();
         self.runtime.spawn(async move {
             let instance = upstream.instance.clone();
@@ -183,15 +211,35 @@ impl Service {
         });
     }
 
+    /// Has some of the requests go to another image's instances, or none any more. What there was.
+    pub fn set_canary(&self, canary: Option<Arc<Canary>>) -> Option<Arc<Canary>> {
+        std::mem::replace(&mut *self.canary_place(), canary)
+    }
+
+    pub fn canary(&self) -> Option<Arc<Canary>> {
+        self.canary_place().clone()
+    }
+
+    fn canary_place(&self) -> MutexGuard<'_, Option<Arc<Canary>>> {
+        self.canary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why an instance of it came to nothing, if ever one did.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
     pub fn shown(&self) -> Shown {
+        let canary = self.canary().map(|canary| canary.shown());
         let state = self.lock();
         let policy = &state.policy;
         let instances: Vec<ShownInstance> = policy
             .instances()
-            .map(|(seat, stage, in_flight)| ShownInstance {
+            .map(|(number, seat, stage, in_flight)| ShownInstance {
                 name: self.instance_name(seat),
                 stage,
                 in_flight,
+                gpu_bytes: self.memory.bytes(self.key(number)),
             })
             .collect();
         Shown {
@@ -199,16 +247,18 @@ impl Service {
             source: policy.source().cloned(),
             plan: policy.plan().clone(),
             in_flight: instances.iter().map(|instance| instance.in_flight).sum(),
+            gpu_bytes: instances.iter().map(|instance| instance.gpu_bytes).sum(),
             instances,
             queued: policy.queued(),
             counts: policy.counts(),
             draining: policy.is_draining(),
             problem: state.fault.clone().or_else(|| policy.problem().map(str::to_string)),
+            canary,
         }
     }
 
     fn instance_name(&self, seat: u32) -> String {
-        format!("{}-{seat}", self.name)
+        format!("{}{seat}", self.stem)
     }
 
     /// Something has happened: tells the policy, and does what that wants.
@@ -221,6 +271,9 @@ impl Service {
         let mut state = self.lock();
         event(&mut state, now);
         let actions = state.policy.take();
+        if state.trouble.is_none() && state.policy.came_to_nothing_last() {
+            state.trouble = state.policy.problem().map(str::to_string);
+        }
         // With the policy locked, what is to be told to whom is found; it is told without.
         let (mut verdicts, mut rest) = (Vec::new(), Vec::new());
         for action in actions {
@@ -256,6 +309,7 @@ impl Service {
         for action in rest {
             self.perform(action);
         }
+        self.memory.look();
     }
 
     /// One that is not heard gives its place back by itself.
@@ -285,6 +339,11 @@ impl Service {
         let service = self.clone();
         let upstream = |number: u32| self.lock().upstreams.get(&number).cloned();
         match action {
+            Action::Claim { instance, source } => {
+                self.memory.claim(self.key(instance), &source);
+                self.tell_shortage(instance);
+            }
+            Action::Withdraw { instance } => self.memory.withdraw(self.key(instance)),
             Action::Start { instance, seat, source, limit } => {
                 self.runtime.spawn(async move { service.start((instance, seat), source, limit).await });
             }
@@ -294,6 +353,14 @@ impl Service {
                 self.runtime.spawn_blocking(move || {
                     let slept = upstream.instance.sleep();
                     upstream.keep_again();
+                    let source = service.instance(instance).map(|(source, _)| source);
+                    // Before it can be woken, which takes more.
+                    match (&slept, source) {
+                        (Ok(()), Some(source)) => {
+                            service.memory.hold(service.key(instance), &source.need.gpu, resting(&source));
+                        }
+                        _ => service.memory.stays(service.key(instance)),
+                    }
                     if let Err(why) = &slept {
                         log::warn!("the instance {} stays awake: {why}", upstream.name);
                     }
@@ -303,8 +370,17 @@ impl Service {
             Action::Wake { instance } => {
                 let Some(upstream) = upstream(instance) else { return };
                 self.runtime.spawn_blocking(move || {
-                    let woke = upstream.instance.wake();
-                    service.act(|policy, now| policy.woke(instance, woke, now));
+                    match (upstream.instance.wake(), service.instance(instance)) {
+                        (Err(Failure { why, missing: Some(missing) }), Some((source, Stage::Waking))) => {
+                            log::info!("the instance {} waits to be woken: {why}", upstream.name);
+                            let (key, now) = (service.key(instance), Instant::now());
+                            service.memory.found_full(key, &source, resting(&source), (missing, why), now);
+                        }
+                        (woke, _) => {
+                            let woke = woke.map_err(|failure| failure.why);
+                            service.act(|policy, now| policy.woke(instance, woke, now));
+                        }
+                    }
                 });
             }
             Action::End { instance } => {
@@ -321,11 +397,20 @@ impl Service {
         let (maker, name) = (self.maker.clone(), self.instance_name(seat));
         let wanted = source.clone();
         let made = spawn_blocking(move || maker.start(&wanted, &name)).await;
-        let instance =
-            match made.unwrap_or_else(|_| Err("a thread panicked while it was started".to_string())) {
-                Ok(instance) => instance,
-                Err(why) => return self.act(|policy, now| policy.not_started(number, why, now)),
-            };
+        let panicked = |_| {
+            let why = "a thread panicked while it was started".to_string();
+            Err(Failure { why, missing: None })
+        };
+        let instance = match made.unwrap_or_else(panicked) {
+            Ok(instance) => instance,
+            Err(Failure { why, missing: None }) => return self.not_started(number, why),
+            Err(Failure { why, missing: Some(missing) }) => {
+                log::info!("the service {:?} waits for GPU memory: {why}", self.name);
+                self.act(|policy, now| policy.found_full(number, now));
+                self.memory.found_full(self.key(number), &source, 0, (missing, why), Instant::now());
+                return self.tell_shortage(number);
+            }
+        };
         let upstream = self.upstream(seat, instance.clone(), &source);
         let mut end = spawn_blocking({
             let instance = instance.clone();
@@ -342,12 +427,12 @@ impl Service {
             how = &mut end => {
                 let how = how.unwrap_or_default();
                 let why = format!("the program of image {:?} {how} before it listened", source.image);
-                return self.act(|policy, now| policy.not_started(number, why, now));
+                return self.not_started(number, why);
             }
         };
         if let Some(why) = failed {
             let _ = spawn_blocking(move || instance.end()).await;
-            return self.act(|policy, now| policy.not_started(number, why, now));
+            return self.not_started(number, why);
         }
         let name = upstream.name.clone();
         self.change(|state, now| {
@@ -364,6 +449,20 @@ impl Service {
             state.upstreams.remove(&number);
             state.policy.ended(number, why, now);
         });
+        self.memory.gone(self.key(number));
+    }
+
+    fn not_started(self: &Arc<Self>, number: u32, why: String) {
+        self.act(|policy, now| policy.not_started(number, why, now));
+        self.memory.gone(self.key(number));
+    }
+
+    fn instance(&self, number: u32) -> Option<(Source, Stage)> {
+        self.lock().policy.instance(number).map(|(source, stage)| (source.clone(), stage))
+    }
+
+    fn key(&self, number: u32) -> (u64, u32) {
+        (self.number, number)
     }
 
     fn upstream(&self, seat: u32, instance: Arc<dyn Instance>, source: &Source) -> Arc<Upstream> {
@@ -377,6 +476,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        self.memory.leave(self.number);
         self.sooner.notify_one();
     }
 }

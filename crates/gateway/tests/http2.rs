@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rekindle_gateway::{Gateway, Instance, Maker, Plan, Source, TcpSocket};
+use rekindle_gateway::{Failure, Gateway, Instance, Maker, Need, Plan, Source, TcpSocket};
 use rekindle_protocol::daemon::Level;
 
 /// A program that listens on a port of this machine's.
@@ -23,8 +23,12 @@ impl Instance for Program {
         Err("it has no GPU".to_string())
     }
 
-    fn wake(&self) -> Result<(), String> {
+    fn wake(&self) -> Result<(), Failure> {
         Ok(())
+    }
+
+    fn memory(&self) -> Option<u64> {
+        None
     }
 
     fn end(&self) {
@@ -46,7 +50,7 @@ impl Instance for Program {
 struct Programs;
 
 impl Maker for Programs {
-    fn start(&self, _: &Source, _: &str) -> Result<Arc<dyn Instance>, String> {
+    fn start(&self, _: &Source, _: &str) -> Result<Arc<dyn Instance>, Failure> {
         Ok(Arc::new(Program { ended: Mutex::new(false), changed: Condvar::new() }))
     }
 }
@@ -91,6 +95,7 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
     };
     let source = Source {
         image: "i".into(),
+        variants: Vec::new(),
         id: "i".into(),
         to,
         ready: None,
@@ -98,9 +103,10 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         tenant: None,
         data: Vec::new(),
         level: Level::Host,
+        need: Need::default(),
     };
-    let gateway = Gateway::new(10);
-    let service = gateway.make("web", plan.clone(), None, Arc::new(Programs)).unwrap();
+    let gateway = Gateway::new(10, None);
+    let service = gateway.make(("web", "web-"), plan.clone(), None, Arc::new(Programs)).unwrap();
     gateway.add(&service);
     service.roll_out(source, plan).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,5 +1,6 @@
 //! An object's bytes, in parallel ranges, all of the same version.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use rekindle_protocol::fault;
 use tokio::task::JoinSet;
 
 use crate::objects::Object;
+use crate::shared::Shared;
 use crate::store::{self, Place};
 
 /// What is asked for at once.
@@ -94,11 +96,7 @@ async fn piece(
     match found.payload {
         GetResultPayload::File(file, _) => {
             let object = object.clone();
-            let read = move || {
-                let fill = |room: &mut [u8]| file.read_exact_at(room, offset);
-                // SAFETY: each piece is one task's, and nobody reads it before it was said to be there.
-                unsafe { object.memory.fill(offset, bytes as usize, fill) }
-            };
+            let read = move || copy(&file, &object.memory, offset, bytes);
             let read = tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other);
             if read.and_then(|read| read).is_err() {
                 return Err(short(name));
@@ -107,12 +105,12 @@ async fn piece(
         GetResultPayload::Stream(mut chunks) => {
             let mut at = offset;
             while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
-                let fits = at + chunk.len() as u64 <= offset + bytes;
-                // SAFETY: as above; the chunk lies in the piece.
-                if !fits || !unsafe { object.memory.write(at, &chunk) } {
+                let end = at + chunk.len() as u64;
+                if end > offset + bytes {
                     return Err(short(name));
                 }
-                at += chunk.len() as u64;
+                object.memory.write(at, &chunk).map_err(|error| no_memory(name, &error))?;
+                at = end;
             }
             if at != offset + bytes {
                 return Err(short(name));
@@ -120,6 +118,25 @@ async fn piece(
         }
     }
     Ok((offset, bytes))
+}
+
+/// Copies a range of a file to the same place in memory.
+fn copy(file: &File, memory: &Shared, offset: u64, bytes: u64) -> std::io::Result<()> {
+    const AT_ONCE: u64 = 1 << 20;
+    let mut buffer = vec![0; AT_ONCE.min(bytes) as usize];
+    for at in (offset..offset + bytes).step_by(AT_ONCE as usize) {
+        let buffer = &mut buffer[..AT_ONCE.min(offset + bytes - at) as usize];
+        file.read_exact_at(buffer, at)?;
+        memory.write(at, buffer)?;
+    }
+    Ok(())
+}
+
+fn no_memory(name: &str, error: &std::io::Error) -> Problem {
+    let sentence = format!(
+        "there is no memory for {name} ({error}); free some, or start rekindled with less --data-memory"
+    );
+    Problem::new(ProblemKind::Memory, sentence)
 }
 
 fn short(name: &str) -> Problem {

@@ -20,9 +20,17 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 }
 
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
-/// boards are laid out. Raised with every change of what there is; operations that come behind all others change nothing
-/// of that. A restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 1;
+/// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
+/// restored program speaks that of its image.
+pub const CLIENT_VERSION: u32 = 3;
+/// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
+/// version 2 no CUDA IPC; all that they say is said in the same way since.
+pub const OLDEST_CLIENT_VERSION: u32 = 1;
+
+/// Whether a worker of this build serves a client of that [`CLIENT_VERSION`].
+pub fn is_served(version: u32) -> bool {
+    (OLDEST_CLIENT_VERSION..=CLIENT_VERSION).contains(&version)
+}
 
 /// Of what is said at the admission socket. A daemon admits no process that speaks another one.
 pub const ADMISSION_VERSION: u32 = 1;
@@ -146,6 +154,20 @@ pub struct Quiesced {
     pub driver_attached: bool,
     /// Board, ring and pinned files that are mapped: (name, bytes).
     pub files: Vec<(String, u64)>,
+    /// What is on its way to threads that gave way while they waited for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uncollected: Vec<Uncollected>,
+}
+
+/// A piece of a ring's staging area that the GPU fills, or has filled, and that its thread has not taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uncollected {
+    pub ring: u32,
+    /// Offset into the staging area, bytes.
+    pub offset: u64,
+    pub bytes: u64,
+    /// The position that is published when the piece is complete.
+    pub end: u64,
 }
 
 fn first_version() -> u32 {

@@ -5,6 +5,7 @@
 //! | a program's thread → its worker | ring records | [`operation`] |
 //! | client ↔ worker, beside the rings | a Unix socket, frames | [`client`] |
 //! | daemon ↔ worker | a Unix socket, frames | [`worker`] |
+//! | worker ↔ worker of the same sandbox | a Unix socket, frames | [`ipc`] |
 //! | worker, daemon ↔ memory daemon | a Unix socket, frames | [`data`], [`exchange`] |
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
@@ -19,6 +20,7 @@ pub mod descriptors;
 pub mod exchange;
 pub mod fault;
 pub mod frame;
+pub mod ipc;
 pub mod mounts;
 pub mod network;
 pub mod operation;

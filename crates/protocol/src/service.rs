@@ -1,5 +1,7 @@
 //! What is asked of a service, which answers requests by instances of an image.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Level;
@@ -18,6 +20,9 @@ pub struct ServiceWish {
     /// Whose programs instances share GPU contexts with.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// Further images of the same program, of which instances are made too.
+    #[serde(default)]
+    pub variants: Vec<String>,
     /// Where the GPU memory of an idle instance goes.
     pub level: Option<Level>,
     pub min: Option<u32>,
@@ -30,4 +35,23 @@ pub struct ServiceWish {
     /// URLs of the data that instances are about to want.
     #[serde(default)]
     pub data: Option<Vec<String>>,
+    /// So many of ten thousand requests are to go to the image, and the others where they go; else all.
+    #[serde(default)]
+    pub canary: Option<u32>,
+    /// Whether clients speak TLS.
+    #[serde(default)]
+    pub tls: Option<TlsWish>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TlsWish {
+    Off,
+    With(TlsFiles),
+}
+
+/// A certificate, with those above it, and its private key, both in PEM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
 }

@@ -24,7 +24,7 @@ use crate::frame::{self, FrameError, Limits};
 pub use ask::{Ask, Request};
 
 /// Of all that daemon and worker say to each other. Raised with every change.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The first thing that either side says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +176,35 @@ pub struct Sharing {
     /// Whose programs share them; none else do.
     pub tenant: String,
     pub gpu: String,
+}
+
+/// What a worker's sentence names if GPU memory was missing, as the driver does.
+pub const NO_GPU_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+
+/// What becomes of a client whose shared context has failed: a byte in what it is [watched](ask::Watch) by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ContextLost {
+    /// It was at rest: its requests wait until it goes on with another worker ([`Leave`](ask::Leave)).
+    AtRest = 1,
+    /// It had work there, and its program is told of the fault.
+    Told = 2,
+}
+
+impl ContextLost {
+    /// None for a byte that says nothing.
+    pub fn of(byte: u8) -> Option<ContextLost> {
+        [ContextLost::AtRest, ContextLost::Told].into_iter().find(|lost| *lost as u8 == byte)
+    }
+}
+
+/// A client that may go on with another worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parted {
+    /// The ticket of its next request.
+    pub next: u64,
+    /// Whether the driver half of its process is attached, as far as this worker was told.
+    pub driver_attached: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

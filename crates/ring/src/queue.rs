@@ -18,6 +18,9 @@ const FILLER: u32 = u32::MAX;
 
 /// The longest payload (body and trailer together) that a record may have, in bytes.
 pub const MAX_PAYLOAD: usize = 128 << 10;
+/// Bytes of records by which a producer runs ahead of its consumer. Whoever wants the program to stand still waits for all
+/// that it has asked for: a hundred launches keep a worker busy, and more only wait there in place of in the program.
+const AHEAD: u64 = 16 << 10;
 
 /// The shared positions, at the start of a ring file.
 #[repr(C)]
@@ -107,7 +110,8 @@ impl<'m> Producer<'m> {
         Producer { header, data, capacity: capacity as u64, tail, head }
     }
 
-    /// Appends a record if there is room. `ticket` is asked for right before the record is published.
+    /// Appends a record if there is room, and the consumer is not too far behind. `ticket` is asked for right before the
+    /// record is published.
     pub fn try_push(
         &mut self,
         opcode: u32,
@@ -142,11 +146,12 @@ impl<'m> Producer<'m> {
     }
 
     fn room(&mut self, bytes: u64) -> bool {
-        if self.capacity - (self.tail - self.head) >= bytes {
+        let has_room = |unread: u64| unread <= AHEAD && self.capacity - unread >= bytes;
+        if has_room(self.tail - self.head) {
             return true;
         }
         self.head = self.header.head.load(Ordering::Acquire);
-        self.capacity - (self.tail - self.head) >= bytes
+        has_room(self.tail - self.head)
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) {
@@ -209,9 +214,13 @@ impl<'m> Consumer<'m> {
         let before = self.head;
         self.head += bytes;
         self.header.head.store(self.head, Ordering::Release);
-        // A producer that waits does so for a quarter of the ring at most: telling it once a quarter is enough.
+        // A producer that waits does so for a quarter of the ring at most, or since it is too far ahead: telling it once a
+        // quarter, and when half of that is left, is enough.
         let quarter = self.capacity / 4;
-        if before / quarter != self.head / quarter || self.head == self.header.tail.load(Ordering::Relaxed) {
+        let tail = self.header.tail.load(Ordering::Relaxed);
+        let (was, is) = (tail.wrapping_sub(before), tail.wrapping_sub(self.head));
+        let has_caught_up = was > AHEAD / 2 && is <= AHEAD / 2;
+        if before / quarter != self.head / quarter || has_caught_up || is == 0 {
             self.header.space.raise();
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rekindle_protocol::client::{CLIENT_VERSION, ToClient, ToWorker};
+use rekindle_protocol::client::{CLIENT_VERSION, OLDEST_CLIENT_VERSION, ToClient, ToWorker, is_served};
 use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 
@@ -28,8 +28,11 @@ pub(crate) struct ClientThread {
 impl ClientThread {
     pub(crate) fn run(self) {
         loop {
-            wait_readable(&self.socket);
+            wait_readable(&self.socket, self.link.over());
             let turn = self.conversations.client();
+            if self.link.is_handed_over() {
+                return;
+            }
             if self.link.is_parted() {
                 drop(turn);
                 if wait_for_close(&self.socket, PARTED_LOOK) {
@@ -58,12 +61,12 @@ impl ClientThread {
 
     fn take(&self, message: ToWorker, descriptors: Vec<OwnedFd>) {
         match message {
-            ToWorker::Board { name, version: CLIENT_VERSION } => {
+            ToWorker::Board { name, version } if is_served(version) => {
                 self.board(name, descriptors.into_iter().next());
             }
             ToWorker::Board { version, .. } => self.fail(format!(
-                "the program's libcuda.so.1 speaks version {version} of the client's protocol, and this worker version \
-                 {CLIENT_VERSION}; use both of one installation"
+                "the program's libcuda.so.1 speaks version {version} of the client's protocol, and this worker versions \
+                 {OLDEST_CLIENT_VERSION} to {CLIENT_VERSION}; use both of one installation"
             )),
             ToWorker::Ring { index, name } => self.ring(index, name),
             ToWorker::Called { token } => self.link.called(token),

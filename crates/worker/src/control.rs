@@ -3,6 +3,8 @@
 //! One connection is served at a time. If it closes between `Quiesce` and `Resume`, the daemon has died or given the
 //! checkpoint up, and the worker undoes it.
 
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,14 +56,20 @@ pub(crate) struct Control {
     remote: Remote,
     link: Arc<Link>,
     kind: Kind,
+    /// Tells that all halves of the program are ready to sleep.
+    to_sleep: Option<File>,
     /// What a dead daemon leaves to undo.
     quiesced: bool,
     /// How long a save may wait for the work that goes on while the program stands still.
     undone: Option<Duration>,
     /// That work did not end once: it may need the program, which is stopped behind it from now on.
     waits_for_work: bool,
+    /// The client leaves a context that has failed: nothing of it is done, and it was not told to stand still.
+    leaves: bool,
     /// The client is from before this worker, and waits for `Resume`.
     held_back: bool,
+    /// It does so without having been told to.
+    runs: bool,
     /// Where it is told which worker the client goes on with.
     parted: Option<Word>,
     /// It goes on with another one, and this one ends.
@@ -111,10 +119,13 @@ impl Control {
             remote,
             link,
             kind,
+            to_sleep: None,
             quiesced: false,
             undone: None,
             waits_for_work: false,
+            leaves: false,
             held_back: false,
+            runs: false,
             parted: None,
             taken: false,
             word: None,
@@ -144,7 +155,7 @@ impl Control {
         loop {
             let waited = self.wait_for(&self.listener.as_raw_fd(), Some(Duration::from_secs(1)));
             if waited == Waited::Taken {
-                return;
+                return self.join();
             }
             if waited == Waited::Ready {
                 match self.accept() {
@@ -154,7 +165,7 @@ impl Control {
                 }
                 *self.conversations.daemon() = Daemon::default();
                 if self.gives_up() {
-                    return;
+                    return self.join();
                 }
                 self.undo();
                 if self.is_spare() {
@@ -254,6 +265,9 @@ impl Control {
             if let Err(error) = sent {
                 return log::warn!("the daemon's connection: {error}");
             }
+            if sleep && !self.may_sleep() {
+                continue;
+            }
             if sleep {
                 return log::error!("the worker stays awake: {}", self.sleep());
             }
@@ -301,9 +315,13 @@ impl Control {
             Request::Sleep(_) if self.is_shared() => {
                 Err("a program that shares its context cannot be put to sleep".to_string())
             }
-            Request::Sleep(_) if self.quiesced && self.link.is_connected() => Ok(answer::<ask::Sleep>(())),
+            Request::Sleep(_) if self.quiesced && self.link.is_connected() => {
+                let pipe = descriptors.into_iter().next().ok_or("no pipe came along")?;
+                self.to_sleep = Some(File::from(pipe));
+                Ok(answer::<ask::Sleep>(()))
+            }
             Request::Sleep(_) => Err("only a program that stands still can be put to sleep".to_string()),
-            Request::HandOver(ask::HandOver { from }) if self.quiesced => {
+            Request::HandOver(ask::HandOver { from }) if self.stands_still() => {
                 self.hand_over(from).map(answer::<ask::HandOver>)
             }
             Request::HandOver(_) => Err("this worker is awake and keeps nothing".to_string()),
@@ -358,6 +376,7 @@ impl Control {
                 .map(answer::<ask::Replace>)
             }
             Request::GoOn(ask::GoOn { pid }) => self.go_on_with(pid, descriptors).map(answer::<ask::GoOn>),
+            Request::Leave(_) => self.leave().map(answer::<ask::Leave>),
             Request::Part(_) => self.part(descriptors).map(answer::<ask::Part>),
             Request::TakeOver(ask::TakeOver { pid, driver_attached, next }) => {
                 self.take_over(pid, driver_attached, next, descriptors).map(answer::<ask::TakeOver>)
@@ -377,6 +396,11 @@ impl Control {
         }
     }
 
+    /// Nothing of the client is under way, and its requests wait.
+    fn stands_still(&self) -> bool {
+        self.quiesced || self.leaves
+    }
+
     fn is_shared(&self) -> bool {
         matches!(self.kind, Kind::Shared(_))
     }
@@ -392,6 +416,12 @@ impl Control {
     fn status(&self) -> Result<Status, String> {
         let status = self.remote.ask(|dispatcher| dispatcher.client.status())?;
         Ok(Status { held_back: self.held_back, parted: self.parted.is_some(), ..status })
+    }
+
+    /// Waits until all halves of the program are ready to sleep; false if one is not, or the daemon has died.
+    fn may_sleep(&mut self) -> bool {
+        let mut word = [0];
+        self.to_sleep.take().is_some_and(|mut pipe| pipe.read_exact(&mut word).is_ok())
     }
 
     /// Returns only if it does not work, with the reason; the client is then to go on.

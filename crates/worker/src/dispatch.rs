@@ -14,6 +14,7 @@ use crate::ondemand::Uses;
 
 mod activity;
 mod later;
+mod outlive;
 mod remote;
 mod shadow;
 mod sharing;
@@ -22,6 +23,7 @@ mod standstill;
 
 pub(crate) use activity::{Activity, Admission, Shared};
 pub(crate) use later::Later;
+pub(crate) use outlive::{LEAVING, Outliving};
 pub(crate) use remote::{Inbox, Remote, remote};
 pub(crate) use standstill::Rest;
 use standstill::Stopping;
@@ -59,6 +61,8 @@ pub(crate) struct Dispatcher {
     pub uses: Option<Uses>,
     /// What the program is not to be held up by.
     pub later: Later,
+    /// How it gets along with the end of a context that it shares.
+    pub outliving: Option<Outliving>,
     merge: Merge<'static>,
     /// The program is coming to a stop.
     stopping: Option<Stopping>,
@@ -82,6 +86,7 @@ impl Dispatcher {
             marks: None,
             uses: None,
             later: Later::default(),
+            outliving: None,
             merge: Merge::new(),
             stopping: None,
             ended: None,
@@ -143,6 +148,9 @@ impl Dispatcher {
             if self.client.is_broken() {
                 return again(self, inbox);
             }
+            if self.meets_fault() {
+                continue;
+            }
             let Some(board) = self.client.board.filter(|_| self.activity.takes_requests()) else {
                 if !inbox.obey_next(self) {
                     return Ended::Done;
@@ -193,6 +201,9 @@ impl Dispatcher {
             let Some((ring, record)) = self.merge.peek().map_err(|error| error.to_string())? else {
                 return Ok(done);
             };
+            if !self.may_go_on() {
+                return Ok(done);
+            }
             let admission = self.activity.admit(&mut self.client, ring, &record);
             match admission {
                 Admission::Wait => return Ok(done),
@@ -292,6 +303,7 @@ impl Dispatcher {
         let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
         let attention = || inbox.is_wanted();
         let idle = self.client.waiting.is_empty() && !self.is_draining();
+        let nap = if idle { self.look_for_rest(nap) } else { nap };
         let merge = &mut self.merge;
         // A ring that holds nonsense is ready too: the next round finds out.
         let mut ready = || attention() || !matches!(merge.peek(), Ok(None));

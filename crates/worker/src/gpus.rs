@@ -4,7 +4,7 @@
 //! change in one is its client's ([`crate::client::Context`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_DEVICE;
 use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, Stream};
@@ -119,13 +119,31 @@ impl Gpus {
     /// Gives back all that a client has in contexts that it shares; false if its work is not done within the limit. It
     /// asks for nothing any more.
     pub(crate) fn close(&self, limit: Duration) -> bool {
+        let closed: Vec<bool> = self.views().iter().map(|view| view.close(limit)).collect();
+        !closed.contains(&false)
+    }
+
+    /// Readies what a client that has come to rest has in contexts that it shares, to outlive them, for so long: true once all
+    /// is.
+    pub(crate) fn keep(&self, until: Instant) -> Result<bool> {
+        self.views().iter().try_fold(true, |all, view| Ok(view.keep(until)? && all))
+    }
+
+    /// An error if one of the contexts that a client shares has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.views().iter().try_for_each(|view| view.check())
+    }
+
+    /// Whether a client leaves contexts that have failed: nothing is asked of them from then on.
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.views().iter().for_each(|view| view.set_leaving(leaving));
+    }
+
+    /// What a client has of contexts that it shares.
+    fn views(&self) -> Vec<Arc<ClientDevice>> {
         match &self.source {
-            Source::Own => true,
-            Source::Shared { views, .. } => {
-                let views = views.lock().unwrap_or_else(PoisonError::into_inner);
-                let closed: Vec<bool> = views.iter().map(|view| view.close(limit)).collect();
-                !closed.contains(&false)
-            }
+            Source::Own => Vec::new(),
+            Source::Shared { views, .. } => views.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
@@ -161,7 +179,7 @@ impl Gpus {
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
                 let link = common.link(device, &shared.device)?;
-                let view = ClientDevice::new(shared.device.clone(), link, common.failed())?;
+                let view = ClientDevice::new(shared.device.clone(), link, common.health.clone())?;
                 views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
                 GpuContext::of_client(&shared, view)?
             }

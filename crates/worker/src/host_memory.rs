@@ -51,6 +51,11 @@ impl HostMemory {
         self.base as u64
     }
 
+    /// Whether the GPU knows it, and so can use it where it is.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered
+    }
+
     pub(crate) fn has(&self, offset: u64, bytes: u64) -> bool {
         offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
     }

@@ -26,6 +26,7 @@ mod gpus;
 mod hashing;
 mod host_memory;
 mod image;
+mod ipc;
 mod keeper;
 mod link;
 mod memory;

@@ -1,6 +1,8 @@
 //! The client beside its rings: the control socket, host functions that it runs for a stream, and what it answers.
 
 use std::collections::HashMap;
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,6 +26,9 @@ pub(crate) struct Link {
     answers: Mutex<Receiver<Answer>>,
     /// Host functions that streams have and that have not returned.
     calls: AtomicUsize,
+    /// Both ends of a pipe: the first is readable once the other is closed.
+    over: Option<PipeReader>,
+    not_over: Mutex<Option<PipeWriter>>,
 }
 
 /// A host function that a stream has, until it has returned or is not called any more.
@@ -48,6 +53,10 @@ struct State {
     gone: bool,
     /// What the client says may be for another worker.
     parted: bool,
+    /// The client is another worker's until it is let go on here.
+    lent: bool,
+    /// It is another worker's.
+    handed_over: bool,
     /// How often the host function with this token has returned and nobody has noticed yet.
     called: HashMap<u64, u32>,
 }
@@ -64,6 +73,8 @@ pub(crate) enum Answer {
 impl Link {
     pub(crate) fn new() -> Arc<Link> {
         let (answer, answers) = channel();
+        // Without it, the thread that listens to the client notices with the client's next word.
+        let (over, not_over) = std::io::pipe().ok().unzip();
         Arc::new(Link {
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -71,6 +82,8 @@ impl Link {
             answer,
             answers: Mutex::new(answers),
             calls: AtomicUsize::new(0),
+            over,
+            not_over: Mutex::new(not_over),
         })
     }
 
@@ -108,6 +121,38 @@ impl Link {
 
     pub(crate) fn is_parted(&self) -> bool {
         self.state().parted
+    }
+
+    /// Whether the client is another worker's yet, and goes on there if this one ends.
+    pub(crate) fn set_lent(&self, lent: bool) {
+        self.state().lent = lent;
+    }
+
+    /// This worker ends: the client finds its socket closed, if it is not another worker's.
+    pub(crate) fn leave(&self) {
+        let is_others = {
+            let state = self.state();
+            state.lent || state.handed_over
+        };
+        if is_others { self.hand_over() } else { self.hang_up() }
+    }
+
+    /// The client is another worker's, and its socket too.
+    pub(crate) fn hand_over(&self) {
+        let mut state = self.state();
+        (state.handed_over, state.gone, state.socket) = (true, true, None);
+        drop(state);
+        self.changed.notify_all();
+        *self.not_over.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Readable once the client is another worker's; none if there is no such descriptor.
+    pub(crate) fn over(&self) -> Option<BorrowedFd<'_>> {
+        self.over.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.state().handed_over
     }
 
     /// The client's end is closed: nobody waits for it any more.

@@ -105,6 +105,8 @@ fn serve_as(listener: UnixListener, spare: bool, open: impl FnOnce() -> Result<O
                 dispatcher.blocks = image::blocks(&dispatcher.client, Contents::Saved);
             }
             let ended = dispatcher.run(&inbox, again);
+            // What it has registered goes with the process; a driver that is asked would wait for work that may go on.
+            std::mem::forget(dispatcher.client.ipc.end());
             inbox.refuse(match &ended {
                 Ended::Done => "the worker is ending".to_string(),
                 Ended::Failed(problem) => problem.clone(),

@@ -54,6 +54,7 @@ fn restore(directory: &Path, image: &Path, rings: u32) -> Program {
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
         beside: false,
+        runs: false,
     };
     assert!(daemon.ask(request).iter().any(|phase| phase.name == "modules"));
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -233,6 +234,7 @@ fn restore_fails(directory: &Path, image: &Path, knobs: Arc<Knobs>) -> String {
         run_directory: directory.to_str().unwrap().to_string(),
         cached: Vec::new(),
         beside: false,
+        runs: false,
     });
     daemon.ask(ask::Shutdown {});
     assert_eq!(worker.end(), Ended::Done);

@@ -102,7 +102,8 @@ fn restore(directory: &Path, image: String, form: Form) -> (Worker, Daemon, Clie
     let worker = worker(directory, form);
     let daemon = worker.daemon();
     let run_directory = directory.to_str().unwrap().to_string();
-    let phases = daemon.ask(ask::Restore { image, run_directory, cached: Vec::new(), beside: false });
+    let phases =
+        daemon.ask(ask::Restore { image, run_directory, cached: Vec::new(), beside: false, runs: false });
     let counts = phases.into_iter().find(|phase| phase.name == "modules").unwrap().counts;
     let (ours, theirs) = UnixStream::pair().unwrap();
     daemon.ask_with(ask::Adopt { pid: 1, driver_attached: false }, &theirs);

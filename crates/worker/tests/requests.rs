@@ -192,10 +192,10 @@ fn a_fault_is_told_to_everyone_who_waits() {
     assert_eq!(lane.error(), CUDA_ERROR_ILLEGAL_ADDRESS.0);
     // Staged transfers come to an end too, so that nobody waits for ever.
     let spin = rekindle_ring::Spin(100);
-    let transfer = lane.staging.allocate(4, spin, || true).unwrap();
+    let transfer = lane.staging.allocate(4, true, spin, || true, || false).unwrap().unwrap();
     let (offset, end) = (transfer.offset, transfer.end);
     lane.post(Download { device: 0, stream: 0, from: 1 << 40, offset, bytes: 4, end });
-    lane.staging.wait(end, spin, || true).unwrap();
+    assert!(lane.staging.wait(end, spin, || true, || false).unwrap());
     daemon.quiesce_fails(1000, "CUDA_ERROR_ILLEGAL_ADDRESS");
     client.die();
     worker.end();

@@ -8,17 +8,20 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::program::{begin, bytes_of, download, kernel, launch, pinned, upload, words};
 use common::{Client, Daemon, LIMIT, Lane, alone};
 use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
 use rekindle_device::{ModuleKind, Slice};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Contents, ask};
+use rekindle_protocol::worker::{Contents, ContextLost, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
 use rekindle_worker::{Ended, Gpu, Opened, serve_shared};
+
+/// A client has come to rest, and what it needs to outlive its context is noted.
+const TO_REST: Duration = Duration::from_millis(500);
 
 const PTX: &[u8] = b"
 .version 7.0
@@ -131,6 +134,13 @@ impl Program {
         words(&download(&mut self.lane, 0, self.memory, 4))[0]
     }
 
+    /// What becomes of it once the context has failed.
+    fn lost(&mut self) -> ContextLost {
+        let mut said = [0];
+        self.ended.read_exact(&mut said).unwrap();
+        ContextLost::of(said[0]).unwrap()
+    }
+
     /// Its end, once all is given back that it had.
     fn die(mut self) {
         self.client.die();
@@ -212,18 +222,38 @@ fn each_has_a_default_stream_of_its_own() {
 }
 
 #[test]
-fn a_fault_is_everybodys_and_nobody_comes_after_it() {
+fn a_fault_is_told_to_who_has_work_there_and_holds_who_is_at_rest() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let host = Host::start(directory.path());
-    let (mut one, mut other) = (host.program(slice(0)), host.program(slice(1)));
+    let [mut one, mut busy, mut rests] = [0, 1, 2].map(|number| host.program(slice(number)));
+    busy.hold(0);
+    std::thread::sleep(TO_REST);
+    assert!(rests.daemon.asked(ask::Leave {}, &[]).is_err());
     launch(&mut one.lane, 0, 1, &[0x10, 1]);
     assert_eq!(one.lane.ask(StreamSynchronize { device: 0, stream: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
-    other.add(0, 1);
-    assert_eq!(other.lane.ask(ContextSynchronize { device: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
-    assert!(!host.admits(slice(2)));
-    one.die();
-    other.die();
+    assert_eq!((one.lost(), busy.lost()), (ContextLost::Told, ContextLost::Told));
+    assert_eq!(busy.lane.ask(ContextSynchronize { device: 0 }), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert!(!host.admits(slice(3)));
+    // Its requests wait, and it can be brought to no stand.
+    assert_eq!(rests.lost(), ContextLost::AtRest);
+    rests.lane.send(ContextSynchronize { device: 0 }, &[]);
+    assert_eq!(rests.daemon.ask(ask::GetStatus {}).pinned_bytes, 0);
+    let stand = ask::Quiesce { limit_ms: 1000, contents: Contents::Left };
+    assert!(rests.daemon.asked(stand, &[]).unwrap_err().contains("about to go on in another one"));
+    rests.daemon.ask(ask::Leave {});
+    // What is known of it is written without the context.
+    let store = Store::open(&directory.path().join("store")).unwrap();
+    let draft = store.begin("image").unwrap();
+    let staging = draft.path().to_str().unwrap().to_string();
+    rests.daemon.ask(ask::Save { staging, contents: Contents::Left });
+    assert!(!rests.daemon.ask(ask::HandOver { from: 0 }).is_empty());
+    // It does not go on elsewhere: it is told after all.
+    rests.daemon.ask(ask::Resume { restored: false, driver_attached: false });
+    assert_eq!(rests.lane.answer::<ContextSynchronize>(), Err(CUDA_ERROR_ILLEGAL_ADDRESS));
+    for program in [one, busy, rests] {
+        program.die();
+    }
     host.end();
 }
 
@@ -305,7 +335,13 @@ fn an_image_comes_back_to_its_slice_in_a_shared_context_or_one_of_its_own() {
         Ring::create(&directory.join("ring-9-0")).unwrap();
         let run_directory = directory.to_str().unwrap().to_string();
         daemon.asked(
-            ask::Restore { image: image.clone(), run_directory, cached: Vec::new(), beside: false },
+            ask::Restore {
+                image: image.clone(),
+                run_directory,
+                cached: Vec::new(),
+                beside: false,
+                runs: false,
+            },
             &[],
         )
     };

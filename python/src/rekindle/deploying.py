@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import traceback
@@ -52,7 +53,7 @@ def main(words: list[str]) -> int:
 def deploy(file: Path) -> dict[str, Any]:
     """The app, its services, and those that it does not have any more. If one cannot get ready, nothing has changed."""
     app = load_user(file)
-    images: dict[str, str] = {}
+    images: dict[str, list[str]] = {}
     rows = []
     try:
         for name, declaration in app.declarations.items():
@@ -66,14 +67,14 @@ def deploy(file: Path) -> dict[str, Any]:
             rows.append({"name": name, "call": call_of(app, declaration), **row})
     finally:
         with interrupts.held():
-            for image in images.values():
+            for image in itertools.chain(*images.values()):
                 with contextlib.suppress(CommandError):
                     command.ask("rmi", image)
     gone = [name for name in before if name not in {row["service"] for row in rows}]
     with interrupts.held():
         for name in gone:
             command.ask("unserve", name)
-        remove_old(app, {row["image"] for row in rows})
+        remove_old(app, {image for row in rows for image in (row["image"], *row["variants"])})
     return {"app": app.name, "services": rows, "removed": gone}
 
 
@@ -103,12 +104,15 @@ def is_of(app: App, service: str) -> bool:
     return service.rpartition("-")[0] == app.name
 
 
-def serve(declaration: Declaration, image: str, before: dict[str, Any] | None) -> dict[str, Any]:
+def serve(declaration: Declaration, images: list[str], before: dict[str, Any] | None) -> dict[str, Any]:
     """Requests of a service that is there go over to the new image; none fails."""
     name, limits = declaration.service.full_name, declaration.limits
     port = [] if before and limits.is_any_port else ["--port", limits.port]
-    row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *port, *limits.serve_options(), *declaration.data_options())
-    return {"service": name, "image": image, "address": row["address"], "port": row["port"]}
+    image, *further = images
+    variants = [word for other in further for word in ("--variant", other)]
+    options = (*port, *variants, *limits.serve_options(), *declaration.data_options())
+    row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *options)
+    return {"service": name, "image": image, "variants": further, "address": row["address"], "port": row["port"]}
 
 
 def remove_old(app: App, current: set[str]) -> None:

@@ -17,6 +17,8 @@ class Limits:
     gpu: str | None = None
     # The tenant whose programs it shares GPU contexts with.
     share: str | None = None
+    # How many images are taken of it, each with addresses of its own: so many instances fit in one GPU context.
+    variants: int = 1
     # How many calls an instance has at once.
     concurrency: int = 1
     min_containers: int = 0
@@ -54,7 +56,7 @@ class Limits:
         return limits
 
     def check(self, name: str) -> None:
-        for option, least in (("concurrency", 1), ("min_containers", 0), ("max_containers", 1), ("max_queue", 0)):
+        for option, least in (("concurrency", 1), ("min_containers", 0), ("max_containers", 1), ("max_queue", 0), ("variants", 1)):
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number, {least} or more")
@@ -68,6 +70,8 @@ class Limits:
         for option in ("gpu", "share", "base"):
             if not isinstance(getattr(self, option), str | None):
                 raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
+        if self.variants > 1 and not self.share:
+            raise DeclarationError(f"{name}: variants is {self.variants}, which is for instances that share GPU contexts; give a tenant (share) too")
         if self.min_containers > self.max_containers:
             raise DeclarationError(
                 f"{name}: min_containers is {self.min_containers} and max_containers {self.max_containers}; the first is the lesser"

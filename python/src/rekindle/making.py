@@ -37,29 +37,37 @@ def new_name(declaration: Declaration) -> str:
     return f"{declaration.service.full_name}@{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
 
 
-def make(declaration: Declaration, file: Path, base: str | None) -> str:
-    """The name of the new image. Whatever fails, nothing is left."""
-    image = new_name(declaration)
-    sandbox = f"{image} in the making"
+def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
+    """The names of the new images: as many as there are to be variants, each of a start of its own, all at once. Whatever
+    fails, nothing is left."""
+    first = new_name(declaration)
+    images = [first, *(f"{first}.{number}" for number in range(2, declaration.limits.variants + 1))]
+    sandboxes = {image: f"{image} in the making" for image in images}
     gpu = declaration.limits.gpu
     options = [*(["--gpu", gpu] if gpu else []), *declaration.limits.sharing, *(["--from", base] if base else [])]
+    warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rekindle-", dir=place()) as directory:
-        report = Path(directory, "report.json")
-        program = [sys.executable, PROGRAM, file, declaration.service.name, report]
+        reports = {image: Path(directory, f"report-{number}.json") for number, image in enumerate(images)}
         try:
-            with interrupts.held():
-                command.ask("run", "-d", "--name", sandbox, "--network", "private", *options, "--", *program)
-            wait(declaration, sandbox, report)
-            with interrupts.held():
-                taken = command.ask("checkpoint", sandbox, "--to", image, "--stop")
-                command.ask("rm", "--sandbox", sandbox)
+            for image in images:
+                program = [sys.executable, PROGRAM, file, declaration.service.name, reports[image]]
+                with interrupts.held():
+                    command.ask("run", "-d", "--name", sandboxes[image], "--network", "private", *options, "--", *program)
+            for image in images:
+                wait(declaration, sandboxes[image], reports[image])
+            for image in images:
+                with interrupts.held():
+                    taken = command.ask("checkpoint", sandboxes[image], "--to", image, "--stop")
+                    command.ask("rm", "--sandbox", sandboxes[image])
+                warnings += taken["warnings"]
         except BaseException:
             with interrupts.held():
-                remove(sandbox, image)
+                for image in images:
+                    remove(sandboxes[image], image)
             raise
-    for warning in taken["warnings"]:
+    for warning in dict.fromkeys(warnings):
         print(f"rekindle: warning: {warning}", file=sys.stderr)
-    return image
+    return images
 
 
 def place() -> str:

@@ -1,9 +1,11 @@
 //! What is said of a service.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use jiff::SignedDuration;
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::ServiceWish;
+use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
 
 use crate::arguments::choices::LevelArgument;
 
@@ -27,6 +29,10 @@ pub struct ServiceArguments {
     /// with `run --share`, and instances do not sleep.
     #[arg(long, value_name = "TENANT")]
     share: Option<String>,
+    /// A further image of the same program, taken from a start of its own, of which instances are made too: those of
+    /// different images fit in one GPU context. With --share; may be given again.
+    #[arg(long, value_name = "IMAGE")]
+    variant: Vec<String>,
     #[command(flatten)]
     scale: ScaleArguments,
     /// How many requests an instance has at once (8).
@@ -51,6 +57,19 @@ pub struct ServiceArguments {
     /// host while one is started. May be given again; none: no more.
     #[arg(long, value_name = "URL|none")]
     data: Vec<String>,
+    /// Have so many of the requests go to the image, such as 10%, and the others where they go: until the image is served
+    /// without this, or the other one is.
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    canary: Option<u32>,
+    /// Have clients speak TLS, with this certificate and those above it (PEM). It is read again when the file changes.
+    #[arg(long, value_name = "FILE", value_parser = absolute, requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+    /// The private key of that certificate (PEM).
+    #[arg(long, value_name = "FILE", value_parser = absolute, requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+    /// Have clients speak no TLS any more.
+    #[arg(long, conflicts_with = "tls_certificate")]
+    no_tls: bool,
 }
 
 /// How many instances there are.
@@ -72,6 +91,7 @@ impl ServiceArguments {
             ready: self.ready,
             gpu: self.gpu,
             tenant: self.share,
+            variants: self.variant,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,
             max: self.scale.max,
@@ -80,6 +100,11 @@ impl ServiceArguments {
             idle_ms: self.idle,
             idle_end_ms: self.idle_end,
             timeout_ms: self.timeout,
+            canary: self.canary,
+            tls: match (self.no_tls, self.tls_certificate, self.tls_key) {
+                (false, Some(certificate), Some(key)) => Some(TlsWish::With(TlsFiles { certificate, key })),
+                (is_off, ..) => is_off.then_some(TlsWish::Off),
+            },
             data: (!self.data.is_empty())
                 .then(|| self.data.into_iter().filter(|url| url != "none").collect()),
         }
@@ -91,6 +116,19 @@ fn address(text: &str) -> Result<Port, String> {
     format!("{text}:1")
         .parse()
         .map_err(|_| "expected [ADDRESS:]PORT, such as 8000 or 127.0.0.1:8000".to_string())
+}
+
+/// Of ten thousand.
+fn share(text: &str) -> Result<u32, String> {
+    let percent = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
+    let share =
+        percent.map(|percent| (percent * 100.0).round()).filter(|share| (1.0..10_000.0).contains(share));
+    share.map(|share| share as u32).ok_or_else(|| "expected a share such as 10% or 0.5%".to_string())
+}
+
+/// As the daemon finds it.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(text).map_err(|_| "expected a file".to_string())
 }
 
 fn path(text: &str) -> Result<String, String> {
@@ -122,6 +160,11 @@ mod tests {
         assert_eq!(path("/healthz?a=b"), Ok("/healthz?a=b".to_string()));
         for wrong in ["", "healthz", "/a b", "/a\n", "/a#b", "http://a/b"] {
             assert!(path(wrong).unwrap_err().contains("/healthz"), "{wrong}");
+        }
+        assert_eq!(share("10%"), Ok(1000));
+        assert_eq!(share("0.5%"), Ok(50));
+        for wrong in ["10", "0%", "100%", "-1%", "NaN%", "%", "0.001%"] {
+            assert!(share(wrong).unwrap_err().contains("10%"), "{wrong}");
         }
         assert_eq!(address("8000").map(|port| (port.address, port.port)), Ok((None, 8000)));
         assert_eq!(address("[::1]:80").map(|port| port.port), Ok(80));

@@ -46,6 +46,10 @@ struct Arguments {
     /// The most bytes of each GPU's memory that hold contents of images.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_GPU_CACHE", default_value = "0", value_parser = parse_bytes)]
     gpu_cache: u64,
+    /// The most bytes of each GPU's memory that instances of services have together; K, M, G or T may follow. All that the
+    /// GPU has if nothing is said, or 0.
+    #[arg(long, value_name = "BYTES", env = "REKINDLE_SERVICE_MEMORY", value_parser = parse_bytes)]
+    service_memory: Option<u64>,
     /// The most bytes of each sandbox's log, and of the daemon's own, that are kept, the last ones; K, M, G or T may
     /// follow. 0: all.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_LOG_MAX", default_value_t = rekindle_daemon::LOG_MAX, value_parser = parse_bytes)]
@@ -187,7 +191,8 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         exchange_gpu: arguments.exchange_gpu,
         exchange_host: arguments.exchange_host,
     };
-    let daemon = Daemon::open(places, pool, caches, data)?;
+    let daemon =
+        Daemon::open(places, pool, caches, data, arguments.service_memory.filter(|bytes| *bytes > 0))?;
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {

@@ -10,7 +10,7 @@ use crate::lane::{self, Transfer};
 use crate::stream::{self, Place};
 use crate::{memory, session};
 
-use super::Side;
+use super::{Side, bulk};
 
 /// Bytes of a staged piece: large enough for the link's speed, small enough to overlap with the next one's filling.
 const PIECE: u64 = 1 << 20;
@@ -91,9 +91,7 @@ fn upload(place: Place, to: u64, from: u64, bytes: u64) -> Result<()> {
     while done < bytes {
         let piece = lane::stage((bytes - done).min(PIECE), |staged| {
             // SAFETY: the program says that these bytes are its own memory.
-            unsafe {
-                std::ptr::copy_nonoverlapping((from + done) as *const u8, staged.as_mut_ptr(), staged.len())
-            };
+            unsafe { bulk::fill(staged, (from + done) as *const u8, bytes >= bulk::LARGE) };
         })?;
         let Transfer { offset, bytes, end } = piece;
         lane::post(&Upload { device, stream, to: to + done, offset, bytes, end }, &[])?;
@@ -114,7 +112,7 @@ fn download(
     let collect = |(piece, to): (Transfer, u64)| {
         lane::collect(piece, |staged| {
             // SAFETY: the program says that these bytes are its own memory.
-            unsafe { std::ptr::copy_nonoverlapping(staged.as_ptr(), to as *mut u8, staged.len()) };
+            unsafe { bulk::drain(staged, to as *mut u8, width >= bulk::LARGE) };
         })
     };
     for (to_offset, from_offset) in offsets {
@@ -125,7 +123,7 @@ fn download(
             {
                 collect(oldest)?;
             }
-            let piece = lane::stage((width - done).min(PIECE), |_| {})?;
+            let piece = lane::expect((width - done).min(PIECE))?;
             let Transfer { offset, bytes, end } = piece;
             lane::post(
                 &Download { device, stream, from: from + from_offset + done, offset, bytes, end },

@@ -86,7 +86,7 @@ exports! {
     }
     call fn cuGraphLaunch | cuGraphLaunch_ptsz [stream] (exec: Handle, stream: Handle) {
         let (exec, place) = (arena::get::<Exec>(exec)?, resolve(stream)?);
-        lane::post(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
+        lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
     }
     call fn cuGraphUpload | cuGraphUpload_ptsz [stream] (exec: Handle, stream: Handle) {
         arena::get::<Exec>(exec)?;

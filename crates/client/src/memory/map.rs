@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_protocol::operation::{MemoryFree, PhysicalUnmap};
+use rekindle_protocol::operation::{IpcMemoryClose, MemoryFree, PhysicalUnmap};
 
 use crate::abi::{Handle, Result};
 use crate::{context, lane};
@@ -34,6 +34,8 @@ pub enum Purpose {
     Mapped {
         handle: Handle,
     },
+    /// Another process's, opened by `cuIpcOpenMemHandle`.
+    Imported,
     /// A variable of a module.
     Global,
 }
@@ -141,6 +143,7 @@ pub fn forget(which: impl Fn(&Allocation) -> bool) -> Result<()> {
         let _ = match allocation.purpose {
             Purpose::Device | Purpose::Pooled { .. } => lane::ask(&MemoryFree { device, address }),
             Purpose::Mapped { .. } => lane::ask(&PhysicalUnmap { address, bytes }),
+            Purpose::Imported => lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop),
             Purpose::Pinned { .. } | Purpose::Managed => pinned::release(allocation),
             Purpose::Registered { .. } | Purpose::Global => Ok(()),
         };

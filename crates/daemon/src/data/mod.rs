@@ -35,6 +35,8 @@ use crate::host::places::Places;
 const SOON: Duration = Duration::from_secs(1);
 /// How long it may take to say how much it has.
 const GLANCE: Duration = Duration::from_secs(1);
+/// How long a store may take to say how large an object is.
+const SIZE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What `rekindled` is called with to be a memory daemon.
 const ARGUMENT: &str = "memory";
@@ -108,6 +110,29 @@ impl Data {
             Ok(Err(problem)) => log::debug!("{}", problem.sentence),
             Err(error) => log::warn!("{url} was not fetched ahead: {error}"),
         });
+    }
+
+    /// How large an object is, bytes; none if the memory daemon cannot say for a while. It is fetched meanwhile.
+    pub fn bytes(&self, url: &str) -> Option<u64> {
+        let ask = || {
+            let stream = UnixStream::connect(&self.socket)?;
+            let wish = Wish::Object { url: url.to_string(), bytes: None };
+            frame::send(&stream, &Want::new(wish), &[])?;
+            let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
+            frame::receive_within::<Answer>(&stream, &limits)
+        };
+        match ask() {
+            Ok((Answer::Object { bytes }, _)) => Some(bytes),
+            Ok((Answer::Failed(problem), _)) => {
+                log::warn!("how large {url} is is not known: {}", problem.sentence);
+                None
+            }
+            Ok(_) => None,
+            Err(error) => {
+                log::warn!("how large {url} is is not known: {error}");
+                None
+            }
+        }
     }
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {

@@ -5,6 +5,7 @@ pub mod client_library;
 pub mod clock;
 pub mod doctor;
 pub mod gpu;
+pub mod gpu_usage;
 pub mod limits;
 pub mod lock;
 pub mod mounts;

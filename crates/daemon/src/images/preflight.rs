@@ -1,11 +1,11 @@
 //! What is checked before a restore touches anything, so that it either can work or is refused with its reason.
 
-use rekindle_protocol::client::CLIENT_VERSION;
+use rekindle_protocol::client::{CLIENT_VERSION, OLDEST_CLIENT_VERSION, is_served};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::worker::Status;
 use rekindle_store::{Gpu, GpuKind, Image, PartKind};
 
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::host::places::Places;
 use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
@@ -39,10 +39,10 @@ pub fn check_machine(
             memory >> 20
         ));
     }
-    if let Some(client) = metadata.clients.iter().find(|client| client.version != CLIENT_VERSION) {
+    if let Some(client) = metadata.clients.iter().find(|client| !is_served(client.version)) {
         reasons.push(format!(
             "its program has a libcuda.so.1 that speaks version {} of the client's protocol, and this Rekindle \
-             version {CLIENT_VERSION}; restore it with the Rekindle that took it",
+             versions {OLDEST_CLIENT_VERSION} to {CLIENT_VERSION}; restore it with the Rekindle that took it",
             client.version
         ));
     }
@@ -63,7 +63,7 @@ pub fn check_machine(
 pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
     let wanted = &image.manifest().gpus;
     let found = machine::gpus(status);
-    let mut reasons = Vec::new();
+    let (mut reasons, mut full) = (Vec::new(), None);
     if found.len() < wanted.len() {
         reasons.push(format!(
             "it needs {} GPUs and this one has {}; give another --gpu",
@@ -76,15 +76,18 @@ pub fn check_gpus(image: &Image, status: &Status) -> Result<()> {
         let free = status.free_bytes.get(index).copied().unwrap_or(found.memory_bytes);
         let needed = if index == 0 { gpu_bytes(image)? } else { 0 };
         if free < needed {
-            reasons.push(format!(
-                "it needs {} MB of GPU memory and {} MB are free on {}; free some or give another --gpu",
-                needed >> 20,
-                free >> 20,
-                found.model
-            ));
+            full = Some((needed, free, found.model.clone()));
         }
     }
-    refuse(image, reasons)
+    match full {
+        Some((needed, free, gpu)) if reasons.is_empty() => {
+            Err(Error::NoGpuMemory { image: image.manifest().name.clone(), needed, free, gpu })
+        }
+        Some((needed, free, gpu)) => {
+            refuse(image, [reasons, vec![error::no_memory(needed, free, &gpu)]].concat())
+        }
+        None => refuse(image, reasons),
+    }
 }
 
 /// How much memory of its first GPU an image takes: all its halves together, unless each worker has an emulated one of its own.

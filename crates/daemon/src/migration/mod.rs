@@ -12,6 +12,8 @@
 //! daemon's death.
 
 mod ahead;
+mod hand_over;
+mod outlive;
 mod plan;
 mod slots;
 mod standstill;
@@ -38,6 +40,8 @@ use crate::sandboxes::traces::Tracing;
 use crate::timeline::{GPU, Timeline};
 use crate::workers::Worker;
 
+pub use outlive::outlive;
+
 const WANTED: &str = "migrated";
 /// How often memory is copied ahead at most.
 const MOST_ROUNDS: u32 = 16;
@@ -47,6 +51,10 @@ const USUAL_ROUNDS: u32 = 4;
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How often they are asked.
 const LOOK: Duration = Duration::from_millis(2);
+
+/// Said of a program that shared a context.
+const STAYS: &str = "the GPU context that it shared has failed, and the daemon died while it was to go on in another one; its GPU \
+                     calls return an error from now on";
 
 /// One move under way.
 struct Move<'a> {
@@ -160,6 +168,8 @@ fn arrive(sandbox: &Arc<Sandbox>, moving: &Moving, source: Option<&Arc<Worker>>,
         let (sandbox, source) = (sandbox.clone(), source.clone());
         std::thread::spawn(move || sandbox.end_worker(&source));
     }
+    // From a context that has failed it has gone to another one.
+    let happened = if sandbox.record().gpu == moving.gpu { "outlived" } else { "migrated" };
     sandbox.note(|record| {
         record.gpu = moving.gpu.clone();
         record.moving = None;
@@ -167,7 +177,7 @@ fn arrive(sandbox: &Arc<Sandbox>, moving: &Moving, source: Option<&Arc<Worker>>,
     });
     sandbox.note_workers();
     sandbox.leave_alone(target);
-    events::tell("migrated", |happened| {
+    events::tell(happened, |happened| {
         happened.sandbox = Some(sandbox.name());
         happened.gpu = Some(moving.gpu.clone());
     });
@@ -175,7 +185,14 @@ fn arrive(sandbox: &Arc<Sandbox>, moving: &Moving, source: Option<&Arc<Worker>>,
 
 /// After a daemon died: finds out where a program is that was being moved, which its workers have settled between them.
 pub fn settle(sandbox: &Arc<Sandbox>) {
-    let Some(moving) = sandbox.record().moving else { return };
+    let record = sandbox.record();
+    let Some(moving) = record.moving else {
+        // One that shares its context is moved for one reason alone.
+        if record.state == State::Migrating && record.tenant.is_some() {
+            sandbox.report_problem(STAYS.to_string());
+        }
+        return;
+    };
     let (began, workers) = (Instant::now(), sandbox.live_workers());
     let target = workers.iter().find(|worker| worker.number() == moving.worker);
     let source = workers.iter().find(|worker| worker.client() == moving.pid);
@@ -190,10 +207,12 @@ pub fn settle(sandbox: &Arc<Sandbox>) {
             target.iter().for_each(|target| sandbox.end_worker(target));
             sandbox.note(|record| record.moving = None);
             sandbox.note_workers();
-            sandbox.report_problem(format!(
-                "the daemon died while this was to move to {}; it goes on where it was",
-                moving.gpu
-            ));
+            sandbox.report_problem(if record.gpu == moving.gpu {
+                STAYS.to_string()
+            } else {
+                let to = moving.gpu;
+                format!("the daemon died while this was to move to {to}; it goes on where it was")
+            });
         }
     }
 }

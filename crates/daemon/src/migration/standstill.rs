@@ -1,13 +1,10 @@
 //! The part of a move for which the program stands still.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
-use nix::fcntl::OFlag;
-use nix::unistd::pipe2;
 use rekindle_protocol::daemon::{Round, Way};
-use rekindle_protocol::worker::{Cached, Contents, Status, ask};
+use rekindle_protocol::worker::{Cached, Contents};
 use rekindle_store::{Image, Store};
 
 use crate::caches::chunks;
@@ -16,10 +13,10 @@ use crate::fault;
 use crate::images::machine;
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::GPU;
-use crate::workers::{Worker, gpu_half};
+use crate::workers::gpu_half;
 
 use super::ahead::{Ahead, new_in};
-use super::{LOOK, Move, SETTLE_LIMIT, arrive};
+use super::{Move, arrive, hand_over};
 
 impl Move<'_> {
     /// Brings the program to a stand, and has it go on there; or where it is, if that fails.
@@ -71,13 +68,13 @@ impl Move<'_> {
             _ => new_in(&chunks, ahead),
         };
         if contents == Contents::Left {
-            self.timeline.time("lend memory", || self.lend())?;
+            self.timeline.time("lend memory", || hand_over::lend(&self.source, &self.target, true))?;
         }
         self.rebuild(&image, contents, ahead.map_or_else(Vec::new, |ahead| ahead.rows(&chunks)))?;
         fault::point("migrate-restored")?;
         self.reply.check_wanted()?;
         let attached = barrier.client.driver_attached;
-        self.timeline.time("hand over", || self.hand_over(attached))?;
+        self.timeline.time("hand over", || hand_over::give(&self.source, &self.target, self.moving.pid))?;
         let resumed = self
             .timeline
             .time("resume", || gpu_half::resume(&self.target, false, attached))
@@ -85,22 +82,10 @@ impl Move<'_> {
         match resumed {
             Ok(()) => Ok((bytes, None)),
             // It has the word, and goes on when it comes to read it: it may be stopped by a signal.
-            Err(error) if self.is_there() => Ok((bytes, Some(error))),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Lets the worker on the other GPU have the program's memory, to copy from.
-    fn lend(&self) -> Result<()> {
-        let mut from = 0;
-        loop {
-            let (names, descriptors) = self.source.hand_over(from)?;
-            if names.is_empty() {
-                return Ok(());
+            Err(error) if hand_over::is_there(self.sandbox, &self.source, &self.target) => {
+                Ok((bytes, Some(error)))
             }
-            from += names.len();
-            let memory: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            self.target.ask("take memory to copy from", ask::Memory { names, copy: true }, &memory)?;
+            Err(error) => Err(error),
         }
     }
 
@@ -125,33 +110,4 @@ impl Move<'_> {
             other => other,
         }
     }
-
-    /// Gives the client to the worker on the other GPU, which is not to let it go on yet.
-    fn hand_over(&self, attached: bool) -> Result<()> {
-        let (reads, writes) = pipe()?;
-        let (client, next) = gpu_half::part(&self.source, reads.as_fd())?;
-        drop(reads);
-        fault::point("migrate-parted")?;
-        let of = (self.moving.pid, attached, next);
-        gpu_half::take_over(&self.target, of, client.as_fd(), writes.as_fd())?;
-        fault::point("migrate-handed-over")
-    }
-
-    /// Whether the program goes on there, or has done so: what it was told to go on by is not known of.
-    fn is_there(&self) -> bool {
-        let began = Instant::now();
-        let state = |worker: &Worker| -> Option<Status> { worker.status().ok() };
-        loop {
-            match state(&self.source) {
-                Some(status) if !status.parted => return false,
-                Some(_) if began.elapsed() > SETTLE_LIMIT || self.target.ended().is_some() => return false,
-                Some(_) => std::thread::sleep(LOOK),
-                None => return !self.sandbox.is_ending(),
-            }
-        }
-    }
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd)> {
-    pipe2(OFlag::O_CLOEXEC).map_err(|errno| Error::system("make a pipe", std::io::Error::from(errno)))
 }

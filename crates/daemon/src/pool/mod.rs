@@ -3,7 +3,8 @@
 //! Opening a GPU takes longer than most of a restore, so it is done before anyone asks. For each GPU that was used last
 //! some workers wait; one that a sandbox takes is its own from then on and never comes back. The place of one that was
 //! taken, or was killed, is filled in the background: for those taken when the sandbox runs ([`WorkerPool::refill`]),
-//! since a driver that makes a context slows down what it does beside that.
+//! since a driver that makes a context slows down what it does beside that. It makes one context after the other, so
+//! that is how workers are started, and who finds none ready takes the one that is to be ready next.
 //!
 //! A worker that ends before it was ready is not replaced until the next sandbox asks, so that a GPU that cannot be
 //! opened is not asked again and again. Waiting workers end with the daemon; whatever kills it closes their connection.
@@ -63,7 +64,7 @@ impl WorkerPool {
         Arc::new(WorkerPool { program, size, spares, caches, contexts, state: Mutex::default() })
     }
 
-    /// A worker for a sandbox: this one, if it lives, else one that waits ready, else a new one.
+    /// A worker for a sandbox: this one, if it lives, else one that waits ready or is soon to, else a new one.
     pub fn worker(
         self: &Arc<WorkerPool>,
         gpu: &str,
@@ -104,7 +105,8 @@ impl WorkerPool {
         self.size.per_gpu.min(self.size.most) == 0
     }
 
-    /// Starts the workers that are missing, ends those that are too many.
+    /// Starts the first of the workers that are missing, ends those that are too many. The next one is started when that
+    /// one is ready.
     pub fn refill(self: &Arc<WorkerPool>) {
         let (new, surplus) = {
             let mut state = self.lock();
@@ -112,18 +114,19 @@ impl WorkerPool {
                 return;
             }
             let mut left = self.size.most;
-            let (mut kept, mut new) = (Vec::new(), Vec::new());
+            let mut begins = state.waiting.iter().all(|one| one.ready);
+            let (mut kept, mut new) = (Vec::new(), None);
             for gpu in state.gpus.clone() {
                 let wanted = self.size.per_gpu.min(left);
                 left -= wanted;
                 let found: Vec<Waiting> =
                     state.waiting.extract_if(.., |one| one.gpu == gpu).take(wanted).collect();
-                let missing = wanted - found.len();
+                let is_missing = found.len() < wanted;
                 kept.extend(found);
-                for _ in 0..missing {
+                if is_missing && std::mem::take(&mut begins) {
                     match self.start(&gpu) {
                         Ok(worker) => {
-                            new.push(worker.clone());
+                            new = Some(worker.clone());
                             kept.push(Waiting { gpu: gpu.clone(), worker, ready: false });
                         }
                         Err(error) => log::warn!("no worker waits for {gpu}: {error}"),
@@ -135,7 +138,7 @@ impl WorkerPool {
         for one in surplus {
             one.worker.shut_down();
         }
-        for worker in new {
+        if let Some(worker) = new {
             let pool = self.clone();
             std::thread::spawn(move || pool.get_ready(&worker));
         }
@@ -184,8 +187,9 @@ impl WorkerPool {
 
     fn pick(&self, gpu: &str) -> Option<Arc<Worker>> {
         let waiting = &mut self.lock().waiting;
-        let is_good = |one: &Waiting| one.ready && one.worker.ended().is_none() && one.gpu == gpu;
-        let at = waiting.iter().position(is_good)?;
+        let is_good = |one: &Waiting| one.worker.ended().is_none() && one.gpu == gpu;
+        let ready = waiting.iter().position(|one| one.ready && is_good(one));
+        let at = ready.or_else(|| waiting.iter().position(is_good))?;
         Some(waiting.remove(at).worker)
     }
 
@@ -199,7 +203,7 @@ impl WorkerPool {
         self.spares.start(gpu, Box::new(on_end))
     }
 
-    fn get_ready(&self, worker: &Arc<Worker>) {
+    fn get_ready(self: &Arc<WorkerPool>, worker: &Arc<Worker>) {
         let ready = worker.status();
         let mut state = self.lock();
         let found = state.waiting.iter_mut().find(|one| Arc::ptr_eq(&one.worker, worker));
@@ -207,6 +211,7 @@ impl WorkerPool {
             (Ok(_), Some(one)) => {
                 one.ready = true;
                 drop(state);
+                self.refill();
                 self.acquaint(worker);
             }
             (Err(Error::WorkerEnded { how, .. }), _) => log::warn!("a worker that was to wait ended: {how}"),

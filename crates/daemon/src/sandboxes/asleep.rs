@@ -21,6 +21,31 @@ pub struct Asleep {
     /// The client, as the daemon sees it.
     pub pid: i32,
     pub bytes: u64,
+    /// The other processes whose GPU halves sleep with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<AsleepProcess>,
+}
+
+/// A process whose GPU half sleeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AsleepProcess {
+    pub client: Quiesced,
+    pub pid: i32,
+}
+
+impl Asleep {
+    /// All processes whose GPU halves sleep.
+    pub fn processes(&self) -> Vec<AsleepProcess> {
+        let first = AsleepProcess { client: self.client.clone(), pid: self.pid };
+        std::iter::once(first).chain(self.others.iter().cloned()).collect()
+    }
+
+    /// What of it sleeps on where only these processes do; none if there are none.
+    pub fn of(&self, pids: &[i32]) -> Option<Asleep> {
+        let mut left = self.processes().into_iter().filter(|process| pids.contains(&process.pid));
+        let AsleepProcess { client, pid } = left.next()?;
+        Some(Asleep { client, pid, others: left.collect(), ..self.clone() })
+    }
 }
 
 /// Removes what a sandbox that is no more has left asleep.

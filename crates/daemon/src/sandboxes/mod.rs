@@ -61,6 +61,8 @@ pub struct Sandbox {
     pub traces: PathBuf,
     /// The page files that the program maps; not there if it maps none.
     pub pages: PathBuf,
+    /// The store that its GPU half goes through from one worker to another.
+    pub moving: PathBuf,
     store: PathBuf,
     records: PathBuf,
     logs: PathBuf,
@@ -100,6 +102,7 @@ impl Sandbox {
             log: places.logs().join(format!("{id}.log")),
             pages: places.pages().join(&id),
             traces: traces::place(&places.sandboxes(), &id),
+            moving: places.moving(),
             store: places.store(),
             records: places.sandboxes(),
             logs: places.logs(),

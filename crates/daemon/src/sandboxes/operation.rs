@@ -21,6 +21,11 @@ impl Sandbox {
         self.take_lock(state, wanted, Busy::passes)
     }
 
+    /// As [`Sandbox::begin`], once the operation under way is over.
+    pub fn begin_after(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
+        self.take_lock(state, wanted, |busy| matches!(busy, Busy::Operation(_)))
+    }
+
     /// Begins an operation that no other may run beside; the state goes back when it is dropped.
     pub fn begin(&self, state: State, wanted: &'static str) -> Result<Operation<'_>> {
         self.take_lock(state, wanted, |_| false)

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use rekindle_protocol::worker::ContextLost;
 use rekindle_sandbox::ending;
 
 use super::Sandbox;
@@ -12,7 +13,16 @@ use crate::caches::Priority;
 use crate::error::{Error, Result};
 use crate::host::process::is_alive;
 use crate::sandboxes::record::{Record, WorkerRecord};
-use crate::workers::{Address, OnEnd, Worker};
+use crate::workers::{Address, OnEnd, OnLoss, Worker};
+
+/// What is done for a sandbox when the context has failed that its program shares, by the worker that served it there.
+type Outlive = fn(Arc<Sandbox>, Arc<Worker>, ContextLost);
+static OUTLIVE: OnceLock<Outlive> = OnceLock::new();
+
+/// Has this done, from now on, when shared contexts fail. A daemon is a process, and does one thing then.
+pub fn when_contexts_fail(outlive: Outlive) {
+    OUTLIVE.get_or_init(|| outlive);
+}
 
 /// So long a program has the GPU for itself after its memory is loaded: a driver that makes a context for the next
 /// worker lets others wait, and the program most likely has its first answer to give.
@@ -111,7 +121,7 @@ impl Sandbox {
         let share = self.record().share();
         let address = self.worker_address(number);
         let worker = match share {
-            Some(share) => self.pool.contexts.admit(gpu, &share, address, || self.on_worker_end())?,
+            Some(share) => self.pool.contexts.admit(gpu, &share, address, || self.on_shared_worker())?,
             None => self.pool.worker(gpu, wanted, address, &self.log, || self.on_worker_end())?,
         };
         worker.set_owner(self.record().owner());
@@ -122,9 +132,13 @@ impl Sandbox {
     /// Finds the workers of an earlier daemon again; those that are gone are told of.
     pub fn reconnect_workers(self: &Arc<Sandbox>) {
         let Record { workers, tenant, .. } = self.record();
-        let reconnect = if tenant.is_some() { Worker::reconnect_to_client } else { Worker::reconnect };
         for WorkerRecord { number, client } in workers {
-            match reconnect(self.worker_address(number), client, self.on_worker_end()) {
+            let address = self.worker_address(number);
+            let found = match tenant {
+                Some(_) => Worker::reconnect_to_client(address, client, self.on_shared_worker()),
+                None => Worker::reconnect(address, client, self.on_worker_end()),
+            };
+            match found {
                 Ok(worker) => self.workers().all.push(worker),
                 Err(error) if is_alive(client) => {
                     self.report_problem(format!(
@@ -183,6 +197,17 @@ impl Sandbox {
     pub fn has_lost_client(&self, worker: &Worker) -> bool {
         let client = worker.client();
         !self.is_live() || !is_alive(client) || ending::is_dying(client)
+    }
+
+    fn on_shared_worker(self: &Arc<Sandbox>) -> (OnEnd, OnLoss) {
+        let sandbox: Weak<Sandbox> = Arc::downgrade(self);
+        let on_loss = move |worker: &Arc<Worker>, lost| {
+            if let (Some(sandbox), Some(outlive)) = (sandbox.upgrade(), OUTLIVE.get()) {
+                let worker = worker.clone();
+                std::thread::spawn(move || outlive(sandbox, worker, lost));
+            }
+        };
+        (self.on_worker_end(), Box::new(on_loss))
     }
 
     fn on_worker_end(self: &Arc<Sandbox>) -> OnEnd {

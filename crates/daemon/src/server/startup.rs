@@ -29,6 +29,7 @@ use crate::recovery;
 use crate::restore::{mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
 use crate::sandboxes::record::Record;
+use crate::sandboxes::workers::when_contexts_fail;
 use crate::sandboxes::{Sandbox, remove_directory};
 use crate::services;
 use crate::sleep;
@@ -42,8 +43,10 @@ impl Daemon {
         pool: PoolSize,
         caches: CacheLimits,
         data: DataLimits,
+        service_memory: Option<u64>,
     ) -> Result<Arc<Daemon>> {
         give_memory_back();
+        when_contexts_fail(migration::outlive);
         doctor::tell_of_capabilities();
         places.prepare()?;
         let lock = Lock::take(&places)?;
@@ -67,7 +70,8 @@ impl Daemon {
         let contexts = Contexts::open(&places, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
         let data = Data::open(&places, program.clone(), data)?;
-        let daemon = Arc::new(Daemon::new(places, program, store, driver, pool, data, lock));
+        let daemon =
+            Arc::new(Daemon::new(places, program, store, driver, pool, data, (service_memory, lock)));
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use rekindle_gateway::{Instance, Maker, Source, TcpSocket};
+use rekindle_gateway::{Failure, Instance, Maker, Source, TcpSocket, Variant};
 use rekindle_protocol::daemon::{Level, State};
 
 use crate::daemon::Daemon;
@@ -14,6 +14,8 @@ use crate::network::Door;
 use crate::reply::Reply;
 use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
+use crate::services::memory;
+use crate::services::variants::{self, Coming};
 use crate::sleep::{self, wake};
 
 /// Makes those of one service.
@@ -21,6 +23,7 @@ pub struct InstanceMaker {
     pub daemon: Arc<Daemon>,
     pub service: String,
     pub door: Door,
+    pub coming: Coming,
 }
 
 struct Member {
@@ -52,7 +55,9 @@ impl InstanceMaker {
     }
 
     fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
-        let Source { image, id, gpu, tenant, .. } = source;
+        let Source { gpu, tenant, .. } = source;
+        let coming = self.coming.choose(source, || variants::running(&self.daemon, &self.service));
+        let Variant { image, id } = coming.variant();
         let request = restore::RestoreRequest {
             image,
             name: Some(name),
@@ -73,11 +78,15 @@ impl InstanceMaker {
     }
 }
 
+fn failure(error: Error) -> Failure {
+    Failure { missing: error.missing_gpu_memory(), why: error.to_string() }
+}
+
 impl Maker for InstanceMaker {
-    fn start(&self, source: &Source, name: &str) -> std::result::Result<Arc<dyn Instance>, String> {
+    fn start(&self, source: &Source, name: &str) -> std::result::Result<Arc<dyn Instance>, Failure> {
         // It is on its way while the program is restored.
         source.data.iter().for_each(|url| self.daemon.data.prefetch(url));
-        let sandbox = self.make(source, name).map_err(|error| error.to_string())?;
+        let sandbox = self.make(source, name).map_err(failure)?;
         Ok(self.adopt(&sandbox, source.level))
     }
 }
@@ -90,12 +99,16 @@ impl Instance for Member {
         }
     }
 
-    fn wake(&self) -> std::result::Result<(), String> {
+    fn wake(&self) -> std::result::Result<(), Failure> {
         match wake::wake(&self.sandbox, &Reply::to_nobody()) {
             // Its program may have been faster.
             Ok(_) | Err(Error::NotAsleep { .. }) => Ok(()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(failure(error)),
         }
+    }
+
+    fn memory(&self) -> Option<u64> {
+        memory::held(&self.daemon, &self.sandbox)
     }
 
     fn end(&self) {

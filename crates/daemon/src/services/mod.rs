@@ -3,8 +3,12 @@
 //! The [gateway](rekindle_gateway) has the requests and decides; here is what it knows nothing of: images, sandboxes, and
 //! what is kept for the next daemon. That one finds instances again by the service that their records name.
 
+mod canary;
 mod instances;
+mod memory;
 mod record;
+mod resume;
+mod variants;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,27 +18,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen as lengthen};
-use rekindle_gateway::{Plan, Service, Source};
+use rekindle_gateway::{Plan, Service, Source, Tls};
 use rekindle_protocol::daemon::Level;
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::ServiceWish;
+use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
 use rekindle_sandbox::who_listens;
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
-use crate::lifecycle::end::{GRACE, end};
 use crate::lifecycle::slices;
 use crate::network::{self, Door};
 use crate::reply::Reply;
 use instances::InstanceMaker;
 use record::{ServiceRecord, check_name};
+use variants::Coming;
+
+pub use resume::resume;
 
 /// How often a command that waits is looked for, which may be gone.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often a port is asked for again that another program has.
-const AGAIN: Duration = Duration::from_secs(1);
 /// How many clients the kernel keeps until they are let in.
 const BACKLOG: i32 = 4096;
 
@@ -53,6 +57,9 @@ const USUAL: Plan = Plan {
 pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) -> Result<Value> {
     check_name(name)?;
     let _serving = daemon.serving.take_service(name)?;
+    if let Some(share) = wish.canary {
+        return canary::serve(daemon, name, image, wish, share);
+    }
     let former = match daemon.gateway.get(name) {
         Some(service) => Some((service, load(daemon, name)?)),
         None => None,
@@ -60,9 +67,16 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     let kept = former.as_ref().map(|(_, record)| record);
     let plan = plan(wish, kept.map_or(&USUAL, |record| &record.plan));
     plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
+    let tls = match &wish.tls {
+        Some(TlsWish::Off) => None,
+        Some(TlsWish::With(files)) => Some(files.clone()),
+        None => kept.and_then(|record| record.tls.clone()),
+    };
+    let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = wish.port.or(kept.map(|record| record.port));
     let mut port = wanted.ok_or_else(|| Error::NoServicePort { name: name.to_string() })?;
     let source = source(daemon, image, wish, kept, port)?;
+    check_memory(daemon, image, &source)?;
     port.to = source.to;
     let is_there =
         |record: &&ServiceRecord| (record.port.address, record.port.port) == (port.address, port.port);
@@ -72,15 +86,21 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     };
     let service = match &former {
         Some((service, _)) => service.clone(),
-        None => make(daemon, name, &plan, None)?.0,
+        None => make(daemon, (name, &stem(name)), &plan, None)?.0,
     };
     match kept {
-        Some(record) if record.source == source && !record.draining => service.replan(plan.clone()),
+        Some(record) if record.source.makes_the_same(&source) && !record.draining => {
+            service.replan(plan.clone())
+        }
         _ => service
             .roll_out(source.clone(), plan.clone())
             .map_err(|reason| Error::CannotServe { image: image.to_string(), reason })?,
     }
-    let record = ServiceRecord { name: name.to_string(), port, source, plan, draining: false };
+    let canaries = kept.map_or(0, |record| record.canaries);
+    let name_ = name.to_string();
+    let mut record =
+        ServiceRecord { name: name_, port, source, plan, tls, canary: None, canaries, draining: false };
+    canary::take_back(&service, &mut record);
     let kept = record.save(&daemon.places.services());
     if former.is_none() {
         if let Err(error) = kept {
@@ -91,11 +111,13 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     } else {
         kept?;
     }
+    let served = |source| Error::system("serve a port", source);
+    daemon.gateway.secure(name, certificate).map_err(served)?;
     if let Some(listener) = listener {
-        daemon.gateway.listen(&service, listener).map_err(|source| Error::system("serve a port", source))?;
+        daemon.gateway.listen(&service, listener).map_err(served)?;
     }
     log::info!("the service {name:?} is of the image {image:?}, at port {}", record.port.port);
-    Ok(shown(&service, &record))
+    Ok(shown(daemon, &service, &record))
 }
 
 pub fn list(daemon: &Daemon) -> Result<Value> {
@@ -103,14 +125,24 @@ pub fn list(daemon: &Daemon) -> Result<Value> {
     let mut records: BTreeMap<String, ServiceRecord> =
         records.into_iter().map(|record| (record.name.clone(), record)).collect();
     let all = daemon.gateway.all();
-    let services: Vec<Value> =
-        all.iter().filter_map(|service| Some(shown(service, &records.remove(&service.name)?))).collect();
-    Ok(json!({ "services": services }))
+    all.iter().for_each(|service| service.measure());
+    let services: Vec<Value> = all
+        .iter()
+        .filter_map(|service| Some(shown(daemon, service, &records.remove(&service.name)?)))
+        .collect();
+    let memory = daemon.gateway.memory();
+    let memory = json!({ "limit_bytes": memory.limit(), "used_bytes": memory.used() });
+    Ok(json!({ "services": services, "memory": memory }))
 }
 
 /// Names of the images that services have.
 pub fn images(daemon: &Daemon) -> impl Iterator<Item = String> {
-    daemon.gateway.all().into_iter().filter_map(|service| Some(service.source()?.image))
+    let of = |service: Arc<Service>| {
+        let canary = service.canary().and_then(|canary| canary.service.source());
+        let sources = service.source().into_iter().chain(canary);
+        sources.flat_map(|source| source.images().map(|variant| variant.image).collect::<Vec<_>>())
+    };
+    daemon.gateway.all().into_iter().flat_map(of)
 }
 
 /// Changes how many instances there are.
@@ -122,28 +154,34 @@ pub fn scale(daemon: &Daemon, name: &str, min: Option<u32>, max: Option<u32>) ->
     record.plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
     record.save(&daemon.places.services())?;
     service.replan(record.plan.clone());
-    Ok(shown(&service, &record))
+    if let Some(canary) = service.canary().filter(|canary| canary.stopped().is_none()) {
+        canary.service.replan(canary::plan(&record.plan));
+    }
+    Ok(shown(daemon, &service, &record))
 }
 
 /// Has no more requests come, and waits until those that there are have been answered and all instances have ended.
 pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &Reply<'_>) -> Result<Value> {
     let service = find(daemon, name)?;
     let _serving = daemon.serving.take_service(name)?;
-    let record = ServiceRecord { draining: true, ..load(daemon, name)? };
+    let mut record = ServiceRecord { draining: true, ..load(daemon, name)? };
+    let canary = canary::take_back(&service, &mut record);
     record.save(&daemon.places.services())?;
     if remove {
         daemon.gateway.close(name);
     }
     service.drain();
-    if now {
-        service.end_all();
-    }
     reply.progress("drain", 0, 0);
-    while !service.wait_drained(LOOK) {
-        // It goes on with that.
-        reply.check_wanted()?;
+    for service in std::iter::once(&service).chain(&canary) {
+        if now {
+            service.end_all();
+        }
+        while !service.wait_drained(LOOK) {
+            // It goes on with that.
+            reply.check_wanted()?;
+        }
     }
-    let last = shown(&service, &record);
+    let last = shown(daemon, &service, &record);
     if remove {
         daemon.gateway.remove(name);
         ServiceRecord::remove(&daemon.places.services(), name)?;
@@ -151,80 +189,23 @@ pub fn drain(daemon: &Daemon, name: &str, (remove, now): (bool, bool), reply: &R
     Ok(last)
 }
 
-/// Takes over what an earlier daemon has served.
-pub fn resume(daemon: &Arc<Daemon>) -> Result<()> {
-    for record in ServiceRecord::load_all(&daemon.places.services())? {
-        if let Err(error) = bring_back(daemon, &record) {
-            log::error!("the service {:?} is not there: {error}", record.name);
-        }
-    }
-    for sandbox in daemon.sandboxes.all() {
-        let service = sandbox.record().service.filter(|_| sandbox.is_live());
-        if service.is_some_and(|name| daemon.gateway.get(&name).is_none()) {
-            log::warn!("{:?} is an instance of a service that is not there, and is ended", sandbox.name());
-            std::thread::spawn(move || {
-                if let Ok(cpu) = sandbox.cpu("ended") {
-                    let _ = end(&sandbox, cpu, GRACE);
-                }
-            });
-        }
-    }
-    Ok(())
-}
-
-fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
-    let name = &record.name;
-    let (service, maker) = make(daemon, name, &record.plan, Some(&record.source))?;
-    for sandbox in daemon.sandboxes.all().into_iter().filter(|sandbox| sandbox.is_live()) {
-        let own = sandbox.record();
-        let number = own.name.strip_prefix(&format!("{name}-")).and_then(|number| number.parse().ok());
-        if let Some(number) = number.filter(|_| own.service.as_ref() == Some(name)) {
-            let image = own.image.unwrap_or_default();
-            let source = Source { image, ..record.source.clone() };
-            let instance = maker.adopt(&sandbox, source.level);
-            service.adopt(number, instance, own.asleep.is_some(), &source);
-        }
-    }
-    if record.draining {
-        service.drain();
-    }
-    daemon.gateway.add(&service);
-    let (daemon, mut record) = (daemon.clone(), record.clone());
-    let mut listening = move || match daemon.gateway.get(&record.name) {
-        // It was removed meanwhile, or has another port.
-        None => true,
-        Some(_) if daemon.gateway.is_open(&record.name) => true,
-        Some(service) => {
-            let heard = listen(&record.name, &mut record.port).and_then(|listener| {
-                daemon
-                    .gateway
-                    .listen(&service, listener)
-                    .map_err(|source| Error::system("serve a port", source))
-            });
-            service.report(heard.as_ref().err().map(Error::to_string));
-            heard.is_ok()
-        }
-    };
-    if !listening() {
-        std::thread::spawn(move || {
-            while !listening() {
-                std::thread::sleep(AGAIN);
-            }
-        });
-    }
-    Ok(())
+/// What the names of a service's instances begin with.
+fn stem(name: &str) -> String {
+    format!("{name}-")
 }
 
 fn make(
     daemon: &Arc<Daemon>,
-    name: &str,
+    (name, stem): (&str, &str),
     plan: &Plan,
     source: Option<&Source>,
 ) -> Result<(Arc<Service>, Arc<InstanceMaker>)> {
     let failed = |source| Error::system("serve", source);
     let (daemon_, service) = (daemon.clone(), name.to_string());
-    let maker = Arc::new(InstanceMaker { daemon: daemon_, service, door: Door::here().map_err(failed)? });
-    let service = daemon.gateway.make(name, plan.clone(), source.cloned(), maker.clone()).map_err(failed)?;
+    let door = Door::here().map_err(failed)?;
+    let maker = Arc::new(InstanceMaker { daemon: daemon_, service, door, coming: Coming::default() });
+    let service =
+        daemon.gateway.make((name, stem), plan.clone(), source.cloned(), maker.clone()).map_err(failed)?;
     Ok((service, maker))
 }
 
@@ -274,16 +255,59 @@ fn source(
     })?;
     let tenant = wish.tenant.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
     tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
+    let gpu = wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
+    let data =
+        wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
+    // It is of use where there is a limit.
+    let counted = daemon.gateway.memory().limit().map_or(&[][..], |_| &data);
+    let data_bytes = counted.iter().filter_map(|url| daemon.data.bytes(url)).sum();
+    let need = memory::need(&image, &metadata, (gpu.as_deref(), tenant.as_deref()), data_bytes)?;
+    let kept_variants = || {
+        let same = kept.filter(|record| {
+            (&record.source.image, &record.source.id) == (&name.to_string(), &image.manifest().id)
+        });
+        same.map(|record| record.source.variants.clone()).unwrap_or_default()
+    };
+    let variants = match wish.variants.as_slice() {
+        [] => kept_variants(),
+        named => variants::find(daemon, (name, metadata.slice), tenant.as_deref(), named)?,
+    };
     Ok(Source {
         tenant,
+        variants,
+        need,
         image: name.to_string(),
         id: image.manifest().id.clone(),
         to,
         ready: wish.ready.clone().or_else(|| kept.and_then(|record| record.source.ready.clone())),
-        gpu: wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone())),
-        data: wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default(),
+        gpu,
+        data,
         level: wish.level.or(kept.map(|record| record.source.level)).unwrap_or(Level::Host),
     })
+}
+
+/// The certificate of a service, as it is in use if its files stay the same.
+fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<Option<Arc<Tls>>> {
+    let Some(files) = files else { return Ok(None) };
+    if let Some(known) = daemon.gateway.tls(name).filter(|known| known.files() == files) {
+        return Ok(Some(known));
+    }
+    Tls::load(files.clone())
+        .map(Some)
+        .map_err(|reason| Error::NoCertificate { name: name.to_string(), reason })
+}
+
+/// No instance could ever have what is more than all may have together.
+fn check_memory(daemon: &Daemon, image: &str, source: &Source) -> Result<()> {
+    let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
+    let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
+    let reason = format!(
+        "an instance needs {} MB of GPU memory, and services may have {} MB of each GPU; start rekindled with a larger \
+         --service-memory",
+        needed.div_ceil(1 << 20),
+        limit >> 20
+    );
+    Err(Error::CannotServe { image: image.to_string(), reason })
 }
 
 /// Takes the port for the service, and notes which it is.
@@ -306,10 +330,14 @@ fn listen(name: &str, port: &mut Port) -> Result<TcpListener> {
     Ok(listener)
 }
 
-fn shown(service: &Service, record: &ServiceRecord) -> Value {
+fn shown(daemon: &Daemon, service: &Service, record: &ServiceRecord) -> Value {
     let mut shown = json!(service.shown());
     let Port { address, port, .. } = record.port;
     shown["address"] = json!(address);
     shown["port"] = json!(port);
+    shown["tls"] = json!(record.tls);
+    if let Some(problem) = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem()) {
+        shown["problem"] = json!(problem);
+    }
     shown
 }

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use rekindle_gateway::{Plan, Source};
 use rekindle_protocol::network::Port;
+use rekindle_protocol::service::TlsFiles;
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::services::canary::CanaryRecord;
 
 /// The longest record read.
 const LONGEST: u64 = 1 << 20;
@@ -23,6 +25,15 @@ pub struct ServiceRecord {
     pub port: Port,
     pub source: Source,
     pub plan: Plan,
+    /// What clients speak TLS with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsFiles>,
+    /// The image that some requests go to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanaryRecord>,
+    /// How many it has had.
+    #[serde(default)]
+    pub canaries: u64,
     /// It takes no more requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
@@ -88,6 +99,7 @@ fn path(directory: &Path, name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use rekindle_gateway::Need;
     use rekindle_protocol::daemon::Level;
 
     use super::*;
@@ -99,6 +111,7 @@ mod tests {
             Plan { min: 0, max: 1, concurrency: 1, idle_ms: 1, idle_end_ms: 1, queue: 1, timeout_ms: 1 };
         let source = Source {
             image: "i".into(),
+            variants: Vec::new(),
             id: "0".into(),
             to: 80,
             ready: None,
@@ -106,9 +119,19 @@ mod tests {
             tenant: None,
             data: Vec::new(),
             level: Level::Host,
+            need: Need::default(),
         };
         let port = "127.0.0.1:8080:80".parse().unwrap();
-        let record = ServiceRecord { name: "a.b".into(), port, source, plan, draining: false };
+        let record = ServiceRecord {
+            name: "a.b".into(),
+            port,
+            source,
+            plan,
+            tls: None,
+            canary: None,
+            canaries: 0,
+            draining: false,
+        };
         record.save(directory.path()).unwrap();
         let broken = ServiceRecord {
             name: "c".into(),

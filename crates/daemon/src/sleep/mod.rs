@@ -7,6 +7,9 @@
 //! GPU memory       └ left there, or in a store in memory or on disk ─┘
 //! ```
 //!
+//! Of a program with several processes that use the GPU all halves sleep, or none: each worker says that it is ready, and waits
+//! for a byte of a pipe. The daemon writes all bytes at once; if it dies before, each reads the pipe's end and goes on.
+//!
 //! The CPU half goes on running; only what needs the GPU waits. The worker's process stays as a keeper of the client's
 //! socket (and, at level `gpu`, of descriptors of the memory), so that a sleeping program outlives the daemon. The record
 //! says `asleep` from before the worker lets go until after the next one has taken over: [`crate::sleep::wake::settle`] tells
@@ -14,13 +17,16 @@
 
 pub mod wake;
 
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rekindle_protocol::client::Quiesced;
 use rekindle_protocol::daemon::{Level, Mode, Operation, SleepReport, State};
 use rekindle_protocol::worker::{Contents, Status, ask};
-use rekindle_store::Store;
+use rekindle_store::{Draft, Store};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -30,7 +36,7 @@ use crate::host::resources::{available_memory, free_space};
 use crate::images::machine;
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
-use crate::sandboxes::asleep::{Asleep, forget};
+use crate::sandboxes::asleep::{Asleep, AsleepProcess, forget};
 use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::sandboxes::traces::Tracing;
 use crate::timeline::Timeline;
@@ -49,14 +55,15 @@ pub fn sleep(
 ) -> Result<SleepReport> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Sleep, word(level)));
     let operation = sandbox.begin_settled(State::FallingAsleep, "put to sleep")?;
-    let (worker, status) = whose_half(sandbox).map_err(|error| operation.explain(error))?;
-    check_room(&daemon.places, sandbox, level, status.device_bytes)?;
+    let (workers, states) = whose_halves(sandbox).map_err(|error| operation.explain(error))?;
+    let bytes = states.iter().map(|status| status.device_bytes).sum();
+    check_room(&daemon.places, sandbox, level, bytes)?;
     let root = daemon.places.asleep(level);
-    let slept = fall_asleep(sandbox, &worker, &status, (level, &root), &timeline, reply)
+    let slept = fall_asleep(sandbox, &workers, &states, (level, &root), &timeline, reply)
         .map_err(|error| operation.explain(error));
     // What of waking can be done beforehand is.
     match &slept {
-        Ok(image) if level == Level::Host => daemon.start_waker(sandbox, image),
+        Ok(image) if level == Level::Host && workers.len() == 1 => daemon.start_waker(sandbox, image),
         _ => {}
     }
     drop(operation);
@@ -67,11 +74,11 @@ pub fn sleep(
     }
     daemon.pool.prepare(&sandbox.record().gpu);
     log::info!("the GPU half of {:?} sleeps ({})", sandbox.name(), word(level));
-    Ok(report(sandbox, level, status.device_bytes, &timeline))
+    Ok(report(sandbox, level, bytes, &timeline))
 }
 
-/// The worker that has the GPU half which is to sleep, and what it has.
-fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
+/// The workers that have the GPU halves which are to sleep, and what each has.
+fn whose_halves(sandbox: &Sandbox) -> Result<(Vec<Arc<Worker>>, Vec<Status>)> {
     let record = sandbox.record();
     if record.asleep.is_some() {
         return Err(Error::AlreadyAsleep { name: record.name });
@@ -79,19 +86,21 @@ fn whose_half(sandbox: &Sandbox) -> Result<(Arc<Worker>, Status)> {
     if record.tenant.is_some() {
         return Err(Error::SharesContext { name: record.name });
     }
-    let worker = match record.mode {
-        Mode::Sandbox => sandbox.serving_worker("put to sleep")?,
-        Mode::Driver => None,
+    let workers = match record.mode {
+        Mode::Sandbox => sandbox.serving_workers()?,
+        Mode::Driver => Vec::new(),
     };
-    let worker = worker.ok_or(Error::NothingToSleep { name: record.name })?;
-    let status = worker.status()?;
-    Ok((worker, status))
+    if workers.is_empty() {
+        return Err(Error::NothingToSleep { name: record.name });
+    }
+    let states = workers.iter().map(|worker| worker.status()).collect::<Result<_>>()?;
+    Ok((workers, states))
 }
 
 fn fall_asleep(
     sandbox: &Sandbox,
-    worker: &Worker,
-    status: &Status,
+    workers: &[Arc<Worker>],
+    states: &[Status],
     (level, root): (Level, &Path),
     timeline: &Timeline,
     reply: &Reply<'_>,
@@ -101,20 +110,39 @@ fn fall_asleep(
     let draft = store.begin(&sandbox.id)?;
     reply.progress("quiesce", 0, 0);
     let contents = if level == Level::Gpu { Contents::Left } else { Contents::Saved };
-    let barrier = timeline.time("quiesce", || QuiesceBarrier::begin(sandbox, worker, contents))?;
+    let barriers = timeline.time("quiesce", || {
+        gpu_half::each(workers, |worker| QuiesceBarrier::begin(sandbox, worker, contents))
+    })?;
     reply.progress("save", 0, 0);
-    draft.adopt(gpu_half::save(worker, draft.path(), contents, timeline)?)?;
-    draft.manifest().gpus = machine::gpus(status);
+    let clients: Vec<&Quiesced> = barriers.iter().map(|barrier| &barrier.client).collect();
+    let halves: Vec<_> = workers.iter().zip(places(&draft, &clients)).collect();
+    let saved = gpu_half::each(&halves, |(worker, place)| gpu_half::save(worker, place, contents, timeline))?;
+    draft.adopt(saved.concat())?;
+    {
+        let mut manifest = draft.manifest();
+        // All are on the same GPUs.
+        manifest.gpus = states.first().map(machine::gpus).unwrap_or_default();
+        manifest.halves = match clients[..] {
+            [_] => Vec::new(),
+            ref several => several.iter().map(|client| client.process).collect(),
+        };
+    }
     let image = timeline.time("commit", || draft.commit())?;
     fault::point("sleep-saved")?;
-    let (client, pid) = (barrier.client.clone(), worker.client());
+    let process = |(client, worker): (&&Quiesced, &Arc<Worker>)| AsleepProcess {
+        client: (*client).clone(),
+        pid: worker.client(),
+    };
+    let mut processes: Vec<AsleepProcess> = clients.iter().zip(workers).map(process).collect();
+    let AsleepProcess { client, pid } = processes.remove(0);
     let store = store.root().to_path_buf();
     let image = image.path().to_path_buf();
-    let asleep = Asleep { level, store, image: image.clone(), client, pid, bytes: status.device_bytes };
+    let bytes = states.iter().map(|status| status.device_bytes).sum();
+    let asleep = Asleep { level, store, image: image.clone(), client, pid, bytes, others: processes };
     sandbox.update(|record| record.asleep = Some(asleep))?;
-    let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(worker)));
+    let gone = fault::point("sleep-noted").and_then(|()| timeline.time("let go", || let_go(workers)));
     match gone {
-        Ok(()) => barrier.end(),
+        Ok(()) => barriers.into_iter().for_each(QuiesceBarrier::end),
         Err(error) => {
             sandbox.note(|record| record.asleep = None);
             return Err(error);
@@ -123,20 +151,38 @@ fn fall_asleep(
     Ok(image)
 }
 
-/// Has the worker give the GPU back.
-fn let_go(worker: &Worker) -> Result<()> {
-    let action = "give the GPU back";
-    worker.ask(action, ask::Sleep {}, &[])?;
-    let began = Instant::now();
-    while began.elapsed() < KEEPER_LIMIT {
-        // The first connection ends with what the process was before.
-        match worker.status() {
-            Ok(status) if status.asleep => return Ok(()),
-            Err(error) if worker.ended().is_some() => return Err(error),
-            _ => std::thread::sleep(Duration::from_millis(1)),
-        }
+/// Where in the draft each half is written to.
+fn places(draft: &Draft, clients: &[&Quiesced]) -> Vec<PathBuf> {
+    match clients {
+        [_] => vec![draft.path().to_path_buf()],
+        several => several.iter().map(|client| draft.half_path(client.process)).collect(),
     }
-    Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
+}
+
+/// Has the workers give the GPU back: all of them, or none.
+fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
+    let action = "give the GPU back";
+    let (ready, mut word) = std::io::pipe().map_err(|source| Error::system("make a pipe", source))?;
+    gpu_half::each(workers, |worker| worker.ask(action, ask::Sleep {}, &[ready.as_fd()]))?;
+    drop(ready);
+    fault::point("sleep-ready")?;
+    // One write, of which either all comes or nothing.
+    let said = word.write(&vec![1; workers.len()]);
+    said.map_err(|source| Error::system("write to a pipe", source))?;
+    drop(word);
+    gpu_half::each(workers, |worker| {
+        let began = Instant::now();
+        while began.elapsed() < KEEPER_LIMIT {
+            // The first connection ends with what the process was before.
+            match worker.status() {
+                Ok(status) if status.asleep => return Ok(()),
+                Err(error) if worker.ended().is_some() => return Err(error),
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
+    })?;
+    Ok(())
 }
 
 /// Removes what is in the stores and belongs to no sandbox that sleeps.

@@ -15,11 +15,12 @@ use rekindle_protocol::worker::{Status, ask};
 use rekindle_store::Image;
 
 use crate::daemon::Daemon;
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 use crate::fault;
+use crate::host::process::is_alive;
 use crate::images::preflight;
 use crate::reply::Reply;
-use crate::sandboxes::asleep::{Asleep, forget};
+use crate::sandboxes::asleep::{Asleep, AsleepProcess, forget};
 use crate::sandboxes::traces::Tracing;
 use crate::sandboxes::{Operation, Sandbox};
 use crate::sleep::{report, word};
@@ -86,33 +87,36 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
     let name = sandbox.name();
     let asleep = sandbox.record().asleep.ok_or_else(|| Error::NotAsleep { name: name.clone() })?;
     let tracing = Tracing::begin(Traced::Wake, word(asleep.level));
-    let keeper = sandbox.live_workers().into_iter().find(|worker| worker.client() == asleep.pid);
-    let keeper = keeper.ok_or_else(|| {
-        let how = "what kept it while it slept has ended".to_string();
-        // It ends with its program.
-        operation.explain(Error::WorkerDead { name: name.clone(), how })
-    })?;
-    let image = Image::open(&asleep.image)?;
-    let worker = timeline.time("take a worker", || sandbox.take_worker(sandbox.take_waker()))?;
+    let sleepers = sleepers(sandbox, &asleep, &timeline).map_err(|error| operation.explain(error))?;
     sandbox.note_workers();
-    let woken = bring_up(sandbox, &asleep, &image, &keeper, &worker, &timeline);
-    drop(image);
+    let woken = bring_up(sandbox, &asleep, &sleepers, &timeline);
     match tracing.end(sandbox, &timeline, timeline.elapsed_us(), woken) {
         Ok(()) => {
             sandbox.set_wake_problem(None);
-            is_awake(sandbox, &asleep, &keeper, &worker);
+            // Nobody reads the image any more, which is removed now.
+            let workers: Vec<_> =
+                sleepers.into_iter().map(|one| (one.keeper, one.worker, one.process.pid)).collect();
+            let awake =
+                workers.iter().filter_map(|(keeper, worker, pid)| Some((keeper.as_ref()?, worker, *pid)));
+            is_awake(sandbox, &asleep, awake);
+            // Those of processes that have ended meanwhile.
+            let left = workers.iter().filter(|(keeper, ..)| keeper.is_none());
+            left.for_each(|(_, worker, _)| sandbox.end_worker(worker));
             sandbox.fill_pool_later();
         }
         Err(error) => {
-            sandbox.end_worker(&worker);
+            sleepers.iter().for_each(|one| sandbox.end_worker(&one.worker));
             sandbox.fill_pool();
-            let reason = match operation.explain(error) {
+            let error = operation.explain(error);
+            let missing = error.missing_gpu_memory();
+            let reason = match error {
                 ended @ Error::EndedMeanwhile { .. } => return Err(ended),
                 Error::CannotRestore { reason, .. } => reason,
+                Error::NoGpuMemory { needed, free, gpu, .. } => error::no_memory(needed, free, &gpu),
                 other => other.to_string(),
             };
             sandbox.set_wake_problem(Some(reason.clone()));
-            return Err(Error::CannotWake { name, reason });
+            return Err(Error::CannotWake { name, reason, missing });
         }
     }
     drop(operation);
@@ -120,37 +124,102 @@ fn wake_up(sandbox: &Arc<Sandbox>, operation: Operation<'_>) -> Result<SleepRepo
     Ok(report(sandbox, asleep.level, asleep.bytes, &timeline))
 }
 
-fn bring_up(
-    sandbox: &Sandbox,
-    asleep: &Asleep,
-    image: &Image,
-    keeper: &Worker,
-    worker: &Worker,
-    timeline: &Timeline,
-) -> Result<()> {
-    let status = timeline.lane(GPU).time("worker start", || worker.first_status())?;
-    preflight::check_gpus(image, &status)?;
-    clear_rings(&sandbox.run_directory, &asleep.client)?;
-    let client = timeline.lane(GPU).time("hand over", || pass_on(keeper, worker))?;
+/// A process whose GPU half is to wake.
+struct Sleeper {
+    process: AsleepProcess,
+    /// The half that it has of what sleeps.
+    image: Image,
+    /// None where the process has ended meanwhile: others may have memory of it.
+    keeper: Option<Arc<Worker>>,
+    /// What takes the keeper's place.
+    worker: Arc<Worker>,
+}
+
+/// All of a program, each with a worker; those of processes that have ended only if others are there.
+fn sleepers(sandbox: &Arc<Sandbox>, asleep: &Asleep, timeline: &Timeline) -> Result<Vec<Sleeper>> {
+    let image = Image::open(&asleep.image)?;
+    let workers = sandbox.live_workers();
+    let keeper =
+        |process: &AsleepProcess| workers.iter().find(|worker| worker.client() == process.pid).cloned();
+    let processes: Vec<_> =
+        asleep.processes().into_iter().map(|process| (keeper(&process), process)).collect();
+    let lost = |(keeper, process): &(Option<_>, AsleepProcess)| keeper.is_none() && is_alive(process.pid);
+    if processes.iter().all(|(keeper, _)| keeper.is_none()) || processes.iter().any(lost) {
+        let how = "what kept it while it slept has ended".to_string();
+        // It ends with its program.
+        return Err(Error::WorkerDead { name: sandbox.name(), how });
+    }
+    // What was left on the GPU is gone with its keeper, and others have kept what they use of it.
+    let is_kept = |keeper: &Option<_>| keeper.is_some() || asleep.level != Level::Gpu;
+    let mut sleepers = Vec::new();
+    for (keeper, process) in processes.into_iter().filter(|(keeper, _)| is_kept(keeper)) {
+        let taken = image.half(process.client.process).map_err(Error::from).and_then(|image| {
+            let worker = timeline.time("take a worker", || sandbox.take_worker(sandbox.take_waker()))?;
+            Ok((image, worker))
+        });
+        match taken {
+            Ok((image, worker)) => sleepers.push(Sleeper { process, image, keeper, worker }),
+            Err(error) => {
+                sleepers.iter().for_each(|one: &Sleeper| sandbox.end_worker(&one.worker));
+                return Err(error);
+            }
+        }
+    }
+    Ok(sleepers)
+}
+
+fn bring_up(sandbox: &Sandbox, asleep: &Asleep, sleepers: &[Sleeper], timeline: &Timeline) -> Result<()> {
+    let Some(first) = sleepers.first() else { return Ok(()) };
+    let status = timeline.lane(GPU).time("worker start", || first.worker.first_status())?;
+    preflight::check_gpus(&Image::open(&asleep.image)?, &status)?;
+    // Contents too: the keepers are there until nothing more can go wrong.
+    let clients = gpu_half::each(sleepers, |one| {
+        bring_half(sandbox, one, timeline).inspect_err(|_| {
+            // Others may wait for memory of this one.
+            if sleepers.len() > 1 {
+                sleepers.iter().for_each(|one| one.worker.kill());
+            }
+        })
+    })?;
+    fault::point("wake-restored")?;
+    for (one, client) in sleepers.iter().zip(&clients) {
+        let Some(client) = client else { continue };
+        let AsleepProcess { client: known, pid } = &one.process;
+        gpu_half::adopt(&one.worker, *pid, known.driver_attached, client.as_fd())?;
+    }
+    fault::point("wake-adopted")?;
+    let mut goes_on = false;
+    for one in sleepers.iter().filter(|one| one.keeper.is_some()) {
+        let attached = one.process.client.driver_attached;
+        let resumed = timeline
+            .time("resume", || gpu_half::resume(&one.worker, true, attached))
+            .and_then(|()| fault::point("wake-resumed"));
+        match resumed {
+            // It has the word, and goes on when it comes to read it: it may be stopped by a signal. And where one of several has
+            // gone on, none goes back to sleep.
+            Err(error) if goes_on || one.worker.ended().is_none() => {
+                sandbox.report_problem(error.to_string())
+            }
+            other => other?,
+        }
+        goes_on = true;
+    }
+    Ok(())
+}
+
+/// Has a worker take the place of a keeper, but for its client's socket, which is returned.
+fn bring_half(sandbox: &Sandbox, one: &Sleeper, timeline: &Timeline) -> Result<Option<OwnedFd>> {
+    let Sleeper { process, image, keeper, worker } = one;
+    worker.first_status()?;
+    clear_rings(&sandbox.run_directory, &process.client)?;
+    let hand_over = |keeper: &Arc<Worker>| timeline.lane(GPU).time("hand over", || pass_on(keeper, worker));
+    let client = keeper.as_ref().map(hand_over).transpose()?;
     fault::point("wake-begun")?;
     let start_us = timeline.elapsed_us();
     let restored = gpu_half::restore(worker, image, &sandbox.run_directory, Vec::new())?;
     timeline.lane(GPU).merge(start_us, restored);
-    // Contents too: the keeper is there until nothing more can go wrong.
     timeline.lane(GPU).merge(start_us, gpu_half::loaded(worker, None)?);
-    fault::point("wake-restored")?;
-    let driver_attached = asleep.client.driver_attached;
-    gpu_half::adopt(worker, asleep.pid, driver_attached, client.as_fd())?;
-    fault::point("wake-adopted")?;
-    let resumed = timeline
-        .time("resume", || gpu_half::resume(worker, true, driver_attached))
-        .and_then(|()| fault::point("wake-resumed"));
-    match resumed {
-        // It has the word, and goes on when it comes to read it: it may be stopped by a signal.
-        Err(error) if worker.ended().is_none() => sandbox.report_problem(error.to_string()),
-        other => other?,
-    }
-    Ok(())
+    Ok(client)
 }
 
 /// Passes what the keeper keeps on to the worker, but for the client's socket, which is returned.
@@ -186,10 +255,16 @@ fn clear_rings(run_directory: &Path, client: &Quiesced) -> Result<()> {
     Ok(())
 }
 
-/// The new worker serves the client: the keeper and what it kept are not needed any more.
-fn is_awake(sandbox: &Sandbox, asleep: &Asleep, keeper: &Worker, worker: &Worker) {
-    worker.set_client(asleep.pid);
-    sandbox.end_worker(keeper);
+/// New workers serve the clients, each told of with its keeper: those and what they kept are not needed any more.
+fn is_awake<'w>(
+    sandbox: &Sandbox,
+    asleep: &Asleep,
+    awake: impl Iterator<Item = (&'w Arc<Worker>, &'w Arc<Worker>, i32)>,
+) {
+    for (keeper, worker, pid) in awake {
+        worker.set_client(pid);
+        sandbox.end_worker(keeper);
+    }
     sandbox.note(|record| {
         record.asleep = None;
         record.problem = None;
@@ -201,26 +276,43 @@ fn is_awake(sandbox: &Sandbox, asleep: &Asleep, keeper: &Worker, worker: &Worker
 /// After a daemon died: finds out whether the GPU half of a program that was to sleep, or to wake, does.
 pub fn settle(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
     let Some(asleep) = sandbox.record().asleep else { return };
-    let workers = sandbox.live_workers();
-    let state = |worker: &Arc<Worker>| worker.status().ok();
-    let keeper = workers.iter().find(|worker| state(worker).is_some_and(|status| status.asleep));
-    let Some(keeper) = keeper else {
-        // The worker has undone what did not come to its end.
+    let states: Vec<_> = sandbox
+        .live_workers()
+        .into_iter()
+        .filter_map(|worker| Some((worker.status().ok()?, worker)))
+        .collect();
+    let (keepers, others): (Vec<_>, Vec<_>) = states.into_iter().partition(|(status, _)| status.asleep);
+    if keepers.is_empty() {
+        // The workers have undone what did not come to its end.
         sandbox.note(|record| record.asleep = None);
         return forget(&asleep.store, &sandbox.id);
-    };
-    let others = || workers.iter().filter(|worker| !Arc::ptr_eq(worker, keeper));
-    let serves = |status: Status| status.client != 0 && !status.held_back;
-    match others().find(|worker| state(worker).is_some_and(serves)) {
-        Some(worker) => is_awake(sandbox, &asleep, keeper, worker),
-        None => {
-            others().for_each(|worker| sandbox.end_worker(worker));
-            sandbox.note_workers();
-            match Image::open(&asleep.image) {
-                Ok(image) if asleep.level == Level::Host => daemon.start_waker(sandbox, image.path()),
-                Ok(_) => {}
-                Err(error) => sandbox.report_problem(format!("what sleeps of it cannot be woken: {error}")),
-            }
+    }
+    let serves = |status: &Status, pid: i32| status.client == pid && pid != 0 && !status.held_back;
+    let heir = |pid| others.iter().find(|(status, _)| serves(status, pid)).map(|(_, worker)| worker);
+    // A keeper may know its client by the pid that the program itself sees.
+    let (woken, left): (Vec<_>, Vec<_>) = keepers
+        .iter()
+        .map(|(_, keeper)| (keeper, heir(keeper.client()), keeper.client()))
+        .partition(|(_, heir, _)| heir.is_some());
+    if left.is_empty() {
+        let awake = woken.into_iter().filter_map(|(keeper, heir, pid)| Some((keeper, heir?, pid)));
+        return is_awake(sandbox, &asleep, awake);
+    }
+    for (keeper, heir, pid) in woken {
+        heir.into_iter().for_each(|heir| heir.set_client(pid));
+        sandbox.end_worker(keeper);
+    }
+    // Some sleep on, until they are called for.
+    let pids: Vec<i32> = left.iter().map(|(_, _, pid)| *pid).collect();
+    sandbox.note(|record| record.asleep = asleep.of(&pids).or(record.asleep.take()));
+    let idle = others.iter().filter(|(status, _)| !serves(status, status.client));
+    idle.for_each(|(_, worker)| sandbox.end_worker(worker));
+    sandbox.note_workers();
+    match Image::open(&asleep.image) {
+        Ok(image) if asleep.level == Level::Host && asleep.others.is_empty() => {
+            daemon.start_waker(sandbox, image.path());
         }
+        Ok(_) => {}
+        Err(error) => sandbox.report_problem(format!("what sleeps of it cannot be woken: {error}")),
     }
 }

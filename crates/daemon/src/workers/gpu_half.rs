@@ -10,7 +10,7 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use rekindle_protocol::worker::{Cached, Contents, Phase, Saved, ask};
+use rekindle_protocol::worker::{Cached, Contents, Parted, Phase, Saved, ask};
 use rekindle_store::{Image, Part};
 
 use crate::error::{Error, Result};
@@ -85,7 +85,7 @@ pub fn restore(
     run_directory: &Path,
     cached: Vec<Cached>,
 ) -> Result<Vec<Phase>> {
-    take(worker, image, run_directory, cached, false)
+    take(worker, image, run_directory, cached, Client::Comes)
 }
 
 /// As [`restore`], of a program that stands still beside, with another worker.
@@ -95,7 +95,22 @@ pub fn restore_beside(
     run_directory: &Path,
     cached: Vec<Cached>,
 ) -> Result<Vec<Phase>> {
-    take(worker, image, run_directory, cached, true)
+    take(worker, image, run_directory, cached, Client::StandsStill)
+}
+
+/// As [`restore_beside`], of a program that runs meanwhile: its requests wait.
+pub fn restore_beside_running(worker: &Worker, image: &Image, run_directory: &Path) -> Result<Vec<Phase>> {
+    take(worker, image, run_directory, Vec::new(), Client::Runs)
+}
+
+/// The client of a half that is restored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    /// It is restored too.
+    Comes,
+    /// Another worker has it, and it stands still, or runs.
+    StandsStill,
+    Runs,
 }
 
 fn take(
@@ -103,27 +118,34 @@ fn take(
     image: &Image,
     run_directory: &Path,
     cached: Vec<Cached>,
-    beside: bool,
+    client: Client,
 ) -> Result<Vec<Phase>> {
     worker.tell_owner()?;
     let (image, run_directory) = (text(image.path()), text(run_directory));
-    worker.ask("restore the GPU half", ask::Restore { image, run_directory, cached, beside }, &[])
+    let (beside, runs) = (client != Client::Comes, client == Client::Runs);
+    worker.ask("restore the GPU half", ask::Restore { image, run_directory, cached, beside, runs }, &[])
 }
 
-/// Has a worker part with its client, which stands still: the client's socket, and the ticket of its next request. Who has the
+/// Has a worker whose context has failed hold its client, which is at rest, until [`part`] or [`resume`].
+pub fn leave(worker: &Worker) -> Result<()> {
+    worker.ask("hold a program at rest", ask::Leave {}, &[])
+}
+
+/// Has a worker part with its client, of which nothing is under way: the client's socket, and where it goes on. Who has the
 /// client then is told by the pipe.
-pub fn part(worker: &Worker, pipe: BorrowedFd<'_>) -> Result<(OwnedFd, u64)> {
+pub fn part(worker: &Worker, pipe: BorrowedFd<'_>) -> Result<(OwnedFd, Parted)> {
     let action = "part with the program";
-    let (next, descriptors) = worker.ask_whole(action, ask::Part {}, &[pipe], None)?;
+    let (parted, descriptors) = worker.ask_whole(action, ask::Part {}, &[pipe], None)?;
     let client = descriptors.into_iter().next();
     let reason = || "it did not send the client's socket".to_string();
-    Ok((client.ok_or_else(|| Error::Worker { action, reason: reason() })?, next))
+    Ok((client.ok_or_else(|| Error::Worker { action, reason: reason() })?, parted))
 }
 
 /// Gives a worker the client of another one, and the pipe's other end.
 pub fn take_over(
     worker: &Worker,
-    (pid, driver_attached, next): (i32, bool, u64),
+    pid: i32,
+    Parted { next, driver_attached }: Parted,
     client: BorrowedFd<'_>,
     pipe: BorrowedFd<'_>,
 ) -> Result<()> {

@@ -7,7 +7,7 @@
 //! it.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{BufReader, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use rekindle_protocol::data::SOCKET_VARIABLE;
 use rekindle_protocol::frame::FrameError;
-use rekindle_protocol::worker::{Ask, GreetingError, Status, ask, socket_name};
+use rekindle_protocol::worker::{Ask, ContextLost, GreetingError, Status, ask, socket_name};
 use rekindle_sandbox::ending;
 
 use crate::error::{Error, Result};
@@ -88,6 +88,9 @@ impl Address {
 
 /// What is done when a worker has ended.
 pub type OnEnd = Box<dyn FnOnce(&Worker) + Send>;
+
+/// What is done when the context has failed that its client shares with others.
+pub type OnLoss = Box<dyn Fn(&Arc<Worker>, ContextLost) + Send>;
 
 pub struct Worker {
     address: Mutex<Address>,
@@ -165,7 +168,11 @@ impl Worker {
 
     /// What serves a sandbox's program in a process whose contexts others share: it listens at the address, and is no more
     /// when all is given back that the program had there.
-    pub fn of_process(address: Address, process: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+    pub fn of_process(
+        address: Address,
+        process: i32,
+        (on_end, on_loss): (OnEnd, OnLoss),
+    ) -> Result<Arc<Worker>> {
         let mut worker = Worker::new(address, process, None, on_end);
         worker.shared = true;
         let worker = Arc::new(worker);
@@ -175,7 +182,11 @@ impl Worker {
         drop(sign);
         let watched = worker.clone();
         std::thread::spawn(move || {
-            let _ = File::from(ended).read_to_end(&mut Vec::new());
+            let said = BufReader::new(File::from(ended))
+                .bytes()
+                .map_while(std::io::Result::ok)
+                .filter_map(ContextLost::of);
+            said.for_each(|lost| on_loss(&watched, lost));
             watched.note_end(match process::is_alive(process) {
                 true => ENDED.to_string(),
                 false => "the process whose contexts it shared ended".to_string(),
@@ -185,9 +196,9 @@ impl Worker {
     }
 
     /// As [`Worker::of_process`], of one that an earlier daemon knew.
-    pub fn reconnect_to_client(address: Address, client: i32, on_end: OnEnd) -> Result<Arc<Worker>> {
+    pub fn reconnect_to_client(address: Address, client: i32, on: (OnEnd, OnLoss)) -> Result<Arc<Worker>> {
         let process = Worker::new(address.clone(), 0, None, Box::new(|_| ())).status()?.pid;
-        let worker = Worker::of_process(address, process, on_end)?;
+        let worker = Worker::of_process(address, process, on)?;
         worker.set_client(client);
         Ok(worker)
     }

@@ -4,9 +4,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::plan::Source;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
+    /// There is no GPU memory for it yet.
+    Waiting,
     Starting,
     Running,
     FallingAsleep,
@@ -28,12 +32,26 @@ pub struct Instance {
     pub since: Instant,
     pub cannot_sleep: bool,
     pub has_served: bool,
+    /// What it is made of.
+    pub source: Source,
+    /// It waits for the GPU memory that it needs to wake.
+    pub wants_to_wake: bool,
 }
 
 impl Instance {
-    pub fn new(stage: Stage, seat: u32, generation: u64, now: Instant) -> Instance {
-        let (retiring, cannot_sleep, has_served) = (false, false, false);
-        Instance { stage, seat, generation, retiring, in_flight: 0, since: now, cannot_sleep, has_served }
+    pub fn new(stage: Stage, seat: u32, generation: u64, source: Source, now: Instant) -> Instance {
+        Instance {
+            stage,
+            seat,
+            generation,
+            retiring: false,
+            in_flight: 0,
+            since: now,
+            cannot_sleep: false,
+            has_served: false,
+            source,
+            wants_to_wake: false,
+        }
     }
 
     /// It is there, or will be, for further requests.
@@ -43,7 +61,18 @@ impl Instance {
 
     /// It has its GPU half, or is about to.
     pub fn is_awake(&self) -> bool {
-        self.is_active() && matches!(self.stage, Stage::Starting | Stage::Running | Stage::Waking)
+        let is_awake =
+            matches!(self.stage, Stage::Starting | Stage::Waiting | Stage::Running | Stage::Waking);
+        self.is_active() && (is_awake || self.wants_to_wake)
+    }
+
+    pub fn waits_for_memory(&self) -> bool {
+        self.stage == Stage::Waiting || self.wants_to_wake
+    }
+
+    /// It will take requests, and does not yet.
+    pub fn is_coming(&self) -> bool {
+        matches!(self.stage, Stage::Starting | Stage::Waiting) || self.wants_to_wake
     }
 
     /// How gladly a request is sent to it; the least first, none if it takes none.
@@ -51,8 +80,7 @@ impl Instance {
         let stage = match self.stage {
             Stage::Running => 0,
             Stage::Waking => 1,
-            Stage::Asleep => 2,
-            Stage::Starting | Stage::FallingAsleep | Stage::Ending => return None,
+            _ => return None,
         };
         (!self.retiring && self.in_flight < concurrency).then_some((stage, self.in_flight))
     }

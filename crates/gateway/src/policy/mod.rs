@@ -1,17 +1,22 @@
 //! What a service does about what happens: a state machine without clocks, threads or sockets.
 //!
 //! ```text
-//!  arrive ─▶ queue ─▶ Send ─▶ done          Start ─▶ starting ─▶ running ◀── waking ◀─┐ Wake, with a request
-//!               └─▶ Refuse                               Sleep │                        │
-//!                                                              └─▶ falling asleep ─▶ asleep ─▶ End ─▶ ending
+//!  arrive ─▶ queue ─▶ Send ─▶ done   Claim ─▶ waiting ─▶ Start ─▶ starting ─▶ running ◀── waking ◀─┐ Claim, Wake
+//!               └─▶ Refuse                                             Sleep │                        │
+//!                                                                            └─▶ falling asleep ─▶ asleep ─▶ End ─▶ ending
 //! ```
 //!
+//! An instance is started, and woken, once it was granted the GPU memory that it claims; it is for somebody else to know who
+//! has how much ([`crate::memory`]), and to [demote](Policy::demote) one that others need the memory of.
+//!
 //! Each event says when it happened, and leaves behind what is to be done about it ([`Policy::take`]). An instance that
-//! sleeps is sent requests as one that runs: its program goes on up to its first GPU call while its GPU half wakes.
+//! wakes is sent requests as one that runs: its program goes on up to its first GPU call while its GPU half wakes.
 
 mod instance;
 mod queue;
+mod rate;
 mod rollout;
+mod room;
 mod scale;
 #[cfg(test)]
 mod tests;
@@ -24,9 +29,11 @@ use serde::Serialize;
 use crate::plan::{Plan, Source};
 use instance::Instance;
 use queue::Queue;
+use rate::Rate;
 use rollout::Rollout;
 
 pub use instance::Stage;
+pub use room::IdleInstance;
 
 /// How long the next instance waits after one that came to nothing; twice as long after each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -35,6 +42,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// What is to be done. Instances are known by numbers that no two have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
+    /// It needs GPU memory: [`Policy::granted`] is to follow.
+    Claim {
+        instance: u32,
+        source: Source,
+    },
+    /// What was claimed is not needed any more.
+    Withdraw {
+        instance: u32,
+    },
     /// It is named after its seat, and is to listen within this time.
     Start {
         instance: u32,
@@ -113,6 +129,9 @@ pub struct Policy {
     is_hopeless: bool,
     problem: Option<String>,
     counts: Counts,
+    rate: Rate,
+    /// Why instances wait for GPU memory, if one does.
+    shortage: Option<String>,
     actions: Vec<Action>,
 }
 
@@ -133,6 +152,8 @@ impl Policy {
             is_hopeless: false,
             problem: None,
             counts: Counts::default(),
+            rate: Rate::default(),
+            shortage: None,
             actions: Vec::new(),
         }
     }
@@ -149,6 +170,9 @@ impl Policy {
             self.queue.remove(request);
             self.refuse(request, Refusal::Draining);
             return request;
+        }
+        if avoid.is_none() {
+            self.rate.note(now);
         }
         self.settle(now);
         if self.queue.len() > self.plan.queue as usize && self.queue.remove(request) {
@@ -258,7 +282,8 @@ impl Policy {
             let since = instance.since;
             [since + idle, since + end, since + idle + end]
         });
-        let all = self.queue.deadlines().chain(self.not_before).chain(instances);
+        let rollout = self.rollout_deadline();
+        let all = self.queue.deadlines().chain(self.not_before).chain(rollout).chain(instances);
         // What is due was done, or waits for something else than time.
         all.filter(|time| *time > now).min()
     }
@@ -293,10 +318,16 @@ impl Policy {
 
     /// An instance that was there before this service: of its image, or of one that it does not have any more. Its number.
     /// What is to be done about it is decided at the next event.
-    pub fn adopt(&mut self, seat: u32, is_asleep: bool, is_current: bool, now: Instant) -> u32 {
+    pub fn adopt(
+        &mut self,
+        seat: u32,
+        is_asleep: bool,
+        (source, is_current): (&Source, bool),
+        now: Instant,
+    ) -> u32 {
         let stage = if is_asleep { Stage::Asleep } else { Stage::Running };
-        let instance = Instance { retiring: !is_current, ..Instance::new(stage, seat, self.generation, now) };
-        self.add(instance)
+        let instance = Instance::new(stage, seat, self.generation, source.clone(), now);
+        self.add(Instance { retiring: !is_current, ..instance })
     }
 
     pub fn plan(&self) -> &Plan {
@@ -320,12 +351,22 @@ impl Policy {
     }
 
     pub fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
+        self.problem.as_deref().or(self.shortage.as_deref())
     }
 
-    /// Seat, stage and requests of each instance.
-    pub fn instances(&self) -> impl Iterator<Item = (u32, Stage, u32)> {
-        self.instances.values().map(|instance| (instance.seat, instance.stage, instance.in_flight))
+    /// Whether no request was answered since an instance came to nothing.
+    pub fn came_to_nothing_last(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// What an instance is made of, and its stage.
+    pub fn instance(&self, number: u32) -> Option<(&Source, Stage)> {
+        self.instances.get(&number).map(|instance| (&instance.source, instance.stage))
+    }
+
+    /// Number, seat, stage and requests of each instance.
+    pub fn instances(&self) -> impl Iterator<Item = (u32, u32, Stage, u32)> {
+        self.instances.iter().map(|(number, one)| (*number, one.seat, one.stage, one.in_flight))
     }
 
     fn add(&mut self, instance: Instance) -> u32 {
@@ -334,12 +375,12 @@ impl Policy {
         self.last
     }
 
-    /// Has one more be started, of this source.
-    fn start(&mut self, source: Source, generation: u64, limit: Duration, now: Instant) -> u32 {
+    /// Has one more be started, of this source, once there is GPU memory for it.
+    fn start(&mut self, source: Source, generation: u64, now: Instant) -> u32 {
         let taken = |seat: &u32| self.instances.values().any(|instance| instance.seat == *seat);
         let seat = (1..).find(|seat| !taken(seat)).unwrap_or(u32::MAX);
-        let instance = self.add(Instance::new(Stage::Starting, seat, generation, now));
-        self.actions.push(Action::Start { instance, seat, source, limit });
+        let instance = self.add(Instance::new(Stage::Waiting, seat, generation, source.clone(), now));
+        self.actions.push(Action::Claim { instance, source });
         instance
     }
 
@@ -355,11 +396,16 @@ impl Policy {
     }
 
     fn end(&mut self, number: u32) {
+        if self.instances.get(&number).is_some_and(|instance| instance.wants_to_wake) {
+            self.withdraw(number);
+        }
         if let Some(instance) = self.instances.get_mut(&number)
-            && !matches!(instance.stage, Stage::Ending | Stage::Starting)
+            && !matches!(instance.stage, Stage::Ending | Stage::Starting | Stage::Waiting)
         {
             instance.stage = Stage::Ending;
             self.actions.push(Action::End { instance: number });
+        } else if self.stage(number) == Some(Stage::Waiting) {
+            self.withdraw(number);
         } else if let Some(instance) = self.instances.get_mut(&number) {
             instance.retiring = true;
         }

@@ -3,9 +3,9 @@
 //! One instance of it is started beside all others, and takes no request. Once it listens it and those after it have the
 //! service, and the others retire; if it does not, nothing has changed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Action, Policy};
+use super::{Action, Policy, Stage};
 use crate::plan::{Plan, Source};
 
 pub struct Rollout {
@@ -13,6 +13,7 @@ pub struct Rollout {
     plan: Plan,
     /// The instance that is to listen first.
     pub candidate: u32,
+    since: Instant,
 }
 
 impl Policy {
@@ -21,9 +22,34 @@ impl Policy {
         if self.rollout.is_some() {
             return false;
         }
-        let candidate = self.start(source.clone(), self.generation + 1, plan.timeout(), now);
-        self.rollout = Some(Rollout { source, plan, candidate });
+        let candidate = self.start(source.clone(), self.generation + 1, now);
+        self.rollout = Some(Rollout { source, plan, candidate, since: now });
         true
+    }
+
+    /// Until when the first instance may wait for GPU memory.
+    pub(super) fn rollout_deadline(&self) -> Option<Instant> {
+        let rollout = self.rollout.as_ref()?;
+        let waits = self.stage(rollout.candidate) == Some(Stage::Waiting);
+        waits.then(|| rollout.since + rollout.plan.timeout())
+    }
+
+    /// Gives a rollout up whose first instance gets no GPU memory.
+    pub(super) fn give_up_rollout(&mut self, now: Instant) {
+        if self.rollout_deadline().is_none_or(|deadline| deadline > now) {
+            return;
+        }
+        if let Some(number) = self.rollout.as_ref().map(|rollout| rollout.candidate) {
+            let why = self.shortage.clone().unwrap_or_else(|| "there is no GPU memory for it".to_string());
+            self.rollout_failed(number, &format!("no instance of it could be started in time: {why}"));
+            self.withdraw(number);
+        }
+    }
+
+    /// How long an instance may take until it listens.
+    pub(super) fn start_limit(&self, number: u32) -> Duration {
+        let rollout = self.rollout.as_ref().filter(|rollout| rollout.candidate == number);
+        rollout.map_or(&self.plan, |rollout| &rollout.plan).timeout()
     }
 
     pub(super) fn rolled_out(&mut self, number: u32, now: Instant) {

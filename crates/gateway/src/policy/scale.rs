@@ -9,16 +9,19 @@ impl Policy {
     /// Does all that is due.
     pub(super) fn settle(&mut self, now: Instant) {
         for request in self.queue.expired(now) {
-            self.refuse(request, Refusal::TooLong { problem: self.problem.clone() });
+            self.refuse(request, Refusal::TooLong { problem: self.problem().map(str::to_string) });
         }
+        self.give_up_rollout(now);
         self.send(now);
         self.refuse_without_hope(now);
         self.grow(now);
         self.retire();
+        self.withdraw_surplus();
         self.shrink(now);
+        self.end_shortage();
     }
 
-    fn send(&mut self, now: Instant) {
+    pub(super) fn send(&mut self, now: Instant) {
         let mut place = 0;
         while let Some(waiting) = self.queue.get(place).cloned() {
             let Some(number) = self.choose(waiting.avoid) else {
@@ -33,9 +36,6 @@ impl Policy {
                 instance.in_flight += 1;
                 instance.since = now;
                 self.actions.push(Action::Send { request: waiting.request, instance: number });
-                if instance.stage == Stage::Asleep {
-                    self.wake(number, now);
-                }
             }
         }
     }
@@ -59,18 +59,18 @@ impl Policy {
     }
 
     /// Numbers of instances that are there, or will be, for further requests.
-    fn active(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn active(&self) -> impl Iterator<Item = u32> {
         let active =
             self.instances.iter().filter(|(number, one)| one.is_active() && !self.is_candidate(**number));
         active.map(|(number, _)| *number)
     }
 
-    fn count(&self, wanted: impl Fn(&Instance) -> bool) -> usize {
+    pub(super) fn count(&self, wanted: impl Fn(&Instance) -> bool) -> usize {
         self.active().filter(|number| self.instances.get(number).is_some_and(&wanted)).count()
     }
 
     fn may_start(&self, now: Instant) -> bool {
-        let starting = self.count(|instance| instance.stage == Stage::Starting);
+        let starting = self.count(|instance| matches!(instance.stage, Stage::Starting | Stage::Waiting));
         // After one that came to nothing they are tried one by one.
         self.not_before.is_none_or(|time| time <= now) && (self.failures == 0 || starting == 0)
     }
@@ -88,20 +88,54 @@ impl Policy {
     }
 
     fn grow(&mut self, now: Instant) {
-        let (concurrency, max) = (self.plan.concurrency as usize, self.plan.max as usize);
+        let max = self.plan.max as usize;
         loop {
-            let starting = self.count(|instance| instance.stage == Stage::Starting);
-            let is_crowded = self.queue.len() > starting * concurrency;
-            let is_short = !self.draining && self.count(Instance::is_awake) < self.plan.min as usize;
-            let asleep = self.active().find(|number| self.stage(*number) == Some(Stage::Asleep));
+            let is_wanted = self.is_crowded(0) || self.is_short(0);
+            let sleeps = |number: &u32| {
+                self.instances.get(number).is_some_and(|one| one.stage == Stage::Asleep && !one.wants_to_wake)
+            };
+            let asleep = self.active().find(sleeps);
             match asleep {
-                Some(number) if is_short => self.wake(number, now),
-                _ if (is_crowded || is_short) && self.active().count() < max && self.may_start(now) => {
+                // One that wakes is there before one that starts.
+                Some(number) if is_wanted || self.has_more_than_wake(0) => self.claim_to_wake(number),
+                _ if is_wanted && self.active().count() < max && self.may_start(now) => {
                     let Some(source) = self.source.clone() else { return };
-                    self.start(source, self.generation, self.plan.timeout(), now);
+                    self.start(source, self.generation, now);
                 }
                 _ => return,
             }
+        }
+    }
+
+    /// Whether more wait than those that are coming can take, without so many of them.
+    fn is_crowded(&self, without: usize) -> bool {
+        let coming = self.count(Instance::is_coming).saturating_sub(without);
+        self.queue.len() > coming * self.plan.concurrency as usize
+    }
+
+    /// Whether more wait than those that are about to wake can take, without so many of them.
+    fn has_more_than_wake(&self, without: usize) -> bool {
+        let waking = self.count(|instance| instance.wants_to_wake).saturating_sub(without);
+        self.queue.len() > waking * self.plan.concurrency as usize
+    }
+
+    /// Whether fewer stay awake than are to, without so many of them.
+    fn is_short(&self, without: usize) -> bool {
+        let awake = self.count(Instance::is_awake).saturating_sub(without);
+        !self.draining && awake < self.plan.min as usize
+    }
+
+    /// Nobody needs those any more that wait for GPU memory.
+    fn withdraw_surplus(&mut self) {
+        let waits = |number: &u32| self.stage(*number) == Some(Stage::Waiting);
+        let mut waiting: Vec<u32> = self.active().filter(waits).collect();
+        while let Some(number) = waiting.pop().filter(|_| !self.is_crowded(1) && !self.is_short(1)) {
+            self.withdraw(number);
+        }
+        let sleeps = |number: &u32| self.instances.get(number).is_some_and(|one| one.wants_to_wake);
+        let mut asleep: Vec<u32> = self.active().filter(sleeps).collect();
+        while let Some(number) = asleep.pop().filter(|_| !self.has_more_than_wake(1) && !self.is_short(1)) {
+            self.withdraw(number);
         }
     }
 
@@ -134,24 +168,18 @@ impl Policy {
             let rested = now.saturating_duration_since(instance.since);
             let may_go = self.queue.len() == 0 && self.count(Instance::is_awake) > self.plan.min as usize;
             match instance.stage {
-                Stage::Running | Stage::Asleep if instance.retiring => self.end(number),
-                Stage::Asleep if rested >= end => self.end(number),
+                Stage::Running | Stage::Asleep | Stage::Waiting if instance.retiring => self.end(number),
+                Stage::Asleep if rested >= end && !instance.wants_to_wake => self.end(number),
                 Stage::Running if may_go && instance.cannot_sleep && rested >= idle + end => self.end(number),
                 Stage::Running if may_go && !instance.cannot_sleep && rested >= idle => {
-                    self.instances.entry(number).and_modify(|one| one.stage = Stage::FallingAsleep);
-                    self.actions.push(Action::Sleep { instance: number });
+                    self.fall_asleep(number);
                 }
                 _ => {}
             }
         }
     }
 
-    fn stage(&self, number: u32) -> Option<Stage> {
+    pub(super) fn stage(&self, number: u32) -> Option<Stage> {
         self.instances.get(&number).map(|instance| instance.stage)
-    }
-
-    fn wake(&mut self, number: u32, now: Instant) {
-        self.enter(number, Stage::Waking, now);
-        self.actions.push(Action::Wake { instance: number });
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use rekindle_protocol::daemon::Level;
 
 use super::*;
+use crate::plan::Need;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -25,6 +26,7 @@ fn plan() -> Plan {
 fn source(image: &str) -> Source {
     Source {
         image: image.into(),
+        variants: Vec::new(),
         id: image.into(),
         to: 80,
         ready: None,
@@ -32,6 +34,7 @@ fn source(image: &str) -> Source {
         tenant: None,
         data: Vec::new(),
         level: Level::Host,
+        need: Need::default(),
     }
 }
 
@@ -39,15 +42,21 @@ fn source(image: &str) -> Source {
 struct Story {
     policy: Policy,
     now: Instant,
+    /// There is GPU memory for all that claim some.
+    has_memory: bool,
+    done: Vec<String>,
 }
 
 impl Story {
     fn of(plan: Plan) -> Story {
-        Story { policy: Policy::new(plan, Some(source("one"))), now: Instant::now() }
+        let policy = Policy::new(plan, Some(source("one")));
+        Story { policy, now: Instant::now(), has_memory: true, done: Vec::new() }
     }
 
     fn asks(&mut self) -> u64 {
-        self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None)
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None);
+        self.grant();
+        request
     }
 
     fn ask(&mut self, times: u32) {
@@ -57,28 +66,55 @@ impl Story {
     }
 
     fn again(&mut self, avoid: u32) -> u64 {
-        self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid))
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid));
+        self.grant();
+        request
     }
 
     fn passes(&mut self, time: Duration) -> &mut Story {
         self.now += time;
         self.policy.tick(self.now);
+        self.grant();
         self
     }
 
     fn ready(&mut self, number: u32) -> &mut Story {
         self.policy.ready(number, self.now);
+        self.grant();
         self
     }
 
     fn answered(&mut self, number: u32) -> &mut Story {
         self.policy.done(number, Outcome::Answered, self.now);
+        self.grant();
         self
     }
 
-    /// What is to be done, in words.
+    /// What is to be done, in words. What is claimed is granted at once, if there is memory.
     fn then(&mut self) -> Vec<String> {
+        self.grant();
+        std::mem::take(&mut self.done)
+    }
+
+    fn grant(&mut self) {
+        loop {
+            let words = self.words();
+            if words.is_empty() {
+                return;
+            }
+            for word in words {
+                match word.strip_prefix("claim ").filter(|_| self.has_memory) {
+                    Some(number) => assert!(self.policy.granted(number.parse().unwrap(), self.now)),
+                    None => self.done.push(word),
+                }
+            }
+        }
+    }
+
+    fn words(&mut self) -> Vec<String> {
         let words = |action| match action {
+            Action::Claim { instance, .. } => format!("claim {instance}"),
+            Action::Withdraw { instance } => format!("withdraw {instance}"),
             Action::Start { instance, source, .. } => format!("start {instance} of {}", source.image),
             Action::Sleep { instance } => format!("sleep {instance}"),
             Action::Wake { instance } => format!("wake {instance}"),
@@ -99,6 +135,7 @@ impl Story {
     fn running(plan: Plan, count: u32) -> Story {
         let mut story = Story::of(Plan { min: count, ..plan.clone() });
         story.passes(SECOND);
+        story.then();
         for number in 1..=count {
             story.ready(number);
         }
@@ -299,6 +336,7 @@ fn a_new_image_serves_before_the_old_one_goes() {
 fn a_new_image_that_does_not_serve_changes_nothing() {
     let mut story = Story::running(plan(), 1);
     story.policy.roll_out(source("two"), Plan { max: 9, ..plan() }, story.now);
+    story.grant();
     story.policy.not_started(2, "no port".into(), story.now);
     assert_eq!(story.then(), ["start 2 of two", "rolled out: Err(\"no port\")"]);
     assert_eq!((story.policy.source(), story.policy.plan().max), (Some(&source("one")), 3));
@@ -339,13 +377,91 @@ fn fewer_instances_are_those_that_sleep_and_then_those_with_least_to_do() {
 fn those_of_an_earlier_daemon_go_on_and_those_of_another_image_end() {
     let mut story = Story::of(plan());
     let now = story.now;
-    let mut adopt = |seat, is_asleep, is_current| story.policy.adopt(seat, is_asleep, is_current, now);
+    let one = source("one");
+    let mut adopt =
+        |seat, is_asleep, is_current| story.policy.adopt(seat, is_asleep, (&one, is_current), now);
     assert_eq!([adopt(1, false, true), adopt(3, true, true), adopt(4, false, false)], [1, 2, 3]);
     assert_eq!(story.passes(SECOND).then(), ["end 3"]);
     story.ask(5);
     assert_eq!(story.then(), ["1 to 1", "2 to 1", "3 to 2", "wake 2", "4 to 2", "start 4 of one"]);
-    let seats: Vec<u32> = story.policy.instances().map(|(seat, ..)| seat).collect();
+    let seats: Vec<u32> = story.policy.instances().map(|(_, seat, ..)| seat).collect();
     assert_eq!(seats, [1, 3, 4, 2]);
+}
+
+#[test]
+fn one_without_gpu_memory_waits_and_its_requests_with_it() {
+    let mut story = Story { has_memory: false, ..Story::of(plan()) };
+    story.asks();
+    assert_eq!(story.then(), ["claim 1"]);
+    story.policy.tell_shortage(1, "it needs 5 MB".into());
+    story.ask(2);
+    assert_eq!(story.then(), ["claim 2"], "as many wait as are needed");
+    assert_eq!(story.policy.problem(), Some("it needs 5 MB"));
+    story.policy.gone(3, story.now);
+    assert_eq!(story.then(), ["withdraw 2"], "and no more than that");
+    assert_eq!(story.passes(60 * SECOND).then(), ["1 too long", "2 too long", "withdraw 1"]);
+    assert_eq!((story.policy.instances().count(), story.policy.problem()), (0, None));
+    assert!(!story.policy.granted(1, story.now), "nobody wants it any more");
+    story.has_memory = true;
+    story.asks();
+    assert_eq!(story.then(), ["start 3 of one"]);
+    story.policy.found_full(3, story.now);
+    assert!(story.then().is_empty());
+    assert!(story.policy.granted(3, story.now));
+    assert_eq!(story.then(), ["start 3 of one"], "once there is memory");
+}
+
+#[test]
+fn one_that_sleeps_is_sent_nothing_before_there_is_memory_to_wake_it() {
+    let mut story = Story::running(Plan { max: 1, ..plan() }, 1);
+    story.passes(10 * SECOND);
+    story.policy.slept(1, true, story.now);
+    story.has_memory = false;
+    story.asks();
+    assert_eq!(story.then(), ["sleep 1", "claim 1"]);
+    assert!(story.policy.granted(1, story.now));
+    assert_eq!(story.then(), ["1 to 1", "wake 1"]);
+}
+
+#[test]
+fn who_has_no_request_and_need_not_stay_awake_goes_down_for_others() {
+    let mut story = Story::running(Plan { min: 1, ..plan() }, 3);
+    let idle =
+        |story: &Story| story.policy.idle(story.now).iter().map(|one| one.instance).collect::<Vec<_>>();
+    story.asks();
+    assert_eq!(story.then(), ["1 to 1"]);
+    assert_eq!(idle(&story), [2, 3], "the first has a request, and is the one that stays");
+    assert!(!story.policy.demote(1, story.now));
+    assert!(story.policy.demote(2, story.now));
+    assert_eq!(story.passes(SECOND).then(), ["sleep 2"]);
+    story.policy.slept(2, true, story.now);
+    assert_eq!(idle(&story), [3, 2]);
+    assert!(story.policy.demote(2, story.now));
+    assert_eq!(story.then(), ["end 2"], "what sleeps ends");
+    story.policy.ended(2, String::new(), story.now);
+    assert!(story.policy.demote(3, story.now));
+    story.policy.slept(3, false, story.now);
+    assert_eq!(story.then(), ["sleep 3"]);
+    assert!(story.policy.demote(3, story.now));
+    assert_eq!(story.then(), ["end 3"], "what cannot sleep ends, too");
+    story.policy.ended(3, String::new(), story.now);
+    story.answered(1);
+    assert!(idle(&story).is_empty(), "it is to stay awake");
+}
+
+#[test]
+fn a_new_image_that_gets_no_memory_in_time_changes_nothing() {
+    let mut story = Story::running(plan(), 1);
+    story.has_memory = false;
+    assert!(story.policy.roll_out(source("two"), plan(), story.now));
+    assert_eq!(story.then(), ["claim 2"]);
+    story.policy.tell_shortage(2, "it needs 5 MB".into());
+    assert!(story.passes(9 * SECOND).then().is_empty());
+    story.asks();
+    story.passes(51 * SECOND);
+    let failed = "rolled out: Err(\"no instance of it could be started in time: it needs 5 MB\")";
+    assert_eq!(story.then(), ["1 to 1", failed, "withdraw 2"]);
+    assert_eq!(story.policy.source(), Some(&source("one")));
 }
 
 #[derive(Clone, Debug)]
@@ -356,6 +472,12 @@ enum Step {
     Done(usize, bool),
     /// The n-th of what is under way comes to its end, well or not.
     Over(usize, bool),
+    /// There is GPU memory for the n-th of those that claim some.
+    Grant(usize),
+    /// The n-th that is started finds its GPU full.
+    Full(usize),
+    /// Others need the memory of the n-th that nobody needs.
+    Demote(usize),
     Ended(usize),
     Unreachable(usize),
     Pass(u64),
@@ -370,6 +492,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..5u32).prop_map(Step::Again),
         2 => any::<usize>().prop_map(Step::Gone),
         8 => (any::<usize>(), any::<bool>()).prop_map(|(which, well)| Step::Done(which, well)),
+        8 => any::<usize>().prop_map(Step::Grant),
+        1 => any::<usize>().prop_map(Step::Full),
+        1 => any::<usize>().prop_map(Step::Demote),
         6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
         1 => any::<usize>().prop_map(Step::Ended),
         1 => any::<usize>().prop_map(Step::Unreachable),
@@ -388,6 +513,8 @@ struct World {
     sent: Vec<u32>,
     /// What is under way with each instance.
     busy: BTreeMap<u32, &'static str>,
+    /// Those that claim GPU memory.
+    claims: BTreeSet<u32>,
     /// Instances that listen, and whether they sleep.
     there: BTreeMap<u32, bool>,
     rollouts: u32,
@@ -398,6 +525,13 @@ impl World {
     fn follow(&mut self, policy: &mut Policy) -> Result<(), TestCaseError> {
         for action in policy.take() {
             match action {
+                Action::Claim { instance, .. } => {
+                    prop_assert!(self.claims.insert(instance), "{instance} claims twice");
+                    prop_assert!(!self.busy.contains_key(&instance));
+                }
+                Action::Withdraw { instance } => {
+                    prop_assert!(self.claims.remove(&instance), "{instance} claims nothing");
+                }
                 Action::Start { instance, .. } => {
                     prop_assert!(!self.there.contains_key(&instance), "{instance} is there");
                     prop_assert_eq!(self.busy.insert(instance, "start"), None);
@@ -431,10 +565,12 @@ impl World {
             }
         }
         // Those of an old image, and those that are too many by now, have requests yet or something under way.
-        let held = |number: &u32| self.sent.contains(number) || self.busy.contains_key(number);
+        let waits = |number: &u32| self.claims.contains(number);
+        let held =
+            |number: &u32| self.sent.contains(number) || self.busy.contains_key(number) || waits(number);
         let resting = policy.instances.keys().filter(|number| !held(number)).count();
         prop_assert!(resting <= self.max as usize + 1);
-        let seats: BTreeSet<u32> = policy.instances().map(|(seat, ..)| seat).collect();
+        let seats: BTreeSet<u32> = policy.instances().map(|(_, seat, ..)| seat).collect();
         prop_assert_eq!(seats.len(), policy.instances.len());
         prop_assert_eq!(policy.queued(), self.waiting.len());
         Ok(())
@@ -464,6 +600,7 @@ impl World {
     fn gone(&mut self, policy: &mut Policy, number: u32, now: Instant) {
         self.there.remove(&number);
         self.busy.remove(&number);
+        self.claims.remove(&number);
         policy.ended(number, "ended".into(), now);
     }
 }
@@ -505,6 +642,25 @@ proptest! {
                         world.over(&mut policy, number, well, now);
                     }
                 }
+                Step::Grant(which) => {
+                    if let Some(number) = nth(world.claims.iter().copied(), which) {
+                        world.claims.remove(&number);
+                        prop_assert!(policy.granted(number, now));
+                    }
+                }
+                Step::Full(which) => {
+                    let starting = world.busy.iter().filter(|(_, what)| **what == "start");
+                    if let Some(number) = nth(starting.map(|(number, _)| *number), which) {
+                        world.busy.remove(&number);
+                        world.claims.insert(number);
+                        policy.found_full(number, now);
+                    }
+                }
+                Step::Demote(which) => {
+                    if let Some(idle) = nth(policy.idle(now).iter().map(|idle| idle.instance), which) {
+                        prop_assert!(policy.demote(idle, now));
+                    }
+                }
                 Step::Ended(which) => {
                     if let Some(number) = nth(world.there.keys().copied(), which) {
                         world.gone(&mut policy, number, now);
@@ -532,6 +688,10 @@ proptest! {
         for _ in 0..100 {
             while let Some(number) = world.busy.keys().next().copied() {
                 world.over(&mut policy, number, true, now);
+                world.follow(&mut policy)?;
+            }
+            while let Some(number) = world.claims.pop_first() {
+                prop_assert!(policy.granted(number, now));
                 world.follow(&mut policy)?;
             }
             while let Some(number) = world.sent.pop() {

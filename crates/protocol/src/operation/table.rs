@@ -197,6 +197,23 @@ operations! {
     sync context_await ContextAwait { device: u8 } -> bool;
     sync stream_await StreamAwait { device: u8, stream: Id } -> bool;
     sync event_await EventAwait { event: Id } -> bool;
+
+    // CUDA IPC. Handles are opaque to the client.
+
+    /// `cuIpcGetMemHandle`: a handle of the allocation that begins there.
+    sync ipc_memory_export IpcMemoryExport { device: u8, address: u64 } -> Vec<u8>;
+    /// `cuIpcOpenMemHandle`: where the allocation begins here, and its bytes.
+    sync ipc_memory_open IpcMemoryOpen<'a> { device: u8, handle: &'a [u8] } -> (u64, u64);
+    /// `cuIpcCloseMemHandle`, once or as often as it was opened: whether it is open no more.
+    sync ipc_memory_close IpcMemoryClose { device: u8, address: u64, all: bool } -> bool;
+    /// `cuIpcGetEventHandle`.
+    sync ipc_event_export IpcEventExport { event: Id } -> Vec<u8>;
+    /// `cuIpcOpenEventHandle`: the event gets `event`.
+    sync ipc_event_open IpcEventOpen<'a> { device: u8, event: Id, handle: &'a [u8] } -> ();
+    /// Records an event of several processes; when this is answered, all of them know of it.
+    sync ipc_event_record IpcEventRecord { device: u8, stream: Id, event: Id } -> ();
+    /// Has a stream wait for what such an event was recorded for last.
+    sync ipc_event_wait IpcEventWait { device: u8, stream: Id, event: Id } -> ();
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use rekindle_device::Slice;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Contents, Phase, Recording, Saved, Sharing, Status};
+use super::{CacheMemory, Cached, Contents, Parted, Phase, Recording, Saved, Sharing, Status};
 use crate::client::Quiesced;
 
 /// A request that has an answer of this type.
@@ -121,8 +121,10 @@ requests! {
         run_directory: String,
         /// What of the image lies in memories that came with [`Cache`]; the rest is read from the store.
         cached: Vec<Cached>,
-        /// The program stands still beside, and its files go on as they are: another worker has the client yet.
+        /// The program's files go on as they are: another worker has the client yet.
         beside: bool,
+        /// The program does not stand still meanwhile: its requests wait until `Resume`, which says nothing to it.
+        runs: bool,
     } => Vec<Phase>;
     /// With a descriptor for each: memories that caches are kept in. Those of the host are mapped, and with `register`
     /// made known to the GPU, for the life of the worker; those of a GPU are used for the next `Restore` alone.
@@ -161,12 +163,16 @@ requests! {
         pid: i32,
         driver_attached: bool,
     } => ();
-    /// After `Quiesce` and `Save`, with a descriptor to read from: the client may go on with another worker. Answered with the
-    /// ticket of its next request, and with its socket, which this worker reads no more. What becomes of the client is told
-    /// by the descriptor: at a byte, the other worker has it, and this one ends; where all who could write one have closed it,
-    /// the client goes on here.
-    Part {} => u64;
-    /// After `Restore` of a program that stands still beside, with two descriptors: its client's socket, and what a byte is to
+    /// After [`ContextLost::AtRest`](super::ContextLost): the client is to go on with another worker, while its program runs
+    /// and its requests wait. From now on nothing is read of what it says. `Save`, with [`Contents::Left`], `HandOver` and
+    /// `Part` may follow; with `Resume`, or when the connection is closed before `Part`, the client goes on here and is told.
+    Leave {} => ();
+    /// After `Quiesce` and `Save`, or `Leave` and `Save`, with a descriptor to read from: the client may go on with another
+    /// worker. Its socket comes with the answer, and is read no more by this worker. What becomes of the client is told by the
+    /// descriptor: at a byte, the other worker has it, and this one ends; where all who could write one have closed it, the
+    /// client goes on here.
+    Part {} => Parted;
+    /// After `Restore` of a program whose client another worker has yet, with two descriptors: its client's socket, and what a byte is to
     /// be written to before `Resume` lets it go on. `next` is the ticket of its next request. A worker that loses its daemon
     /// before `Resume` ends.
     TakeOver {
@@ -199,7 +205,8 @@ requests! {
     } => bool;
     /// To a worker whose contexts are shared: who shares them.
     GetSharing {} => Sharing;
-    /// With a descriptor, which is closed when all that the client had is given back.
+    /// With a descriptor, which is closed when all that the client had is given back. A byte in it says what becomes of the
+    /// client when its context has failed: [`ContextLost`](super::ContextLost).
     Watch {} => ();
     /// Let the client go on.
     Resume {

@@ -124,6 +124,7 @@ impl Client {
             note(device.host_unregister(pinned.address));
         }
         note(self.virtual_memory.clear(index, &*device));
+        note(self.forget_shared(index));
         let context = self.context_mut(index)?;
         for event in context.freed.drain(..).filter_map(|freed| Some(freed.pending?.1)) {
             context.scratch.push(event);

@@ -12,6 +12,8 @@ use super::{Client, EventObject, Step};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`. The device's own event behind it is one of this process alone.
+pub(crate) const INTERPROCESS: u32 = 4;
 
 impl Client {
     pub(super) fn create_event(&mut self, request: EventCreate) -> Result<()> {
@@ -20,7 +22,10 @@ impl Client {
         if !self.events.is_free(id) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let handle = self.on(device)?.event_create(flags)?;
+        if flags & INTERPROCESS != 0 {
+            self.share_event(device, id)?;
+        }
+        let handle = self.on(device)?.event_create(flags & !INTERPROCESS)?;
         self.events.insert(id, EventObject { device, flags, handle, recorded: false, restored: None })
     }
 
@@ -45,6 +50,9 @@ impl Client {
 
     pub(super) fn query_event(&mut self, id: u32) -> Result<bool> {
         let EventObject { device, handle, restored, .. } = *self.events.get(id)?;
+        if let Some(record) = self.shared_record(id) {
+            return Ok(record.is_done());
+        }
         if restored.is_some() { Ok(true) } else { self.on(device)?.event_query(handle) }
     }
 
@@ -55,7 +63,9 @@ impl Client {
         event: u32,
         done: T,
     ) -> Answer<T> {
+        let record = self.shared_record(event);
         match self.events.get(event) {
+            Ok(event) if let Some(record) = record => self.when_shared(origin, event.device, record, done),
             Err(code) => Answer::Now(Err(code)),
             Ok(event) if event.restored.is_some() => Answer::Now(Ok(done)),
             Ok(&EventObject { device, handle, .. }) => self.when_recorded(origin, device, handle, done),
@@ -75,7 +85,7 @@ impl Client {
         if let Some(time) = event.restored {
             return Ok(time);
         }
-        if !event.recorded || event.flags & DISABLE_TIMING != 0 {
+        if !event.recorded || !event.keeps_time() {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         let anchor = self.context(event.device)?.anchor.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
@@ -86,7 +96,12 @@ impl Client {
     ///
     /// The driver gives differences as single floats, whose error grows with the difference: so each event is timed
     /// against the one that follows it, not all against one.
+    ///
+    /// Of a client that [leaves](Client::leave) its context: as they were noted.
     pub(crate) fn event_times(&mut self, index: usize) -> Result<(Vec<(u32, f64)>, f64)> {
+        if let Some(times) = self.times_at_rest(index) {
+            return Ok(times);
+        }
         let device = self.context(index)?.device.clone();
         self.bind(index)?;
         let now = device.event_create(0)?;
@@ -113,7 +128,7 @@ impl Client {
             if let Some(time) = event.restored {
                 times.push((id, time));
             } else if event.recorded
-                && event.flags & DISABLE_TIMING == 0
+                && event.keeps_time()
                 // One that a capture took has not happened and has no time.
                 && let Ok(age) = device.event_elapsed(event.handle, now)
             {

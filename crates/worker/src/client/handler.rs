@@ -200,6 +200,7 @@ impl Handler for Client {
 
     fn event_destroy(&mut self, _: Origin, request: EventDestroy, _: No) -> Result<()> {
         let event = self.events.remove(request.id)?;
+        self.unshare_event(request.id);
         self.destroy_event(event.device, event.handle)
     }
 
@@ -228,6 +229,34 @@ impl Handler for Client {
     fn event_await(&mut self, origin: Origin, request: EventAwait, _: No) -> Answer<bool> {
         let answer = self.synchronize_event(origin, request.event, true);
         self.gives_way(answer)
+    }
+
+    fn ipc_memory_export(&mut self, _: Origin, request: IpcMemoryExport, _: No) -> Answer<Vec<u8>> {
+        self.export_memory(request).into()
+    }
+
+    fn ipc_memory_open(&mut self, _: Origin, request: IpcMemoryOpen<'_>, _: No) -> Answer<(u64, u64)> {
+        self.open_memory(request).into()
+    }
+
+    fn ipc_memory_close(&mut self, origin: Origin, request: IpcMemoryClose, _: No) -> Answer<bool> {
+        self.close_memory(origin, request)
+    }
+
+    fn ipc_event_export(&mut self, _: Origin, request: IpcEventExport, _: No) -> Answer<Vec<u8>> {
+        self.export_event(request).into()
+    }
+
+    fn ipc_event_open(&mut self, _: Origin, request: IpcEventOpen<'_>, _: No) -> Answer<()> {
+        self.open_event(request).into()
+    }
+
+    fn ipc_event_record(&mut self, origin: Origin, request: IpcEventRecord, _: No) -> Answer<()> {
+        self.record_shared(origin, request).into()
+    }
+
+    fn ipc_event_wait(&mut self, origin: Origin, request: IpcEventWait, _: No) -> Answer<()> {
+        self.wait_shared(origin, request).into()
     }
 
     fn event_elapsed(&mut self, _: Origin, request: EventElapsed, _: No) -> Answer<f32> {

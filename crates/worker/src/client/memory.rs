@@ -126,7 +126,7 @@ impl Client {
         Ok(())
     }
 
-    fn is_captured(&self, device: usize, stream: Stream) -> Result<bool> {
+    pub(crate) fn is_captured(&self, device: usize, stream: Stream) -> Result<bool> {
         Ok(!self.recordings.is_empty() && stream != Stream::LEGACY && self.is_capturing(device, stream)?)
     }
 
@@ -195,6 +195,9 @@ impl Client {
         if let Some((base, mapping)) = self.virtual_memory.holding(address) {
             let device = self.virtual_memory.device_of(mapping).unwrap_or_default();
             return Ok((base, mapping.bytes, device as u8));
+        }
+        if let Some(range) = self.shared_range(address) {
+            return Ok(range);
         }
         let pinned = self
             .pinned

@@ -14,6 +14,7 @@ mod links;
 mod memory;
 mod modules;
 mod objects;
+mod outlive;
 mod pieces;
 mod rebuild;
 mod recipe;
@@ -34,22 +35,27 @@ use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
 use rekindle_device::{Device, Event, Result, Stream};
+use rekindle_protocol::client::Uncollected;
 use rekindle_ring::{Board, Ring};
 
 use crate::data::Data;
 use crate::exchange::Exchange;
 use crate::gpus::Gpus;
 use crate::image::Shadow;
+use crate::ipc::Ipc;
 use crate::link::Link;
 use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
+pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
+use outlive::AtRest;
+pub(crate) use outlive::Noted;
 pub(crate) use pieces::{Body, GlobalsBuffer, Pieces, load_piece};
 pub(crate) use recipe::{GraphStep, Recipe, Recording, Step};
 pub(crate) use room::Room;
@@ -81,6 +87,8 @@ pub(crate) struct Client {
     pub pid: i32,
     /// Whether the driver half of its process is attached, as far as this worker was told.
     pub driver_attached: bool,
+    /// What was on its way to threads of the program when it came to its stop.
+    pub uncollected: Vec<Uncollected>,
     /// The program's standard output, once it is known which process it is.
     pub output: ProgramOutput,
     pub link: Arc<Link>,
@@ -117,6 +125,12 @@ pub(crate) struct Client {
     pub data: Data,
     /// Arrays that other functions have handed on.
     pub exchange: Exchange,
+    /// Memory and events that other processes of the program have too.
+    pub ipc: Ipc,
+    /// What was last noted of it at rest, in a context that others share.
+    at_rest: Option<AtRest>,
+    /// Its context has failed, and it goes on with what was noted.
+    leaving: bool,
     outputs: u32,
     fault_noted: bool,
 }
@@ -140,6 +154,7 @@ impl Client {
             board: None,
             pid: 0,
             driver_attached: true,
+            uncollected: Vec::new(),
             output,
             link,
             threads: Vec::new(),
@@ -165,6 +180,9 @@ impl Client {
             shadow: None,
             data: Data::default(),
             exchange: Exchange::default(),
+            ipc: Ipc::default(),
+            at_rest: None,
+            leaving: false,
             outputs: 0,
             fault_noted: false,
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Stream};
 use rekindle_protocol::operation::Id;
 
+use super::events::DISABLE_TIMING;
 use super::{Bank, Body, Recipe};
 use crate::code::LoadedCode;
 
@@ -35,6 +36,12 @@ pub(crate) struct EventObject {
     pub recorded: bool,
     /// The time on the program's clock, for an event that was recorded before the restore and not again since.
     pub restored: Option<f64>,
+}
+
+impl EventObject {
+    pub(crate) fn keeps_time(&self) -> bool {
+        self.flags & DISABLE_TIMING == 0
+    }
 }
 
 pub(crate) struct ModuleObject {

@@ -62,10 +62,11 @@ impl Client {
     }
 
     /// Removes the client's files from the run directory: it has ended.
-    pub(crate) fn remove_files(&self) {
+    pub(crate) fn remove_files(&mut self) {
         let names = self.threads.iter().map(|thread| &thread.name).chain(self.pinned.iter().map(|p| &p.name));
         for path in names.chain([&self.board_name]).filter_map(|name| self.run_file(name)) {
             let _ = std::fs::remove_file(path);
         }
+        self.ipc.stop();
     }
 }

@@ -13,6 +13,7 @@ use rekindle_protocol::operation::{Answer, Origin, encode_reply};
 use serde::Serialize;
 
 use super::Client;
+use crate::ipc::SharedRecord;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(super) const SCRATCH_EVENT: u32 = 2;
@@ -29,10 +30,14 @@ struct Pending {
     then: Then,
 }
 
-struct Awaited {
-    event: Event,
-    /// The client's own, to be used again.
-    scratch: bool,
+enum Awaited {
+    Event {
+        event: Event,
+        /// The client's own, to be used again.
+        scratch: bool,
+    },
+    /// What an event of several processes was recorded for.
+    Shared(SharedRecord),
 }
 
 #[derive(Default)]
@@ -71,7 +76,7 @@ impl Waiting {
 
 impl Client {
     /// Answers when all work that was issued to the device is done, after `then`.
-    pub(super) fn when_idle<T: Serialize + 'static>(
+    pub(crate) fn when_idle<T: Serialize + 'static>(
         &mut self,
         origin: Origin,
         device: usize,
@@ -98,7 +103,7 @@ impl Client {
             Ok(true) => Answer::Now(then(self)),
             Ok(false) => match self.record(device, stream) {
                 Err(code) => Answer::Now(Err(code)),
-                Ok(event) => self.later(origin, device, vec![Awaited { event, scratch: true }], then),
+                Ok(event) => self.later(origin, device, vec![Awaited::Event { event, scratch: true }], then),
             },
         }
     }
@@ -114,7 +119,23 @@ impl Client {
         match self.on(device).and_then(|device| device.event_query(event)) {
             Err(code) => Answer::Now(Err(code)),
             Ok(true) => Answer::Now(Ok(done)),
-            Ok(false) => self.later(origin, device, vec![Awaited { event, scratch: false }], |_| Ok(done)),
+            Ok(false) => {
+                self.later(origin, device, vec![Awaited::Event { event, scratch: false }], |_| Ok(done))
+            }
+        }
+    }
+
+    /// Answers `done` when what an event of several processes was recorded for is.
+    pub(super) fn when_shared<T: Serialize + 'static>(
+        &mut self,
+        origin: Origin,
+        device: usize,
+        record: SharedRecord,
+        done: T,
+    ) -> Answer<T> {
+        match record.is_done() {
+            true => Answer::Now(Ok(done)),
+            false => self.later(origin, device, vec![Awaited::Shared(record)], |_| Ok(done)),
         }
     }
 
@@ -147,8 +168,10 @@ impl Client {
     }
 
     fn let_go(&mut self, device: usize, events: Vec<Awaited>) {
-        for awaited in events.into_iter().filter(|awaited| awaited.scratch) {
-            self.give_event(device, awaited.event);
+        for awaited in events {
+            if let Awaited::Event { event, scratch: true } = awaited {
+                self.give_event(device, event);
+            }
         }
     }
 
@@ -172,10 +195,10 @@ impl Client {
     fn marks(&mut self, device: usize) -> Result<Vec<Awaited>> {
         let mut events = Vec::new();
         for stream in self.busy_streams(device)? {
-            events.push(Awaited { event: self.record(device, stream)?, scratch: true });
+            events.push(Awaited::Event { event: self.record(device, stream)?, scratch: true });
         }
         let orphans = self.orphans(device)?;
-        events.extend(orphans.into_iter().map(|event| Awaited { event, scratch: false }));
+        events.extend(orphans.into_iter().map(|event| Awaited::Event { event, scratch: false }));
         Ok(events)
     }
 
@@ -264,7 +287,14 @@ impl Client {
             return Some(Err(code));
         }
         while let Some(awaited) = self.waiting.pending[at].events.last() {
-            let (event, scratch) = (awaited.event, awaited.scratch);
+            let (event, scratch) = match awaited {
+                Awaited::Event { event, scratch } => (*event, *scratch),
+                Awaited::Shared(record) if !record.is_done() => return None,
+                Awaited::Shared(_) => {
+                    self.waiting.pending[at].events.pop();
+                    continue;
+                }
+            };
             match self.context(device).and_then(|context| context.device.event_query(event)) {
                 Ok(false) => return None,
                 Err(code) => return Some(Err(code)),

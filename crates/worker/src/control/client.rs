@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Control;
 use crate::client_thread::ClientThread;
-use crate::dispatch::Activity;
+use crate::dispatch::Dispatcher;
 use crate::ondemand;
 
 impl Control {
@@ -46,7 +46,7 @@ impl Control {
         let journal = descriptors.pop().ok_or("the journal did not come along")?;
         self.remote.ask(move |dispatcher| ondemand::go_on(dispatcher, journal, pid))??;
         self.adopt(pid, false, descriptors)?;
-        self.remote.run(|dispatcher| dispatcher.activity = Activity::Running);
+        self.remote.run(Dispatcher::take_requests);
         Ok(())
     }
 

@@ -82,7 +82,7 @@ impl Control {
         stream: &UnixStream,
         request: ask::Restore,
     ) -> Result<Vec<Phase>, String> {
-        let ask::Restore { image, run_directory, cached, beside } = request;
+        let ask::Restore { image, run_directory, cached, beside, runs } = request;
         let (remote, left) = (self.remote.clone(), std::mem::take(&mut self.left));
         let lent = std::mem::take(&mut self.lent);
         let (demand, journal) = self.demand.take().unwrap_or_default();
@@ -95,9 +95,13 @@ impl Control {
             if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);
             }
+            if runs {
+                dispatcher.hold_requests();
+            }
             Ok(phases)
         })?;
         self.held_back = true;
+        self.runs = runs;
         Ok(phases)
     }
 

@@ -15,26 +15,44 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use rekindle_protocol::fault;
+use rekindle_protocol::worker::Parted;
 
 use super::{Control, readable};
 use crate::dispatch::{Dispatcher, Ended};
 
 impl Control {
-    pub(super) fn part(&mut self, descriptors: Vec<OwnedFd>) -> Result<u64, String> {
-        if self.is_shared() {
-            return Err("a program that shares its context cannot go on with another worker".to_string());
+    /// The context has failed that the client shares, and it is to go on with another worker.
+    pub(super) fn leave(&mut self) -> Result<(), String> {
+        self.hear_no_more();
+        if self.remote.ask(|dispatcher| dispatcher.is_leaving()).is_ok_and(|is_leaving| is_leaving) {
+            self.leaves = true;
+            return Ok(());
         }
-        if !self.quiesced || self.parted.is_some() {
+        self.link.set_parted(false);
+        Err("only a client at rest whose context has failed goes on elsewhere".to_string())
+    }
+
+    pub(super) fn part(&mut self, descriptors: Vec<OwnedFd>) -> Result<Parted, String> {
+        if self.is_shared() && !self.leaves {
+            return Err(
+                "a program that shares its context can go on with another worker only when that has failed"
+                    .to_string(),
+            );
+        }
+        if !self.stands_still() || self.parted.is_some() {
             return Err("only a program that stands still can go on with another worker".to_string());
         }
         let word = descriptors.into_iter().next().ok_or("the pipe did not come along")?;
         let client = self.link.socket().ok_or("the client has gone")?;
         let client = client.try_clone().map_err(|error| format!("its socket cannot be shared: {error}"))?;
-        let next = self.remote.ask(|dispatcher| dispatcher.next_request())?;
+        let parted = self.remote.ask(|dispatcher| Parted {
+            next: dispatcher.next_request(),
+            driver_attached: dispatcher.client.driver_attached,
+        })?;
         self.hear_no_more();
         self.along.push(client.into());
         self.parted = Some(word.into());
-        Ok(next)
+        Ok(parted)
     }
 
     /// Takes the client of another worker, which stands still.
@@ -47,6 +65,7 @@ impl Control {
     ) -> Result<(), String> {
         let word = descriptors.pop().ok_or("the pipe did not come along")?;
         self.remote.ask(move |dispatcher: &mut Dispatcher| dispatcher.go_on_with(next))??;
+        self.link.set_lent(true);
         self.adopt(pid, driver_attached, descriptors)?;
         self.word = Some(word.into());
         Ok(())
@@ -63,7 +82,14 @@ impl Control {
             }
             _ => Ok(()),
         });
-        given.inspect_err(|problem| self.give_back(word, problem.clone()))
+        match given {
+            Ok(()) => self.link.set_lent(false),
+            Err(problem) => {
+                self.give_back(word, problem.clone());
+                return Err(problem);
+            }
+        }
+        Ok(())
     }
 
     /// The daemon has gone before the client was let go on: it goes on where it was. True if this worker ends.
@@ -114,6 +140,7 @@ impl Control {
         }
         self.taken = self.taken || word.read(&mut [0]).is_ok_and(|count| count > 0);
         if self.taken {
+            self.link.hand_over();
             return Err("the program has gone on with another worker".to_string());
         }
         self.parted = None;

@@ -6,7 +6,7 @@ use rekindle_protocol::client::{Quiesced, ToClient};
 use rekindle_protocol::worker::Contents;
 
 use super::Control;
-use crate::dispatch::{Dispatcher, Rest};
+use crate::dispatch::{Dispatcher, LEAVING, Rest};
 use crate::image::{self, CodeAhead};
 use crate::link::Answer;
 
@@ -18,12 +18,17 @@ const ANSWER_SLACK: Duration = Duration::from_secs(1);
 impl Control {
     /// For what is copied beside the program, work that the GPU has goes on, and a save waits for it.
     pub(super) fn quiesce(&mut self, limit: Duration, contents: Contents) -> Result<Quiesced, String> {
+        if self.is_shared() && self.remote.ask(|dispatcher| dispatcher.is_leaving())? {
+            return Err(LEAVING.to_string());
+        }
         let began = Instant::now();
         self.quiesced = true;
         self.remote.run(move |dispatcher| {
             let blocks = image::blocks(&dispatcher.client, contents);
             dispatcher.expect_stop(blocks);
         });
+        // Another process's work may be under way on memory that is saved here.
+        let shares = self.remote.ask(|dispatcher| dispatcher.client.ipc.is_used())?;
         let asked = ToClient::Quiesce { limit_ms: limit.as_millis() as u64 };
         let answer = self.link.ask(&asked, limit + ANSWER_SLACK, |answer| match answer {
             Answer::Quiesced(quiesced) => Some(Ok(quiesced)),
@@ -31,17 +36,21 @@ impl Control {
             _ => None,
         });
         let stopped = answer.map_err(|unanswered| unanswered.to_string()).and_then(|answer| answer);
-        let drained = stopped.and_then(|quiesced| {
+        let drained = stopped.and_then(|mut quiesced| {
             let driver_attached = quiesced.driver_attached;
-            self.remote.run(move |dispatcher| dispatcher.client.driver_attached = driver_attached);
+            let uncollected = std::mem::take(&mut quiesced.uncollected);
+            self.remote.run(move |dispatcher| {
+                dispatcher.client.driver_attached = driver_attached;
+                dispatcher.client.uncollected = uncollected;
+            });
             let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(100));
-            let beside = contents == Contents::Shadowed && !self.waits_for_work;
+            let beside = contents == Contents::Shadowed && !self.waits_for_work && !shares;
             let wanted = if beside { Rest::Requests } else { Rest::Work };
             let rest = self.remote.drain(wanted, left)?;
             self.undone = (rest == Rest::Requests).then_some(limit);
             Ok(quiesced)
         });
-        drained.inspect_err(|_| self.undo())
+        drained.inspect_err(|_| self.let_go())
     }
 
     /// Waits for the work that goes on while the program stands still, if there is any.
@@ -69,15 +78,31 @@ impl Control {
     pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), String> {
         self.comes_back()?;
         self.give_word()?;
+        self.undone = None;
+        self.held_back = false;
+        self.left.clear();
+        if std::mem::take(&mut self.runs) {
+            self.remote.run(Dispatcher::take_requests);
+            return Ok(());
+        }
+        if self.stays() {
+            return Ok(());
+        }
         self.remote.run(Dispatcher::go_on);
         let message = ToClient::Resume { restored, driver_attached };
         let answered =
             self.link.ask(&message, RESUME_LIMIT, |answer| matches!(answer, Answer::Resumed).then_some(()));
         self.quiesced = false;
-        self.undone = None;
-        self.held_back = false;
-        self.left.clear();
         answered.map_err(|unanswered| unanswered.to_string())
+    }
+
+    /// A client that waits to leave its context does not; false if it does not wait for that.
+    fn stays(&mut self) -> bool {
+        let stays = self.is_shared() && self.remote.ask(Dispatcher::stay).unwrap_or(false);
+        if std::mem::take(&mut self.leaves) {
+            self.link.set_parted(false);
+        }
+        stays
     }
 
     /// Lets the client go on after a checkpoint that came to nothing; one that was parted with as soon as that is known.
@@ -85,6 +110,12 @@ impl Control {
         if self.parted.is_some() {
             return;
         }
+        self.stays();
+        self.let_go();
+    }
+
+    /// Ends a stand that comes to nothing.
+    fn let_go(&mut self) {
         self.undone = None;
         if std::mem::take(&mut self.quiesced) {
             self.remote.run(Dispatcher::go_on);

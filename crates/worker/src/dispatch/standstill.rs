@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::activity::Quiesced;
-use super::{Activity, Dispatcher};
+use super::{Activity, Dispatcher, LEAVING};
 use crate::image::Preparing;
 
 /// The program is coming to a stop.
@@ -44,6 +44,10 @@ impl Dispatcher {
     /// The program makes no more calls: it stands still when nothing is under way, if that is so before the limit. The answer
     /// comes once it has come to the rest that is wanted, or to more.
     pub(super) fn drain(&mut self, wanted: Rest, limit: Duration, answer: Sender<Result<Rest, String>>) {
+        if self.is_leaving() {
+            let _ = answer.send(Err(LEAVING.to_string()));
+            return;
+        }
         let drain = Drain { wanted, limit, since: Instant::now(), answer };
         self.stopping.get_or_insert_default().drain = Some(drain);
     }
@@ -113,12 +117,30 @@ impl Dispatcher {
     pub(crate) fn go_on(&mut self) {
         self.stopping = None;
         self.client.hurry_waits(false);
+        if self.is_leaving() {
+            return;
+        }
         self.activity = match replace(&mut self.activity, Activity::Running) {
             Activity::Quiesced(Quiesced { shared, .. }) => {
                 shared.map_or(Activity::Running, Activity::Sharing)
             }
             other => other,
         };
+    }
+
+    /// What was restored is that of a program that runs: its requests wait, now and when all is loaded.
+    pub(crate) fn hold_requests(&mut self) {
+        self.activity = match replace(&mut self.activity, Activity::Closed) {
+            Activity::Loading { loading, .. } => Activity::Replaying(Some(loading)),
+            other => other,
+        };
+    }
+
+    /// They wait no longer.
+    pub(crate) fn take_requests(&mut self) {
+        if matches!(self.activity, Activity::Replaying(None)) {
+            self.activity = Activity::Running;
+        }
     }
 
     fn rings_are_empty(&mut self) -> bool {

@@ -34,11 +34,18 @@ pub(crate) struct Exchange {
     pub owner: Option<String>,
     /// Where arrays of others are mapped. Each is kept for as long as its connection is open.
     held: HashMap<u64, UnixStream>,
+    /// How many calls have a thread that talks for them.
+    talks: usize,
 }
 
 impl Exchange {
     pub(crate) fn has(&self, address: u64) -> bool {
         self.held.contains_key(&address)
+    }
+
+    /// Arrays of others are mapped, or are being talked about.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.held.is_empty() || self.talks > 0
     }
 
     /// It is mapped no more.
@@ -90,10 +97,16 @@ impl Client {
         };
         let run = move || {
             let reply = encode_reply(&Ok(about(&talk).map_err(told)));
-            talk.remote.run(move |dispatcher| dispatcher.client.reply(origin.ring, &reply));
+            talk.remote.run(move |dispatcher| {
+                dispatcher.client.exchange.talks -= 1;
+                dispatcher.client.reply(origin.ring, &reply);
+            });
         };
         match std::thread::Builder::new().name("exchange".into()).spawn(run) {
-            Ok(_) => Answer::Later,
+            Ok(_) => {
+                self.exchange.talks += 1;
+                Answer::Later
+            }
             Err(error) => {
                 log::error!("cannot start a thread: {error}");
                 Answer::Now(Err(CUDA_ERROR_OPERATING_SYSTEM))

@@ -1,13 +1,14 @@
 //! Why the GPU half could not be saved or restored.
 
 use rekindle_cuda::CuResult;
+use rekindle_protocol::worker::NO_GPU_MEMORY;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("the GPU could not {action}: {code}")]
     Device { action: String, code: CuResult },
     #[error(
-        "the GPU could not {action}: {free} of its {total} MB are free now; another program may have \
+        "the GPU could not {action} ({NO_GPU_MEMORY}): {free} of its {total} MB are free now; another program may have \
          taken some since that was checked; free some or give another --gpu"
     )]
     Taken { action: String, free: u64, total: u64 },

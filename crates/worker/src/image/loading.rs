@@ -19,7 +19,7 @@ use rekindle_store::{Image, Part};
 use super::block::{Gpu, Preparing};
 use super::cache::Views;
 use super::contents::Place;
-use super::error::{Error, Result};
+use super::error::{Error, Result, device};
 use super::hidden::{Hidden, Windows};
 use super::resident::Resident;
 use super::save_memory::{Window, unmap_windows};
@@ -28,6 +28,7 @@ use super::state::State;
 use super::{contents, restore_memory};
 use crate::client::Client;
 use crate::dispatch::{Activity, Dispatcher, Ended, Later, Remote, Shared};
+use crate::ipc::{Arrivals, Arrived};
 use crate::ondemand::{Journal, OnDemand, Sharing, Spans};
 
 /// What is answered to whoever waits for the end.
@@ -49,6 +50,8 @@ pub(super) struct Work {
     pub hidden: Option<Vec<Hidden>>,
     /// Names of parts, those first that are to be loaded first.
     pub order: Vec<String>,
+    /// What is to come of other processes of the program.
+    pub arrivals: Arrivals,
 }
 
 /// What was read from and copied through.
@@ -60,7 +63,7 @@ pub(crate) struct Loading {
     /// When the restore began.
     since: Instant,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<(Phase, Left)>>>,
+    thread: Option<JoinHandle<Result<(Phase, Left, Arrived)>>>,
     waiting: Vec<Sender<Outcome>>,
     on_demand: Option<OnDemand>,
     windows: Vec<Windows>,
@@ -145,14 +148,15 @@ impl Loading {
             };
             let may_begin = fault::point("loading-begun").map_err(|fault| Error::Refused(fault.to_string()));
             let result = may_begin.and_then(|()| loaded.parts()).and_then(|parts| {
-                contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)
+                let blocks = contents::load(&loaded.gpus, blocks, &sources, &parts, &progress, &told, whole)?;
+                Ok((blocks, loaded.arrivals.fetch(&told).map_err(Error::Refused)?))
             });
             remote.run(Loading::end);
             let mut from = sources.tally();
             if shared > 0 {
                 from.insert("shared".to_string(), shared);
             }
-            let blocks = result?;
+            let (blocks, arrived) = result?;
             let phase = Phase {
                 name: "GPU memory".to_string(),
                 start_us: (began - since).as_micros() as u64,
@@ -162,7 +166,7 @@ impl Loading {
                 ..Phase::default()
             };
             let left: Left = Box::new((blocks, views, resident));
-            Ok((phase, left))
+            Ok((phase, left, arrived))
         };
         let thread = std::thread::Builder::new().name("loading".into()).spawn(load);
         let thread =
@@ -287,11 +291,13 @@ impl Loading {
         let panicked = || Err(Error::Refused("a thread that loaded buffers panicked".to_string()));
         let loaded =
             self.thread.take().map_or_else(panicked, |thread| thread.join().unwrap_or_else(|_| panicked()));
-        let (phase, left) = loaded?;
+        let (phase, left, arrived) = loaded?;
         later.push(move || drop(left));
         if self.work.hidden.is_none() {
             unmap_windows(client, &self.work.windows)?;
             restore_memory::protect(client, &self.work.state)?;
+            let taken = client.take_arrived(&self.work.arrivals, &arrived);
+            taken.map_err(device("have what another process of the program shares"))?;
         }
         Ok(phase)
     }

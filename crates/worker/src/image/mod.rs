@@ -38,6 +38,7 @@ mod source;
 mod state;
 mod timer;
 mod turns;
+mod uncollected;
 mod unwritten;
 mod upload;
 mod whole;

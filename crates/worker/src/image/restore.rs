@@ -20,8 +20,10 @@ use super::resident::Registering;
 use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::whole::{self, OwnStreams};
-use super::{LeftMemory, STATE_PART, contents, kernels, lent, restore_code, restore_memory, save_memory};
-use crate::client::{Client, EventObject, ExecObject, GraphObject, Mark, Mending, Recipe};
+use super::{
+    LeftMemory, STATE_PART, contents, kernels, lent, restore_code, restore_memory, save_memory, uncollected,
+};
+use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending, Recipe};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
@@ -59,7 +61,7 @@ pub(crate) fn restore(
     }
     let image = Image::open(image)?;
     let encoded = read_state(&image)?;
-    let state = State::decode(&encoded)?;
+    let mut state = State::decode(&encoded)?;
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
@@ -74,7 +76,8 @@ pub(crate) fn restore(
     };
     dispatcher.client.directory = directory;
     dispatcher.client.board_name = state.board.clone();
-    let can_wait = left.is_empty() && lent.is_empty() && !graphs_copy(&state);
+    // What others have too is there for all of them at once.
+    let can_wait = left.is_empty() && lent.is_empty() && !graphs_copy(&state) && state.ipc.is_empty();
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
@@ -83,6 +86,9 @@ pub(crate) fn restore(
         false => HashMap::new(),
     };
     restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), &shared)?;
+    let shared_state = std::mem::take(&mut state.ipc);
+    let arrivals = dispatcher.client.prepare_shared(shared_state, &left);
+    let arrivals = arrivals.map_err(device("have again what processes of the program share"))?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
     match &mut hidden {
         Some(hidden) => {
@@ -125,6 +131,7 @@ pub(crate) fn restore(
         resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,
         order,
+        arrivals,
     };
     let beside = remote.clone();
     let loading = Loading::begin(work, load_windows, blocks, remote, since)?;
@@ -240,7 +247,7 @@ fn events(client: &mut Client, state: &State) -> Result<()> {
     }
     for row in &state.events {
         let gpu = client.on(row.device).map_err(device("be used"))?;
-        let handle = gpu.event_create(row.flags).map_err(device("make an event"))?;
+        let handle = gpu.event_create(row.flags & !INTERPROCESS).map_err(device("make an event"))?;
         let event = EventObject {
             device: row.device,
             flags: row.flags,
@@ -310,6 +317,7 @@ fn join_files(
     }
     for row in &state.threads {
         let ring = Ring::open(&file(dispatcher, &row.name)?).map_err(shared)?;
+        uncollected::put_back(ring, row.index, &state.uncollected)?;
         dispatcher.add_ring(row.index, row.name.clone(), ring);
         if let Some(thread) = dispatcher.client.threads.last_mut() {
             for stream in own_streams.remove(&row.index).unwrap_or_default() {

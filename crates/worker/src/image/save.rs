@@ -17,8 +17,8 @@ use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
 use super::timer::Timer;
-use super::{LeftMemory, contents, copy_out, save_code, save_memory};
-use crate::client::{Body, Client, Context, ModuleObject, StreamObject};
+use super::{LeftMemory, contents, copy_out, save_code, save_memory, uncollected};
+use crate::client::{Body, Client, Context, ModuleObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
@@ -47,6 +47,7 @@ pub(crate) fn save(
     let mut blocks = quiesced.blocks.take();
     let client = &mut dispatcher.client;
     check_globals(client)?;
+    client.own_orphans().map_err(Error::Refused)?;
     let gpus = save_memory::gpus(client);
     let staging = Staging::open(staging)?;
     let mut state = State {
@@ -59,8 +60,13 @@ pub(crate) fn save(
     state.devices = devices(client)?;
     streams_and_events(client, &mut state)?;
     graphs(client, &mut state);
+    state.ipc = client.ipc_state();
+    check_shared(&state)?;
     timer.lap("GPU objects", 0);
     let mut left = LeftMemory::new();
+    if contents == Contents::Left {
+        client.leave_shared(&mut left).map_err(device("leave behind what processes of the program share"))?;
+    }
     let kept = (contents == Contents::Left).then_some(&mut left);
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
@@ -130,6 +136,18 @@ fn check_globals(client: &Client) -> Result<()> {
     )))
 }
 
+/// Graphs are built again before memory of other processes is there.
+fn check_shared(state: &State) -> Result<()> {
+    let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
+    if state.ipc.has_imports() && recipes.into_iter().any(Recipe::copies) {
+        return Err(Error::Refused(
+            "a process has graphs that copy memory, and memory of another process open; have it close that, or destroy those"
+                .to_string(),
+        ));
+    }
+    Ok(())
+}
+
 fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {
     let encoded = state.encode()?;
     if encoded.len() as u64 > MOST_BYTES {
@@ -188,6 +206,7 @@ fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
             streams: thread.streams.iter().flatten().map(|stream| (stream.device, stream.at)).collect(),
         })
         .collect();
+    state.uncollected = uncollected::save(client);
     let mut times = std::collections::HashMap::new();
     for (index, row) in state.devices.iter_mut().enumerate() {
         if let Some(context) = &mut row.context {

@@ -23,9 +23,7 @@ pub(super) fn modules(
 ) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     let gpus = save_memory::gpus(client);
-    let any = client.any_device().map_err(device("be used"))?;
-    let mut blocks = Blocks::new(any, BLOCK, 1).map_err(device("pin a block of host memory"))?;
-    let mut blocks = blocks.split();
+    let mut blocks = None;
     let loaded: Vec<u32> = client.modules.iter().map(|(id, _)| id).collect();
     for id in loaded {
         let index = client.modules.get(id).map_err(device("find a module"))?.device;
@@ -39,7 +37,14 @@ pub(super) fn modules(
         };
         let mut row = describe(module, Some(id), staging, &mut code)?;
         if !globals.is_empty() {
-            let (Some(block), Some(Some(gpu))) = (blocks.first_mut(), gpus.get(index)) else { continue };
+            let blocks = match &mut blocks {
+                Some(blocks) => blocks,
+                none => {
+                    none.insert(Blocks::new(gpu, BLOCK, 1).map_err(device("pin a block of host memory"))?)
+                }
+            };
+            let mut block = blocks.split();
+            let (Some(block), Some(Some(gpu))) = (block.first_mut(), gpus.get(index)) else { continue };
             parts.push(contents(staging, &globals, row.loaded_at, index, gpu, block)?);
         }
         row.contents = globals

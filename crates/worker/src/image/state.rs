@@ -15,12 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
+use crate::ipc::IpcState;
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 7;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 3] = [(4, 1), (3, 4), (2, 5)];
+const EARLIER: [(u32, usize); 5] = [(6, 6), (5, 7), (4, 8), (3, 11), (2, 12)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -54,6 +55,20 @@ pub(super) struct State {
     pub kernels: Vec<KernelState>,
     /// The addresses that it keeps to, if it may share contexts with others.
     pub slice: Option<Slice>,
+    /// Bytes that the GPU has given, and that no thread has taken out of its staging area.
+    pub uncollected: Vec<UncollectedState>,
+    /// What other processes of the program have too.
+    pub ipc: IpcState,
+}
+
+/// A piece of a staging area.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct UncollectedState {
+    pub ring: u32,
+    pub offset: u64,
+    /// The position that its thread waits for.
+    pub end: u64,
+    pub content: Vec<u8>,
 }
 
 /// A piece, as it was cut: so many bytes of the part of all pieces, one behind the other.

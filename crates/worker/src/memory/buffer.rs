@@ -1,8 +1,11 @@
 //! One handle that is mapped for the program's allocations.
 
+use std::sync::Arc;
+
 use rekindle_device::Memory;
 
 use super::Slab;
+use crate::ipc::Export;
 
 #[derive(Debug)]
 pub(crate) struct Buffer {
@@ -12,6 +15,8 @@ pub(crate) struct Buffer {
     pub content: Content,
     /// The memory is a cache's: others have it mapped too, and it cannot be written to here.
     pub shared: bool,
+    /// By which other processes of the program may have the memory.
+    pub export: Option<Arc<Export>>,
 }
 
 #[derive(Debug)]

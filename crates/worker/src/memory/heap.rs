@@ -12,6 +12,7 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Access, Device, Memory, Result, Stream};
 
 use super::{Buffer, Content, Regions, Slab, Small, Space};
+use crate::ipc::Export;
 
 /// Allocations of at least this size get a handle of their own.
 const LARGE: u64 = 1 << 20;
@@ -261,6 +262,64 @@ impl Heap {
         self.device.memory_release(shared)
     }
 
+    /// Has the memory of the buffer that holds an address be had by others, in this way unless it is already: where the
+    /// buffer starts, and how it is had. Memory that is a cache's, or another program's, is not.
+    pub(crate) fn offer(
+        &mut self,
+        address: u64,
+        way: impl FnOnce(OwnedFd, u64) -> Arc<Export>,
+    ) -> Result<(u64, Arc<Export>)> {
+        let (at, buffer) = self.holding(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let export = match &buffer.export {
+            Some(export) => export.clone(),
+            None if buffer.shared => return Err(CUDA_ERROR_INVALID_VALUE),
+            None => way(self.device.memory_export(buffer.memory)?, buffer.bytes),
+        };
+        if let Some(buffer) = self.buffers.get_mut(&at) {
+            buffer.export = Some(export.clone());
+        }
+        Ok((at, export))
+    }
+
+    /// Maps another process's memory, which is no buffer here: at addresses that were taken for it, or at new ones.
+    pub(crate) fn map_other(
+        &mut self,
+        at: Option<u64>,
+        bytes: u64,
+        from: BorrowedFd<'_>,
+    ) -> Result<(u64, Memory)> {
+        let address = match at {
+            Some(at) => at,
+            None => self.take_addresses(bytes, self.granularity, 0)?,
+        };
+        let mapped = self.back(address, bytes, Some(from), Access::ReadWrite);
+        let memory = mapped.inspect_err(|_| {
+            if at.is_none() {
+                self.give_addresses(address, bytes);
+            }
+        })?;
+        Ok((address, memory))
+    }
+
+    /// Gives back what [`Heap::map_other`] has mapped. No work may use it any more.
+    pub(crate) fn unmap_other(&mut self, at: u64, bytes: u64, memory: Memory) -> Result<()> {
+        self.device.unmap(at, bytes)?;
+        self.give_addresses(at, bytes);
+        self.device.memory_release(memory)
+    }
+
+    /// Makes a buffer of what [`Heap::map_other`] has mapped, on memory of its own with the same contents. The device is
+    /// idle, and its context current.
+    pub(crate) fn adopt(&mut self, at: u64, bytes: u64, memory: Memory) -> Result<()> {
+        let content = Content::Large { bytes, freed: false };
+        self.buffers.insert(at, Buffer { bytes, memory, content, shared: true, export: None });
+        self.make_private(at).inspect_err(|_| {
+            if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == memory) {
+                self.buffers.remove(&at);
+            }
+        })
+    }
+
     fn add(&mut self, bytes: u64, content: Content) -> Result<u64> {
         let at = self.take_addresses(bytes, self.granularity, 0)?;
         self.fill(at, bytes, content, None)?;
@@ -284,7 +343,7 @@ impl Heap {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
-        self.buffers.insert(at, Buffer { bytes, memory, content, shared: false });
+        self.buffers.insert(at, Buffer { bytes, memory, content, shared: false, export: None });
     }
 
     /// Makes memory, or takes what there is, and maps it.

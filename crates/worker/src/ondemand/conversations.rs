@@ -1,7 +1,7 @@
 //! What the worker's threads that talk to others hold while a message is half read, or read and not yet obeyed: a
 //! worker that starts again passes both sockets on, and nothing may be lost between two processes.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -55,9 +55,13 @@ fn wait_for<'m, T>(mutex: &'m Mutex<T>, meanwhile: &mut impl FnMut()) -> MutexGu
 /// How long the daemon may take to end a program that cannot go on.
 const PARTING_MS: i32 = 10_000;
 
-/// Waits until there is something to read, or the other end is closed.
-pub(crate) fn wait_readable(socket: &UnixStream) {
-    wait(socket, libc::POLLIN, -1);
+/// Waits until there is something to read, the other end is closed, or there is something to read from this
+/// sign.
+pub(crate) fn wait_readable(socket: &UnixStream, sign: Option<BorrowedFd<'_>>) {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut entries = [entry(socket.as_raw_fd()), entry(sign.map_or(-1, |sign| sign.as_raw_fd()))];
+    // SAFETY: two valid entries, borrowed for the call.
+    unsafe { libc::poll(entries.as_mut_ptr(), 2, -1) };
 }
 
 /// Waits until the client has gone, not for ever: the daemon, which knows by now that its program cannot go on, ends it

@@ -11,7 +11,7 @@ use rekindle_ring::Ring;
 
 use super::journal::Journal;
 use super::replay::replay;
-use crate::dispatch::{Activity, Dispatcher, Remote};
+use crate::dispatch::{Dispatcher, Remote};
 use crate::image::{self, Wish};
 
 /// Begins to build the state of the image in the midst of its program's life. Requests wait for [`go_on`].
@@ -26,10 +26,7 @@ pub(crate) fn restore(
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
-    dispatcher.activity = match std::mem::replace(&mut dispatcher.activity, Activity::Closed) {
-        Activity::Loading { loading, .. } => Activity::Replaying(Some(loading)),
-        other => other,
-    };
+    dispatcher.hold_requests();
     Ok(phases)
 }
 

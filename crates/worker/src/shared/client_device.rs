@@ -3,19 +3,21 @@
 //! The default stream, waits for the whole context, and limits are its own; what it makes is noted, and given back when it
 //! ends.
 
+use std::collections::HashMap;
 use std::ops::Deref;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NOT_READY};
+use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
     ModuleKind, PreparedCode, Result, Stream,
 };
 
+use super::health::Health;
 use super::lane::Work;
 use super::lanes::{Lanes, Place, State};
 use super::link::{Link, Rank, UNTIMED};
@@ -39,8 +41,20 @@ pub(crate) struct ClientDevice {
     closing: AtomicBool,
     /// Held by each call, so that what the client has is there for as long as calls use it.
     calls: RwLock<()>,
-    /// The context has failed, for all of its clients.
-    failed: Arc<AtomicBool>,
+    health: Arc<Health>,
+    /// What outlives the context, as far as it was asked for while there was one.
+    kept: Mutex<Kept>,
+    /// The context has failed, and the client goes on with what was kept: the device is asked nothing, and whatever is given
+    /// back goes with the context.
+    leaving: AtomicBool,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// Descriptors of memory.
+    memory: HashMap<Memory, OwnedFd>,
+    /// Globals of modules.
+    globals: HashMap<Module, Vec<Global>>,
 }
 
 /// The device, for a call of a client that is there.
@@ -58,11 +72,11 @@ impl<'a> Deref for Open<'a> {
 }
 
 impl ClientDevice {
-    /// The device's context is current on this thread. `failed` is raised when it turns out to have failed.
+    /// The device's context is current on this thread. `health` is told when it turns out to have failed.
     pub(crate) fn new(
         device: Arc<dyn Device>,
         link: Option<Arc<Link>>,
-        failed: Arc<AtomicBool>,
+        health: Arc<Health>,
     ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
         let order = device.event_create(UNTIMED)?;
@@ -74,7 +88,9 @@ impl ClientDevice {
             limits: Mutex::default(),
             closing: AtomicBool::new(false),
             calls: RwLock::new(()),
-            failed,
+            health,
+            kept: Mutex::default(),
+            leaving: AtomicBool::new(false),
         }))
     }
 
@@ -107,8 +123,47 @@ impl ClientDevice {
         for stream in streams {
             let _ = self.device.stream_synchronize(stream);
         }
-        self.owned().give_back(&*self.device);
+        self.owned().give_back(&*self.device, self.health.fault().is_some());
         true
+    }
+
+    /// Asks the device for what the client needs to outlive the context, for so long: true once all is there.
+    pub(crate) fn keep(&self, until: Instant) -> Result<bool> {
+        let open = self.open()?;
+        let missing: Vec<Memory> = {
+            let (owned, kept) = (self.owned(), self.kept());
+            owned.memory.iter().filter(|memory| !kept.memory.contains_key(memory)).copied().collect()
+        };
+        for memory in missing {
+            if Instant::now() > until {
+                return Ok(false);
+            }
+            let descriptor = self.noted(open.memory_export(memory))?;
+            let owned = self.owned();
+            if owned.memory.contains(&memory) {
+                self.kept().memory.insert(memory, descriptor);
+            }
+        }
+        Ok(true)
+    }
+
+    /// An error if the context has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        let open = self.open()?;
+        let legacy = self.lanes.state().order.real(Stream::LEGACY);
+        self.noted(open.bind().and_then(|()| open.stream_query(legacy))).map(drop)
+    }
+
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::SeqCst);
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn owned(&self) -> MutexGuard<'_, Owned> {
@@ -127,9 +182,9 @@ impl ClientDevice {
 
     fn open(&self) -> Result<Open<'_>> {
         let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
-        match self.closing.load(Ordering::SeqCst) {
+        match self.closing.load(Ordering::SeqCst) || self.is_leaving() {
             false => Ok(Open { device: &*self.device, _call: call }),
-            true => Err(CUDA_ERROR_DEINITIALIZED),
+            true => Err(self.health.fault().unwrap_or(CUDA_ERROR_DEINITIALIZED)),
         }
     }
 
@@ -138,7 +193,7 @@ impl ClientDevice {
         if let Err(code) = &result
             && code.is_sticky()
         {
-            self.failed.store(true, Ordering::Relaxed);
+            self.health.fail(*code);
         }
         result
     }
@@ -155,7 +210,7 @@ impl ClientDevice {
         Ok(made)
     }
 
-    /// Gives something back. All of it was, if the client is no more.
+    /// Gives something back. All of it was, if the client is no more, and is, if the context is.
     fn give<F>(
         &self,
         forget: impl FnOnce(&mut Owned) -> F,
@@ -228,7 +283,7 @@ impl Device for ClientDevice {
         self.device.info()
     }
     fn bind(&self) -> Result<()> {
-        self.device.bind()
+        if self.is_leaving() { Ok(()) } else { self.device.bind() }
     }
     fn synchronize(&self) -> Result<()> {
         let open = self.open()?;
@@ -255,7 +310,7 @@ impl Device for ClientDevice {
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
-        self.device.memory_info()
+        self.open()?.memory_info()
     }
     fn granularity(&self) -> u64 {
         self.device.granularity()
@@ -271,10 +326,17 @@ impl Device for ClientDevice {
         self.make(|device| device.memory_create(bytes), |owned, made| owned.memory.insert(made))
     }
     fn memory_release(&self, memory: Memory) -> Result<()> {
-        self.give(|owned| owned.memory.remove(&memory), |device| device.memory_release(memory))
+        let forget = |owned: &mut Owned| {
+            self.kept().memory.remove(&memory);
+            owned.memory.remove(&memory)
+        };
+        self.give(forget, |device| device.memory_release(memory))
     }
     fn memory_export(&self, memory: Memory) -> Result<OwnedFd> {
-        self.open()?.memory_export(memory)
+        match self.kept().memory.get(&memory) {
+            Some(kept) => kept.as_fd().try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM),
+            None => self.open()?.memory_export(memory),
+        }
     }
     fn memory_import(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Memory> {
         self.make(|device| device.memory_import(descriptor, bytes), |owned, made| owned.memory.insert(made))
@@ -322,6 +384,7 @@ impl Device for ClientDevice {
     fn module_unload(&self, module: Module) -> Result<()> {
         // Launches of it may be in lanes.
         let _ = self.lanes.wait_for_all();
+        self.kept().globals.remove(&module);
         self.give(|owned| owned.modules.remove(&module), |device| device.module_unload(module))
     }
     fn function(&self, module: Module, name: &str) -> Result<Function> {
@@ -348,7 +411,12 @@ impl Device for ClientDevice {
         self.open()?.global(module, name)
     }
     fn globals(&self, module: Module) -> Result<Vec<Global>> {
-        self.open()?.globals(module)
+        if let Some(known) = self.kept().globals.get(&module) {
+            return Ok(known.clone());
+        }
+        let globals = self.open()?.globals(module)?;
+        self.kept().globals.insert(module, globals.clone());
+        Ok(globals)
     }
     fn link(
         &self,

@@ -1,7 +1,6 @@
 //! What the clients of shared contexts have in common.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rekindle_cuda::CUDA_ERROR_OPERATING_SYSTEM;
@@ -11,6 +10,7 @@ use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::image::{Shelf, stock};
 
+use super::health::Health;
 use super::link::Link;
 use super::settings::Settings;
 
@@ -18,7 +18,7 @@ pub(crate) struct Common {
     pub gpus: Gpus,
     /// What contents are copied through.
     pub shelf: Arc<Shelf>,
-    failed: Arc<AtomicBool>,
+    pub health: Arc<Health>,
     /// How copies share the link; none where they do not.
     settings: Option<Settings>,
     /// Of each GPU, by its number.
@@ -32,7 +32,7 @@ impl Common {
         let made = Gpus::new(opened).and_then(|gpus| {
             let shelf = Shelf::new(gpus.open(0)?.device.clone());
             stock(&shelf);
-            Ok(Common { gpus, shelf, failed: Arc::default(), settings, links: Mutex::default() })
+            Ok(Common { gpus, shelf, health: Arc::default(), settings, links: Mutex::default() })
         });
         made.map(Arc::new).map_err(|code| format!("the GPU's context cannot be made: {code}"))
     }
@@ -49,19 +49,5 @@ impl Common {
         })?;
         links.insert(index, link.clone());
         Ok(link)
-    }
-
-    /// Raised once one of the contexts turns out to have failed.
-    pub(crate) fn failed(&self) -> Arc<AtomicBool> {
-        self.failed.clone()
-    }
-
-    /// Nobody is to be given these contexts any more: one has failed, or has work that does not end.
-    pub(super) fn fail(&self) {
-        self.failed.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
     }
 }

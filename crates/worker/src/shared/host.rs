@@ -17,7 +17,7 @@ use rekindle_ring::{Board, BoardMapping, Ring};
 use super::Common;
 use crate::client::Client;
 use crate::control::{self, Answer, Control, Kind, Watchers, answer, refuse};
-use crate::dispatch::{Dispatcher, Ended, Inbox, remote};
+use crate::dispatch::{Dispatcher, Ended, Inbox, Outliving, remote};
 use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::link::Link;
@@ -95,8 +95,9 @@ impl Host {
     fn is_over(&self) -> bool {
         let clients = self.clients();
         let limit = if self.daemons.load(Ordering::Relaxed) > 0 { IDLE } else { ALONE };
-        let idle = clients.served.is_empty() && clients.idle_since.elapsed() > limit;
-        self.over.load(Ordering::Relaxed) || idle
+        // Nobody else is given contexts that have failed.
+        let is_needless = self.common.health.is_closed() || clients.idle_since.elapsed() > limit;
+        self.over.load(Ordering::Relaxed) || clients.served.is_empty() && is_needless
     }
 
     fn obey_all(self: &Arc<Host>, stream: &UnixStream) {
@@ -152,7 +153,7 @@ impl Host {
             let waited = self.changed.wait_timeout(clients, left);
             clients = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if self.common.has_failed() {
+        if self.common.health.is_closed() {
             return None;
         }
         let link = Link::new();
@@ -227,6 +228,8 @@ impl Served {
     fn run(mut self, listener: UnixListener, host: &Host) {
         let (remote, inbox) = remote();
         let watchers = Watchers::default();
+        host.common.health.tell(remote.clone());
+        self.dispatcher.outliving = Some(Outliving::new(host.common.health.clone(), watchers.clone()));
         let kind = Kind::Shared(watchers.clone());
         let control = Control::new(listener, remote, self.link.clone(), kind, Arc::default());
         let control = std::thread::spawn(move || control.run());
@@ -243,13 +246,14 @@ impl Served {
             }
         };
         inbox.refuse(problem);
-        self.link.hang_up();
+        self.link.leave();
         self.dispatcher.client.data.stop();
         self.dispatcher.client.exchange.forget_all();
+        self.dispatcher.client.ipc.stop();
         let Served { dispatcher, gpus, socket, slice, .. } = self;
         let _ = std::fs::remove_file(socket);
         if !gpus.close(END_LIMIT) {
-            host.common.fail();
+            host.common.health.close();
             log::error!(
                 "client {} has ended and its work goes on after {} s: its memory stays until that ends",
                 slice.number(),

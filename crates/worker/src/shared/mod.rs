@@ -11,6 +11,7 @@
 
 mod client_device;
 mod common;
+mod health;
 mod host;
 mod lane;
 mod lanes;
@@ -25,4 +26,5 @@ mod tests;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;
+pub(crate) use health::Health;
 pub use host::serve;

@@ -20,8 +20,9 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// Gives everything back. None of its work is under way any more.
-    pub(super) fn give_back(&mut self, device: &dyn Device) {
+    /// Gives everything back. None of its work is under way any more. What cannot be given back to a context that has failed
+    /// goes with its process.
+    pub(super) fn give_back(&mut self, device: &dyn Device, has_failed: bool) {
         let mut left = Left::default();
         self.execs.drain().for_each(|exec| left.note(device.graph_exec_destroy(exec)));
         self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
@@ -32,7 +33,9 @@ impl Owned {
         self.mapped.drain().for_each(|(address, bytes)| left.note(device.unmap(address, bytes)));
         self.memory.drain().for_each(|memory| left.note(device.memory_release(memory)));
         self.reserved.drain().for_each(|(address, bytes)| left.note(device.unreserve(address, bytes)));
-        left.tell();
+        if !has_failed {
+            left.tell();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random work of several clients on many streams of a GPU with a slow link has the results that CUDA's rules give.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -101,7 +101,7 @@ struct Model {
 
 impl Model {
     fn new(gpu: Arc<dyn Device>, link: Arc<Link>, number: usize) -> Model {
-        let device = ClientDevice::new(gpu, Some(link), Arc::new(AtomicBool::new(false))).unwrap();
+        let device = ClientDevice::new(gpu, Some(link), Arc::default()).unwrap();
         device.bind().unwrap();
         let bytes = ((STREAMS * REGION) as u64).next_multiple_of(device.granularity());
         let base = NEXT.fetch_add(bytes, Ordering::Relaxed);

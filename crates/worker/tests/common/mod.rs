@@ -275,6 +275,7 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                     socket_inode: 1,
                     driver_attached: false,
                     files: Vec::new(),
+                    uncollected: Vec::new(),
                 };
                 frame::send(socket, &ToWorker::Quiesced(quiesced), &[]).unwrap();
             }
@@ -299,7 +300,12 @@ impl Lane {
     }
 
     pub fn push_raw(&mut self, opcode: u32, body: &[u8], trailer: &[u8]) {
-        while !self.producer.try_push(opcode, body, trailer, || self.board.ticket()) {
+        self.push_until(opcode, body, trailer, || false);
+    }
+
+    /// Waits for room until nobody makes any.
+    pub fn push_until(&mut self, opcode: u32, body: &[u8], trailer: &[u8], is_over: impl Fn() -> bool) {
+        while !self.producer.try_push(opcode, body, trailer, || self.board.ticket()) && !is_over() {
             std::thread::yield_now();
         }
         self.board.ring();

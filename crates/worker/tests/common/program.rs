@@ -79,7 +79,8 @@ pub fn launch(lane: &mut Lane, stream: u32, function: u32, parameters: &[u64]) {
 pub fn upload(lane: &mut Lane, stream: u32, to: u64, bytes: &[u8]) {
     let spin = Spin(100);
     for (n, piece) in bytes.chunks(1 << 20).enumerate() {
-        let transfer = lane.staging.allocate(piece.len() as u64, spin, || true).unwrap();
+        let transfer =
+            lane.staging.allocate(piece.len() as u64, true, spin, || true, || false).unwrap().unwrap();
         // SAFETY: just allocated, and not yet announced.
         unsafe { lane.staging.bytes(transfer) }.copy_from_slice(piece);
         let to = to + ((n as u64) << 20);
@@ -93,10 +94,10 @@ pub fn download(lane: &mut Lane, stream: u32, from: u64, bytes: usize) -> Vec<u8
     let mut all = Vec::new();
     while all.len() < bytes {
         let piece = (bytes - all.len()).min(1 << 20) as u64;
-        let transfer = lane.staging.allocate(piece, spin, || true).unwrap();
+        let transfer = lane.staging.allocate(piece, true, spin, || true, || false).unwrap().unwrap();
         let (offset, end) = (transfer.offset, transfer.end);
         lane.post(Download { device: 0, stream, from: from + all.len() as u64, offset, bytes: piece, end });
-        lane.staging.wait(end, spin, || true).unwrap();
+        assert!(lane.staging.wait(end, spin, || true, || false).unwrap());
         // SAFETY: complete, as the wait said.
         all.extend_from_slice(unsafe { lane.staging.bytes(transfer) });
     }

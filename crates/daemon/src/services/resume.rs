@@ -1,0 +1,127 @@
+//! Services of an earlier daemon, and the instances that still run of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rekindle_gateway::{Need, Service, Source};
+
+use super::canary::{self, CanaryRecord};
+use super::instances::InstanceMaker;
+use super::record::ServiceRecord;
+use super::{certificate, listen, make, memory, stem};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::images::metadata::ImageMetadata;
+use crate::lifecycle::end::{GRACE, end};
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::Record;
+
+/// How often a port is asked for again that another program has.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Takes over what an earlier daemon has served.
+pub fn resume(daemon: &Arc<Daemon>) -> Result<()> {
+    for record in ServiceRecord::load_all(&daemon.places.services())? {
+        if let Err(error) = bring_back(daemon, &record) {
+            log::error!("the service {:?} is not there: {error}", record.name);
+        }
+    }
+    for sandbox in daemon.sandboxes.all() {
+        let service = sandbox.record().service.filter(|_| sandbox.is_live());
+        if service.is_some_and(|name| daemon.gateway.get(&name).is_none()) {
+            end_stray(sandbox);
+        }
+    }
+    Ok(())
+}
+
+/// Ends an instance that no service has any more.
+fn end_stray(sandbox: Arc<Sandbox>) {
+    log::warn!("{:?} is an instance of a service that is not there, and is ended", sandbox.name());
+    std::thread::spawn(move || {
+        if let Ok(cpu) = sandbox.cpu("ended") {
+            let _ = end(&sandbox, cpu, GRACE);
+        }
+    });
+}
+
+fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
+    let (name, mut record) = (&record.name, record.clone());
+    if record.source.need.gpu.is_empty() {
+        // An earlier version has not looked.
+        record.source.need = need_of(daemon, &record.source).unwrap_or_default();
+    }
+    let record = &record;
+    let (service, maker) = make(daemon, (name, &stem(name)), &record.plan, Some(&record.source))?;
+    let mut own: Vec<(Record, Arc<Sandbox>)> =
+        daemon.sandboxes.all().into_iter().map(|sandbox| (sandbox.record(), sandbox)).collect();
+    own.retain(|(own, _)| own.is_live() && own.service.as_ref() == Some(name));
+    adopt((&service, &maker), &stem(name), &record.source, &mut own);
+    if let Some(CanaryRecord { source, share, number }) = &record.canary {
+        let stem = canary::stem(name, *number);
+        let (begun, maker) = make(daemon, (name, &stem), &canary::plan(&record.plan), Some(source))?;
+        adopt((&begun, &maker), &stem, source, &mut own);
+        canary::begin(&service, begun, *share);
+    }
+    // Of a canary that was taken back, or came to nothing.
+    own.into_iter().for_each(|(_, sandbox)| end_stray(sandbox));
+    if record.draining {
+        service.drain();
+    }
+    daemon.gateway.add(&service);
+    let (daemon, mut record) = (daemon.clone(), record.clone());
+    let mut listening = move || match daemon.gateway.get(&record.name) {
+        // It was removed meanwhile, or has another port.
+        None => true,
+        Some(_) if daemon.gateway.is_open(&record.name) => true,
+        Some(service) => {
+            let secured = certificate(&daemon, &record.name, record.tls.as_ref()).and_then(|tls| {
+                let secured = daemon.gateway.secure(&record.name, tls);
+                secured.map_err(|source| Error::system("serve a port", source))
+            });
+            let heard = secured.and_then(|()| listen(&record.name, &mut record.port)).and_then(|listener| {
+                daemon
+                    .gateway
+                    .listen(&service, listener)
+                    .map_err(|source| Error::system("serve a port", source))
+            });
+            service.report(heard.as_ref().err().map(Error::to_string));
+            heard.is_ok()
+        }
+    };
+    if !listening() {
+        std::thread::spawn(move || {
+            while !listening() {
+                std::thread::sleep(AGAIN);
+            }
+        });
+    }
+    Ok(())
+}
+
+fn need_of(daemon: &Daemon, source: &Source) -> Result<Need> {
+    let image = daemon.store.image(&source.image)?;
+    let place = (source.gpu.as_deref(), source.tenant.as_deref());
+    memory::need(&image, &ImageMetadata::read(&image)?, place, 0)
+}
+
+/// Takes over the instances whose names begin so; the others are left.
+fn adopt(
+    (service, maker): (&Arc<Service>, &InstanceMaker),
+    stem: &str,
+    source: &Source,
+    all: &mut Vec<(Record, Arc<Sandbox>)>,
+) {
+    all.retain(|(own, sandbox)| {
+        let Some(number) = own.name.strip_prefix(stem).and_then(|number| number.parse().ok()) else {
+            return true;
+        };
+        let own_image = own.image.clone().unwrap_or_default();
+        let is_of_it = source.images().any(|variant| variant.image == own_image);
+        let image = if is_of_it { source.image.clone() } else { own_image };
+        let source = Source { image, ..source.clone() };
+        let instance = maker.adopt(sandbox, source.level);
+        service.adopt(number, instance, own.asleep.is_some(), &source);
+        false
+    });
+}

@@ -1,0 +1,121 @@
+//! Several images of one program. An image keeps the addresses that its program had, so a context has room for one instance
+//! of it; instances of images with different addresses fit in one.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rekindle_device::Slice;
+use rekindle_gateway::{Source, Variant};
+
+use super::instances;
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::images::metadata::ImageMetadata;
+use crate::lifecycle::slices;
+
+/// Which of a service's images instances are being made of.
+#[derive(Default)]
+pub struct Coming(Mutex<Vec<String>>);
+
+/// One is being made, until this is dropped.
+pub struct Chosen<'c> {
+    coming: &'c Coming,
+    variant: Variant,
+}
+
+impl Coming {
+    /// The image that the fewest instances are of. `running` are the images of those that there are.
+    pub fn choose(&self, source: &Source, running: impl FnOnce() -> Vec<String>) -> Chosen<'_> {
+        let mut coming = self.lock();
+        let there = if source.variants.is_empty() { Vec::new() } else { running() };
+        let count = |variant: &Variant| {
+            there.iter().chain(coming.iter()).filter(|image| **image == variant.image).count()
+        };
+        let first = Variant { image: source.image.clone(), id: source.id.clone() };
+        let variant = source.images().min_by_key(count).unwrap_or(first);
+        coming.push(variant.image.clone());
+        drop(coming);
+        Chosen { coming: self, variant }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Chosen<'_> {
+    pub fn variant(&self) -> &Variant {
+        &self.variant
+    }
+}
+
+impl Drop for Chosen<'_> {
+    fn drop(&mut self) {
+        let mut coming = self.coming.lock();
+        if let Some(at) = coming.iter().position(|image| *image == self.variant.image) {
+            coming.swap_remove(at);
+        }
+    }
+}
+
+/// The images of a service's instances.
+pub fn running(daemon: &Daemon, service: &str) -> Vec<String> {
+    let records = daemon.sandboxes.all().into_iter().map(|sandbox| sandbox.record());
+    let own = records.filter(|record| record.is_live() && record.service.as_deref() == Some(service));
+    own.filter_map(|record| record.image).collect()
+}
+
+/// The further images of a service. Each can share contexts, at addresses that none of the others has.
+pub fn find(
+    daemon: &Daemon,
+    (image, slice): (&str, Option<Slice>),
+    tenant: Option<&str>,
+    names: &[String],
+) -> Result<Vec<Variant>> {
+    let refused = |name: &str, reason: String| Error::CannotServe { image: name.to_string(), reason };
+    let mut taken = vec![(image.to_string(), slice)];
+    let mut variants = Vec::new();
+    for name in names {
+        let Some(tenant) = tenant else {
+            let reason = "further images are for instances that share GPU contexts; say --share TENANT";
+            return Err(refused(name, reason.to_string()));
+        };
+        let opened = daemon.store.image(name)?;
+        let metadata = ImageMetadata::read(&opened)?;
+        instances::check(name, &metadata)?;
+        slices::check(tenant, name, metadata.slice)?;
+        if let Some((other, _)) = taken.iter().find(|(_, slice)| *slice == metadata.slice) {
+            let reason = format!(
+                "its program has the addresses of that of {other:?}, so that one context cannot have both; take it from a \
+                 program that was started while the other one ran"
+            );
+            return Err(refused(name, reason));
+        }
+        taken.push((name.clone(), metadata.slice));
+        variants.push(Variant { image: name.clone(), id: opened.manifest().id.clone() });
+    }
+    Ok(variants)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_are_spread_over_the_images() {
+        let source: Source = serde_json::from_value(serde_json::json!({
+            "image": "a", "id": "1", "to": 1, "gpu": null, "level": "host",
+            "variants": [{ "image": "b", "id": "2" }, { "image": "c", "id": "3" }],
+        }))
+        .unwrap();
+        let coming = Coming::default();
+        let there = || vec!["a".to_string(), "c".to_string()];
+        let first = coming.choose(&source, there);
+        assert_eq!(first.variant().image, "b");
+        let second = coming.choose(&source, there);
+        assert_eq!(second.variant().image, "a");
+        drop(second);
+        assert_eq!(coming.choose(&source, || vec!["a".to_string()]).variant().image, "c");
+        drop(first);
+        assert_eq!(coming.choose(&source, there).variant().id, "2");
+    }
+}

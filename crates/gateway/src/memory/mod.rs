@@ -1,0 +1,239 @@
+//! GPU memory that the instances of all services have together.
+//!
+//! ```text
+//!  service ── claim ─▶ book ── room ──────────────────────────────▶ granted: it starts, or wakes
+//!                       │ └── none: waits ◀── given back ─┐
+//!                       └── demote ─▶ the least valuable idle instance: running ─▶ asleep ─▶ ended
+//! ```
+//!
+//! An instance is brought up once it was granted what it needs: of a limit, if there is one for each GPU. One that finds its
+//! GPU full all the same waits again, until others have gone for it. Who goes is who saves the fewest requests a second for
+//! the bytes that it holds; none does that has a request. Nothing is called with the book locked.
+
+mod book;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use book::{Book, Idle, Key, Step};
+
+use crate::plan::{Need, Source};
+use crate::policy::IdleInstance;
+use crate::service::Service;
+
+/// How often is looked how much instances have, and whether one that found its GPU full is to try again.
+const EVERY: Duration = Duration::from_secs(1);
+
+pub struct Memory {
+    /// Bytes of each GPU.
+    limit: Option<u64>,
+    state: Mutex<State>,
+    /// The last service's number.
+    last: AtomicU64,
+    /// Somebody waits, or there is more than may be.
+    short: AtomicBool,
+    /// Somebody settles just now, and is to do so once more.
+    settling: AtomicBool,
+    again: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    book: Book,
+    services: BTreeMap<u64, Weak<Service>>,
+    /// The most that instances of an image had, by its id.
+    most: BTreeMap<String, u64>,
+}
+
+impl Memory {
+    pub fn new(limit: Option<u64>) -> Memory {
+        let (settling, again) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (last, short) = (AtomicU64::new(0), AtomicBool::new(false));
+        Memory { limit, state: Mutex::default(), last, short, settling, again }
+    }
+
+    /// Bytes of each GPU that all instances together may have.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Bytes of each GPU that instances have.
+    pub fn used(&self) -> BTreeMap<String, u64> {
+        self.lock().book.used()
+    }
+
+    /// A number for a service that there is from now on.
+    pub(crate) fn number(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn join(&self, service: &Arc<Service>) {
+        self.lock().services.insert(service.number, Arc::downgrade(service));
+    }
+
+    pub(crate) fn leave(&self, service: u64) {
+        self.lock().services.remove(&service);
+    }
+
+    /// An instance is to have what it needs, and waits until it does.
+    pub(crate) fn claim(&self, key: Key, source: &Source) {
+        self.change(|state, limit| {
+            let bytes = state.bytes(source, limit);
+            state.book.claim(&source.need.gpu, key, bytes);
+        });
+    }
+
+    /// An instance was granted what it needs, and its GPU was full.
+    pub(crate) fn found_full(
+        &self,
+        key: Key,
+        source: &Source,
+        left: u64,
+        (missing, why): (u64, String),
+        now: Instant,
+    ) {
+        self.change(|state, limit| {
+            let bytes = (state.bytes(source, limit), left);
+            state.book.found_full(&source.need.gpu, key, bytes, (missing, why), now);
+        });
+    }
+
+    /// An instance has so much, whatever it was granted.
+    pub(crate) fn hold(&self, key: Key, gpu: &str, bytes: u64) {
+        self.change(|state, _| state.book.hold(gpu, key, bytes));
+    }
+
+    /// An instance that runs was measured.
+    pub(crate) fn measured(&self, key: Key, source: &Source, bytes: u64) {
+        self.change(|state, _| {
+            let most = state.most.entry(source.id.clone()).or_default();
+            *most = bytes.max(*most);
+            state.book.measured(key, bytes);
+        });
+    }
+
+    pub(crate) fn stays(&self, key: Key) {
+        self.change(|state, _| state.book.stays(key));
+    }
+
+    pub(crate) fn gone(&self, key: Key) {
+        self.change(|state, _| state.book.gone(key));
+    }
+
+    pub(crate) fn withdraw(&self, key: Key) {
+        self.change(|state, _| state.book.withdraw(key));
+    }
+
+    /// What an instance has, bytes.
+    pub(crate) fn bytes(&self, key: Key) -> u64 {
+        self.lock().book.bytes(key).unwrap_or(0)
+    }
+
+    /// Why an instance waits, if it does.
+    pub(crate) fn why(&self, key: Key) -> Option<String> {
+        self.lock().book.why(key, self.limit)
+    }
+
+    /// Looks how much instances have, where there is a limit to keep to, and has done what is due.
+    fn refresh(&self) {
+        if self.limit.is_some() {
+            let services = self.lock().services.clone();
+            services.values().filter_map(Weak::upgrade).for_each(|service| service.measure());
+        }
+        self.look();
+    }
+
+    /// Something has happened that others may have waited for.
+    pub(crate) fn look(&self) {
+        if self.short.load(Ordering::Acquire) {
+            self.settle();
+        }
+    }
+
+    fn change(&self, event: impl FnOnce(&mut State, Option<u64>)) {
+        let mut state = self.lock();
+        event(&mut state, self.limit);
+        self.short.store(state.book.is_short(self.limit), Ordering::Release);
+        drop(state);
+        self.look();
+    }
+
+    /// Has all done that is due: by whoever does so already, if somebody does.
+    fn settle(&self) {
+        self.again.store(true, Ordering::SeqCst);
+        while self.again.load(Ordering::SeqCst) && !self.settling.swap(true, Ordering::SeqCst) {
+            while self.again.swap(false, Ordering::SeqCst) {
+                self.settle_once();
+            }
+            self.settling.store(false, Ordering::SeqCst);
+        }
+    }
+
+    fn settle_once(&self) {
+        let now = Instant::now();
+        let services = self.lock().services.clone();
+        let services: BTreeMap<u64, Arc<Service>> =
+            services.into_iter().filter_map(|(number, service)| Some((number, service.upgrade()?))).collect();
+        let idle: Vec<(u64, IdleInstance)> = services
+            .iter()
+            .flat_map(|(number, service)| service.idle(now).into_iter().map(|one| (*number, one)))
+            .collect();
+        let steps = {
+            let mut state = self.lock();
+            let of = |(service, one): &(u64, IdleInstance)| {
+                let key = (*service, one.instance);
+                let held = state.book.bytes(key).unwrap_or(0);
+                // At level `gpu` a program that sleeps gives its context back, and its memory once it ends.
+                let frees = if one.keeps_memory { one.context.clamp(1, held.max(1)) } else { held };
+                Idle { key, rate: one.rate, frees, since: one.since }
+            };
+            let idle: Vec<Idle> = idle.iter().map(of).collect();
+            let steps = state.book.step(self.limit, &idle, now);
+            self.short.store(state.book.is_short(self.limit), Ordering::Release);
+            steps
+        };
+        for step in steps {
+            let (Step::Grant(key) | Step::Demote(key) | Step::Fail(key, _)) = step;
+            let Some(service) = services.get(&key.0) else { continue };
+            match step {
+                Step::Grant(_) => service.granted(key.1),
+                Step::Fail(_, why) => service.not_granted(key.1, why),
+                Step::Demote(_) => {
+                    if !service.demote(key.1) {
+                        self.stays(key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks again and again, for as long as there are services.
+pub async fn keep_looking(memory: Weak<Memory>) {
+    loop {
+        sleep(EVERY).await;
+        let Some(memory) = memory.upgrade() else { return };
+        // One that looks for longer has the next one wait.
+        let _ = spawn_blocking(move || memory.refresh()).await;
+    }
+}
+
+impl State {
+    /// What an instance is to be granted: what others of the image had, or else what the image says. One that grew beyond the
+    /// limit may have all of it.
+    fn bytes(&self, source: &Source, limit: Option<u64>) -> u64 {
+        let Need { program, context, .. } = source.need;
+        let said = program + context;
+        let known = self.most.get(&source.id).map_or(said, |most| program.max(*most));
+        limit.filter(|limit| program <= *limit).map_or(known, |limit| known.min(limit))
+    }
+}

@@ -1,0 +1,134 @@
+//! GPU memory: instances that wait for it, and those that others need it of.
+
+use std::time::Instant;
+
+use rekindle_protocol::daemon::Level;
+
+use super::instance::Instance;
+use super::{Action, Policy, Stage};
+
+/// An instance that has no request, and may go one stage down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IdleInstance {
+    pub instance: u32,
+    /// Requests a second of its service, for each instance that is awake.
+    pub rate: f64,
+    /// It keeps its memory on the GPU when it goes down, and gives back its context alone: so many bytes.
+    pub keeps_memory: bool,
+    pub context: u64,
+    pub since: Instant,
+}
+
+impl Policy {
+    /// There is GPU memory for an instance; false if it does not want that any more.
+    pub fn granted(&mut self, number: u32, now: Instant) -> bool {
+        let limit = self.start_limit(number);
+        let Some(instance) = self.instances.get_mut(&number) else { return false };
+        match instance.stage {
+            Stage::Waiting => {
+                (instance.stage, instance.since) = (Stage::Starting, now);
+                let (seat, source) = (instance.seat, instance.source.clone());
+                self.actions.push(Action::Start { instance: number, seat, source, limit });
+            }
+            Stage::Asleep if instance.wants_to_wake => {
+                instance.wants_to_wake = false;
+                self.enter(number, Stage::Waking, now);
+                // Its program begins with the requests while its GPU half wakes.
+                self.send(now);
+                self.actions.push(Action::Wake { instance: number });
+            }
+            _ => return false,
+        }
+        self.settle(now);
+        true
+    }
+
+    /// The GPU was full when an instance was to be started: it waits again.
+    pub fn found_full(&mut self, number: u32, now: Instant) {
+        if let Some(instance) = self.instances.get_mut(&number).filter(|one| one.stage == Stage::Starting) {
+            instance.stage = Stage::Waiting;
+        }
+        self.settle(now);
+    }
+
+    /// Why an instance waits for GPU memory, if it still does.
+    pub fn tell_shortage(&mut self, number: u32, why: String) {
+        if self.instances.get(&number).is_some_and(Instance::waits_for_memory) {
+            self.shortage = Some(why);
+        }
+    }
+
+    /// Forgets why instances waited once none does.
+    pub(super) fn end_shortage(&mut self) {
+        if !self.instances.values().any(Instance::waits_for_memory) {
+            self.shortage = None;
+        }
+    }
+
+    /// The instances that have no request and are not among those that stay awake, beginning with those that have rested
+    /// longest.
+    pub fn idle(&self, now: Instant) -> Vec<IdleInstance> {
+        let awake = self.count(Instance::is_awake);
+        let mut spare = awake.saturating_sub(self.plan.min as usize);
+        let rests = |(number, one): &(&u32, &Instance)| {
+            let is_there = matches!(one.stage, Stage::Running | Stage::Asleep);
+            is_there && one.in_flight == 0 && !one.wants_to_wake && !self.is_candidate(**number)
+        };
+        let mut resting: Vec<_> = self.instances.iter().filter(rests).collect();
+        resting.sort_by_key(|(_, one)| one.since);
+        let rate = self.rate.of(now) / awake.max(1) as f64;
+        let idle = resting.into_iter().filter(|(_, one)| {
+            let may_go = one.stage == Stage::Asleep || spare > 0;
+            spare -= usize::from(may_go && one.stage == Stage::Running);
+            may_go
+        });
+        idle.map(|(number, one)| IdleInstance {
+            instance: *number,
+            rate,
+            keeps_memory: one.stage == Stage::Running && !one.cannot_sleep && one.source.level == Level::Gpu,
+            context: one.source.need.context,
+            since: one.since,
+        })
+        .collect()
+    }
+
+    /// Others need the memory of an instance: it goes one stage down. False if it has something to do by now.
+    pub fn demote(&mut self, number: u32, now: Instant) -> bool {
+        let is_idle = self.idle(now).iter().any(|idle| idle.instance == number);
+        match self.instances.get(&number) {
+            Some(one) if is_idle && one.stage == Stage::Running && !one.cannot_sleep => {
+                self.fall_asleep(number)
+            }
+            Some(_) if is_idle => self.end(number),
+            _ => return false,
+        }
+        self.settle(now);
+        true
+    }
+
+    pub(super) fn fall_asleep(&mut self, number: u32) {
+        self.instances.entry(number).and_modify(|one| one.stage = Stage::FallingAsleep);
+        self.actions.push(Action::Sleep { instance: number });
+    }
+
+    pub(super) fn claim_to_wake(&mut self, number: u32) {
+        if let Some(instance) = self.instances.get_mut(&number) {
+            instance.wants_to_wake = true;
+            let source = instance.source.clone();
+            self.actions.push(Action::Claim { instance: number, source });
+        }
+    }
+
+    /// An instance waits for GPU memory no longer: one that was to be started is not there any more.
+    pub(super) fn withdraw(&mut self, number: u32) {
+        match self.instances.get_mut(&number) {
+            Some(instance) if instance.stage == Stage::Waiting => {
+                self.instances.remove(&number);
+                self.rollout_failed(number, "it is not wanted any more");
+            }
+            Some(instance) => instance.wants_to_wake = false,
+            None => return,
+        }
+        self.actions.push(Action::Withdraw { instance: number });
+    }
+}

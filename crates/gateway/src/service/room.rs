@@ -1,0 +1,81 @@
+//! What a service and the GPU [memory](crate::memory) of all have to say to each other.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rekindle_protocol::daemon::Level;
+
+use super::Service;
+use crate::plan::Source;
+use crate::policy::{Action, IdleInstance, Stage};
+use crate::upstream::Upstream;
+
+impl Service {
+    /// There is GPU memory for an instance.
+    pub(crate) fn granted(self: &Arc<Self>, number: u32) {
+        let mut is_taken = false;
+        self.act(|policy, now| is_taken = policy.granted(number, now));
+        match self.instance(number) {
+            _ if is_taken => {}
+            // Its GPU was full when it was to be woken.
+            Some((_, Stage::Waking)) => self.perform(Action::Wake { instance: number }),
+            Some((source, Stage::Asleep)) => {
+                self.memory.hold(self.key(number), &source.need.gpu, resting(&source));
+            }
+            Some(_) => {}
+            None => self.memory.gone(self.key(number)),
+        }
+    }
+
+    /// There can be no GPU memory for an instance.
+    pub(crate) fn not_granted(self: &Arc<Self>, number: u32, why: String) {
+        match self.instance(number) {
+            Some((_, Stage::Waiting)) => self.not_started(number, why),
+            Some(_) => self.act(|policy, now| policy.woke(number, Err(why), now)),
+            None => {}
+        }
+    }
+
+    /// Has an instance go one stage down that nobody needs; false if somebody does by now.
+    pub(crate) fn demote(self: &Arc<Self>, number: u32) -> bool {
+        let mut goes = false;
+        self.act(|policy, now| goes = policy.demote(number, now));
+        goes
+    }
+
+    pub(crate) fn idle(&self, now: Instant) -> Vec<IdleInstance> {
+        self.lock().policy.idle(now)
+    }
+
+    /// Looks how much GPU memory instances have that run.
+    pub fn measure(&self) {
+        if let Some(canary) = self.canary() {
+            canary.service.measure();
+        }
+        let running: Vec<(u32, Source, Arc<Upstream>)> = {
+            let state = self.lock();
+            let of = |(number, _, stage, _): (u32, u32, Stage, u32)| {
+                let source = state.policy.instance(number)?.0.clone();
+                let upstream = state.upstreams.get(&number).filter(|_| stage == Stage::Running)?;
+                Some((number, source, upstream.clone()))
+            };
+            state.policy.instances().filter_map(of).collect()
+        };
+        for (number, source, upstream) in running {
+            if let Some(bytes) = upstream.instance.memory() {
+                self.memory.measured(self.key(number), &source, bytes);
+            }
+        }
+    }
+
+    pub(super) fn tell_shortage(self: &Arc<Self>, number: u32) {
+        if let Some(why) = self.memory.why(self.key(number)) {
+            self.act(|policy, _| policy.tell_shortage(number, why));
+        }
+    }
+}
+
+/// What an instance has of its GPU while it sleeps, bytes.
+pub(super) fn resting(source: &Source) -> u64 {
+    if source.level == Level::Gpu { source.need.program } else { 0 }
+}
