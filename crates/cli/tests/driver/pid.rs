@@ -44,11 +44,11 @@ fn a_tree_comes_back_whole() {
 
 #[test]
 fn a_program_of_these_tests_leaves_no_process() {
-    let code = "import os, time\nos.fork()\ntime.sleep(1000)";
-    let program = Program::spawn(Command::new("python3").args(["-c", code]));
-    let pid = program.id() as i32;
-    wait("its child", || rekindle_sandbox::process::tree(pid).len() == 2);
-    let child = program.child();
+    let rekindle = Rekindle::new();
+    let code = "import os, time\nif child := os.fork():\n    print(child, flush=True)\ntime.sleep(1000)";
+    let out = output(&rekindle);
+    let program = Program::start(Command::new("python3").args(["-c", code]), &out);
+    let child = numbers(&out)[0] as i32;
     drop(program);
     wait("the child's end", || rekindle_sandbox::process::is_zombie(child));
 }
