@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Environment variable with the path, as the program sees it, of the sandbox's run directory. It holds ring files,
 /// pinned-memory files and the admission socket.
 pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
+/// File in the run directory whose size is the number of steps that the program has told.
+pub const STEPS: &str = "steps";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
 pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,

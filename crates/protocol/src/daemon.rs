@@ -462,10 +462,22 @@ pub struct Stats {
 pub struct RecoveryPlan {
     /// How often an image is taken, milliseconds; none: never.
     pub every_ms: Option<u64>,
+    /// After how many of the program's steps one is.
+    #[serde(default)]
+    pub steps: Option<StepPlan>,
     /// How many of the images stay.
     pub keep: u32,
     /// How often it may fail without coming farther than before; none: it is not brought back.
     pub restarts: Option<u32>,
+}
+
+/// What a user calls the steps of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepPlan {
+    /// How many are between two images.
+    pub every: u64,
+    /// Each change of this file of the program's is one; without it those count that `rekindle.step()` tells.
+    pub file: Option<PathBuf>,
 }
 
 /// What has come of that.

@@ -38,6 +38,7 @@ from rekindle.function import Function, FunctionCall
 from rekindle.marks import asgi_app, batched, enter, exit, method
 from rekindle.retries import Retries
 from rekindle.sandbox import Sandbox, checkpoint, restore, run
+from rekindle.steps import step
 from rekindle.workflow import Step, Workflow
 
 __all__ = [
@@ -89,4 +90,5 @@ __all__ = [
     "put",
     "restore",
     "run",
+    "step",
 ]
