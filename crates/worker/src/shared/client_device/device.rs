@@ -348,6 +348,12 @@ impl Device for ClientDevice {
         let note = |owned: &mut Owned, made| owned.execs.insert(made);
         self.make(|device| device.graph_instantiate(graph, flags), note)
     }
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        let open = self.open()?;
+        // What was launched before does what it did then.
+        self.lanes.wait_for_all()?;
+        self.noted(open.graph_exec_update(exec, graph))
+    }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         self.small_work(stream, move |device, stream| device.graph_launch(exec, stream))
     }
