@@ -26,6 +26,7 @@ mod proxy;
 mod refusal;
 mod relay;
 mod service;
+mod tenant;
 mod tls;
 mod upstream;
 
@@ -36,5 +37,6 @@ pub use memory::Memory;
 pub use plan::{Need, Plan, Source, Variant};
 pub use policy::{Counts, Stage};
 pub use service::{Service, Shown, ShownInstance};
+pub use tenant::{Membership, Tenant, Tenants, Token};
 pub use tls::Tls;
 pub use tokio::net::TcpSocket;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::record::ServiceRecord;
-use super::{check_memory, find, load, make, shown, source};
+use super::{check_memory, check_tenant, find, load, make, shown, source};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 
@@ -38,6 +38,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
     check(wish).map_err(refused)?;
+    check_tenant(name, Some(&record), wish)?;
     if record.draining {
         return Err(refused(format!(
             "the service {name:?} takes no more requests; serve it without --canary first"
@@ -67,7 +68,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
         None => {}
     }
     let number = record.canaries + 1;
-    let (begun, _) = make(daemon, (name, &stem(name, number)), &plan(&record.plan), None)?;
+    let (begun, _) = make(daemon, (name, &stem(name, number)), service.tenant(), &plan(&record.plan), None)?;
     begun.roll_out(source.clone(), plan(&record.plan)).map_err(refused)?;
     record.canary = Some(CanaryRecord { source, share, number });
     record.canaries = number;

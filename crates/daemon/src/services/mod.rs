@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen as lengthen};
-use rekindle_gateway::{Plan, Service, Source, Tls};
+use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
 use rekindle_protocol::daemon::Level;
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
@@ -31,6 +31,7 @@ use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::slices;
 use crate::network::{self, Door};
 use crate::reply::Reply;
+use crate::tenants;
 use instances::InstanceMaker;
 use record::{ServiceRecord, check_name};
 use variants::Coming;
@@ -65,6 +66,11 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
         None => None,
     };
     let kept = former.as_ref().map(|(_, record)| record);
+    check_tenant(name, kept, wish)?;
+    let membership = match (&wish.tenant, kept) {
+        (Some(tenant), None) => Some(tenants::join(daemon, tenant, name)?),
+        _ => None,
+    };
     let plan = plan(wish, kept.map_or(&USUAL, |record| &record.plan));
     plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
     let tls = match &wish.tls {
@@ -86,7 +92,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     };
     let service = match &former {
         Some((service, _)) => service.clone(),
-        None => make(daemon, (name, &stem(name)), &plan, None)?.0,
+        None => make(daemon, (name, &stem(name)), membership.as_ref().map(|one| &one.tenant), &plan, None)?.0,
     };
     match kept {
         Some(record) if record.source.makes_the_same(&source) && !record.draining => {
@@ -97,9 +103,17 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
             .map_err(|reason| Error::CannotServe { image: image.to_string(), reason })?,
     }
     let canaries = kept.map_or(0, |record| record.canaries);
-    let name_ = name.to_string();
-    let mut record =
-        ServiceRecord { name: name_, port, source, plan, tls, canary: None, canaries, draining: false };
+    let mut record = ServiceRecord {
+        name: name.to_string(),
+        tenant: service.tenant().map(|tenant| tenant.name.clone()),
+        port,
+        source,
+        plan,
+        tls,
+        canary: None,
+        canaries,
+        draining: false,
+    };
     canary::take_back(&service, &mut record);
     let kept = record.save(&daemon.places.services());
     if former.is_none() {
@@ -107,7 +121,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
             service.end_all();
             return Err(error);
         }
-        daemon.gateway.add(&service);
+        daemon.gateway.add(&service, membership);
     } else {
         kept?;
     }
@@ -197,6 +211,7 @@ fn stem(name: &str) -> String {
 fn make(
     daemon: &Arc<Daemon>,
     (name, stem): (&str, &str),
+    tenant: Option<&Arc<Tenant>>,
     plan: &Plan,
     source: Option<&Source>,
 ) -> Result<(Arc<Service>, Arc<InstanceMaker>)> {
@@ -204,9 +219,26 @@ fn make(
     let (daemon_, service) = (daemon.clone(), name.to_string());
     let door = Door::here().map_err(failed)?;
     let maker = Arc::new(InstanceMaker { daemon: daemon_, service, door, coming: Coming::default() });
-    let service =
-        daemon.gateway.make((name, stem), plan.clone(), source.cloned(), maker.clone()).map_err(failed)?;
+    let source = source.cloned();
+    let service = daemon
+        .gateway
+        .make((name, stem), tenant.cloned(), plan.clone(), source, maker.clone())
+        .map_err(failed)?;
     Ok((service, maker))
+}
+
+/// A service stays whose it is: its instances know what its clients have said.
+fn check_tenant(name: &str, kept: Option<&ServiceRecord>, wish: &ServiceWish) -> Result<()> {
+    let (Some(wanted), Some(record)) = (&wish.tenant, kept) else { return Ok(()) };
+    match &record.tenant {
+        Some(own) if own == wanted => Ok(()),
+        own => {
+            let own = own.as_ref().map_or("no tenant".to_string(), |own| format!("the tenant {own:?}"));
+            let reason =
+                format!("it belongs to {own}, and stays so; remove it by `rekindle unserve {name}` first");
+            Err(Error::BadPlan { name: name.to_string(), reason })
+        }
+    }
 }
 
 fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
@@ -253,7 +285,7 @@ fn source(
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
-    let tenant = wish.tenant.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
+    let tenant = wish.share.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
     tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
     let gpu = wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
     let data =

@@ -21,6 +21,9 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRecord {
     pub name: String,
+    /// Whose it is, if it is somebody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Where clients come.
     pub port: Port,
     pub source: Source,
@@ -124,6 +127,7 @@ mod tests {
         let port = "127.0.0.1:8080:80".parse().unwrap();
         let record = ServiceRecord {
             name: "a.b".into(),
+            tenant: Some("t".into()),
             port,
             source,
             plan,
