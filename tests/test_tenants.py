@@ -60,6 +60,26 @@ class Tenants:
     def status(self, service, token=None):
         return self.ask(service, token)[0]
 
+    @contextlib.contextmanager
+    def busy(self, *services):
+        """Each has a request in its instance's hands, of the tenant `a`, until it is let go; with threads for more."""
+        marks = {service: self.rekindle.root / f"busy-{service}" for service in services}
+        with ThreadPoolExecutor(4) as threads:
+            try:
+                asked = [threads.submit(self.ask, service, "a", f"/hold?{mark}") for service, mark in marks.items()]
+                self.rekindle.wait(lambda: all(mark.with_suffix(".held").exists() for mark in marks.values()), "all to be held")
+                yield threads
+            finally:
+                for service in services:
+                    self.let_go(service)
+            assert [one.result()[0] for one in asked] == [200] * len(services)
+
+    def let_go(self, service):
+        (self.rekindle.root / f"busy-{service}").with_suffix(".go").touch()
+
+    def stage(self, service):
+        return next((one["stage"] for one in self.service(service)["instances"]), "none")
+
     def shown(self, name):
         return next(row for row in self.rekindle.json("tenant", "ls")["tenants"] if row["name"] == name)
 
@@ -168,3 +188,92 @@ def test_a_service_whose_tenant_was_lost_is_open_to_nobody(rekindle):
         tenants.status("web", "a")
     rekindle.wait(lambda: not [row for row in rekindle.json("ps")["sandboxes"] if row["state"] != "exited"], "the end of its instances")
     assert "already" in refused(rekindle, "tenant", "create", "a"), "what cannot be read is not written over"
+
+
+def test_a_rate_that_is_used_up_is_its_tenant_s_alone(rekindle):
+    tenants = Tenants(rekindle)
+    tenants.take()
+    tenants.create("a", "--rate", "3/h")
+    tenants.create("b", "--rate", "3/h")
+    for name in "ab":
+        tenants.begin(f"web-{name}", "--tenant", name)
+        tenants.begin(f"other-{name}", "--tenant", name)
+    # Who shows no token of the tenant's takes none of its turns.
+    assert [tenants.status("web-a", token) for token in (None, "x", "b", "b")] == [401, 401, 403, 403]
+    assert [tenants.status(service, "a") for service in ("web-a", "other-a", "web-a")] == [200, 200, 200]
+    for service in ("web-a", "other-a"):
+        status, headers, body = tenants.ask(service, "a")
+        assert status == 429 and 1000 < int(headers["Retry-After"]) <= 1200 and b"more often" in body
+    assert tenants.status("web-b", "b") == 200
+    assert (tenants.shown("a")["too_often"], tenants.shown("b")["too_often"]) == (2, 0)
+    rekindle("tenant", "set", "a", "--rate", "none")
+    assert [tenants.status("web-a", "a") for _ in range(4)] == [200] * 4
+
+
+LIVE = ("--idle", "1h", "--idle-end", "1h", "--max", 1)
+
+
+def test_gpu_memory_that_is_used_up_is_its_tenant_s_alone(rekindle):
+    tenants = Tenants(rekindle)
+    tenants.take("one", 40)
+    tenants.create("a", "--memory", "100M")
+    tenants.create("b")
+    for service in ("a-1", "a-2", "a-3"):
+        tenants.begin(service, "--tenant", "a", *LIVE)
+    # The one that was asked for least has gone for the last.
+    rekindle.wait(lambda: tenants.stage("a-1") == "asleep", "the first one to go")
+    tenants.begin("b-1", "--tenant", "b", *LIVE)
+    with tenants.busy("a-2", "a-3") as threads:
+        waiting = threads.submit(tenants.ask, "a-1", "a")
+        rekindle.wait(lambda: tenants.service("a-1")["queued"] == 1, "a request that waits")
+        assert 'tenant "a" have' in tenants.service("a-1")["problem"]
+        # Others are served meanwhile, also by instances that are started now.
+        assert tenants.status("b-1", "b") == 200
+        tenants.begin("b-2", "--tenant", "b", *LIVE)
+        tenants.begin("open", *LIVE)
+        assert tenants.status("b-2", "b") == 200 and tenants.status("open") == 200
+        assert not waiting.done()
+        assert tenants.shown("a")["used"]["memory_bytes"] <= 100 << 20 < tenants.shown("b")["used"]["memory_bytes"] + (40 << 20)
+        tenants.let_go("a-2")
+        assert waiting.result()[0] == 200
+    # Those of the others have never gone for it.
+    assert [tenants.stage(service) for service in ("b-1", "b-2", "open")] == ["running"] * 3
+    # Less than there is by now, and less than any of them needs.
+    rekindle("tenant", "set", "a", "--memory", "50M")
+    rekindle.wait(lambda: tenants.shown("a")["used"]["memory_bytes"] <= 50 << 20, "one of them to go")
+    rekindle("tenant", "set", "a", "--memory", "10M")
+    rekindle.wait(lambda: tenants.shown("a")["used"]["memory_bytes"] == 0, "all of them to go")
+    said = refused(rekindle, "serve", "one", "--name", "a-4", "--tenant", "a", "--port", "127.0.0.1:0", "--to", 8000)
+    assert "10 MB" in said and "tenant set a --memory" in said
+    status, _, body = tenants.ask("a-1", "a")
+    assert status == 503 and b"tenant set a --memory" in body
+    assert re.search(r"(?m)^ *a +a-1, a-2, a-3 +0 B of 10.0 MiB ", rekindle("tenant", "ls"))
+
+
+def test_instances_that_are_used_up_are_their_tenant_s_alone(rekindle):
+    tenants = Tenants(rekindle)
+    tenants.take()
+    tenants.create("a", "--instances", 2)
+    tenants.create("b", "--instances", 1)
+    for service in ("a-1", "a-2"):
+        tenants.begin(service, "--tenant", "a", *LIVE)
+    assert tenants.shown("a")["used"]["instances"] == 2
+    # For a third one the one goes that was asked for least, to its end.
+    assert tenants.status("a-2", "a") == 200
+    tenants.begin("a-3", "--tenant", "a", *LIVE)
+    rekindle.wait(lambda: [tenants.stage(one) for one in ("a-1", "a-2", "a-3")] == ["none", "running", "running"], "the first one's end")
+    with tenants.busy("a-2", "a-3") as threads:
+        tenants.serve("a-1", "--timeout", "300ms")
+        status, headers, body = tenants.ask("a-1", "a")
+        assert status == 503 and headers["Retry-After"] and b"have 2 instances, and may have 2" in body, body
+        tenants.serve("a-1", "--timeout", "60s")
+        waiting = threads.submit(tenants.ask, "a-1", "a")
+        rekindle.wait(lambda: tenants.service("a-1")["queued"] == 1, "a request that waits")
+        tenants.begin("b-1", "--tenant", "b", *LIVE)
+        assert tenants.status("b-1", "b") == 200
+        rekindle("tenant", "set", "a", "--instances", 3)
+        assert waiting.result()[0] == 200
+    # A restart counts those that are there.
+    rekindle("shutdown")
+    assert tenants.shown("a")["used"]["instances"] == 3 and tenants.shown("b")["used"]["instances"] == 1
+    assert tenants.status("a-1", "a") == 200

@@ -49,19 +49,30 @@ fn token(answer: &Value) -> String {
 fn shown(answer: &Value) -> String {
     let mut table = table(&["TENANT", "SERVICES", "GPU MEMORY", "INSTANCES", "RATE", "TOO OFTEN", "TOKENS"]);
     for tenant in answer["tenants"].as_array().into_iter().flatten() {
-        let quota = &tenant["quota"];
+        let (quota, used) = (&tenant["quota"], &tenant["used"]);
         let each = |list: &Value, of: fn(&Value) -> String| {
             list.as_array().into_iter().flatten().map(of).collect::<Vec<_>>().join(", ")
         };
         table.add_row([
             text(&tenant["name"]),
             each(&tenant["services"], text),
-            quota["memory_bytes"].as_u64().map(bytes).unwrap_or_default(),
-            text(&quota["instances"]),
+            of(
+                bytes(used["memory_bytes"].as_u64().unwrap_or_default()),
+                quota["memory_bytes"].as_u64().map(bytes),
+            ),
+            of(text(&used["instances"]), quota["instances"].as_u64().map(|most| most.to_string())),
             text(&quota["rate"]),
             text(&tenant["too_often"]),
             each(&tenant["tokens"], |token| text(&token["id"])),
         ]);
     }
     table.trim_fmt()
+}
+
+/// What there is, of the most if there is one.
+fn of(used: String, most: Option<String>) -> String {
+    match most {
+        Some(most) => format!("{used} of {most}"),
+        None => used,
+    }
 }

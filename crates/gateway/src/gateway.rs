@@ -46,8 +46,8 @@ impl Gateway {
         Gateway {
             runtime: OnceLock::new(),
             room,
+            tenants: Arc::new(Tenants::new(memory.clone())),
             memory,
-            tenants: Arc::default(),
             services: Mutex::default(),
         }
     }

@@ -121,11 +121,6 @@ def is_of(app: App, service: str) -> bool:
 
 def check_tenant(app: App) -> None:
     """Before anything is made: what `serve` would refuse, and that nothing of another tenant's is taken for the app's."""
-    for name, declaration in app.declarations.items():
-        if app.tenant and declaration.limits.share not in (None, app.tenant):
-            raise DeclarationError(
-                f"{name}: share is {declaration.limits.share!r}, and the app is of the tenant {app.tenant!r}; its instances share GPU contexts with that one's alone"
-            )
     if app.tenant and all(row["name"] != app.tenant for row in command.ask("tenant", "ls")["tenants"]):
         raise DeclarationError(f"there is no tenant named {app.tenant!r}; make it by `rekindle tenant create {app.tenant}`")
     for name, row in services(app).items():

@@ -45,7 +45,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
         )));
     }
     let source = source(daemon, image, wish, Some(&record), record.port)?;
-    check_memory(daemon, image, &source)?;
+    check_memory(daemon, image, service.tenant(), &source)?;
     if (&source.image, &source.id) == (&record.source.image, &record.source.id) {
         return Err(refused(format!("all requests to the service {name:?} go to it already")));
     }

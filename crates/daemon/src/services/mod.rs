@@ -81,8 +81,10 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = wish.port.or(kept.map(|record| record.port));
     let mut port = wanted.ok_or_else(|| Error::NoServicePort { name: name.to_string() })?;
+    let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
+    let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
     let source = source(daemon, image, wish, kept, port)?;
-    check_memory(daemon, image, &source)?;
+    check_memory(daemon, image, tenant, &source)?;
     port.to = source.to;
     let is_there =
         |record: &&ServiceRecord| (record.port.address, record.port.port) == (port.address, port.port);
@@ -216,9 +218,13 @@ fn make(
     source: Option<&Source>,
 ) -> Result<(Arc<Service>, Arc<InstanceMaker>)> {
     let failed = |source| Error::system("serve", source);
-    let (daemon_, service) = (daemon.clone(), name.to_string());
-    let door = Door::here().map_err(failed)?;
-    let maker = Arc::new(InstanceMaker { daemon: daemon_, service, door, coming: Coming::default() });
+    let maker = Arc::new(InstanceMaker {
+        daemon: daemon.clone(),
+        service: name.to_string(),
+        tenant: tenant.map(|tenant| tenant.name.clone()),
+        door: Door::here().map_err(failed)?,
+        coming: Coming::default(),
+    });
     let source = source.cloned();
     let service = daemon
         .gateway
@@ -291,7 +297,7 @@ fn source(
     let data =
         wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
     // It is of use where there is a limit.
-    let counted = daemon.gateway.memory().limit().map_or(&[][..], |_| &data);
+    let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
     let data_bytes = counted.iter().filter_map(|url| daemon.data.bytes(url)).sum();
     let need = memory::need(&image, &metadata, (gpu.as_deref(), tenant.as_deref()), data_bytes)?;
     let kept_variants = || {
@@ -330,8 +336,19 @@ fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<
 }
 
 /// No instance could ever have what is more than all may have together.
-fn check_memory(daemon: &Daemon, image: &str, source: &Source) -> Result<()> {
+fn check_memory(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source: &Source) -> Result<()> {
     let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
+    if let Some((name, most)) = tenant.and_then(|tenant| Some((&tenant.name, tenant.quota().memory_bytes?)))
+        && needed > most
+    {
+        let reason = format!(
+            "an instance needs {} MB of GPU memory, and services of the tenant {name:?} may have {} MB; give it more by \
+             `rekindle tenant set {name} --memory`",
+            needed.div_ceil(1 << 20),
+            most >> 20
+        );
+        return Err(Error::CannotServe { image: image.to_string(), reason });
+    }
     let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
     let reason = format!(
         "an instance needs {} MB of GPU memory, and services may have {} MB of each GPU; start rekindled with a larger \

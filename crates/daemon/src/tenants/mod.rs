@@ -39,11 +39,18 @@ pub fn create(daemon: &Daemon, name: &str, wish: QuotaWish) -> Result<Value> {
     let id = token.id.clone();
     let tenant = put(daemon, name, wish.applied_to(Quota::default()), vec![token])?;
     log::info!("there is a tenant {name:?}");
-    Ok(with_token(shown(&tenant), &id, &told))
+    Ok(with_token(shown(daemon, &tenant), &id, &told))
 }
 
 pub fn list(daemon: &Daemon) -> Value {
-    let all: Vec<Value> = daemon.gateway.tenants().all().iter().map(|tenant| shown(tenant)).collect();
+    daemon
+        .gateway
+        .all()
+        .iter()
+        .filter(|service| service.tenant().is_some())
+        .for_each(|service| service.measure());
+    let all = daemon.gateway.tenants().all();
+    let all: Vec<Value> = all.iter().map(|tenant| shown(daemon, tenant)).collect();
     json!({ "tenants": all })
 }
 
@@ -52,7 +59,7 @@ pub fn set(daemon: &Daemon, name: &str, wish: QuotaWish) -> Result<Value> {
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
     let tenant = find(daemon, name)?;
     put(daemon, name, wish.applied_to(tenant.quota()), tenant.tokens())?;
-    Ok(shown(&tenant))
+    Ok(shown(daemon, &tenant))
 }
 
 /// Makes a further token, and tells it.
@@ -67,7 +74,7 @@ pub fn add_token(daemon: &Daemon, name: &str) -> Result<Value> {
     let id = token.id.clone();
     tokens.push(token);
     put(daemon, name, tenant.quota(), tokens)?;
-    Ok(with_token(shown(&tenant), &id, &told))
+    Ok(with_token(shown(daemon, &tenant), &id, &told))
 }
 
 /// Has a token let nobody in any more.
@@ -82,14 +89,14 @@ pub fn revoke(daemon: &Daemon, name: &str, id: &str) -> Result<Value> {
     }
     put(daemon, name, tenant.quota(), tokens)?;
     log::info!("the token {id:?} of the tenant {name:?} is revoked");
-    Ok(shown(&tenant))
+    Ok(shown(daemon, &tenant))
 }
 
 /// Forgets a tenant that has no service.
 pub fn remove(daemon: &Daemon, name: &str) -> Result<Value> {
     let _changing = daemon.tenants.lock().unwrap_or_else(PoisonError::into_inner);
     let tenant = find(daemon, name)?;
-    let last = shown(&tenant);
+    let last = shown(daemon, &tenant);
     daemon
         .gateway
         .tenants()
@@ -124,13 +131,15 @@ fn make_token() -> Result<(Token, String)> {
     Token::make(clock::now()).map_err(|source| Error::system("read random bytes", source))
 }
 
-fn shown(tenant: &Tenant) -> Value {
+fn shown(daemon: &Daemon, tenant: &Tenant) -> Value {
+    let (instances, memory_bytes) = daemon.gateway.memory().used_by(&tenant.name);
     let tokens = tenant.tokens();
     let tokens: Vec<Value> =
         tokens.iter().map(|token| json!({ "id": token.id, "created": token.created })).collect();
     json!({
         "name": tenant.name,
         "quota": tenant.quota(),
+        "used": { "memory_bytes": memory_bytes, "instances": instances },
         "services": tenant.services(),
         "too_often": tenant.too_often(),
         "tokens": tokens,

@@ -22,13 +22,16 @@ use governor::{DefaultDirectRateLimiter, RateLimiter};
 use hyper::header::{AUTHORIZATION, HeaderMap};
 use rekindle_protocol::tenant::{Quota, Rate};
 
+use crate::memory::Memory;
 use token::Shown;
 
 pub use token::Token;
 
 /// All tenants.
-#[derive(Default)]
-pub struct Tenants(Mutex<BTreeMap<String, Arc<Tenant>>>);
+pub struct Tenants {
+    all: Mutex<BTreeMap<String, Arc<Tenant>>>,
+    memory: Arc<Memory>,
+}
 
 pub struct Tenant {
     pub name: String,
@@ -66,6 +69,10 @@ pub(crate) enum Denial {
 }
 
 impl Tenants {
+    pub(crate) fn new(memory: Arc<Memory>) -> Tenants {
+        Tenants { all: Mutex::default(), memory }
+    }
+
     pub fn get(&self, name: &str) -> Option<Arc<Tenant>> {
         self.lock().get(name).cloned()
     }
@@ -86,6 +93,8 @@ impl Tenants {
             state.rate = quota.rate.map(limiter);
         }
         (state.quota, state.tokens) = (quota, tokens);
+        drop(state);
+        self.memory.share(name, quota);
     }
 
     /// Forgets a tenant that has no service; else which it has.
@@ -99,6 +108,8 @@ impl Tenants {
             state.removed = true;
         }
         all.remove(name);
+        drop(all);
+        self.memory.share(name, Quota::default());
         Ok(())
     }
 
@@ -117,7 +128,7 @@ impl Tenants {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Tenant>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -185,7 +196,7 @@ mod tests {
     use super::*;
 
     fn tenants() -> (Tenants, [String; 2]) {
-        let tenants = Tenants::default();
+        let tenants = Tenants::new(Arc::new(Memory::new(None)));
         let told = ["a", "b"].map(|name| {
             let (token, told) = Token::make("now".into()).unwrap();
             tenants.put(name, Quota { rate: "3/h".parse().ok(), ..Quota::default() }, vec![token]);
