@@ -273,7 +273,18 @@ def test_instances_that_are_used_up_are_their_tenant_s_alone(rekindle):
         assert tenants.status("b-1", "b") == 200
         rekindle("tenant", "set", "a", "--instances", 3)
         assert waiting.result()[0] == 200
+    # A new image comes up in the place of the instance that there is.
+    tenants.take("two")
+    tenants.serve("b-1", "--tenant", "b", image="two")
+    assert json.loads(tenants.ask("b-1", "b")[2])["tag"] == "two"
+    rekindle.wait(lambda: tenants.shown("b")["used"]["instances"] == 1, "the end of the former one")
+    # A canary's are counted too, and its requests need the token as all do.
+    rekindle("tenant", "set", "b", "--instances", 2)
+    tenants.serve("b-1", "--canary", "50%", image="one")
+    assert tenants.shown("b")["used"]["instances"] == 2
+    assert [tenants.status("b-1", token) for token in (None, None, "a", "a")] == [401, 401, 403, 403]
+    assert {json.loads(tenants.ask("b-1", "b")[2])["tag"] for _ in range(2)} == {"one", "two"}
     # A restart counts those that are there.
     rekindle("shutdown")
-    assert tenants.shown("a")["used"]["instances"] == 3 and tenants.shown("b")["used"]["instances"] == 1
+    assert tenants.shown("a")["used"]["instances"] == 3 and tenants.shown("b")["used"]["instances"] == 2
     assert tenants.status("a-1", "a") == 200

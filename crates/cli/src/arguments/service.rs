@@ -31,7 +31,8 @@ pub struct ServiceArguments {
     /// whose it is.
     #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
     tenant: Option<String>,
-    /// Have instances share GPU contexts with the other programs of this tenant. The image's program must have been started
+    /// Have instances share GPU contexts with the other programs that share by this name; those of a tenant's service with
+    /// instances of the tenant's services alone. The image's program must have been started
     /// with `run --share`, and instances do not sleep.
     #[arg(long, value_name = "TENANT")]
     share: Option<String>,

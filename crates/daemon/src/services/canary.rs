@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::record::ServiceRecord;
-use super::{check_memory, check_tenant, find, load, make, shown, source};
+use super::{find, load, make, memory, shown, source};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 
@@ -38,14 +38,14 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
     check(wish).map_err(refused)?;
-    check_tenant(name, Some(&record), wish)?;
+    record.check_tenant(wish)?;
     if record.draining {
         return Err(refused(format!(
             "the service {name:?} takes no more requests; serve it without --canary first"
         )));
     }
     let source = source(daemon, image, wish, Some(&record), record.port)?;
-    check_memory(daemon, image, service.tenant(), &source)?;
+    memory::check(daemon, image, service.tenant(), &source)?;
     if (&source.image, &source.id) == (&record.source.image, &record.source.id) {
         return Err(refused(format!("all requests to the service {name:?} go to it already")));
     }

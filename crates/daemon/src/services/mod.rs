@@ -66,7 +66,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
         None => None,
     };
     let kept = former.as_ref().map(|(_, record)| record);
-    check_tenant(name, kept, wish)?;
+    kept.map_or(Ok(()), |record| record.check_tenant(wish))?;
     let membership = match (&wish.tenant, kept) {
         (Some(tenant), None) => Some(tenants::join(daemon, tenant, name)?),
         _ => None,
@@ -84,7 +84,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
     let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
     let source = source(daemon, image, wish, kept, port)?;
-    check_memory(daemon, image, tenant, &source)?;
+    memory::check(daemon, image, tenant, &source)?;
     port.to = source.to;
     let is_there =
         |record: &&ServiceRecord| (record.port.address, record.port.port) == (port.address, port.port);
@@ -233,20 +233,6 @@ fn make(
     Ok((service, maker))
 }
 
-/// A service stays whose it is: its instances know what its clients have said.
-fn check_tenant(name: &str, kept: Option<&ServiceRecord>, wish: &ServiceWish) -> Result<()> {
-    let (Some(wanted), Some(record)) = (&wish.tenant, kept) else { return Ok(()) };
-    match &record.tenant {
-        Some(own) if own == wanted => Ok(()),
-        own => {
-            let own = own.as_ref().map_or("no tenant".to_string(), |own| format!("the tenant {own:?}"));
-            let reason =
-                format!("it belongs to {own}, and stays so; remove it by `rekindle unserve {name}` first");
-            Err(Error::BadPlan { name: name.to_string(), reason })
-        }
-    }
-}
-
 fn find(daemon: &Daemon, name: &str) -> Result<Arc<Service>> {
     daemon.gateway.get(name).ok_or_else(|| Error::UnknownService { name: name.to_string() })
 }
@@ -333,30 +319,6 @@ fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<
     Tls::load(files.clone())
         .map(Some)
         .map_err(|reason| Error::NoCertificate { name: name.to_string(), reason })
-}
-
-/// No instance could ever have what is more than all may have together.
-fn check_memory(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source: &Source) -> Result<()> {
-    let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
-    if let Some((name, most)) = tenant.and_then(|tenant| Some((&tenant.name, tenant.quota().memory_bytes?)))
-        && needed > most
-    {
-        let reason = format!(
-            "an instance needs {} MB of GPU memory, and services of the tenant {name:?} may have {} MB; give it more by \
-             `rekindle tenant set {name} --memory`",
-            needed.div_ceil(1 << 20),
-            most >> 20
-        );
-        return Err(Error::CannotServe { image: image.to_string(), reason });
-    }
-    let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
-    let reason = format!(
-        "an instance needs {} MB of GPU memory, and services may have {} MB of each GPU; start rekindled with a larger \
-         --service-memory",
-        needed.div_ceil(1 << 20),
-        limit >> 20
-    );
-    Err(Error::CannotServe { image: image.to_string(), reason })
 }
 
 /// Takes the port for the service, and notes which it is.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_gateway::{Plan, Source};
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::TlsFiles;
+use rekindle_protocol::service::{ServiceWish, TlsFiles};
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +73,19 @@ impl ServiceRecord {
             true => record.plan.check().map(|()| record),
             false => Err("it is named after another service".to_string()),
         }
+    }
+
+    /// A service stays whose it is: its instances know what its clients have said.
+    pub fn check_tenant(&self, wish: &ServiceWish) -> Result<()> {
+        let Some(wanted) = wish.tenant.as_ref().filter(|wanted| self.tenant.as_ref() != Some(wanted)) else {
+            return Ok(());
+        };
+        let name = &self.name;
+        let own = self.tenant.as_ref().map_or("no tenant".to_string(), |own| format!("the tenant {own:?}"));
+        let reason = format!(
+            "it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
+        );
+        Err(Error::BadPlan { name: name.clone(), reason })
     }
 
     /// All that can be read; the others are reported and left alone.
