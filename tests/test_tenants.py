@@ -156,6 +156,18 @@ def test_what_cannot_be_of_tenants_is_said_and_changes_nothing(rekindle):
     new = ("serve", "one", "--name", "web", "--port", "127.0.0.1:0", "--to", 8000, "--tenant")
     assert "no tenant named" in refused(rekindle, *new, "x")
     assert rekindle.json("services")["services"] == []
+    # What cannot be kept is not so, and what came to nothing is nobody's.
+    for name in "ax":
+        (rekindle.state / f"tenants/{name}.json.partial").mkdir()
+    assert "record" in refused(rekindle, "tenant", "create", "x")
+    assert "record" in refused(rekindle, "tenant", "set", "a", "--rate", "1/h")
+    assert "record" in refused(rekindle, "tenant", "token", "a")
+    assert [(row["name"], row["quota"]["rate"], len(row["tokens"])) for row in rekindle.json("tenant", "ls")["tenants"]] == [("a", None, 1)]
+    for name in "ax":
+        (rekindle.state / f"tenants/{name}.json.partial").rmdir()
+    tenants.create("x")
+    assert "none" in refused(rekindle, "serve", "none", *new[2:], "x")
+    rekindle("tenant", "rm", "x")
     tenants.begin("web", "--tenant", "a")
     tenants.create("b")
     # A service stays whose it is, and its tenant stays for as long.
