@@ -47,6 +47,8 @@ pub struct Daemon {
     pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
     pub serving: Claims<String>,
+    /// Held while tenants are changed.
+    pub tenants: Mutex<()>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -78,6 +80,7 @@ impl Daemon {
             gpu_usage: GpuUsage::default(),
             gateway: Gateway::new(room(), service_memory),
             serving: Claims::default(),
+            tenants: Mutex::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,

@@ -20,7 +20,7 @@ use crate::headers;
 use crate::limits;
 use crate::place::Place;
 use crate::policy::Outcome;
-use crate::refusal::{Answer, refused, say};
+use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
 use crate::upstream::{Body, Connection, Failure};
@@ -34,6 +34,11 @@ pub struct Client {
 }
 
 pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<Incoming>) -> Answer {
+    if let Some(entrance) = &service.entrance
+        && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
+    {
+        return denied(&service.name, why);
+    }
     if request.method() == Method::CONNECT {
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::mounts::{Mounts, Volume};
 use crate::network::{Network, Port};
 use crate::service::ServiceWish;
+use crate::tenant::QuotaWish;
 use crate::terminal::WindowSize;
 use crate::worker::Phase;
 
@@ -257,6 +258,25 @@ pub enum Request {
         name: String,
         remove: bool,
         now: bool,
+    },
+    /// Makes a tenant, with its first token.
+    CreateTenant {
+        name: String,
+        quota: QuotaWish,
+    },
+    Tenants,
+    /// Changes how much a tenant's services have.
+    SetTenant {
+        name: String,
+        quota: QuotaWish,
+    },
+    /// A further token of a tenant, or with `revoke` one fewer.
+    TenantToken {
+        name: String,
+        revoke: Option<String>,
+    },
+    RemoveTenant {
+        name: String,
     },
     /// Tells what happens from now on.
     Events,

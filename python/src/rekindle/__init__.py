@@ -31,6 +31,7 @@ from rekindle.errors import (
     RefusedError,
     RemoteError,
     SerializationError,
+    TokenError,
     UnavailableError,
 )
 from rekindle.exchange import Ref, get, put
@@ -78,6 +79,7 @@ __all__ = [
     "Sandbox",
     "SerializationError",
     "Step",
+    "TokenError",
     "UnavailableError",
     "Workflow",
     "asgi_app",
