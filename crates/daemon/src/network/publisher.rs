@@ -125,6 +125,11 @@ impl Publisher {
         Ok((lease, ports))
     }
 
+    /// Whether these can be had now.
+    pub fn check(self: &Arc<Self>, wanted: &[Port]) -> Result<()> {
+        self.take("", wanted).map(drop)
+    }
+
     fn take_one(&self, name: &str, wanted: Port, lease: u64) -> Result<Port> {
         let claim = Claim {
             lease,

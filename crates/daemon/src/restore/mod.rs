@@ -91,7 +91,11 @@ pub struct RestoreRequest<'a> {
     pub tenant: Option<&'a str>,
     /// The service that it is an instance of. It has a network of its own then, to which no port leads.
     pub service: Option<&'a str>,
+    /// Asked when the program is complete, and does not run before this lets it.
+    pub gate: Option<&'a Gate<'a>>,
 }
+
+pub type Gate<'a> = dyn Fn(&Arc<Sandbox>) -> Result<()> + Sync + 'a;
 
 pub struct Attempt<'a> {
     pub daemon: &'a Daemon,
@@ -297,7 +301,10 @@ impl Attempt<'_> {
         let workers = self.take_workers()?;
         if self.metadata.clients.is_empty() {
             self.sandbox.note_workers();
-            let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
+            let cpu = self.restore_cpu(&[], |_| {
+                fault::point("restore-complete")?;
+                self.pass_gate()
+            })?;
             self.sandbox.runs(cpu)?;
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| Vec::new());
         }
@@ -315,6 +322,10 @@ impl Attempt<'_> {
             .map_err(|error| self.sandbox.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())?;
         Ok(pending)
+    }
+
+    fn pass_gate(&self) -> Result<()> {
+        self.request.gate.map_or(Ok(()), |gate| gate(self.sandbox))
     }
 
     fn hand_over(&self, app: &App) -> Result<()> {

@@ -1,0 +1,328 @@
+//! A program that goes: sent while it runs, and for the last time while it stands still, until the other node runs it.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::{Mode, NodeMigrationReport, Round};
+use rekindle_protocol::network::Port;
+use rekindle_sandbox::Frozen;
+use rekindle_store::Image;
+
+use crate::checkpoint::{self, CheckpointRequest, Purpose};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result};
+use crate::events;
+use crate::fault;
+use crate::peers::{Link, MESSAGE_LIMIT};
+use crate::reply::Reply;
+use crate::sandboxes::Sandbox;
+use crate::sandboxes::record::Leaving;
+use crate::timeline::Timeline;
+
+use super::message::{Answer, Ask, Hello, Offer};
+use super::settle::{self, Decision};
+use super::{image_name, logs, refused};
+
+const WANTED: &str = "migrated";
+const USUAL_ROUNDS: u32 = 4;
+const MOST_ROUNDS: u32 = 16;
+/// A further round is not worth it once so little was new.
+const LITTLE: u64 = 64 << 20;
+/// How long the other node may take for an image once all of it was sent, and to bring a program to where it could run.
+const WORK_LIMIT: Duration = Duration::from_secs(150);
+/// How long the driver may wait for the GPU's work to end.
+const GPU_WAIT: Duration = Duration::from_secs(10);
+
+/// What the user asks for.
+pub struct Departure<'a> {
+    pub node: &'a str,
+    pub gpu: Option<String>,
+    pub rounds: Option<u32>,
+    pub publish: Vec<Port>,
+}
+
+/// One migration under way.
+struct Migration<'a> {
+    daemon: &'a Arc<Daemon>,
+    sandbox: &'a Arc<Sandbox>,
+    id: String,
+    link: Mutex<Link>,
+    logs: Mutex<logs::Sent>,
+    timeline: &'a Timeline,
+    reply: &'a Reply<'a>,
+    /// What the last round came to.
+    last: OnceLock<u64>,
+    gpu: OnceLock<String>,
+}
+
+/// Moves a running program to another node. Whatever fails, it goes on here or there, and never at both.
+pub fn depart(
+    daemon: &Arc<Daemon>,
+    sandbox: &Arc<Sandbox>,
+    wish: Departure<'_>,
+    reply: &Reply<'_>,
+) -> Result<NodeMigrationReport> {
+    let timeline = Timeline::begin();
+    let _claim = daemon.leaving.take_sandbox(&sandbox.id, &sandbox.name())?;
+    check(sandbox)?;
+    let peer = daemon.peers.known.get(wish.node)?;
+    reply.progress("connect", 0, 0);
+    let link = timeline.time("connect", || daemon.peers.ends()?.connect(&peer))?;
+    let migration = Migration {
+        daemon,
+        sandbox,
+        id: [daemon.places.new_id()?, daemon.places.new_id()?].concat(),
+        link: Mutex::new(link),
+        logs: Mutex::default(),
+        timeline: &timeline,
+        reply,
+        last: OnceLock::new(),
+        gpu: OnceLock::new(),
+    };
+    let moved = migration.perform(&wish);
+    image_name::clear(daemon, &migration.id);
+    let (rounds, stopped_us) = moved.map_err(|error| match error {
+        Error::Cancelled => Error::MoveCancelled,
+        other => other,
+    })?;
+    log::info!("{:?} has moved to node {:?}", sandbox.name(), peer.name);
+    events::tell("migrated", |happened| {
+        happened.sandbox = Some(sandbox.name());
+        happened.node = Some(peer.name.clone());
+    });
+    Ok(NodeMigrationReport {
+        name: sandbox.name(),
+        node: peer.name,
+        gpu: migration.gpu.get().cloned().unwrap_or_default(),
+        bytes: rounds.iter().map(|round| round.bytes).sum(),
+        total_us: timeline.elapsed_us(),
+        stopped_us,
+        rounds,
+        phases: timeline.phases(),
+    })
+}
+
+/// What cannot move.
+fn check(sandbox: &Sandbox) -> Result<()> {
+    let record = sandbox.record();
+    let refused =
+        |reason: &str| Err(Error::CannotMove { name: record.name.clone(), reason: reason.to_string() });
+    if record.service.is_some() {
+        return refused("it is an instance of a service; serve its image there");
+    }
+    if record.tenant.is_some() {
+        return refused("it shares its context with other programs; stop it, and export its image there");
+    }
+    if record.mode == Mode::Driver {
+        return refused("the driver has its GPU half; stop it, and export its image there");
+    }
+    if record.asleep.is_some() {
+        return refused("its GPU half sleeps; `rekindle wake` wakes it");
+    }
+    sandbox.cpu(WANTED).map(drop)
+}
+
+impl Migration<'_> {
+    fn perform(&self, wish: &Departure<'_>) -> Result<(Vec<Round>, u64)> {
+        let record = self.sandbox.record();
+        let offer = Offer {
+            id: self.id.clone(),
+            name: record.name,
+            gpu: wish.gpu.clone(),
+            publish: wish.publish.clone(),
+            log_start: record.log_start,
+            // Its images stay here.
+            recovery: record.recovery.map(|recovery| recovery.elsewhere()),
+            user: record.user,
+            terminal: record.terminal,
+        };
+        self.ask(&Hello::Migrate(Box::new(offer)), MESSAGE_LIMIT, |answer| {
+            matches!(answer, Answer::Done).then_some(())
+        })?;
+        fault::point("node-begun")?;
+        let rounds = self.send_ahead(wish.rounds)?;
+        self.send_last(rounds)
+    }
+
+    /// Sends what there is, again and again as long as that makes less of it.
+    fn send_ahead(&self, wish: Option<u32>) -> Result<Vec<Round>> {
+        let mut rounds: Vec<Round> = Vec::new();
+        for number in 1..=wish.unwrap_or(USUAL_ROUNDS).clamp(1, MOST_ROUNDS) {
+            self.reply.check_wanted()?;
+            let began = Instant::now();
+            let name = image_name::name(&self.id, number);
+            let report = self.take(&name, true, Purpose::Round)?;
+            let image = self.daemon.store.image(&name)?;
+            let bytes = self.timeline.time("send ahead", || self.send(&image))?;
+            drop(image);
+            // The one before was kept for what both have.
+            let before = image_name::name(&self.id, number - 1);
+            if number > 1
+                && let Err(error) = self.daemon.store.remove(&before)
+            {
+                log::warn!("{error}");
+            }
+            if number == 1 {
+                self.reply.progress("check", 0, 0);
+                let gpu = self.ask(&Ask::Check, WORK_LIMIT, |answer| match answer {
+                    Answer::Willing { gpu } => Some(gpu.clone()),
+                    _ => None,
+                })?;
+                let _ = self.gpu.set(gpu);
+            }
+            self.lock_logs().send_more(self.sandbox, &mut self.lock())?;
+            let last = rounds.last().map_or(u64::MAX, |round| round.bytes);
+            let (duration_us, stopped_us) = (began.elapsed().as_micros() as u64, report.stopped_us);
+            rounds.push(Round { bytes, duration_us, stopped_us });
+            fault::point("node-round")?;
+            if bytes <= LITTLE || bytes > last / 2 {
+                break;
+            }
+        }
+        Ok(rounds)
+    }
+
+    fn take(
+        &self,
+        name: &str,
+        leave_running: bool,
+        purpose: Purpose<'_>,
+    ) -> Result<rekindle_protocol::daemon::Report> {
+        let request = CheckpointRequest {
+            to: name,
+            leave_running,
+            gpu_wait: GPU_WAIT,
+            framework: false,
+            prove: false,
+            purpose,
+        };
+        checkpoint::checkpoint(self.daemon, self.sandbox, &request, self.reply)
+    }
+
+    /// Sends of an image what the other node does not have.
+    fn send(&self, image: &Image) -> Result<u64> {
+        let mut link = self.lock();
+        let text = image.manifest_text()?;
+        link.send(&Ask::Image { bytes: text.len() as u64 })?;
+        let sent = { std::io::Write::write_all(&mut link.stream()?, &text) };
+        sent.map_err(|source| Error::system("send an image", source))?;
+        let wanted = match link.receive(WORK_LIMIT)? {
+            Answer::Wanted { chunks } => chunks,
+            other => return Err(refused(&link, other)),
+        };
+        let progress = |done, total| self.reply.progress("send", done, total);
+        let bytes = image.send(&wanted, link.stream()?, &progress);
+        // Why it takes no more it may have said.
+        let answered = link.receive(WORK_LIMIT);
+        match (bytes, answered) {
+            (Ok(bytes), Ok(Answer::Done)) => Ok(bytes),
+            (_, Ok(other)) => Err(refused(&link, other)),
+            (Err(error), Err(_)) => Err(error.into()),
+            (Ok(_), Err(error)) => Err(error),
+        }
+    }
+
+    /// The program stands still, and ends here once it runs there.
+    fn send_last(&self, mut rounds: Vec<Round>) -> Result<(Vec<Round>, u64)> {
+        let number = MOST_ROUNDS + 1;
+        let (name, began) = (image_name::name(&self.id, number), Instant::now());
+        let hand_over = |frozen: &Frozen<'_>| self.hand_over(&name, frozen);
+        let taken = self.take(&name, false, Purpose::Move(&hand_over));
+        let leaving = self.sandbox.record().leaving;
+        match (taken, leaving) {
+            // It has ended here, and it is known that it has gone there; what failed after that is of no account.
+            (taken, Some(leaving)) if !self.sandbox.is_live() => {
+                if let Err(error) = &taken {
+                    log::warn!("{error}");
+                }
+                settle::gone(self.daemon, self.sandbox, &leaving);
+                let stopped_us =
+                    taken.map_or_else(|_| began.elapsed().as_micros() as u64, |report| report.stopped_us);
+                let bytes = self.last.get().copied().unwrap_or_default();
+                rounds.push(Round { bytes, duration_us: stopped_us, stopped_us });
+                Ok((rounds, stopped_us))
+            }
+            (Err(error), leaving) => {
+                if leaving.is_some() {
+                    settle::resume(self.daemon, self.sandbox);
+                }
+                Err(error)
+            }
+            (Ok(_), _) => Err(Error::EndedMeanwhile { name: self.sandbox.name(), wanted: WANTED }),
+        }
+    }
+
+    /// All is in the image, and the program stands still. Returns once it is certain that it runs there; an error once it is
+    /// certain that it does not.
+    fn hand_over(&self, name: &str, frozen: &Frozen<'_>) -> Result<()> {
+        fault::point("node-stopped")?;
+        let image = self.daemon.store.image(name)?;
+        let bytes = self.timeline.time("send", || self.send(&image))?;
+        let _ = self.last.set(bytes);
+        self.lock_logs().send_more(self.sandbox, &mut self.lock())?;
+        fault::point("node-sent")?;
+        self.reply.progress("restore", 0, 0);
+        self.timeline.time("restore there", || {
+            self.ask(&Ask::Restore, WORK_LIMIT, |answer| matches!(answer, Answer::Ready).then_some(()))
+        })?;
+        fault::point("node-ready")?;
+        self.reply.check_wanted()?;
+        // From here on nobody's death lets it go on here.
+        frozen.hold()?;
+        fault::point("node-held")?;
+        let node = self.lock().peer.name.clone();
+        let leaving = Leaving { node, id: self.id.clone(), taken_back: false };
+        if let Err(error) = self.sandbox.update(|record| record.leaving = Some(leaving.clone())) {
+            self.sandbox.note(|record| record.leaving = None);
+            return Err(error);
+        }
+        let told = fault::point("node-given").and_then(|()| self.tell());
+        let decision = match told {
+            Ok(decision) => decision,
+            Err(error) => {
+                log::warn!("{error}");
+                settle::decide(self.daemon, self.sandbox, &leaving, || frozen.goes_on())
+            }
+        };
+        match decision {
+            Decision::Gone => fault::point("node-told").or(Ok(())),
+            Decision::Stays(reason) => {
+                self.sandbox.update(|record| record.leaving = None)?;
+                Err(Error::Node { name: leaving.node, reason })
+            }
+        }
+    }
+
+    /// Gives the word.
+    fn tell(&self) -> Result<Decision> {
+        self.timeline.time("run there", || {
+            let mut link = self.lock();
+            link.send(&Ask::Run)?;
+            match link.receive(WORK_LIMIT)? {
+                Answer::Runs => Ok(Decision::Gone),
+                Answer::Never { reason } => Ok(Decision::Stays(reason)),
+                other => Err(refused(&link, other)),
+            }
+        })
+    }
+
+    fn ask<T>(
+        &self,
+        what: &impl serde::Serialize,
+        within: Duration,
+        take: impl FnOnce(&Answer) -> Option<T>,
+    ) -> Result<T> {
+        let mut link = self.lock();
+        link.send(what)?;
+        let answer = link.receive(within)?;
+        take(&answer).ok_or_else(|| refused(&link, answer))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_logs(&self) -> std::sync::MutexGuard<'_, logs::Sent> {
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
