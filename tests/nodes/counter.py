@@ -1,4 +1,7 @@
-"""Counts on the GPU and prints each number, until there is the file that it is told of: `counter.py END`. Says `ok` in the end."""
+"""Counts on the GPU and prints each number, until there is the file that it is told of. Says `ok` in the end.
+
+`counter.py END [STILL]`: how many numbers nobody writes to.
+"""
 
 import os
 import sys
@@ -10,8 +13,7 @@ import numpy as np
 from gpu import ADD, Module, call, download, open_device, upload
 
 NUMBERS = 128
-# Of these there is much that nobody writes to.
-STILL = 3_000_000
+STILL = int(sys.argv[2]) if len(sys.argv) > 2 else 2_000_000
 
 context = open_device()
 module = Module(ADD)

@@ -311,6 +311,9 @@ pub enum Command {
         /// With --to: ports of the other machine's that are to lead to it, in place of those that it has here.
         #[arg(short, long, value_name = "[ADDRESS:]PORT:TO", requires = "to")]
         publish: Vec<Port>,
+        /// With --to: have its ports here lead there for so long, such as 30m; `rekindle rm` ends that.
+        #[arg(long, value_name = "TIME", value_parser = service::duration, requires = "to")]
+        forward: Option<u64>,
         /// Have a program go on here that waits for another node to say whether it has it.
         ///
         /// That node may run it: be sure that it does not, and never will.

@@ -204,8 +204,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
         Command::Migrate { name, take_back: true, .. } => nodes::take_back(&places, &printer, name)?,
-        Command::Migrate { name, gpu, to: Some(node), rounds, publish, .. } => {
-            let request = Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms: None };
+        Command::Migrate { name, gpu, to: Some(node), rounds, publish, forward: forward_ms, .. } => {
+            let request = Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms };
             nodes::migrate(&places, &printer, &request)?;
         }
         Command::Node { command } => nodes::node(&places, &printer, command)?,

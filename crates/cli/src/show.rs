@@ -99,6 +99,9 @@ fn used(all: &[Used]) -> String {
 fn state(sandbox: &Sandbox) -> String {
     let word = serde_json::to_value(sandbox.state).ok();
     let word = word.as_ref().and_then(Value::as_str).unwrap_or_default();
+    if let Some(node) = &sandbox.node {
+        return format!("moved to {node}");
+    }
     match sandbox.exit_code {
         Some(code) => format!("{word} ({code})"),
         None => word.to_string(),

@@ -336,6 +336,12 @@ pub enum Error {
     )]
     CannotHear { address: String, source: io::Error },
 
+    #[error("the program {name:?} was given to node {node:?} meanwhile; end it there")]
+    GivenAway { name: String, node: String },
+
+    #[error("a program named {name:?} comes there already from a node; try again when that is over")]
+    ComesAlready { name: String },
+
     #[error(
         "no image can be named {name:?}: names that begin with \"migration:\" are those of programs that move to other nodes"
     )]

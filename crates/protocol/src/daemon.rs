@@ -631,8 +631,10 @@ pub struct MigrationReport {
 pub struct NodeMigrationReport {
     pub name: String,
     pub node: String,
-    /// The GPU there.
+    /// The GPU there, if it uses one.
     pub gpu: String,
+    /// The ports there that lead to it.
+    pub ports: Vec<Port>,
     /// What was sent, all rounds together.
     pub bytes: u64,
     pub total_us: u64,

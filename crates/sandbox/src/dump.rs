@@ -110,10 +110,16 @@ impl Frozen<'_> {
         let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
         inventory.leave_out(&kept);
         // What is killed has lost its memory's map, and what was read of it may be nothing.
+        self.check_alive()?;
+        Ok(inventory)
+    }
+
+    /// An error if a process of the program was killed while it stands still.
+    pub fn check_alive(&self) -> Result<()> {
         let died = |pid: &i32| ending::is_dying(*pid) && process::tracer(*pid).is_some();
         match self.pids().into_values().find(died) {
             Some(pid) => Err(Error::Died { pid }),
-            None => Ok(inventory),
+            None => Ok(()),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rekindle_protocol::network::Port;
 use rekindle_sandbox::{Adopted, Exit, Sandbox as CpuHalf};
 use rekindle_store::{Image, LONGEST_SENT};
 
@@ -20,6 +21,7 @@ use crate::reply::Reply;
 use crate::restore::{self, RestoreRequest, load_order};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::names;
+use crate::sandboxes::record::Record;
 use crate::workers::gpu_half;
 
 use super::image_name;
@@ -55,17 +57,10 @@ pub fn arrive(daemon: &Arc<Daemon>, link: &mut Link, offer: Offer) -> Result<()>
         arrival.serve(link)
     });
     image_name::clear(daemon, &id);
-    match came {
-        Ok(true) => Ok(()),
-        Ok(false) => daemon.peers.arrivals.never(&id),
-        Err(error) => {
-            // What was accepted and did not come to run was said so already.
-            if !daemon.peers.arrivals.has_run(&id) {
-                daemon.peers.arrivals.never(&id)?;
-            }
-            Err(error)
-        }
+    if !daemon.peers.arrivals.has_run(&id) {
+        daemon.peers.arrivals.never(&id)?;
     }
+    came
 }
 
 /// Whether there is a program already that has its name.
@@ -78,8 +73,8 @@ fn is_welcome(daemon: &Daemon, offer: &Offer) -> Result<()> {
 }
 
 impl Arrival<'_> {
-    /// Answers until the program runs; false if nothing comes of it.
-    fn serve(&mut self, link: &mut Link) -> Result<bool> {
+    /// Answers until the program runs; an error if nothing comes of it.
+    fn serve(&mut self, link: &mut Link) -> Result<()> {
         loop {
             let answer = match link.receive(PATIENCE)? {
                 Ask::Image { bytes } => self.take_image(link, bytes).map(|()| Answer::Done),
@@ -95,6 +90,7 @@ impl Arrival<'_> {
                 Ok(answer) => link.send(&answer)?,
                 Err(error) => {
                     link.send(&Answer::Refused { reason: error.to_string() })?;
+                    link.drain();
                     return Err(error);
                 }
             }
@@ -149,7 +145,7 @@ impl Arrival<'_> {
     }
 
     /// Brings it back, and lets it run once the word has come.
-    fn restore(&mut self, link: &mut Link) -> Result<bool> {
+    fn restore(&mut self, link: &mut Link) -> Result<()> {
         let (id, name, image) = (self.offer.id.clone(), self.offer.name.clone(), self.image_name());
         let daemon = self.daemon;
         let (link, this) = (Mutex::new(link), &*self);
@@ -205,8 +201,7 @@ impl Arrival<'_> {
                 log::info!("{name:?} has come from node {:?}", locked().peer.name);
                 // A fault here can but end this daemon, or the connection.
                 fault::point("arrival-running")?;
-                locked().send(&Answer::Runs)?;
-                Ok(true)
+                locked().send(&Answer::Runs { ports: sandbox.record().ports })
             }
             Err(error) => {
                 let was_accepted = daemon.peers.arrivals.is_accepted(&id);
@@ -221,6 +216,13 @@ impl Arrival<'_> {
             }
         }
     }
+}
+
+/// The ports that lead to a program that has come, if there is one yet.
+pub fn ports(daemon: &Daemon, id: &str) -> Vec<Port> {
+    let records = daemon.sandboxes.all().into_iter().map(|sandbox| sandbox.record());
+    let own = records.filter(Record::is_live).find(|record| record.arrival.as_deref() == Some(id));
+    own.map(|record| record.ports).unwrap_or_default()
 }
 
 /// What became of a program whose daemon died while it came.

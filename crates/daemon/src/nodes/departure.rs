@@ -39,6 +39,8 @@ pub struct Departure<'a> {
     pub gpu: Option<String>,
     pub rounds: Option<u32>,
     pub publish: Vec<Port>,
+    /// For how long its ports here are to lead there.
+    pub forward: Option<Duration>,
 }
 
 /// One migration under way.
@@ -53,6 +55,9 @@ struct Migration<'a> {
     /// What the last round came to.
     last: OnceLock<u64>,
     gpu: OnceLock<String>,
+    forward_ms: Option<u64>,
+    /// Where it is found there.
+    ports: OnceLock<Vec<Port>>,
 }
 
 /// Moves a running program to another node. Whatever fails, it goes on here or there, and never at both.
@@ -78,6 +83,8 @@ pub fn depart(
         reply,
         last: OnceLock::new(),
         gpu: OnceLock::new(),
+        forward_ms: wish.forward.map(|time| time.as_millis() as u64),
+        ports: OnceLock::new(),
     };
     let moved = migration.perform(&wish);
     image_name::clear(daemon, &migration.id);
@@ -94,6 +101,7 @@ pub fn depart(
         name: sandbox.name(),
         node: peer.name,
         gpu: migration.gpu.get().cloned().unwrap_or_default(),
+        ports: migration.ports.get().cloned().unwrap_or_default(),
         bytes: rounds.iter().map(|round| round.bytes).sum(),
         total_us: timeline.elapsed_us(),
         stopped_us,
@@ -235,7 +243,8 @@ impl Migration<'_> {
                 if let Err(error) = &taken {
                     log::warn!("{error}");
                 }
-                settle::gone(self.daemon, self.sandbox, &leaving);
+                let ports = self.ports.get().cloned().unwrap_or_default();
+                settle::gone(self.daemon, self.sandbox, &leaving, ports);
                 let stopped_us =
                     taken.map_or_else(|_| began.elapsed().as_micros() as u64, |report| report.stopped_us);
                 let bytes = self.last.get().copied().unwrap_or_default();
@@ -270,8 +279,10 @@ impl Migration<'_> {
         // From here on nobody's death lets it go on here.
         frozen.hold()?;
         fault::point("node-held")?;
+        // One that was killed meanwhile does not go on there.
+        frozen.check_alive()?;
         let node = self.lock().peer.name.clone();
-        let leaving = Leaving { node, id: self.id.clone(), taken_back: false };
+        let leaving = Leaving { node, id: self.id.clone(), forward_ms: self.forward_ms, taken_back: false };
         if let Err(error) = self.sandbox.update(|record| record.leaving = Some(leaving.clone())) {
             self.sandbox.note(|record| record.leaving = None);
             return Err(error);
@@ -285,7 +296,10 @@ impl Migration<'_> {
             }
         };
         match decision {
-            Decision::Gone => fault::point("node-told").or(Ok(())),
+            Decision::Gone(ports) => {
+                let _ = self.ports.set(ports);
+                fault::point("node-told").or(Ok(()))
+            }
             Decision::Stays(reason) => {
                 self.sandbox.update(|record| record.leaving = None)?;
                 Err(Error::Node { name: leaving.node, reason })
@@ -299,7 +313,7 @@ impl Migration<'_> {
             let mut link = self.lock();
             link.send(&Ask::Run)?;
             match link.receive(WORK_LIMIT)? {
-                Answer::Runs => Ok(Decision::Gone),
+                Answer::Runs { ports } => Ok(Decision::Gone(ports)),
                 Answer::Never { reason } => Ok(Decision::Stays(reason)),
                 other => Err(refused(&link, other)),
             }

@@ -68,8 +68,10 @@ pub enum Answer {
     },
     /// It could run.
     Ready,
-    /// It has run, or does.
-    Runs,
+    /// It has run, or does; the ports that lead to it.
+    Runs {
+        ports: Vec<Port>,
+    },
     /// It has not, and never will.
     Never {
         reason: String,

@@ -11,6 +11,7 @@
 
 mod arrival;
 mod departure;
+mod forward;
 mod image_name;
 mod logs;
 mod message;
@@ -21,12 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::daemon::State;
+use rekindle_protocol::network::Port;
 use rekindle_sandbox::Sandbox as CpuHalf;
 use serde_json::{Value, json};
 
 use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::network;
 use crate::peers::{Certain, Link, MESSAGE_LIMIT, Peer};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
@@ -44,12 +47,12 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Hears other nodes at this address, from now on.
 pub fn listen(daemon: &Arc<Daemon>, address: &str) -> Result<()> {
-    let whole = match address.parse::<u16>() {
-        Ok(port) => format!("[::]:{port}"),
-        Err(_) => address.to_string(),
-    };
     let failed = |source| Error::CannotHear { address: address.to_string(), source };
-    let listener = TcpListener::bind(&whole).map_err(failed)?;
+    let listener = match address.parse::<u16>() {
+        Ok(port) => network::listen(Port { address: None, port, to: 0 }),
+        Err(_) => TcpListener::bind(address),
+    };
+    let listener = listener.map_err(failed)?;
     let heard = listener.local_addr().map_err(failed)?;
     // Whoever is to add this node can be told its key.
     daemon.peers.key()?;
@@ -85,7 +88,7 @@ fn hear(daemon: &Arc<Daemon>, socket: TcpStream, _slot: ConnectionSlot) -> Resul
     match link.receive(MESSAGE_LIMIT)? {
         Hello::Migrate(offer) => arrival::arrive(daemon, &mut link, *offer),
         Hello::Settle { id } => link.send(&match daemon.peers.arrivals.settle(&id, from, SETTLE_LIMIT) {
-            Some(Certain::Runs) => Answer::Runs,
+            Some(Certain::Runs) => Answer::Runs { ports: arrival::ports(daemon, &id) },
             Some(Certain::Never) => Answer::Never { reason: "it never ran there".to_string() },
             None => Answer::Open,
         }),
@@ -148,6 +151,7 @@ pub fn tidy(daemon: &Arc<Daemon>) {
         }
     }
     daemon.peers.arrivals.give_up_lost();
+    forward::resume(daemon);
     for sandbox in daemon.sandboxes.all() {
         if sandbox.record().leaving.is_some() {
             resume(daemon, &sandbox);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::daemon::State;
+use rekindle_protocol::network::Port;
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
@@ -13,6 +14,7 @@ use crate::peers::MESSAGE_LIMIT;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Leaving;
 
+use super::forward;
 use super::message::{Answer, Hello};
 
 /// How often a node is asked that does not answer.
@@ -20,7 +22,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 /// Where the program goes on.
 pub enum Decision {
-    Gone,
+    /// There, where these ports lead to it.
+    Gone(Vec<Port>),
     /// Here, for this reason.
     Stays(String),
 }
@@ -39,7 +42,7 @@ pub fn decide(daemon: &Daemon, sandbox: &Sandbox, leaving: &Leaving, goes_on: im
             continue;
         }
         let problem = match answer {
-            Ok(Answer::Runs) => return Decision::Gone,
+            Ok(Answer::Runs { ports }) => return Decision::Gone(ports),
             Ok(Answer::Never { reason }) => return Decision::Stays(reason),
             Ok(_) => "it does not know yet".to_string(),
             Err(error) => error.to_string(),
@@ -64,11 +67,12 @@ fn ask(daemon: &Daemon, leaving: &Leaving) -> Result<Answer> {
 }
 
 /// The program has ended here and goes on there, which the other node need not remember any more.
-pub fn gone(daemon: &Daemon, sandbox: &Sandbox, leaving: &Leaving) {
+pub fn gone(daemon: &Daemon, sandbox: &Arc<Sandbox>, leaving: &Leaving, ports: Vec<Port>) {
     sandbox.note(|record| {
         record.node = Some(leaving.node.clone());
         record.problem = None;
     });
+    forward::begin(daemon, sandbox, leaving, ports);
     let forget = || -> Result<()> {
         let peer = daemon.peers.known.get(&leaving.node)?;
         let mut link = daemon.peers.ends()?.connect(&peer)?;
@@ -95,7 +99,7 @@ pub fn resume(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
         let decision = decide(&daemon, &sandbox, &leaving, goes_on);
         let held = sandbox.cpu("settled").ok();
         let settled = match (&decision, held) {
-            (Decision::Gone, Some(cpu)) => cpu.settle(true).map(drop),
+            (Decision::Gone(_), Some(cpu)) => cpu.settle(true).map(drop),
             (Decision::Stays(_), Some(cpu)) => cpu.settle(false).map(drop),
             (_, None) => Ok(()),
         };
@@ -103,10 +107,10 @@ pub fn resume(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
             sandbox.report_problem(error.to_string());
         }
         match decision {
-            Decision::Gone => {
+            Decision::Gone(ports) => {
                 drop(operation);
                 sandbox.wait_end(None);
-                gone(&daemon, &sandbox, &leaving);
+                gone(&daemon, &sandbox, &leaving, ports);
                 log::info!("{:?} has moved to node {:?}", sandbox.name(), leaving.node);
             }
             Decision::Stays(reason) => {

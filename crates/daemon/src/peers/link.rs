@@ -5,9 +5,11 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustls::client::AlwaysResolvesClientRawPublicKeys;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -226,10 +228,47 @@ impl Link {
         Ok(())
     }
 
-    /// Bytes that go there, or come from there, as many as messages have said.
+    /// Bytes that go there, or come from there, as many as messages have said. Who is answered before all was written need not
+    /// go on, and finds that an error.
     pub fn stream(&mut self) -> Result<impl Read + Write + '_> {
         self.socket.set_read_timeout(Some(MESSAGE_LIMIT)).map_err(|error| self.lost(&error))?;
-        Ok(&mut self.stream)
+        Ok(Flow(self))
+    }
+
+    /// Reads what still comes, for nothing, until the other side has read what it was told and closes: a connection that is
+    /// closed with something unread takes that with it.
+    pub fn drain(&mut self) {
+        let deadline = Instant::now() + CONNECT_LIMIT;
+        let mut scrap = vec![0; 1 << 16];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_bounded = !left.is_zero() && self.socket.set_read_timeout(Some(left)).is_ok();
+            if !is_bounded || !self.stream.read(&mut scrap).is_ok_and(|count| count > 0) {
+                return;
+            }
+        }
+    }
+}
+
+struct Flow<'a>(&'a mut Link);
+
+impl Read for Flow<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.stream.read(into)
+    }
+}
+
+impl Write for Flow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut polled = [PollFd::new(self.0.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(ready) if ready > 0 => Err(io::Error::other("it has answered before all was sent")),
+            _ => self.0.stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.stream.flush()
     }
 }
 

@@ -280,8 +280,9 @@ fn hold(
             service: request.service.map(str::to_string),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
-        // An app from a framework image is a program of its own.
-        create(daemon, record, former.filter(|_| request.app.is_none()), Some(image))
+        // An app from a framework image is a program of its own, and one that comes from elsewhere brings its log.
+        let goes_on = request.app.is_none() && request.gate.is_none();
+        create(daemon, record, former.filter(|_| goes_on), Some(image))
     })
 }
 
@@ -316,8 +317,8 @@ impl Attempt<'_> {
             let resumed = gpu_half::resume(&half.worker, true, false);
             resumed.map_err(|error| loading::cause(&half.worker, error))
         };
-        self.timeline
-            .time("resume", || pending.iter().try_for_each(resume))
+        fault::point("restore-released")
+            .and_then(|()| self.timeline.time("resume", || pending.iter().try_for_each(resume)))
             .and_then(|()| fault::point("restore-running"))
             .map_err(|error| self.sandbox.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())?;

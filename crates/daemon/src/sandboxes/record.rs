@@ -80,6 +80,9 @@ pub struct Record {
     /// The node that it has gone on at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// Where its ports lead from here, for a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<Forward>,
     /// The id of the migration that it has come by from another node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrival: Option<String>,
@@ -104,9 +107,22 @@ pub struct Leaving {
     pub node: String,
     /// The migration's.
     pub id: String,
+    /// For how long its ports are to lead there.
+    #[serde(default)]
+    pub forward_ms: Option<u64>,
     /// The user wants it back, whatever the other node says.
     #[serde(default)]
     pub taken_back: bool,
+}
+
+/// Where the ports of a program lead that has gone on at another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    pub host: String,
+    /// Those there.
+    pub ports: Vec<Port>,
+    /// Since 1970.
+    pub until_unix_ms: u64,
 }
 
 /// A worker that may still run.
@@ -150,6 +166,7 @@ impl Record {
             user: None,
             leaving: None,
             node: None,
+            forward: None,
             arrival: None,
             terminal: None,
         }
@@ -344,8 +361,9 @@ mod tests {
             slice: Some(Slice::FIRST),
             service: Some("web".into()),
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
-            leaving: Some(Leaving { node: "b".into(), id: "1f".into(), taken_back: false }),
+            leaving: Some(Leaving { node: "b".into(), id: "1f".into(), forward_ms: None, taken_back: false }),
             node: Some("b".into()),
+            forward: Some(Forward { host: "b".into(), ports: Vec::new(), until_unix_ms: 1 }),
             arrival: Some("2f".into()),
             terminal: Some(WindowSize::default()),
         };

@@ -466,8 +466,9 @@ fn answer(
         Request::Migrate { name, gpu, rounds } => {
             json!(migration::migrate(daemon, &sandbox(&name)?, (&gpu, rounds), reply)?)
         }
-        Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms: _ } => {
-            let wish = nodes::Departure { node: &node, gpu, rounds, publish };
+        Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms } => {
+            let forward = forward_ms.map(Duration::from_millis);
+            let wish = nodes::Departure { node: &node, gpu, rounds, publish, forward };
             json!(nodes::depart(daemon, &sandbox(&name)?, wish, reply)?)
         }
         Request::TakeBack { name } => nodes::take_back(&*sandbox(&name)?)?,

@@ -116,7 +116,8 @@ impl Daemon {
                     let found = CpuHalf::adopt(&sandbox.run_directory);
                     self.take_over(&sandbox, found);
                 }
-                false if sandbox.record().state == State::Stopped => {
+                // Those of one that has gone elsewhere are seen to with that.
+                false if sandbox.record().state == State::Stopped && sandbox.record().node.is_none() => {
                     network::adopt(&self.publisher, &sandbox, None)
                 }
                 false => {}
