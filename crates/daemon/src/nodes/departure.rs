@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::daemon::{Mode, NodeMigrationReport, Round};
 use rekindle_protocol::network::Port;
 use rekindle_sandbox::Frozen;
-use rekindle_store::Image;
 
-use crate::checkpoint::{self, CheckpointRequest, Purpose};
+use crate::checkpoint::Purpose;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::events;
@@ -20,18 +19,13 @@ use crate::sandboxes::record::Leaving;
 use crate::timeline::Timeline;
 
 use super::message::{Answer, Ask, Hello, Offer};
+use super::rounds::MOST_ROUNDS;
 use super::settle::{self, Decision};
 use super::{image_name, logs, refused};
 
 const WANTED: &str = "migrated";
-const USUAL_ROUNDS: u32 = 4;
-const MOST_ROUNDS: u32 = 16;
-/// A further round is not worth it once so little was new.
-const LITTLE: u64 = 64 << 20;
 /// How long the other node may take for an image once all of it was sent, and to bring a program to where it could run.
-const WORK_LIMIT: Duration = Duration::from_secs(150);
-/// How long the driver may wait for the GPU's work to end.
-const GPU_WAIT: Duration = Duration::from_secs(10);
+pub const WORK_LIMIT: Duration = Duration::from_secs(150);
 
 /// What the user asks for.
 pub struct Departure<'a> {
@@ -44,20 +38,20 @@ pub struct Departure<'a> {
 }
 
 /// One migration under way.
-struct Migration<'a> {
-    daemon: &'a Arc<Daemon>,
-    sandbox: &'a Arc<Sandbox>,
-    id: String,
-    link: Mutex<Link>,
-    logs: Mutex<logs::Sent>,
-    timeline: &'a Timeline,
-    reply: &'a Reply<'a>,
+pub(super) struct Migration<'a> {
+    pub(super) daemon: &'a Arc<Daemon>,
+    pub(super) sandbox: &'a Arc<Sandbox>,
+    pub(super) id: String,
+    pub(super) link: Mutex<Link>,
+    pub(super) logs: Mutex<logs::Sent>,
+    pub(super) timeline: &'a Timeline,
+    pub(super) reply: &'a Reply<'a>,
     /// What the last round came to.
-    last: OnceLock<u64>,
-    gpu: OnceLock<String>,
-    forward_ms: Option<u64>,
+    pub(super) last: OnceLock<u64>,
+    pub(super) gpu: OnceLock<String>,
+    pub(super) forward_ms: Option<u64>,
     /// Where it is found there.
-    ports: OnceLock<Vec<Port>>,
+    pub(super) ports: OnceLock<Vec<Port>>,
 }
 
 /// Moves a running program to another node. Whatever fails, it goes on here or there, and never at both.
@@ -152,84 +146,6 @@ impl Migration<'_> {
         self.send_last(rounds)
     }
 
-    /// Sends what there is, again and again as long as that makes less of it.
-    fn send_ahead(&self, wish: Option<u32>) -> Result<Vec<Round>> {
-        let mut rounds: Vec<Round> = Vec::new();
-        for number in 1..=wish.unwrap_or(USUAL_ROUNDS).clamp(1, MOST_ROUNDS) {
-            self.reply.check_wanted()?;
-            let began = Instant::now();
-            let name = image_name::name(&self.id, number);
-            let report = self.take(&name, true, Purpose::Round)?;
-            let image = self.daemon.store.image(&name)?;
-            let bytes = self.timeline.time("send ahead", || self.send(&image))?;
-            drop(image);
-            // The one before was kept for what both have.
-            let before = image_name::name(&self.id, number - 1);
-            if number > 1
-                && let Err(error) = self.daemon.store.remove(&before)
-            {
-                log::warn!("{error}");
-            }
-            if number == 1 {
-                self.reply.progress("check", 0, 0);
-                let gpu = self.ask(&Ask::Check, WORK_LIMIT, |answer| match answer {
-                    Answer::Willing { gpu } => Some(gpu.clone()),
-                    _ => None,
-                })?;
-                let _ = self.gpu.set(gpu);
-            }
-            self.lock_logs().send_more(self.sandbox, &mut self.lock())?;
-            let last = rounds.last().map_or(u64::MAX, |round| round.bytes);
-            let (duration_us, stopped_us) = (began.elapsed().as_micros() as u64, report.stopped_us);
-            rounds.push(Round { bytes, duration_us, stopped_us });
-            fault::point("node-round")?;
-            if bytes <= LITTLE || bytes > last / 2 {
-                break;
-            }
-        }
-        Ok(rounds)
-    }
-
-    fn take(
-        &self,
-        name: &str,
-        leave_running: bool,
-        purpose: Purpose<'_>,
-    ) -> Result<rekindle_protocol::daemon::Report> {
-        let request = CheckpointRequest {
-            to: name,
-            leave_running,
-            gpu_wait: GPU_WAIT,
-            framework: false,
-            prove: false,
-            purpose,
-        };
-        checkpoint::checkpoint(self.daemon, self.sandbox, &request, self.reply)
-    }
-
-    /// Sends of an image what the other node does not have.
-    fn send(&self, image: &Image) -> Result<u64> {
-        let mut link = self.lock();
-        let text = image.manifest_text()?;
-        link.send(&Ask::Image { bytes: text.len() as u64 })?;
-        let sent = { std::io::Write::write_all(&mut link.stream()?, &text) };
-        sent.map_err(|source| Error::system("send an image", source))?;
-        let wanted = match link.receive(WORK_LIMIT)? {
-            Answer::Wanted { chunks } => chunks,
-            other => return Err(refused(&link, other)),
-        };
-        let progress = |done, total| self.reply.progress("send", done, total);
-        let bytes = image.send(&wanted, link.stream()?, &progress);
-        // Why it takes no more it may have said.
-        let answered = link.receive(WORK_LIMIT);
-        match (bytes, answered) {
-            (Ok(bytes), Ok(Answer::Done)) => Ok(bytes),
-            (_, Ok(other)) => Err(refused(&link, other)),
-            (Err(error), Err(_)) => Err(error.into()),
-            (Ok(_), Err(error)) => Err(error),
-        }
-    }
-
     /// The program stands still, and ends here once it runs there.
     fn send_last(&self, mut rounds: Vec<Round>) -> Result<(Vec<Round>, u64)> {
         let number = MOST_ROUNDS + 1;
@@ -320,7 +236,7 @@ impl Migration<'_> {
         })
     }
 
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         what: &impl serde::Serialize,
         within: Duration,
@@ -332,11 +248,11 @@ impl Migration<'_> {
         take(&answer).ok_or_else(|| refused(&link, answer))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Link> {
+    pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_logs(&self) -> std::sync::MutexGuard<'_, logs::Sent> {
+    pub(super) fn lock_logs(&self) -> std::sync::MutexGuard<'_, logs::Sent> {
         self.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,6 +15,7 @@ mod forward;
 mod image_name;
 mod logs;
 mod message;
+mod rounds;
 mod settle;
 
 use std::net::{TcpListener, TcpStream};

@@ -52,7 +52,7 @@ pub fn decide(daemon: &Daemon, sandbox: &Sandbox, leaving: &Leaving, goes_on: im
         }
         if told.as_ref() != Some(&problem) {
             let (name, node) = (sandbox.name(), leaving.node.clone());
-            sandbox.report_problem(Error::Held { name, node, reason: problem.clone() }.to_string());
+            sandbox.report_problem_if_known(Error::Held { name, node, reason: problem.clone() }.to_string());
             told = Some(problem);
         }
         std::thread::sleep(AGAIN);
@@ -68,6 +68,9 @@ fn ask(daemon: &Daemon, leaving: &Leaving) -> Result<Answer> {
 
 /// The program has ended here and goes on there, which the other node need not remember any more.
 pub fn gone(daemon: &Daemon, sandbox: &Arc<Sandbox>, leaving: &Leaving, ports: Vec<Port>) {
+    if !sandbox.is_known() {
+        return;
+    }
     sandbox.note(|record| {
         record.node = Some(leaving.node.clone());
         record.problem = None;

@@ -5,6 +5,7 @@ mod arrivals;
 mod key;
 mod known;
 mod link;
+mod trust;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
