@@ -11,6 +11,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 use jiff::{SignedDuration, Timestamp};
 use rekindle_protocol::mounts::Overlay;
+use rekindle_protocol::network::Port;
 
 pub use choices::{EngineArgument, LevelArgument, ModeArgument, OrderArgument};
 pub use sandbox::{
@@ -289,20 +290,42 @@ pub enum Command {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
     },
-    /// Move a running program to another GPU of this machine. It stands still for a moment, and notices nothing.
+    /// Move a running program to another GPU of this machine, or to another node. It stands still for a moment, and notices
+    /// nothing.
     ///
-    /// Its GPU addresses, processes, name, ports and files stay as they are. The other GPU is one of the same model.
+    /// Its GPU addresses, processes and name stay as they are. The other GPU is one of the same model.
     Migrate {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
         name: String,
-        /// The GPU that it is to move to: nvidia:INDEX or emulated:INDEX.
-        #[arg(long, value_name = "GPU")]
-        gpu: String,
+        /// The GPU that it is to move to: nvidia:INDEX or emulated:INDEX. With --to that of the other node; its usual one if
+        /// nothing is said.
+        #[arg(long, value_name = "GPU", required_unless_present_any = ["to", "take_back"])]
+        gpu: Option<String>,
+        /// The node that it is to move to, by the name that `rekindle node add` has given it.
+        #[arg(long, value_name = "NODE", conflicts_with = "take_back", add = ArgValueCandidates::new(completion::nodes))]
+        to: Option<String>,
         /// Have its memory go through the host's, and be copied so often at most while it runs; 0 has it stand still for all.
         ///
-        /// Without this the other GPU copies it by itself, or where it cannot, it is 4.
+        /// Without this the other GPU copies it by itself, or where it cannot, it is 4. To another node it is sent at least
+        /// once while it runs.
         #[arg(long, value_name = "N")]
         rounds: Option<u32>,
+        /// With --to: ports of the other machine's that are to lead to it, in place of those that it has here.
+        #[arg(short, long, value_name = "[ADDRESS:]PORT:TO", requires = "to")]
+        publish: Vec<Port>,
+        /// With --to: have its ports here lead there for so long, such as 30m; `rekindle rm` ends that.
+        #[arg(long, value_name = "TIME", value_parser = service::duration, requires = "to")]
+        forward: Option<u64>,
+        /// Have a program go on here that waits for another node to say whether it has it.
+        ///
+        /// That node may run it: be sure that it does not, and never will.
+        #[arg(long, conflicts_with_all = ["gpu", "rounds"])]
+        take_back: bool,
+    },
+    /// Have this node and others know each other, so that programs can move between them.
+    Node {
+        #[command(subcommand)]
+        command: NodeCommand,
     },
     /// Have HTTP requests that come to a port go to instances of an image, which come and go with them.
     ///
@@ -572,4 +595,26 @@ mod tests {
         assert!(!by_pid(&["--pid", "1", "--gpu-wait", "0"]));
         assert!(by_pid(&["--container", "web"]) && !by_pid(&["--container", "web", "--pid", "1"]));
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// Say this node's public key, which other nodes are told, and where it is heard.
+    Id,
+    /// Have another node be known. It has to know this one too.
+    Add {
+        /// What it is called here.
+        name: String,
+        /// Where it is heard: HOST:PORT, the port being that of its daemon's --node-port.
+        address: String,
+        /// What `rekindle node id` prints there.
+        key: String,
+    },
+    /// List the nodes that are known.
+    Ls,
+    /// Know a node no more.
+    Rm {
+        #[arg(add = ArgValueCandidates::new(completion::nodes))]
+        name: String,
+    },
 }

@@ -18,7 +18,8 @@ use crate::functions::{self, Given, Work};
 use crate::input::Input;
 use crate::settings::Settings;
 use crate::{
-    archive, cancel, completion, copy, exec, filter, pages, profile, show, stats, tenant, terminal, trace,
+    archive, cancel, completion, copy, exec, filter, nodes, pages, profile, show, stats, tenant, terminal,
+    trace,
 };
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
@@ -197,7 +198,14 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             slept(&places, &printer, &Request::Sleep { name, level: level.wanted() })?;
         }
         Command::Wake { name } => slept(&places, &printer, &Request::Wake { name })?,
-        Command::Migrate { name, gpu, rounds } => {
+        Command::Migrate { name, take_back: true, .. } => nodes::take_back(&places, &printer, name)?,
+        Command::Migrate { name, gpu, to: Some(node), rounds, publish, forward: forward_ms, .. } => {
+            let request = Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms };
+            nodes::migrate(&places, &printer, &request)?;
+        }
+        Command::Node { command } => nodes::node(&places, &printer, command)?,
+        Command::Migrate { name, gpu, rounds, .. } => {
+            let gpu = gpu.unwrap_or_default();
             let cancel::Answer { value: answer, too_late } =
                 cancel::ask(&places, &Request::Migrate { name, gpu, rounds })?;
             let report: MigrationReport = serde_json::from_value(answer.clone())?;

@@ -73,6 +73,13 @@ pub fn images() -> Vec<CompletionCandidate> {
     candidates(image_names().into_iter())
 }
 
+/// Names of other nodes.
+pub fn nodes() -> Vec<CompletionCandidate> {
+    let answer = ask(Request::Nodes).unwrap_or_default();
+    let all = answer["nodes"].as_array().cloned().unwrap_or_default();
+    candidates(all.iter().filter_map(|node| node["name"].as_str().map(str::to_string)))
+}
+
 /// Names of services.
 pub fn services() -> Vec<CompletionCandidate> {
     let answer = ask(Request::Services).unwrap_or_default();

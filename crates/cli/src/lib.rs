@@ -17,6 +17,7 @@ mod filter;
 mod foreground;
 mod functions;
 mod input;
+mod nodes;
 mod pages;
 mod person;
 mod picture;

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
-    Happened, LogLine, MigrationReport, Mode, Operation, Report, Sandbox, SleepReport, Trace, Way,
+    Happened, LogLine, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round, Sandbox,
+    SleepReport, Trace, Way,
 };
 use rekindle_protocol::exchange::Count;
 use rekindle_protocol::worker::Phase;
@@ -98,6 +99,9 @@ fn used(all: &[Used]) -> String {
 fn state(sandbox: &Sandbox) -> String {
     let word = serde_json::to_value(sandbox.state).ok();
     let word = word.as_ref().and_then(Value::as_str).unwrap_or_default();
+    if let Some(node) = &sandbox.node {
+        return format!("moved to {node}");
+    }
     match sandbox.exit_code {
         Some(code) => format!("{word} ({code})"),
         None => word.to_string(),
@@ -331,15 +335,26 @@ pub fn migrated(report: &MigrationReport, verbose: bool) -> String {
     };
     let phases: &[Phase] = if verbose { &report.phases } else { &[] };
     let mut text = format!("{name:?} runs on {gpu}, and not on {from}; its memory was {way}\n");
-    for (number, round) in report.rounds.iter().enumerate() {
-        let (took, still) = (milliseconds(round.duration_us), milliseconds(round.stopped_us));
-        text += &format!(
-            "round {}: {} in {took} ms, of which it stood still for {still}\n",
-            number + 1,
-            bytes(round.bytes)
-        );
-    }
+    text += &rounds(&report.rounds);
     text + &self::phases(phases, *total_us, *stopped_us)
+}
+
+pub fn moved(report: &NodeMigrationReport, verbose: bool) -> String {
+    let NodeMigrationReport { name, node, gpu, total_us, stopped_us, .. } = report;
+    let on = if gpu.is_empty() { String::new() } else { format!(", on {gpu}") };
+    let mut text = format!("{name:?} runs at node {node:?}{on}, and not here\n");
+    text += &rounds(&report.rounds);
+    let phases: &[Phase] = if verbose { &report.phases } else { &[] };
+    text + &self::phases(phases, *total_us, *stopped_us)
+}
+
+fn rounds(rounds: &[Round]) -> String {
+    let shown = |(number, round): (usize, &Round)| {
+        let (took, still) = (milliseconds(round.duration_us), milliseconds(round.stopped_us));
+        let bytes = bytes(round.bytes);
+        format!("round {}: {bytes} in {took} ms, of which it stood still for {still}\n", number + 1)
+    };
+    rounds.iter().enumerate().map(shown).collect()
 }
 
 pub fn trace(trace: &Trace) -> String {

@@ -33,6 +33,12 @@ impl Claims<String> {
         self.take_all([name.to_string()]).map_err(|name| Error::ImageOccupied { name })
     }
 
+    /// A sandbox by its id.
+    pub fn take_sandbox(&self, id: &str, name: &str) -> Result<Claim<'_, String>> {
+        let occupied = || Error::Occupied { name: name.to_string(), state: "migrating".to_string() };
+        self.take_all([id.to_string()]).map_err(|_| occupied())
+    }
+
     /// The name of a service.
     pub fn take_service(&self, name: &str) -> Result<Claim<'_, String>> {
         self.take_all([name.to_string()]).map_err(|name| Error::ServiceOccupied { name })

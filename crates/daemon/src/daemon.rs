@@ -17,6 +17,7 @@ use crate::host::gpu_usage::GpuUsage;
 use crate::host::lock::Lock;
 use crate::host::places::Places;
 use crate::network::Publisher;
+use crate::peers::Peers;
 use crate::pool::WorkerPool;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::registry::Registry;
@@ -40,6 +41,10 @@ pub struct Daemon {
     pub pool: Arc<WorkerPool>,
     pub publisher: Arc<Publisher>,
     pub data: Arc<Data>,
+    /// Other nodes.
+    pub peers: Peers,
+    /// Sandboxes, by their ids, that are being moved to other nodes.
+    pub leaving: Claims<String>,
     /// The one that a worker waits for, to wake its GPU half.
     wakes: Mutex<Weak<Sandbox>>,
     /// The services.
@@ -63,9 +68,11 @@ impl Daemon {
         pool: Arc<WorkerPool>,
         data: Arc<Data>,
         (service_memory, lock): (Option<u64>, Lock),
-    ) -> Daemon {
+    ) -> Result<Daemon> {
         let publisher = Publisher::new(places.publish_wait);
-        Daemon {
+        Ok(Daemon {
+            peers: Peers::open(places.nodes())?,
+            leaving: Claims::default(),
             places,
             driver,
             program,
@@ -84,7 +91,7 @@ impl Daemon {
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
-        }
+        })
     }
 
     /// Has a worker wait for what of this sandbox lies in this image, and for no other's any more.

@@ -336,6 +336,44 @@ pub enum Error {
     #[error("{name:?} cannot be migrated: {reason}")]
     CannotMove { name: String, reason: String },
 
+    #[error("node {name:?}: {reason}")]
+    Node { name: String, reason: String },
+
+    #[error(
+        "there is no node named {name:?}; `rekindle node ls` lists those that are known, `rekindle node add` adds one"
+    )]
+    UnknownNode { name: String },
+
+    #[error("the node that the program comes from has given its migration up")]
+    GivenUp,
+
+    #[error(
+        "{name:?} is to go on at node {node:?} if that has accepted it, and waits for it to say so: {reason}; `rekindle migrate {name} --take-back` has it go on here, at the risk that it runs at both"
+    )]
+    Held { name: String, node: String, reason: String },
+
+    #[error(
+        "other nodes cannot be heard at {address}: {source}; give --node-port a port of this machine's that is free"
+    )]
+    CannotHear { address: String, source: io::Error },
+
+    #[error("the program {name:?} was given to node {node:?} meanwhile; end it there")]
+    GivenAway { name: String, node: String },
+
+    #[error("a program named {name:?} comes there already from a node; try again when that is over")]
+    ComesAlready { name: String },
+
+    #[error(
+        "no image can be named {name:?}: names that begin with \"migration:\" are those of programs that move to other nodes"
+    )]
+    PassingName { name: String },
+
+    #[error("the program {name:?} waits for no other node")]
+    NotHeld { name: String },
+
+    #[error("the node cannot be added: {reason}")]
+    BadNode { reason: String },
+
     #[error("the GPU half of {name:?} could not be woken and sleeps on: {reason}")]
     CannotWake { name: String, reason: String, missing: Option<u64> },
 

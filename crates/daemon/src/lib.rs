@@ -12,6 +12,7 @@
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
 //! | who is told of what happens | `events` |
+//! | other nodes, and connections to them | `peers` |
 //! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
 //! | contents of images in memory | `caches` |
@@ -27,6 +28,7 @@
 //! | programs brought back | `restore` |
 //! | images taken | `checkpoint` |
 //! | programs that are brought back after a failure | `recovery` |
+//! | programs moved to other nodes | `nodes` |
 //! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
@@ -49,6 +51,8 @@ mod images;
 mod lifecycle;
 mod migration;
 mod network;
+mod nodes;
+mod peers;
 mod pool;
 mod recovery;
 mod reply;
@@ -67,6 +71,7 @@ pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
 pub use host::places::{LOG_MAX, PUBLISH_WAIT, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use nodes::listen as listen_to_nodes;
 pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
 pub use sandboxes::registry::ENDED_KEPT;

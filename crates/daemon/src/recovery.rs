@@ -97,6 +97,7 @@ fn take(daemon: &Daemon, sandbox: &Arc<Sandbox>) -> Result<()> {
         gpu_wait: GPU_WAIT,
         framework: false,
         prove: false,
+        purpose: checkpoint::Purpose::Image,
     };
     checkpoint::checkpoint(daemon, sandbox, &request, &Reply::to_nobody())?;
     events::tell_of_image("image-made", &to);

@@ -238,6 +238,35 @@ pub enum Request {
         /// How often its memory is copied at most before it stands still, through the host's memory; none: as is best.
         rounds: Option<u32>,
     },
+    /// Moves a running program to another node.
+    MigrateTo {
+        name: String,
+        node: String,
+        /// None: the other node's usual one.
+        gpu: Option<String>,
+        /// How often it is copied at most before it stands still, at least once; none: as is best.
+        rounds: Option<u32>,
+        /// Ports of the other machine's that are to lead to it; none: those that it has here.
+        publish: Vec<Port>,
+        /// For how long its ports here lead there.
+        forward_ms: Option<u64>,
+    },
+    /// Has a program go on here that waits for another node to say whether it has it.
+    TakeBack {
+        name: String,
+    },
+    /// This node's public key.
+    Node,
+    Nodes,
+    /// Has another node be known by a name.
+    AddNode {
+        name: String,
+        address: String,
+        key: String,
+    },
+    RemoveNode {
+        name: String,
+    },
     /// Has HTTP requests that come to a port go to instances of an image. What is not said of a service that is there stays
     /// as it is.
     Serve {
@@ -391,6 +420,9 @@ pub struct Happened {
     /// The GPU that it runs on now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
+    /// The node that it runs at now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// A line of a log, as `rekindle logs --json` prints it.
@@ -456,6 +488,9 @@ pub struct Sandbox {
     /// Whose programs it shares GPU contexts with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// The node that it has gone on at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }
 
 /// What a sandbox's program uses at a moment. None of a number: it is not known just now.
@@ -623,6 +658,25 @@ pub struct MigrationReport {
     pub phases: Vec<Phase>,
 }
 
+/// What `migrate --to` reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeMigrationReport {
+    pub name: String,
+    pub node: String,
+    /// The GPU there, if it uses one.
+    pub gpu: String,
+    /// The ports there that lead to it.
+    pub ports: Vec<Port>,
+    /// What was sent, all rounds together.
+    pub bytes: u64,
+    pub total_us: u64,
+    /// How long the program stood still the last time, to go on there.
+    pub stopped_us: u64,
+    /// What was sent, the last time while it stood still.
+    pub rounds: Vec<Round>,
+    pub phases: Vec<Phase>,
+}
+
 /// How GPU memory gets to another GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -636,7 +690,7 @@ pub enum Way {
 /// A round of copying a program's GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
-    /// What was copied: what the other GPU did not have yet.
+    /// What was copied, or sent: what the other GPU, or node, did not have yet.
     pub bytes: u64,
     pub duration_us: u64,
     /// For how long of that the program stood still.

@@ -23,6 +23,7 @@ use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
 use crate::tree::{Tree, Waiting};
 use crate::unfit;
+use crate::wire::Channel;
 
 #[derive(Debug)]
 pub struct DumpSpec<'a> {
@@ -50,6 +51,8 @@ pub struct DumpSpec<'a> {
 
 /// How long a sandbox may take to be gone whose program is ended.
 const PARTING: Duration = Duration::from_secs(2);
+/// How long init may take to hold a program, or to let go of it.
+const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
 impl<'a> DumpSpec<'a> {
     pub fn new(criu: &'a Criu, images_dir: &'a Path, leave_running: bool) -> Self {
@@ -73,6 +76,8 @@ impl<'a> DumpSpec<'a> {
 pub struct Frozen<'a> {
     pub(crate) cpu: Cpu<'a>,
     pub images_dir: &'a Path,
+    /// Leads to its init, if it has one.
+    pub(crate) init: Option<&'a Channel>,
 }
 
 impl Frozen<'_> {
@@ -81,16 +86,40 @@ impl Frozen<'_> {
         self.cpu.pids()
     }
 
+    /// Has the program stand still until there is a verdict, even if this process dies: the next one gives it by
+    /// [`Sandbox::settle`].
+    pub fn hold(&self) -> Result<()> {
+        let (Some(init), Cpu::Sandbox(sandbox)) = (self.init, self.cpu) else {
+            return Err(Error::CannotHold);
+        };
+        init.send(&Verdict::Hold, &[]).map_err(Error::io("having the program held"))?;
+        match receive(init, Some(HOLD_LIMIT), sandbox.run_dir())? {
+            Reply::Held => Ok(()),
+            other => Err(unexpected(&other, "Held")),
+        }
+    }
+
+    /// Whether the program has not ended.
+    pub fn goes_on(&self) -> bool {
+        self.cpu.goes_on()
+    }
+
     /// What the program needs of a machine that restores it.
     pub fn inventory(&self, known: &KnownFiles) -> Result<Inventory> {
         let mut inventory = self.cpu.inventory(known)?;
         let kept = overlay::kept(self.images_dir).map_err(Error::io("reading what was kept of layers"))?;
         inventory.leave_out(&kept);
         // What is killed has lost its memory's map, and what was read of it may be nothing.
+        self.check_alive()?;
+        Ok(inventory)
+    }
+
+    /// An error if a process of the program was killed while it stands still.
+    pub fn check_alive(&self) -> Result<()> {
         let died = |pid: &i32| ending::is_dying(*pid) && process::tracer(*pid).is_some();
         match self.pids().into_values().find(died) {
             Some(pid) => Err(Error::Died { pid }),
-            None => Ok(inventory),
+            None => Ok(()),
         }
     }
 }
@@ -245,8 +274,11 @@ impl Sandbox {
             other => return Err(failed(other)),
         }
         let until_frozen = began.elapsed();
-        let step =
-            on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir }).map_err(Into::into);
+        let step = {
+            let init = Some(&channel);
+            on_frozen(&Frozen { cpu: Cpu::Sandbox(self), images_dir: spec.images_dir, init })
+                .map_err(Into::into)
+        };
         let frozen_step = began.elapsed() - until_frozen;
         let ended = step.is_ok() && !spec.leave_running;
         if ended {
@@ -277,6 +309,30 @@ impl Sandbox {
 }
 
 impl Sandbox {
+    /// Ends a program that a daemon before this one has [held](Frozen::hold), or has it go on. False if none was held.
+    pub fn settle(&self, ends: bool) -> Result<bool> {
+        let channel = self.connect()?;
+        let verdict = match ends {
+            true => Verdict::Commit,
+            false => Verdict::Abort("it goes on after all".to_string()),
+        };
+        if ends {
+            self.is_ended_as(Exit::Stopped);
+            ending::end_all(self.pids().into_values());
+        }
+        channel.send(&Command::Settle(verdict), &[]).map_err(Error::io("settling a program that is held"))?;
+        let settled = match receive(&channel, Some(HOLD_LIMIT), self.run_dir()) {
+            Ok(Reply::Settled(was_held)) => was_held,
+            Ok(other) => return Err(unexpected(&other, "Settled")),
+            Err(_) if ends => true,
+            Err(error) => return Err(error),
+        };
+        if ends {
+            self.end_what_is_left()?;
+        }
+        Ok(settled)
+    }
+
     /// Ends the sandbox of a program that is ended, if nobody in it does.
     fn end_what_is_left(&self) -> Result<()> {
         match self.wait_exit(Some(PARTING))? {

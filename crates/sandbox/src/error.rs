@@ -53,6 +53,8 @@ pub enum Error {
         "the program has no terminal; `rekindle run -t` starts one with a terminal, and `rekindle logs -f` follows this one"
     )]
     NoTerminal,
+    #[error("only a program in a sandbox can be held")]
+    CannotHold,
     #[error("the sandbox's init answered {found}, expected {expected}; is it of another version?")]
     Protocol { found: String, expected: &'static str },
     #[error("the caller's step failed: {0}")]

@@ -5,6 +5,9 @@
 //! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
 //! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that. `Flush` is answered by
 //! `Flushed`, `Attach` by `Attached` or `NoTerminal`, `Watch` by `Watched`.
+//!
+//! After [`Verdict::Hold`], which is answered by `Held`, the program of a dump stands still until there is another verdict,
+//! whether a daemon listens or not; the next daemon gives it by `Settle`, which is answered by `Settled`.
 
 use std::ffi::OsString;
 
@@ -70,6 +73,8 @@ pub enum Command {
     Restore(Restore),
     /// Put what the program has printed so far into the log.
     Flush,
+    /// What is to become of a program that is held.
+    Settle(Verdict),
     /// Have these processes, by their pids inside, make a userfaultfd each.
     Watch { pids: Vec<i32> },
 }
@@ -118,6 +123,8 @@ pub struct Begin {
 pub enum Verdict {
     Commit,
     Abort(String),
+    /// Of a dump: from here on the end of the daemon is no verdict.
+    Hold,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -142,6 +149,9 @@ pub enum Reply {
     Aborted(String),
     Failed(String),
     Flushed,
+    Held,
+    /// Whether a program was held.
+    Settled(bool),
     Attached,
     NoTerminal,
     /// The descriptors come along, in this order. Others of those that were asked for could not make one.

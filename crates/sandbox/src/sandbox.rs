@@ -33,6 +33,8 @@ use crate::wire::Channel;
 
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long init may take to come to the end of a restore.
+const SETTLE_LIMIT: Duration = Duration::from_secs(150);
 /// Processes are waited for by init for less.
 const WATCH_LIMIT: Duration = Duration::from_secs(30);
 
@@ -170,6 +172,19 @@ impl Sandbox {
             root: Some(root),
             ours: OnceLock::new(),
         }))
+    }
+
+    /// As [`Sandbox::adopt`], once its init has come to the end of what it was told: of a restore whose daemon died it is
+    /// known then whether the program has run.
+    pub fn adopt_settled(run_dir: &Path) -> Result<Adopted> {
+        if let Ok(socket) = connect(run_dir) {
+            let channel = Channel::new(socket);
+            // One that has ended meanwhile has come to its end too.
+            if channel.send(&message::Command::Flush, &[]).is_ok() {
+                let _ = receive(&channel, Some(SETTLE_LIMIT), run_dir);
+            }
+        }
+        Self::adopt(run_dir)
     }
 
     pub fn run_dir(&self) -> &Path {

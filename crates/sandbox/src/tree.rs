@@ -158,7 +158,7 @@ impl Tree {
             self.keep_shared(spec.images_dir)?;
             let tree = process::tree(self.root);
             severed::sever(spec.images_dir, &tree, connections, spec.leave_running)?;
-            let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir };
+            let frozen = Frozen { cpu: Cpu::Tree(self), images_dir: spec.images_dir, init: None };
             let done = on_frozen.take().map_or(Ok(()), |hook| hook(&frozen)).map_err(Into::into);
             frozen_step = began.elapsed() - until_frozen;
             if done.is_ok() && !spec.leave_running {

@@ -123,10 +123,10 @@ impl Store {
 }
 
 /// A chunk that an archive has.
-struct Due<'a> {
-    part: usize,
-    number: usize,
-    chunk: &'a ChunkRef,
+pub(crate) struct Due<'a> {
+    pub part: usize,
+    pub number: usize,
+    pub chunk: &'a ChunkRef,
 }
 
 impl Due<'_> {
@@ -136,7 +136,7 @@ impl Due<'_> {
 }
 
 /// What an archive has of an image, in its order.
-fn due(manifest: &Manifest) -> Vec<Due<'_>> {
+pub(crate) fn due(manifest: &Manifest) -> Vec<Due<'_>> {
     let mut seen = HashSet::new();
     let mut all = Vec::new();
     for (at, part) in manifest.parts.iter().enumerate() {
@@ -186,23 +186,33 @@ impl Taking<'_> {
         }
     }
 
-    /// All of a part is there: enters it as this store has it.
+    /// All of a part is there.
     fn end(&self, part: &Part, file: Option<File>) -> Result<()> {
-        let mut part = part.clone();
-        match file {
-            Some(file) => {
-                let found = self.draft.set_length(&part, &file)?;
-                part.modified_ns = part.modified_ns.map(|_| disk::modified_ns(&found));
-            }
-            None => {
-                for chunk in part.chunks.iter_mut().filter(|chunk| chunk.encoding != Encoding::Zero) {
-                    let kept = self.stored.get(&chunk.hash).filter(|kept| kept.bytes == chunk.bytes);
-                    *chunk = *kept.ok_or_else(|| bad("two of its chunks have one hash".to_string()))?;
-                }
+        keep_part(self.draft, part, file, &self.stored)
+    }
+}
+
+/// Enters a part, all of which is there, as this store has it.
+pub(crate) fn keep_part(
+    draft: &Draft,
+    part: &Part,
+    file: Option<File>,
+    stored: &HashMap<ContentHash, ChunkRef>,
+) -> Result<()> {
+    let mut part = part.clone();
+    match file {
+        Some(file) => {
+            let found = draft.set_length(&part, &file)?;
+            part.modified_ns = part.modified_ns.map(|_| disk::modified_ns(&found));
+        }
+        None => {
+            for chunk in part.chunks.iter_mut().filter(|chunk| chunk.encoding != Encoding::Zero) {
+                let kept = stored.get(&chunk.hash).filter(|kept| kept.bytes == chunk.bytes);
+                *chunk = *kept.ok_or_else(|| bad("two of its chunks have one hash".to_string()))?;
             }
         }
-        self.draft.adopt(vec![part])
     }
+    draft.adopt(vec![part])
 }
 
 fn append(archive: &mut tar::Builder<impl Write>, name: &str, bytes: &[u8]) -> Result<()> {

@@ -159,6 +159,11 @@ impl Draft {
         self.staging.stage(&part.kind, data)
     }
 
+    /// As [`Draft::keep`] of contents that the store has; none if it has not.
+    pub(crate) fn known(&self, chunk: &ChunkRef) -> Result<Option<ChunkRef>> {
+        self.staging.known(chunk.bytes, chunk.hash)
+    }
+
     /// Makes sure that the image has all of a part that it shares with another one, which is held meanwhile.
     pub(crate) fn share(&self, image: &Image, part: &Part) -> Result<()> {
         let gone = |path: &Path| Error::ChunkMissing { path: path.to_path_buf() };

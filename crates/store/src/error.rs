@@ -80,6 +80,12 @@ pub enum Error {
     )]
     BadArchive { reason: String },
 
+    #[error("an image that was sent here is not taken in: {reason}")]
+    BadTransfer { reason: String },
+
+    #[error("the image could not be sent: {source}")]
+    Unsent { source: io::Error },
+
     #[error("the archive could not be written: {source}; make room, or write it elsewhere")]
     Unwritten { source: io::Error },
 

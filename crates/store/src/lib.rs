@@ -53,6 +53,7 @@ mod raw_chunk;
 mod sparse;
 mod staging;
 mod store;
+mod transfer;
 mod unwritten;
 mod verify;
 
@@ -76,4 +77,5 @@ pub use part_writer::PartWriter;
 pub use raw_chunk::RawChunk;
 pub use staging::{Known, KnownChunks, Staging};
 pub use store::{Outline, Store, Summary};
+pub use transfer::{Incoming, LONGEST_SENT};
 pub use verify::Report;

@@ -166,6 +166,13 @@ impl Store {
         Ok(images)
     }
 
+    /// The names of images that begin so, whatever the state of those.
+    pub fn names_with(&self, beginning: &str) -> Result<Vec<String>> {
+        let paths = list(&self.layout.images())?;
+        let names = paths.iter().filter_map(|path| names::decode(&path.file_name()?.to_string_lossy()));
+        Ok(names.filter(|name| name.starts_with(beginning)).collect())
+    }
+
     /// The image of this name.
     pub fn image(&self, name: &str) -> Result<Image> {
         let path = self.layout.image(name);

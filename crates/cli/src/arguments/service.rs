@@ -145,7 +145,7 @@ fn path(text: &str) -> Result<String, String> {
 }
 
 /// In milliseconds.
-fn duration(text: &str) -> Result<u64, String> {
+pub fn duration(text: &str) -> Result<u64, String> {
     let parsed = text.parse::<SignedDuration>().ok().filter(|time| !time.is_negative());
     parsed
         .and_then(|time| u64::try_from(time.as_millis()).ok())

@@ -74,6 +74,10 @@ struct Arguments {
     /// said.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_EXCHANGE_HOST", value_parser = parse_bytes)]
     exchange_host: Option<u64>,
+    /// Where other nodes are heard, to which programs can move and from which they come: a port, or ADDRESS:PORT. Nowhere if
+    /// nothing is said.
+    #[arg(long, value_name = "ADDRESS", env = "REKINDLE_NODE_PORT")]
+    node_port: Option<String>,
 }
 
 /// What a driver finds for the C library's `mmap`; see [`rekindle_nvidia::placement`].
@@ -193,6 +197,9 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
     };
     let daemon =
         Daemon::open(places, pool, caches, data, arguments.service_memory.filter(|bytes| *bytes > 0))?;
+    if let Some(address) = &arguments.node_port {
+        rekindle_daemon::listen_to_nodes(&daemon, address)?;
+    }
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());
     if arguments.background {

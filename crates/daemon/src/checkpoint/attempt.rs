@@ -13,7 +13,7 @@ use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::{Ahead, Served};
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Prepared, TRACER_ARGUMENT};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT};
 use rekindle_store::Draft;
 
 use crate::daemon::Daemon;
@@ -28,9 +28,9 @@ use crate::sandboxes::quiesce::QuiesceBarrier;
 use crate::timeline::{CPU, PAGES, Timeline};
 use crate::workers::{Worker, gpu_half};
 
-use super::CheckpointRequest;
 use super::gather::Done;
 use super::scratch::Scratch;
+use super::{CheckpointRequest, Purpose};
 
 /// CRIU counts in these.
 const PAGE: u64 = 4096;
@@ -269,7 +269,7 @@ impl<'a> Attempt<'a> {
                 // A program that is to end does not end before its image is safe.
                 let sealed = gathered.and_then(|()| match self.request.leave_running {
                     true => Ok(()),
-                    false => self.seal(draft, spec.images_dir),
+                    false => self.seal(draft, spec.images_dir).and_then(|()| self.hand_over(frozen)),
                 });
                 sealed.map_err(fail)
             });
@@ -289,6 +289,14 @@ impl<'a> Attempt<'a> {
                 let cause = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
                 Err(cause.unwrap_or_else(|| self.daemon.places.keep_words(error)))
             }
+        }
+    }
+
+    /// A program that moves has its image where it goes before it ends here.
+    fn hand_over(&self, frozen: &Frozen<'_>) -> Result<()> {
+        match self.request.purpose {
+            Purpose::Move(hand_over) => hand_over(frozen),
+            Purpose::Image | Purpose::Round => Ok(()),
         }
     }
 

@@ -71,6 +71,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
         gpu_wait: Duration::ZERO,
         framework: true,
         prove: false,
+        purpose: checkpoint::Purpose::Image,
     };
     let taken = wait_ready(&sandbox, request.limit, reply)
         .and_then(|()| checkpoint::checkpoint(daemon, &sandbox, &taking, reply));

@@ -23,7 +23,7 @@ use rekindle_protocol::daemon::{Limits, Mode, Operation, Report, State};
 use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::Network;
 use rekindle_sandbox::process::tree as process_tree;
-use rekindle_sandbox::{Cpu, Sandbox as CpuHalf, Tree};
+use rekindle_sandbox::{Cpu, Frozen, Sandbox as CpuHalf, Tree};
 
 use crate::caches::Priority;
 use crate::daemon::Daemon;
@@ -61,12 +61,25 @@ pub struct CheckpointRequest<'a> {
     pub framework: bool,
     /// Whether the image is restored once beside the program, and is none if that fails.
     pub prove: bool,
+    pub purpose: Purpose<'a>,
+}
+
+/// What an image is taken for.
+#[derive(Clone, Copy)]
+pub enum Purpose<'a> {
+    /// To be kept.
+    Image,
+    /// To be sent ahead of a program that moves.
+    Round,
+    /// As the last of those: the program ends once it runs elsewhere, which this sees to while it stands still. If that
+    /// fails it goes on.
+    Move(&'a (dyn Fn(&Frozen<'_>) -> Result<()> + Sync)),
 }
 
 impl CheckpointRequest<'_> {
     /// Whether the image is proven, by this wish or by the daemon's setting.
     pub fn is_proof_wanted(&self) -> bool {
-        self.prove || proof::is_wanted_always()
+        self.prove || matches!(self.purpose, Purpose::Image) && proof::is_wanted_always()
     }
 }
 
@@ -77,7 +90,11 @@ pub fn checkpoint(
     reply: &Reply<'_>,
 ) -> Result<Report> {
     let (timeline, tracing) = (Timeline::begin(), Tracing::begin(Operation::Checkpoint, request.to));
-    let operation = wake::begin_awake(sandbox, State::Checkpointing, "checkpointed")?;
+    let (state, wanted) = match request.purpose {
+        Purpose::Image => (State::Checkpointing, "checkpointed"),
+        Purpose::Round | Purpose::Move(_) => (State::Migrating, "migrated"),
+    };
+    let operation = wake::begin_awake(sandbox, state, wanted)?;
     let cpu = sandbox.cpu("checkpointed")?;
     let _claim = daemon.claims.take(cpu.pids().into_values())?;
     let members = Members::living("checkpointed", cpu.pids().into_values());
@@ -111,7 +128,8 @@ pub fn checkpoint(
     if !request.leave_running && taken.is_ok() {
         timeline.lane(CPU).time("end", || sandbox.wait_end(Some(STOP_LIMIT)));
         // What was stopped is likely to be restored.
-        if !attempt.workers().is_empty()
+        if matches!(request.purpose, Purpose::Image)
+            && !attempt.workers().is_empty()
             && let Ok(halves) = daemon.store.image(request.to).and_then(|image| image.halves())
         {
             daemon.pool.prepare(&sandbox.record().gpu);

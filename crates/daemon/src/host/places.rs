@@ -136,6 +136,11 @@ impl Places {
         self.state.join("unproven")
     }
 
+    /// What is known of other nodes, and this one's key.
+    pub fn nodes(&self) -> PathBuf {
+        self.state.join("nodes")
+    }
+
     pub fn logs(&self) -> PathBuf {
         self.state.join("logs")
     }

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 use rekindle_store::Store;
 
+/// What the names of images begin with that are there for a migration alone, and no other's.
+pub const PASSING: &str = "migration:";
+
 /// How long an image that is to be removed may still be in use. A process that is being started has what this one had open
 /// until it has become another program, an image's lock too, and a worker that ends has its own until it has ended.
 const IN_USE_LIMIT: Duration = Duration::from_secs(10);

@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::images::driver_half::DriverHalf;
 use crate::images::metadata::ImageMetadata;
-use crate::images::remove_when_free;
 use crate::images::verify::cpu_half;
+use crate::images::{PASSING, remove_when_free};
 use crate::reply::Reply;
 use crate::sandboxes::Sandbox;
 
@@ -28,6 +28,7 @@ pub fn list(store: &Store, caches: &Caches) -> Result<Value> {
     let images: Vec<Value> = store
         .images()?
         .into_iter()
+        .filter(|summary| !summary.name.starts_with(PASSING))
         .map(|summary| match summary.state {
             Ok(outline) => json!({
                 "name": summary.name,

@@ -32,18 +32,45 @@ const PIECE: usize = 32 << 10;
 const SHARE: u64 = 4;
 const FEWEST: u64 = 16;
 
+/// Where a program is.
+#[derive(Clone)]
+pub enum Home {
+    /// In a network of its own.
+    Here(Arc<Network>),
+    /// At another node.
+    Elsewhere(IpAddr),
+}
+
+impl Home {
+    fn is(&self, other: &Home) -> bool {
+        match (self, other) {
+            (Home::Here(own), Home::Here(other)) => Arc::ptr_eq(own, other),
+            (Home::Elsewhere(own), Home::Elsewhere(other)) => own == other,
+            _ => false,
+        }
+    }
+
+    /// Where it may listen.
+    fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            Home::Here(_) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            Home::Elsewhere(address) => vec![*address],
+        }
+    }
+}
+
 /// Where a port leads.
 #[derive(Clone, Default)]
 pub struct Target {
-    pub network: Option<Arc<Network>>,
+    pub home: Option<Home>,
     /// Whether who comes is let in.
     pub open: bool,
     pub to: u16,
 }
 
 impl Target {
-    fn is(&self, network: &Arc<Network>) -> bool {
-        self.network.as_ref().is_some_and(|own| Arc::ptr_eq(own, network))
+    fn is(&self, home: &Home) -> bool {
+        self.home.as_ref().is_some_and(|own| own.is(home))
     }
 }
 
@@ -134,7 +161,7 @@ impl Line {
 
     async fn carry(mut self, mut client: TcpStream) {
         let reached = timeout(self.shared.wait, self.reach()).await;
-        let Ok(Some((mut program, network))) = reached else { return reset(&client) };
+        let Ok(Some((mut program, home))) = reached else { return reset(&client) };
         for stream in [&client, &program] {
             // Whoever sends small pieces does not want them to wait for more.
             let _ = stream.set_nodelay(true);
@@ -142,7 +169,7 @@ impl Line {
         let carried = {
             let copy = copy_bidirectional_with_sizes(&mut client, &mut program, PIECE, PIECE);
             tokio::pin!(copy);
-            let gone = async { self.target.wait_for(|target| !target.is(&network)).await.is_err() };
+            let gone = async { self.target.wait_for(|target| !target.is(&home)).await.is_err() };
             tokio::select! {
                 carried = &mut copy => carried,
                 _ = gone => timeout(PARTING, copy).await.unwrap_or(Err(io::ErrorKind::TimedOut.into())),
@@ -154,8 +181,8 @@ impl Line {
         }
     }
 
-    /// A connection to the program, and the network that it is in; none if the port was closed.
-    async fn reach(&mut self) -> Option<(TcpStream, Arc<Network>)> {
+    /// A connection to the program, and where that is; none if the port was closed.
+    async fn reach(&mut self) -> Option<(TcpStream, Home)> {
         if let Some(reached) = self.ask().await? {
             return Some(reached);
         }
@@ -170,15 +197,18 @@ impl Line {
     }
 
     /// Asks the program once, when it is there.
-    async fn ask(&mut self) -> Option<Option<(TcpStream, Arc<Network>)>> {
-        let is_open = |target: &Target| target.open && target.network.is_some();
+    async fn ask(&mut self) -> Option<Option<(TcpStream, Home)>> {
+        let is_open = |target: &Target| target.open && target.home.is_some();
         let target = self.target.wait_for(is_open).await.ok()?.clone();
-        let network = target.network?;
-        for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            let address = SocketAddr::new(address, target.to);
-            let Ok(socket) = self.shared.door.socket(&network, address.is_ipv6()) else { continue };
-            if let Ok(stream) = socket.connect(address).await {
-                return Some(Some((stream, network)));
+        let home = target.home?;
+        for address in home.addresses() {
+            let socket = match &home {
+                Home::Here(network) => self.shared.door.socket(network, address.is_ipv6()),
+                Home::Elsewhere(_) => self.shared.door.outside(address.is_ipv6()),
+            };
+            let Ok(socket) = socket else { continue };
+            if let Ok(stream) = socket.connect(SocketAddr::new(address, target.to)).await {
+                return Some(Some((stream, home)));
             }
         }
         Some(None)

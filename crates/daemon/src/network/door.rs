@@ -25,4 +25,9 @@ impl Door {
         self.own.enter()?;
         made
     }
+
+    /// A socket in the machine's own.
+    pub fn outside(&self, is_v6: bool) -> io::Result<TcpSocket> {
+        if is_v6 { TcpSocket::new_v6() } else { TcpSocket::new_v4() }
+    }
 }

@@ -5,6 +5,7 @@ mod door;
 mod publisher;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -69,6 +70,11 @@ impl Place {
     /// The program has ended and may be brought back under its name: the ports stay, and who comes there waits.
     pub fn stopped(&self) {
         self.with(Lease::stopped);
+    }
+
+    /// The program is at another node: who comes to the ports is led there.
+    pub fn forward(&self, node: IpAddr, there: &[Port]) {
+        self.with(|lease| lease.forward(node, there));
     }
 
     /// Gives the ports back.

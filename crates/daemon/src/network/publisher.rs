@@ -15,7 +15,7 @@ use rekindle_sandbox::{Network, who_listens};
 use tokio::sync::watch;
 
 use crate::error::{Error, Result};
-use crate::network::carrier::{Carrier, Serving, Target};
+use crate::network::carrier::{Carrier, Home, Serving, Target};
 
 /// An address of the machine's, or all, and a port there.
 type Key = (Option<IpAddr>, u16);
@@ -45,7 +45,7 @@ struct Claim {
     /// The sandbox's.
     name: String,
     to: u16,
-    network: Option<Arc<Network>>,
+    home: Option<Home>,
     paused: bool,
     stopped: bool,
 }
@@ -55,9 +55,9 @@ impl Listening {
     fn lead(&self) {
         let last = self.claims.last();
         let to = last.map_or(0, |claim| claim.to);
-        let network = last.and_then(|claim| claim.network.clone());
+        let home = last.and_then(|claim| claim.home.clone());
         let open = last.is_some_and(|claim| !claim.paused);
-        self.target.send_replace(Target { network, open, to });
+        self.target.send_replace(Target { home, open, to });
     }
 }
 
@@ -84,7 +84,7 @@ impl Drop for Lease {
 impl Lease {
     /// The program is there.
     pub fn open(&self, network: &Arc<Network>) {
-        self.change(|claim| claim.network = Some(network.clone()));
+        self.change(|claim| claim.home = Some(Home::Here(network.clone())));
     }
 
     pub fn pause(&self, paused: bool) {
@@ -93,7 +93,17 @@ impl Lease {
 
     /// The program is not there any more, and may come back.
     pub fn stopped(&self) {
-        self.change(|claim| (claim.network, claim.stopped) = (None, true));
+        self.change(|claim| (claim.home, claim.stopped) = (None, true));
+    }
+
+    /// The program is at another node, where these ports lead to it; those that lead to none of them are closed to it.
+    pub fn forward(&self, node: IpAddr, there: &[Port]) {
+        self.change(|claim| {
+            if let Some(port) = there.iter().find(|port| port.to == claim.to) {
+                (claim.home, claim.stopped) = (Some(Home::Elsewhere(node)), true);
+                claim.to = port.port;
+            }
+        });
     }
 
     fn change(&self, change: impl Fn(&mut Claim)) {
@@ -125,15 +135,14 @@ impl Publisher {
         Ok((lease, ports))
     }
 
+    /// Whether these can be had now.
+    pub fn check(self: &Arc<Self>, wanted: &[Port]) -> Result<()> {
+        self.take("", wanted).map(drop)
+    }
+
     fn take_one(&self, name: &str, wanted: Port, lease: u64) -> Result<Port> {
-        let claim = Claim {
-            lease,
-            name: name.to_string(),
-            to: wanted.to,
-            network: None,
-            paused: false,
-            stopped: false,
-        };
+        let claim =
+            Claim { lease, name: name.to_string(), to: wanted.to, home: None, paused: false, stopped: false };
         let mut open = self.lock();
         let key = (wanted.address, wanted.port);
         if let Some(listening) = open.ports.get_mut(&key)

@@ -94,7 +94,8 @@ impl<'a> Attempt<'a> {
                 let pids = halves.iter().map(|half| self.adopt(half, restored));
                 let pids = pids.collect::<Result<Vec<_>>>()?;
                 adopted = Some((gpu, pids));
-                fault::point("restore-adopted")
+                fault::point("restore-adopted")?;
+                self.pass_gate()
             })?;
             adopted
                 .map(|adopted| (cpu, adopted))

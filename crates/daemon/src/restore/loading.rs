@@ -56,6 +56,8 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
     let PendingLoad { worker, image: path, began_us, lease, recovery } = half;
     let sandbox = sandbox.clone();
     std::thread::spawn(move || {
+        // Another worker needs it if this one dies meanwhile.
+        let held = Image::open(&path);
         let mut waited = wait(&worker).map(|phases| on_clock(phases, began_us));
         let mut worker = worker;
         for _ in 0..MOST_REPLACEMENTS {
@@ -66,6 +68,7 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
             log::warn!("the worker of {:?} died while it loaded ({how}), and is replaced", sandbox.name());
             (worker, waited) = replacement::replace(&sandbox, &path, &worker, &recovery, &clock);
         }
+        drop(held);
         sandbox.add_mapped(lease.mapped());
         let shares = lease.shares();
         drop(lease);
@@ -88,6 +91,10 @@ fn follow_half(sandbox: &Arc<Sandbox>, image: String, half: PendingLoad, clock: 
         drop(recovery);
         std::thread::sleep(FIRST_WORK);
         sandbox.fill_pool();
+        // That of a program which has come from another node goes.
+        if sandbox.record().arrival.is_some() {
+            return;
+        }
         if passed_by {
             page_cache::fill(&path);
         }

@@ -93,7 +93,11 @@ pub struct RestoreRequest<'a> {
     pub service: Option<&'a str>,
     /// The tenant whose service that is.
     pub service_tenant: Option<&'a str>,
+    /// Asked when the program is complete, and does not run before this lets it.
+    pub gate: Option<&'a Gate<'a>>,
 }
+
+pub type Gate<'a> = dyn Fn(&Arc<Sandbox>) -> Result<()> + Sync + 'a;
 
 pub struct Attempt<'a> {
     pub daemon: &'a Daemon,
@@ -279,8 +283,9 @@ fn hold(
             service_tenant: request.service_tenant.map(str::to_string),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
-        // An app from a framework image is a program of its own.
-        create(daemon, record, former.filter(|_| request.app.is_none()), Some(image))
+        // An app from a framework image is a program of its own, and one that comes from elsewhere brings its log.
+        let goes_on = request.app.is_none() && request.gate.is_none();
+        create(daemon, record, former.filter(|_| goes_on), Some(image))
     })
 }
 
@@ -300,7 +305,10 @@ impl Attempt<'_> {
         let workers = self.take_workers()?;
         if self.metadata.clients.is_empty() {
             self.sandbox.note_workers();
-            let cpu = self.restore_cpu(&[], |_| fault::point("restore-complete"))?;
+            let cpu = self.restore_cpu(&[], |_| {
+                fault::point("restore-complete")?;
+                self.pass_gate()
+            })?;
             self.sandbox.runs(cpu)?;
             return fault::point("restore-running").inspect_err(|_| self.end_program()).map(|()| Vec::new());
         }
@@ -312,12 +320,16 @@ impl Attempt<'_> {
             let resumed = gpu_half::resume(&half.worker, true, false);
             resumed.map_err(|error| loading::cause(&half.worker, error))
         };
-        self.timeline
-            .time("resume", || pending.iter().try_for_each(resume))
+        fault::point("restore-released")
+            .and_then(|()| self.timeline.time("resume", || pending.iter().try_for_each(resume)))
             .and_then(|()| fault::point("restore-running"))
             .map_err(|error| self.sandbox.explain(error, RESTORED))
             .inspect_err(|_| self.end_program())?;
         Ok(pending)
+    }
+
+    fn pass_gate(&self) -> Result<()> {
+        self.request.gate.map_or(Ok(()), |gate| gate(self.sandbox))
     }
 
     fn hand_over(&self, app: &App) -> Result<()> {

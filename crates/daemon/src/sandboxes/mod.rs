@@ -186,6 +186,11 @@ impl Sandbox {
         }
     }
 
+    /// Whether it was not forgotten.
+    pub fn is_known(&self) -> bool {
+        self.lock().is_kept(&self.records)
+    }
+
     /// Forgets an ended sandbox: its record and its logs. The room that those took, if nobody else has them.
     pub fn forget(&self) -> u64 {
         self.network.close();

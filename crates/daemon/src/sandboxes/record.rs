@@ -77,6 +77,18 @@ pub struct Record {
     /// Whom it was started as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
+    /// Where it may have gone on, while that is not known for certain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaving: Option<Leaving>,
+    /// The node that it has gone on at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Where its ports lead from here, for a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<Forward>,
+    /// The id of the migration that it has come by from another node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrival: Option<String>,
     /// Whether it was started with a terminal, and of which size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<WindowSize>,
@@ -90,6 +102,30 @@ pub struct Moving {
     pub worker: u32,
     /// The worker's client, as the daemon sees it.
     pub pid: i32,
+}
+
+/// A program that has been given away to another node, unless that says that it never ran there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    pub node: String,
+    /// The migration's.
+    pub id: String,
+    /// For how long its ports are to lead there.
+    #[serde(default)]
+    pub forward_ms: Option<u64>,
+    /// The user wants it back, whatever the other node says.
+    #[serde(default)]
+    pub taken_back: bool,
+}
+
+/// Where the ports of a program lead that has gone on at another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    pub host: String,
+    /// Those there.
+    pub ports: Vec<Port>,
+    /// Since 1970.
+    pub until_unix_ms: u64,
 }
 
 /// A worker that may still run.
@@ -132,6 +168,10 @@ impl Record {
             service: None,
             service_tenant: None,
             user: None,
+            leaving: None,
+            node: None,
+            forward: None,
+            arrival: None,
             terminal: None,
         }
     }
@@ -173,7 +213,11 @@ impl Record {
     /// Nothing is being done to it, if it is still live.
     pub fn rest(&mut self) {
         if self.is_live() {
-            self.state = if self.asleep.is_some() { State::Asleep } else { State::Running };
+            self.state = match (&self.asleep, &self.leaving) {
+                (_, Some(_)) => State::Migrating,
+                (Some(_), None) => State::Asleep,
+                (None, None) => State::Running,
+            };
         }
     }
 
@@ -207,21 +251,25 @@ impl Record {
             limits: self.limits,
             mounts: self.mounts.clone(),
             tenant: self.tenant.clone(),
+            node: self.node.clone(),
         }
     }
 
     /// Writes the record beside its place and moves it there. What runs does not outlive the machine, so only the
-    /// record of what has ended waits for the disk.
+    /// record of what has ended, or may have gone elsewhere, waits for the disk.
     pub fn save(&self, directory: &Path) -> Result<()> {
         let place = path(directory, &self.id);
         let partial = place.with_extension("partial");
         let write = || {
             let mut file = File::create(&partial)?;
             file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            if !self.is_live() {
+            let lasts = !self.is_live() || self.leaving.is_some();
+            if lasts {
                 file.sync_data()?;
             }
-            fs::rename(&partial, &place)
+            fs::rename(&partial, &place)?;
+            // Before another node is told that it has the program.
+            if self.leaving.is_some() { File::open(directory)?.sync_all() } else { Ok(()) }
         };
         write().map_err(|source| Error::io("write the record", &place, source))
     }
@@ -354,6 +402,10 @@ mod tests {
             service: Some("web".into()),
             service_tenant: Some("t".into()),
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
+            leaving: Some(Leaving { node: "b".into(), id: "1f".into(), forward_ms: None, taken_back: false }),
+            node: Some("b".into()),
+            forward: Some(Forward { host: "b".into(), ports: Vec::new(), until_unix_ms: 1 }),
+            arrival: Some("2f".into()),
             terminal: Some(WindowSize::default()),
         };
         record.save(directory.path()).unwrap();

@@ -108,6 +108,12 @@ impl Recovery {
         }
     }
 
+    /// Of a program that goes on at another node, where none of its images are.
+    pub fn elsewhere(mut self) -> Recovery {
+        (self.taken, self.number) = (Vec::new(), 0);
+        self
+    }
+
     fn own_ms(&self, now: u64) -> u64 {
         self.began_ms + now.saturating_sub(self.began_unix_ms)
     }

@@ -67,5 +67,10 @@ fn one(daemon: &Daemon, name: &str, signal: Option<Signal>, grace: Duration) -> 
     if let Some(signal) = signal {
         return Ok(cpu.signal(signal as i32)?);
     }
-    end(&sandbox, cpu, grace)
+    end(&sandbox, cpu, grace)?;
+    let record = sandbox.record();
+    match record.node.or(record.leaving.map(|leaving| leaving.node)) {
+        Some(node) => Err(Error::GivenAway { name: record.name, node }),
+        None => Ok(()),
+    }
 }

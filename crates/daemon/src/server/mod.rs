@@ -17,6 +17,7 @@ use rekindle_protocol::frame::{self, FrameError, Limits};
 use rekindle_sandbox::Work;
 use serde_json::{Value, json};
 
+use crate::claims::Claim;
 use crate::connection_limit::{ConnectionLimit, ConnectionSlot};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
@@ -25,6 +26,7 @@ use crate::frameworks::App;
 use crate::host::client_library;
 use crate::host::doctor;
 use crate::host::places::Places;
+use crate::images::PASSING;
 use crate::lifecycle::run::{self, RunRequest};
 use crate::lifecycle::{exec, images};
 use crate::recovery;
@@ -35,7 +37,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, migration, restore, sleep, tenants};
+use crate::{checkpoint, containers, frameworks, migration, nodes, restore, sleep, tenants};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -183,6 +185,14 @@ fn made(answer: Value) -> Value {
     answer
 }
 
+/// Has the name of an image that is made be nobody else's meanwhile.
+fn making<'a>(daemon: &'a Daemon, name: &str) -> Result<Claim<'a, String>> {
+    match name.starts_with(PASSING) {
+        true => Err(Error::PassingName { name: name.to_string() }),
+        false => daemon.making.take(name),
+    }
+}
+
 fn one(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
     let mut all = descriptors.into_iter();
     all.next().filter(|_| all.len() == 0).ok_or(Error::Descriptors { expected: 1 })
@@ -211,11 +221,11 @@ fn answer_with(
             return images::export(&daemon.store, &image, one(descriptors)?, reply);
         }
         Request::Import { name } => {
-            let _making = name.as_ref().map(|name| daemon.making.take(name)).transpose()?;
+            let _making = name.as_ref().map(|name| making(daemon, name)).transpose()?;
             return Ok(made(images::import(daemon, one(descriptors)?, name.as_deref(), reply)?));
         }
         Request::Tag { image, other } => {
-            let _making = daemon.making.take(&other)?;
+            let _making = making(daemon, &other)?;
             return Ok(made(images::tag(&daemon.store, &image, &other)?));
         }
         Request::CopyOut { name, path } => (name, Work::Pack(path.into())),
@@ -338,7 +348,7 @@ fn answer(
             environment,
             limit_ms,
         } => {
-            let _making = daemon.making.take(&image)?;
+            let _making = making(daemon, &image)?;
             let limit = Duration::from_millis(limit_ms);
             let python = frameworks::Python { interpreter, imports, warm };
             let request = checkpoint::framework::FrameworkRequest {
@@ -377,24 +387,42 @@ fn answer(
             kill::kill(daemon, &names, signal, grace_ms.map(Duration::from_millis))?
         }
         Request::Checkpoint { name, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = daemon.making.take(&to)?;
+            let _making = making(daemon, &to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request =
-                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            let request = checkpoint::CheckpointRequest {
+                to: &to,
+                leave_running,
+                gpu_wait,
+                framework: false,
+                prove,
+                purpose: checkpoint::Purpose::Image,
+            };
             made(json!(checkpoint::checkpoint(daemon, &sandbox(&name)?, &request, reply)?))
         }
         Request::CheckpointPid { pid, mode, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = daemon.making.take(&to)?;
+            let _making = making(daemon, &to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request =
-                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            let request = checkpoint::CheckpointRequest {
+                to: &to,
+                leave_running,
+                gpu_wait,
+                framework: false,
+                prove,
+                purpose: checkpoint::Purpose::Image,
+            };
             made(json!(checkpoint::checkpoint_pid(daemon, pid, mode, &request, reply)?))
         }
         Request::CheckpointContainer { container, engine, to, leave_running, gpu_wait_ms, prove } => {
-            let _making = daemon.making.take(&to)?;
+            let _making = making(daemon, &to)?;
             let gpu_wait = Duration::from_millis(gpu_wait_ms);
-            let request =
-                checkpoint::CheckpointRequest { to: &to, leave_running, gpu_wait, framework: false, prove };
+            let request = checkpoint::CheckpointRequest {
+                to: &to,
+                leave_running,
+                gpu_wait,
+                framework: false,
+                prove,
+                purpose: checkpoint::Purpose::Image,
+            };
             made(json!(containers::checkpoint(daemon, &container, engine.as_deref(), &request, reply)?))
         }
         Request::Restore {
@@ -438,6 +466,16 @@ fn answer(
         Request::Migrate { name, gpu, rounds } => {
             json!(migration::migrate(daemon, &sandbox(&name)?, (&gpu, rounds), reply)?)
         }
+        Request::MigrateTo { name, node, gpu, rounds, publish, forward_ms } => {
+            let forward = forward_ms.map(Duration::from_millis);
+            let wish = nodes::Departure { node: &node, gpu, rounds, publish, forward };
+            json!(nodes::depart(daemon, &sandbox(&name)?, wish, reply)?)
+        }
+        Request::TakeBack { name } => nodes::take_back(&*sandbox(&name)?)?,
+        Request::Node => nodes::own(daemon)?,
+        Request::Nodes => nodes::list(daemon),
+        Request::AddNode { name, address, key } => nodes::add(daemon, name, address, &key)?,
+        Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
         Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
         Request::Services => services::list(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,

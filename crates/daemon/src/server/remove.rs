@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::images::PASSING;
 use crate::lifecycle::images;
 use crate::services;
 
@@ -50,7 +51,8 @@ pub fn prune(daemon: &Daemon, images: bool) -> Result<Value> {
         let mut used: BTreeSet<String> = live.filter_map(|sandbox| sandbox.record().image).collect();
         used.extend(services::images(daemon));
         let all = daemon.store.images()?.into_iter().map(|image| image.name);
-        removed.extend(all.filter(|name| !used.contains(name)));
+        // Those of programs that move go by themselves.
+        removed.extend(all.filter(|name| !used.contains(name) && !name.starts_with(PASSING)));
         if !removed.is_empty() {
             freed += images::remove(daemon, &removed)?["freed_bytes"].as_u64().unwrap_or(0);
         }

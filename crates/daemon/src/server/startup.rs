@@ -24,6 +24,7 @@ use crate::images::verify::page_files;
 use crate::images::verify::page_files::First;
 use crate::migration;
 use crate::network;
+use crate::nodes::{self, Outcome};
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
 use crate::restore::{mapped, proof};
@@ -72,10 +73,11 @@ impl Daemon {
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
         let data = Data::open(&places, program.clone(), data)?;
         let daemon =
-            Arc::new(Daemon::new(places, program, store, driver, pool, data, (service_memory, lock)));
+            Arc::new(Daemon::new(places, program, store, driver, pool, data, (service_memory, lock))?);
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();
+        nodes::tidy(&daemon);
         for sandbox in daemon.sandboxes.all() {
             recovery::follow(&daemon, &sandbox);
         }
@@ -106,8 +108,18 @@ impl Daemon {
                         log::error!("{error}");
                     }
                 }
-                true => self.take_over(&sandbox),
-                false if sandbox.record().state == State::Stopped => {
+                true if sandbox.record().state == State::Restoring => {
+                    if !self.take_over_restored(&sandbox) {
+                        sandbox.forget();
+                        continue;
+                    }
+                }
+                true => {
+                    let found = CpuHalf::adopt(&sandbox.run_directory);
+                    self.take_over(&sandbox, found);
+                }
+                // Those of one that has gone elsewhere are seen to with that.
+                false if sandbox.record().state == State::Stopped && sandbox.record().node.is_none() => {
                     network::adopt(&self.publisher, &sandbox, None)
                 }
                 false => {}
@@ -132,23 +144,36 @@ impl Daemon {
         Ok(())
     }
 
-    fn take_over(&self, sandbox: &Arc<Sandbox>) {
+    /// One that has come from another node goes on if that has given it away; false if nothing is to be left of it.
+    fn take_over_restored(&self, sandbox: &Arc<Sandbox>) -> bool {
+        let is_arrival = sandbox.record().arrival.is_some();
+        let found = match nodes::outcome(self, sandbox) {
+            Outcome::Runs(cpu) => Adopted::Running(cpu),
+            Outcome::Ended(exit) => Adopted::Ended(Some(exit)),
+            Outcome::Never => {
+                sandbox.reconnect_workers();
+                sandbox.ended(None);
+                if !is_arrival {
+                    sandbox.report_problem(
+                        "the daemon died while this was being restored; all it had taken was given back"
+                            .into(),
+                    );
+                }
+                return !is_arrival;
+            }
+        };
+        self.take_over(sandbox, Ok(found));
+        nodes::take_up(sandbox);
+        true
+    }
+
+    fn take_over(&self, sandbox: &Arc<Sandbox>, found: rekindle_sandbox::Result<Adopted>) {
         let (record, last_sign) = (sandbox.record(), sandbox.last_sign());
         log::info!("sandbox {:?} of an earlier daemon: {:?}", record.name, record.state);
         if let Err(error) = sandbox.limit() {
             sandbox.report_problem(error.to_string());
         }
-        match (record.state, CpuHalf::adopt(&sandbox.run_directory)) {
-            (State::Restoring, adopted) => {
-                if let Ok(Adopted::Running(cpu)) = adopted {
-                    let _ = cpu.kill();
-                }
-                sandbox.reconnect_workers();
-                sandbox.ended(None);
-                sandbox.report_problem(
-                    "the daemon died while this was being restored; all it had taken was given back".into(),
-                );
-            }
+        match (record.state, found) {
             (state, Ok(Adopted::Running(cpu))) => {
                 if let Err(error) = AdmissionSocket::open(sandbox, wake::knocked) {
                     sandbox.report_problem(format!("no further process can use the GPU: {error}"));
@@ -156,6 +181,7 @@ impl Daemon {
                 sandbox.reconnect_workers();
                 wake::settle(self, sandbox);
                 migration::settle(sandbox);
+                nodes::keep(sandbox, &record, &cpu);
                 network::adopt(&self.publisher, sandbox, Some(cpu.init_pid()));
                 if let Err(error) = sandbox.runs(cpu).and_then(|()| sandbox.is_up()) {
                     log::error!("{error}");

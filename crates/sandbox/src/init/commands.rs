@@ -22,6 +22,7 @@ use rekindle_protocol::mounts::Overlay;
 use rekindle_protocol::terminal::WindowSize;
 
 use super::findings::Cache;
+use super::hold::Daemon;
 use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
 use super::program::{Started, open_index, open_log};
@@ -95,6 +96,15 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         criu: None,
         cache,
     })
+}
+
+/// The next connection, if it is a daemon's.
+pub fn accept(listener: &UnixListener) -> Option<Channel> {
+    let (socket, _) = listener.accept().ok()?;
+    // A daemon is in no namespace of this one's, where it would have a pid.
+    let is_daemon = getsockopt(&socket, PeerCredentials).is_ok_and(|peer| peer.pid() == 0);
+    let is_bounded = socket.set_read_timeout(Some(MESSAGE_TIMEOUT)).is_ok();
+    (is_daemon && is_bounded).then(|| Channel::new(socket))
 }
 
 /// Has processes make userfaultfds. Who traces them is a thread of its own, with which the kernel lets go of all.
@@ -224,13 +234,7 @@ impl Init<'_> {
     }
 
     fn accept(&mut self) {
-        // A daemon is in no namespace of this one's, where it would have a pid.
-        if let Ok((socket, _)) = self.listener.accept()
-            && getsockopt(&socket, PeerCredentials).is_ok_and(|peer| peer.pid() == 0)
-            && socket.set_read_timeout(Some(MESSAGE_TIMEOUT)).is_ok()
-        {
-            self.channels.push(Channel::new(socket));
-        }
+        self.channels.extend(accept(&self.listener));
     }
 
     /// Serves one command; whether the channel is to be kept.
@@ -278,6 +282,8 @@ impl Init<'_> {
                     Err(why) => (Reply::NotStarted(why), false),
                 }
             }
+            // One that is held is settled where it is dumped.
+            (Command::Settle(_), _) => (Reply::Settled(false), false),
             (Command::Attach, Some(_)) => match (self.terminals.first_mut(), descriptors.pop()) {
                 (Some(terminal), Some(user)) => {
                     terminal.join(user);
@@ -307,7 +313,8 @@ impl Init<'_> {
                 // What is left in a pipe goes into the image too, for nobody.
                 self.drain();
                 self.drain_terminals();
-                match freeze::dump(&dump, &self.layers, descriptors, program, channel) {
+                let daemon = Daemon { channel, listener: &self.listener };
+                match freeze::dump(&dump, &self.layers, descriptors, program, &daemon) {
                     Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
                     Err(failed) => (failed.into(), false),
                 }

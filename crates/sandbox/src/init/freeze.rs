@@ -2,7 +2,8 @@
 //!
 //! CRIU announces each step and waits for leave to go on. At `post-dump` (the images are written, the program
 //! still stands) and at `post-restore` (the program is complete, not yet running) the daemon is asked; any
-//! answer but [`Verdict::Commit`] makes CRIU undo what it did. CRIU outlives a daemon that dies meanwhile.
+//! answer but [`Verdict::Commit`] makes CRIU undo what it did, unless the program is [held](super::hold). CRIU outlives a
+//! daemon that dies meanwhile.
 
 use std::fs;
 use std::io;
@@ -15,6 +16,7 @@ use rekindle_protocol::mounts::Overlay;
 use rekindle_protocol::terminal::WindowSize;
 
 use super::affinity::OneProcessor;
+use super::hold::Daemon;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::attributes::Attributes;
@@ -51,7 +53,7 @@ pub fn dump(
     layers: &Layers,
     descriptors: Vec<OwnedFd>,
     program: Pid,
-    channel: &Channel,
+    daemon: &Daemon<'_>,
 ) -> Result<DumpStats, Failed> {
     let (images, servers) = descriptors
         .split_first()
@@ -98,7 +100,7 @@ pub fn dump(
                 let tree = process::tree(program.as_raw());
                 severed::sever(&dir, &tree, connections, dump.leave_running)
             })
-            .and_then(|()| ask(channel, patience, steps)),
+            .and_then(|()| daemon.ask(patience, steps)),
         _ => Ok(()),
     });
     criu.wait();
@@ -294,6 +296,7 @@ fn ask(channel: &Channel, within: Duration, steps: &mut Vec<Step>) -> Result<(),
     match channel.recv::<Verdict>().map_err(gone)? {
         Some((Verdict::Commit, _)) => Ok(()),
         Some((Verdict::Abort(cause), _)) => Err(cause),
+        Some((Verdict::Hold, _)) => Err("only a program that is dumped can be held".into()),
         None => Err("the daemon is gone".into()),
     }
 }

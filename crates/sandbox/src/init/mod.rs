@@ -6,6 +6,7 @@ mod affinity;
 mod commands;
 mod findings;
 mod freeze;
+mod hold;
 mod mounts;
 mod outer;
 pub(crate) mod program;

@@ -1,0 +1,132 @@
+//! The nodes that this one knows, by the names that the user has given them.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rekindle_store::bounded;
+use serde::{Deserialize, Serialize};
+
+use super::key::PublicKey;
+use crate::error::{Error, Result};
+
+const FILE: &str = "known.json";
+/// The longest list that is read.
+const LONGEST: u64 = 1 << 20;
+const LONGEST_NAME: usize = 100;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    pub key: PublicKey,
+}
+
+pub struct Known {
+    path: PathBuf,
+    peers: Mutex<Vec<Peer>>,
+}
+
+impl Known {
+    pub fn load(directory: &Path) -> Result<Known> {
+        let path = directory.join(FILE);
+        let peers = match path.exists() {
+            false => Vec::new(),
+            true => {
+                let failed = |reason: String| Error::io("read", &path, std::io::Error::other(reason));
+                let text = bounded::read(&path, LONGEST).map_err(|error| failed(error.to_string()))?;
+                serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?
+            }
+        };
+        Ok(Known { path, peers: Mutex::new(peers) })
+    }
+
+    pub fn all(&self) -> Vec<Peer> {
+        self.lock().clone()
+    }
+
+    pub fn get(&self, name: &str) -> Result<Peer> {
+        let found = self.lock().iter().find(|peer| peer.name == name).cloned();
+        found.ok_or_else(|| Error::UnknownNode { name: name.to_string() })
+    }
+
+    pub fn with_key(&self, key: &PublicKey) -> Option<Peer> {
+        self.lock().iter().find(|peer| peer.key == *key).cloned()
+    }
+
+    /// Adds a node; one of this name or with this key gives way.
+    pub fn add(&self, peer: Peer) -> Result<()> {
+        let refused = |reason: &str| Err(Error::BadNode { reason: reason.to_string() });
+        if peer.name.is_empty() || peer.name.len() > LONGEST_NAME || peer.name.chars().any(char::is_control) {
+            return refused("its name has from 1 to 100 characters, none of which is a control character");
+        }
+        let has_port = peer
+            .address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0));
+        if !has_port {
+            return refused(
+                "its address is HOST:PORT, with the port that its daemon was given by --node-port",
+            );
+        }
+        self.change(|peers| {
+            peers.retain(|other| other.name != peer.name && other.key != peer.key);
+            peers.push(peer);
+            peers.sort_by(|a, b| a.name.cmp(&b.name));
+        })
+    }
+
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.get(name)?;
+        self.change(|peers| peers.retain(|peer| peer.name != name))
+    }
+
+    /// On disk first: what is told to the user is there after a crash too.
+    fn change(&self, change: impl FnOnce(&mut Vec<Peer>)) -> Result<()> {
+        let mut peers = self.lock();
+        let mut next = peers.clone();
+        change(&mut next);
+        let partial = self.path.with_extension("partial");
+        let write = || {
+            let mut file = File::create(&partial)?;
+            file.write_all(&serde_json::to_vec_pretty(&next)?)?;
+            file.sync_all()?;
+            fs::rename(&partial, &self.path)
+        };
+        write().map_err(|source| Error::io("write", &self.path, source))?;
+        *peers = next;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Peer>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(name: &str, digit: &str) -> Peer {
+        Peer { name: name.into(), address: "host:7420".into(), key: digit.repeat(64).parse().unwrap() }
+    }
+
+    #[test]
+    fn nodes_are_kept_and_a_name_and_a_key_stand_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let known = Known::load(directory.path()).unwrap();
+        for one in [peer("b", "1"), peer("a", "2"), peer("a", "3"), peer("c", "1")] {
+            known.add(one).unwrap();
+        }
+        assert_eq!(known.all(), [peer("a", "3"), peer("c", "1")]);
+        assert_eq!(Known::load(directory.path()).unwrap().all(), known.all());
+        assert_eq!(known.with_key(&peer("", "1").key), Some(peer("c", "1")));
+        known.remove("a").unwrap();
+        assert!(known.get("a").is_err() && known.remove("a").is_err());
+        for address in ["", "host", "host:", ":1", "host:0", "host:x"] {
+            assert!(known.add(Peer { address: address.into(), ..peer("d", "4") }).is_err(), "{address}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+"""Counts on the GPU and prints each number, until there is the file that it is told of. Says `ok` in the end.
+
+`counter.py END [STILL]`: how many numbers nobody writes to.
+"""
+
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "features"))
+
+import numpy as np
+from gpu import ADD, Module, call, download, open_device, upload
+
+NUMBERS = 128
+STILL = int(sys.argv[2]) if len(sys.argv) > 2 else 2_000_000
+
+context = open_device()
+module = Module(ADD)
+kept = upload(np.zeros(NUMBERS, np.float32))
+still = np.random.default_rng(1).random(STILL, np.float32)
+lies = upload(still)
+count = 0
+while not os.path.exists(sys.argv[1]):
+    count += 1
+    module.add(1, NUMBERS, kept, 1.0, NUMBERS)
+    call("cuCtxSynchronize")
+    found = download(kept, NUMBERS)
+    if not (found == count).all():
+        print("wrong", found[:4], "where", count, "was expected", flush=True)
+        sys.exit(1)
+    print(count, flush=True)
+    time.sleep(0.01)
+if not np.array_equal(download(lies, STILL), still):
+    print("what nobody writes to has changed", flush=True)
+    sys.exit(1)
+print("ok", flush=True)
