@@ -1,5 +1,6 @@
 //! What the daemon has.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -47,6 +48,8 @@ pub struct Daemon {
     pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
     pub serving: Claims<String>,
+    /// Where the page is, or why it is not, if there is to be one.
+    page: OnceLock<std::result::Result<SocketAddr, String>>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -78,6 +81,7 @@ impl Daemon {
             gpu_usage: GpuUsage::default(),
             gateway: Gateway::new(room(), service_memory),
             serving: Claims::default(),
+            page: OnceLock::new(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,
@@ -92,6 +96,15 @@ impl Daemon {
         }
         *wakes = Arc::downgrade(sandbox);
         sandbox.start_waker(image);
+    }
+
+    pub fn page(&self) -> Option<&std::result::Result<SocketAddr, String>> {
+        self.page.get()
+    }
+
+    /// The page is there from now on, or is not to be.
+    pub fn note_page(&self, opened: std::result::Result<SocketAddr, String>) {
+        let _ = self.page.set(opened);
     }
 
     /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.

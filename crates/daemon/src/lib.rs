@@ -29,6 +29,7 @@
 //! | programs that are brought back after a failure | `recovery` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
+//! | what a browser shows of all that | `page` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
 mod caches;
@@ -48,6 +49,7 @@ mod images;
 mod lifecycle;
 mod migration;
 mod network;
+mod page;
 mod pool;
 mod recovery;
 mod reply;
@@ -65,6 +67,7 @@ pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
 pub use host::places::{LOG_MAX, PUBLISH_WAIT, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
+pub use page::{PageSettings, open as open_page, parse_page_address};
 pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
 pub use sandboxes::registry::ENDED_KEPT;

@@ -15,6 +15,8 @@
 mod canary;
 mod gateway;
 mod headers;
+mod history;
+mod latency;
 mod limits;
 mod listener;
 mod maker;
@@ -31,6 +33,8 @@ mod upstream;
 
 pub use canary::Canary;
 pub use gateway::Gateway;
+pub use history::{Lane, Step};
+pub use latency::Quantiles;
 pub use maker::{Failure, Instance, Maker};
 pub use memory::Memory;
 pub use plan::{Need, Plan, Source, Variant};

@@ -38,13 +38,14 @@ pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
     }
+    let came = Instant::now();
     let upgrade = headers::wanted_upgrade(request.headers());
     let upgraded = upgrade.is_some().then(|| on(&mut request));
     let request = forwarded(request, client, upgrade.as_ref());
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
     let (mut unsent, mut avoid) = (Some(request), None);
-    let deadline = Instant::now() + service.plan().timeout();
+    let deadline = came + service.plan().timeout();
     let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
@@ -60,6 +61,7 @@ pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<
         let name = place.upstream.name.clone();
         match place.upstream.clone().send(request).await {
             Ok((response, connection)) => {
+                place.service.took(came.elapsed());
                 if response.status() == StatusCode::BAD_GATEWAY {
                     stop(canary.as_ref(), || format!("the instance {name:?} answered 502"));
                 }

@@ -35,7 +35,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, migration, restore, sleep};
+use crate::{checkpoint, containers, frameworks, migration, page, restore, sleep};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -440,6 +440,7 @@ fn answer(
         }
         Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
         Request::Services => services::list(daemon)?,
+        Request::Page => page::address(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
         Request::Drain { name, remove, now } => services::drain(daemon, &name, (remove, now), reply)?,
         Request::Events => {

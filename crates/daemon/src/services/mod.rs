@@ -35,6 +35,7 @@ use instances::InstanceMaker;
 use record::{ServiceRecord, check_name};
 use variants::Coming;
 
+pub use memory::{context, held};
 pub use resume::resume;
 
 /// How often a command that waits is looked for, which may be gone.
