@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 32] = [
+const SETTINGS: [Setting; 33] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -55,6 +55,7 @@ const SETTINGS: [Setting; 32] = [
     setting("exchange.gpu", "REKINDLE_EXCHANGE_GPU", Kind::Bytes),
     setting("exchange.host", "REKINDLE_EXCHANGE_HOST", Kind::Bytes),
     setting("services.memory", "REKINDLE_SERVICE_MEMORY", Kind::Bytes),
+    setting("services.access-log", "REKINDLE_ACCESS_LOG", Kind::Text),
     setting("page.port", "REKINDLE_PAGE_PORT", Kind::Text),
     setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),

@@ -11,7 +11,7 @@
 //! | what goes wrong, faults on purpose | `error`, `fault` |
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
-//! | who is told of what happens | `events` |
+//! | who is told of what happens, and of requests to services | `events`, `access_log` |
 //! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
 //! | contents of images in memory | `caches` |
@@ -32,6 +32,7 @@
 //! | what a browser shows of all that | `page` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
+mod access_log;
 mod caches;
 mod checkpoint;
 mod claims;
@@ -62,7 +63,7 @@ mod timeline;
 mod workers;
 
 pub use caches::{CacheLimits, parse_bytes};
-pub use daemon::Daemon;
+pub use daemon::{Daemon, ServiceSettings};
 pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
-use crate::listener::{Listener, Security};
+use crate::access::Access;
+use crate::listener::{Listener, Needs, Security};
 use crate::maker::Maker;
 use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
@@ -25,6 +26,8 @@ pub struct Gateway {
     room: Arc<Semaphore>,
     memory: Arc<Memory>,
     services: Mutex<BTreeMap<String, Entry>>,
+    /// Who is told of each request.
+    access: Option<Access>,
 }
 
 struct Entry {
@@ -40,7 +43,12 @@ impl Gateway {
     pub fn new(room: usize, memory: Option<u64>) -> Gateway {
         let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
         let memory = Arc::new(Memory::new(memory));
-        Gateway { runtime: OnceLock::new(), room, memory, services: Mutex::default() }
+        Gateway { runtime: OnceLock::new(), room, memory, services: Mutex::default(), access: None }
+    }
+
+    /// Has somebody be told of each request that is through.
+    pub fn with_access(self, access: Option<Access>) -> Gateway {
+        Gateway { access, ..self }
     }
 
     /// The GPU memory of all services.
@@ -70,7 +78,8 @@ impl Gateway {
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
-        let listener = Listener::begin(self.runtime()?, listener, service.clone(), (self.room.clone(), tls));
+        let needs = Needs { room: self.room.clone(), tls, access: self.access.clone() };
+        let listener = Listener::begin(self.runtime()?, listener, service.clone(), needs);
         let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
         drop(former);
         Ok(())

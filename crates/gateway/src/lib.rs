@@ -12,6 +12,7 @@
 //! [`policy`] decides, and does nothing; [`Service`] does what it decides. What an instance is, and how it is made, is the
 //! [`Maker`]'s. One thread serves all clients, and copies bodies as they come; what may block has threads of its own.
 
+mod access;
 mod canary;
 mod gateway;
 mod headers;
@@ -31,6 +32,7 @@ mod service;
 mod tls;
 mod upstream;
 
+pub use access::{Access, Record};
 pub use canary::Canary;
 pub use gateway::Gateway;
 pub use history::{Lane, Step};

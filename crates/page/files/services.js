@@ -13,7 +13,7 @@ function rates(service, nowMs) {
   let samples = seen.get(service.name) ?? [];
   // A daemon that was started again counts anew.
   if (samples.length && samples.at(-1).total > total) samples = [];
-  samples.push({ at: nowMs, total });
+  if (samples.at(-1)?.at !== nowMs) samples.push({ at: nowMs, total });
   while (samples.length > 2 && nowMs - samples[0].at > WINDOW_MS) samples.shift();
   seen.set(service.name, samples);
   const between = (from, to) => ((to.total - from.total) * 1000) / Math.max(1, to.at - from.at);

@@ -21,7 +21,8 @@ export function showLegend(where, isNeeded) {
 function rows(lanes) {
   const found = new Map();
   for (const lane of lanes) found.set(lane.instance, [...(found.get(lane.instance) ?? []), lane]);
-  return [...found].map(([instance, all]) => ({ instance, lanes: all, gone: all.every((lane) => lane.gone_ms !== null) }));
+  const shown = [...found].map(([instance, all]) => ({ instance, lanes: all, gone: all.every((lane) => lane.gone_ms !== null) }));
+  return shown.sort((one, other) => one.instance.localeCompare(other.instance, undefined, { numeric: true }));
 }
 
 /** The stages of an instance with their ends, in percent of the span. */

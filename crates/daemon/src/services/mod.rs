@@ -133,7 +133,8 @@ pub fn list(daemon: &Daemon) -> Result<Value> {
         .collect();
     let memory = daemon.gateway.memory();
     let memory = json!({ "limit_bytes": memory.limit(), "used_bytes": memory.used() });
-    Ok(json!({ "services": services, "memory": memory }))
+    let access_log = daemon.access_log.as_ref().map(|log| log.shown());
+    Ok(json!({ "services": services, "memory": memory, "access_log": access_log }))
 }
 
 /// Names of the images that services have.
