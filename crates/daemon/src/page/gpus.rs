@@ -67,7 +67,10 @@ impl Gpu {
 pub fn map(daemon: &Daemon) -> Vec<Value> {
     let mut gpus: BTreeMap<String, Gpu> = BTreeMap::new();
     let mut serving = Vec::new();
-    for sandbox in daemon.sandboxes.all().into_iter().filter(|sandbox| sandbox.is_live()) {
+    let mut live = daemon.sandboxes.all();
+    live.retain(|sandbox| sandbox.is_live());
+    live.sort_by_key(|sandbox| sandbox.name());
+    for sandbox in live {
         let record = sandbox.record();
         let gpu = gpus.entry(record.gpu.clone()).or_default();
         for worker in sandbox.live_workers() {

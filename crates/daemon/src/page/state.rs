@@ -59,7 +59,8 @@ fn lanes(service: &Service) -> Vec<Value> {
 
 /// Those that run, and the last that have ended.
 fn sandboxes(daemon: &Daemon) -> Vec<Value> {
-    let all = daemon.sandboxes.all();
+    let mut all = daemon.sandboxes.all();
+    all.sort_by_key(|sandbox| sandbox.name());
     let (live, mut ended): (Vec<_>, Vec<_>) = all.iter().partition(|sandbox| sandbox.is_live());
     ended.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.record().ended));
     ended.truncate(ENDED);
