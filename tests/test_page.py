@@ -25,8 +25,10 @@ def chromium():
     """A browser and what it needs, if there is one: the machine's, or what `scripts/chromium` has fetched."""
     tree = ROOT / ".build/chromium"
     if (tree / "complete").exists():
-        libraries = ":".join(str(tree / "usr/lib" / place) for place in ("x86_64-linux-gnu", "chromium"))
-        return tree / "usr/lib/chromium/chromium", {"LD_LIBRARY_PATH": libraries, "FONTCONFIG_PATH": str(tree / "etc/fonts")}
+        needs = {"LD_LIBRARY_PATH": ":".join(sorted({str(path.parent) for path in tree.rglob("lib*.so*")}))}
+        if (tree / "etc/fonts").is_dir():
+            needs |= {"FONTCONFIG_PATH": str(tree / "etc/fonts"), "XDG_DATA_HOME": str(tree / "usr/share")}
+        return tree / "usr/lib/chromium/chromium", needs
     found = shutil.which("chromium") or shutil.which("google-chrome")
     return (Path(found), {}) if found else None
 

@@ -16,8 +16,11 @@ let last = null;
 
 async function ask() {
   const response = await fetch("/state.json", { cache: "no-store", signal: AbortSignal.timeout(LIMIT_MS) });
-  if (!response.ok) throw new Error((await response.text()).trim() || `status ${response.status}`);
-  return response.json();
+  if (response.ok) return response.json();
+  // The daemon says why in a sentence; another server, or a proxy, may say anything.
+  const isSentence = response.headers.get("Content-Type")?.startsWith("text/plain");
+  const why = isSentence ? (await response.text()).trim() : "";
+  throw new Error(why || `the answer has the status ${response.status}`);
 }
 
 function showSums(state) {

@@ -40,12 +40,12 @@ function pieces(lane, from, nowMs) {
 }
 
 function makeRow() {
-  return element("div", "lane", element("span", "lane-name"), element("div", "track"));
+  return element("div", "lane", element("span", "lane-name", element("bdi")), element("div", "track"));
 }
 
 function updateRow(row, shown, from, nowMs) {
   const [name, track] = row.children;
-  text(name, shown.instance);
+  text(name.firstElementChild, shown.instance);
   attribute(name, "title", shown.instance);
   row.classList.toggle("gone", shown.gone);
   const all = shown.lanes.flatMap((lane) => pieces(lane, from, nowMs));
@@ -78,7 +78,7 @@ export function showTimeline(where, caption, state) {
         const last = TICKS[SPANS_MS.indexOf(ms)];
         const ticks = Array.from({ length: last + 1 }, (_, index) => index);
         each(list, ticks, (index) => `${index} of ${last}`, () => element("span"), (tick, index) => {
-          text(tick, index === last ? "now" : `−${span(ms * (1 - index / last))}`);
+          text(tick, index === last ? "now" : `−${span((ms * (last - index)) / last)}`);
         });
         return;
       }
