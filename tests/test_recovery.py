@@ -12,7 +12,7 @@ import pytest
 from interleavings import kills, machine
 from rekindle import CommandError, Rekindle
 
-COUNTER = Path(__file__).parent / "recovery/counter.py"
+COUNTER, STEPS = (Path(__file__).parent / "recovery" / name for name in ("counter.py", "steps.py"))
 
 
 @pytest.fixture
@@ -181,11 +181,42 @@ def test_in_the_foreground_its_output_and_its_end_are_those_of_all_its_runs(reki
     assert output == rekindle("logs", "a")
 
 
+def test_images_are_taken_after_so_many_steps(rekindle):
+    place = rekindle.root
+    (place / "steps").write_text("from an earlier run")
+
+    def goes_to(step):
+        (place / "next").write_text(str(step))
+        (place / "next").rename(place / "limit")
+        rekindle.wait(lambda: rekindle.lines("a")[-1:] == [str(step)], f"step {step}")
+
+    (place / "limit").write_text("4")
+    options = ("--every-steps", "5", "--step-file", "steps", "-w", place, "--restart", "on-failure")
+    rekindle("run", "-d", "--name", "a", *options, "--", sys.executable, STEPS, place)
+    goes_to(4)
+    assert recovery(rekindle)["plan"]["steps"] == {"every": 5, "file": "steps"}
+    # Nothing is due, however long it takes.
+    time.sleep(0.3)
+    assert recovery(rekindle)["images"] == []
+    for number, step in enumerate((5, 10), 1):
+        goes_to(step)
+        rekindle.wait(lambda number=number: recovery(rekindle)["images"][-1:] == [f"a.{number}"], f"image {number}")
+        goes_to(step + 4)
+    crash(rekindle)
+    is_back(rekindle, 1)
+    goes_to(16)
+    *_, first, last = runs_of(rekindle)
+    assert first == list(range(1, 15)) and last == list(range(11, 17))
+    rekindle("kill", "a")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--keep", "2"), "--every"),
         (("--every", "30"), "with its unit"),
+        (("--every-steps", "0"), "--every-steps"),
+        (("--step-file", "steps"), "--every-steps"),
         (("--every", "1ms"), "at least 100ms"),
         (("--restart", "always"), "on-failure:N"),
     ],

@@ -213,7 +213,7 @@ def test_apps_of_one_tenant_have_each_others_arrays_in_one_context():
         _, taker = pair.deploy("yours", share="us", classes=["Taker"])
         ref = giver.give.remote(COUNT)
         taker.hold.remote(ref)
-        assert pair.counts("tenant:us") == (1, 1, ROOM, 0)
+        assert pair.counts("share:us") == (1, 1, ROOM, 0)
         pair.end("ours-Giver")
         assert taker.total.remote(ref) == TOTAL
         assert numpy.array_equal(taker.held.remote()[0], GIVEN)

@@ -3,6 +3,7 @@
 mod choices;
 mod sandbox;
 mod service;
+mod tenant;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,7 @@ pub use sandbox::{
     LimitArguments, NetworkArguments, SandboxArguments, SettingArguments, TerminalArguments, VolumeArguments,
 };
 pub use service::{ScaleArguments, ServiceArguments};
+pub use tenant::TenantCommand;
 
 use crate::completion;
 use crate::copy::End;
@@ -348,6 +350,9 @@ pub enum Command {
         #[arg(long)]
         now: bool,
     },
+    /// Make tenants: names that services belong to, whose clients show tokens, and which have a part of the machine.
+    #[command(subcommand)]
+    Tenant(TenantCommand),
     /// Make images of the functions and classes of a Python file, and serve them.
     ///
     /// The file has an app of the Python package `rekindle`. Deploying it again has new instances take the place of those
@@ -455,6 +460,9 @@ pub struct AppArguments {
     /// The interpreter that functions run in. It must have the package `rekindle`.
     #[arg(long, value_name = "PYTHON", default_value = "python3")]
     pub python: String,
+    /// The tenant whose services they are, in place of the one that the file names.
+    #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
+    pub tenant: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

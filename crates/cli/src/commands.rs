@@ -10,9 +10,7 @@ use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
 
-use crate::arguments::{
-    AppArguments, Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments,
-};
+use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
 use crate::connection::{ask, ask_lines, ask_with, beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -20,7 +18,8 @@ use crate::functions::{self, Given, Work};
 use crate::input::Input;
 use crate::settings::Settings;
 use crate::{
-    archive, cancel, completion, copy, desktop, exec, filter, pages, profile, show, stats, terminal, trace,
+    archive, cancel, completion, copy, desktop, exec, filter, pages, profile, show, stats, tenant, terminal,
+    trace,
 };
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
@@ -106,12 +105,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Profile { image, gpu, request } => {
             profile::perform(&places, &printer, image, gpu, &request)?
         }
-        Command::Deploy { app: AppArguments { file, python } } => {
-            functions::perform(Work::Deploy, &python, &file, printer.json, given)?
-        }
-        Command::Dev { app: AppArguments { file, python } } => {
-            functions::perform(Work::Develop, &python, &file, printer.json, given)?
-        }
+        Command::Deploy { app } => functions::perform(Work::Deploy, &app, printer.json, given)?,
+        Command::Dev { app } => functions::perform(Work::Develop, &app, printer.json, given)?,
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
         Command::Stats { names, no_stream } => stats::perform(&places, &printer, &names, no_stream)?,
@@ -239,6 +234,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             let answer = simply_ask(&places, &Request::Drain { name, remove: true, now })?;
             printer.print_json(&answer);
         }
+        Command::Tenant(command) => tenant::perform(&places, &printer, command)?,
         Command::Trace { name, svg, chrome } => trace::perform(&places, &printer, name, svg, chrome)?,
         Command::Image(ImageCommand::Framework { image, gpu, python, imports, warm, limit, command }) => {
             let (directory, environment) = surroundings()?;

@@ -80,6 +80,13 @@ pub fn services() -> Vec<CompletionCandidate> {
     candidates(all.iter().filter_map(|service| service["name"].as_str().map(str::to_string)))
 }
 
+/// Names of tenants.
+pub fn tenants() -> Vec<CompletionCandidate> {
+    let answer = ask(Request::Tenants).unwrap_or_default();
+    let all = answer["tenants"].as_array().cloned().unwrap_or_default();
+    candidates(all.iter().filter_map(|tenant| tenant["name"].as_str().map(str::to_string)))
+}
+
 fn candidates(names: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
     let mut names: Vec<_> = names.filter(|name| is_word(name)).collect();
     names.sort();

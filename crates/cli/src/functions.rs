@@ -1,11 +1,12 @@
 //! `rekindle deploy` and `rekindle dev`: the Python package `rekindle` does it, in the interpreter that functions run in.
 
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use rekindle_daemon::{RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 
+use crate::arguments::AppArguments;
 use crate::error::{Error, Result};
 
 /// Which command the package asks.
@@ -53,11 +54,15 @@ pub struct Given {
 }
 
 /// Becomes the interpreter; returns only if that cannot be started.
-pub fn perform(work: Work, python: &str, file: &Path, json: bool, given: Given) -> Result<()> {
+pub fn perform(work: Work, app: &AppArguments, json: bool, given: Given) -> Result<()> {
+    let AppArguments { file, python, tenant } = app;
     let itself = std::env::current_exe()
         .map_err(|source| Error::system("find the rekindle command itself", source))?;
     let mut command = Command::new(python);
     command.arg("-c").arg(SCRIPT.replace("MODULE", work.module())).arg(sources(&itself)).arg(file);
+    if let Some(tenant) = tenant {
+        command.arg("--tenant").arg(tenant);
+    }
     if json {
         command.arg("--json");
     }
@@ -74,7 +79,7 @@ pub fn perform(work: Work, python: &str, file: &Path, json: bool, given: Given) 
 }
 
 /// What `pip` is to install.
-fn sources(itself: &Path) -> PathBuf {
+fn sources(itself: &std::path::Path) -> PathBuf {
     let installed = itself.parent().map(|directory| directory.join(INSTALLED));
     installed
         .filter(|place| place.exists())

@@ -27,6 +27,7 @@ mod recovery;
 pub mod settings;
 mod show;
 mod stats;
+mod tenant;
 mod terminal;
 mod trace;
 

@@ -1,10 +1,11 @@
 //! What `run` is told of images at intervals, and of what comes after a failure.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use jiff::SignedDuration;
-use rekindle_protocol::daemon::RecoveryPlan;
+use rekindle_protocol::daemon::{RecoveryPlan, StepPlan};
 
 /// The shortest interval.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -13,12 +14,19 @@ const RESTARTS: u32 = 5;
 const KEPT: u32 = 3;
 
 #[derive(Args, Clone, Debug)]
+#[command(group = ArgGroup::new("images").args(["every", "every_steps"]).multiple(true))]
 pub struct RecoveryArguments {
     /// Take an image so often, such as 30s or 10m, while the program goes on; they are called NAME.1, NAME.2, …
     #[arg(long, value_name = "TIME", value_parser = interval, conflicts_with = "from")]
     every: Option<Duration>,
+    /// Take an image after so many steps of the program's, which it tells by `rekindle.step()`, or by --step-file.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "from")]
+    every_steps: Option<u64>,
+    /// Each change of this file by the program is a step.
+    #[arg(long, value_name = "FILE", requires = "every_steps")]
+    step_file: Option<PathBuf>,
     /// How many of these images stay.
-    #[arg(long, value_name = "COUNT", requires = "every", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "COUNT", requires = "images", value_parser = clap::value_parser!(u32).range(1..=1000))]
     keep: Option<u32>,
     /// Bring the program back from its last image, or start it anew without one, if it fails: no, on-failure or
     /// on-failure:N.
@@ -37,8 +45,10 @@ impl RecoveryArguments {
     /// None if nothing is wanted.
     pub fn plan(&self) -> Option<RecoveryPlan> {
         let every_ms = self.every.map(|every| every.as_millis() as u64);
-        let plan = RecoveryPlan { every_ms, keep: self.keep.unwrap_or(KEPT), restarts: self.restart.0 };
-        (every_ms.is_some() || plan.restarts.is_some()).then_some(plan)
+        let steps = self.every_steps.map(|every| StepPlan { every, file: self.step_file.clone() });
+        let plan =
+            RecoveryPlan { every_ms, steps, keep: self.keep.unwrap_or(KEPT), restarts: self.restart.0 };
+        (every_ms.is_some() || plan.steps.is_some() || plan.restarts.is_some()).then_some(plan)
     }
 }
 

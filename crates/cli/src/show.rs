@@ -137,6 +137,7 @@ pub fn images(images: &Value) -> String {
 pub fn services(answer: &Value) -> String {
     let mut table = table(&[
         "SERVICE",
+        "TENANT",
         "IMAGE",
         "ADDRESS",
         "INSTANCES",
@@ -150,11 +151,15 @@ pub fn services(answer: &Value) -> String {
     ]);
     for service in answer["services"].as_array().into_iter().flatten() {
         let (image, problem) = (text(&service["source"]["image"]), text(&service["problem"]));
-        table.add_row(service_row(service, [text(&service["name"]), image, address(service)], problem));
+        table.add_row(service_row(
+            service,
+            [text(&service["name"]), text(&service["tenant"]), image, address(service)],
+            problem,
+        ));
         let canary = &service["canary"];
         if let Some(share) = canary["share"].as_f64() {
             let name = format!("{} ({}% canary)", text(&service["name"]), share * 100.0);
-            let first = [name, text(&canary["image"]), String::new()];
+            let first = [name, text(&service["tenant"]), text(&canary["image"]), String::new()];
             table.add_row(service_row(canary, first, text(&canary["stopped"])));
         }
     }
@@ -169,9 +174,10 @@ pub fn services(answer: &Value) -> String {
     shown
 }
 
-fn service_row(row: &Value, [name, image, address]: [String; 3], problem: String) -> [String; 11] {
+fn service_row(row: &Value, [name, tenant, image, address]: [String; 4], problem: String) -> [String; 12] {
     [
         name,
+        tenant,
         image,
         address,
         stages(row),
@@ -391,7 +397,7 @@ pub fn findings(findings: &[Finding]) -> String {
     text.trim_end().to_string()
 }
 
-fn table(header: &[&str]) -> Table {
+pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     if !header.is_empty() {
@@ -402,7 +408,7 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-fn text(value: &Value) -> String {
+pub fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

@@ -62,6 +62,8 @@ pub struct Daemon {
     pub serving: Claims<String>,
     /// Where the page is, or why it is not, if there is to be one.
     page: OnceLock<std::result::Result<SocketAddr, String>>,
+    /// Held while tenants are changed.
+    pub tenants: Mutex<()>,
     criu: OnceLock<Criu>,
     _breakpoints: Option<BreakpointEvent>,
     _lock: Lock,
@@ -96,6 +98,7 @@ impl Daemon {
             access_log,
             serving: Claims::default(),
             page: OnceLock::new(),
+            tenants: Mutex::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
             _lock: lock,

@@ -223,6 +223,27 @@ pub enum Error {
     )]
     PageOff,
 
+    #[error("there is no tenant named {tenant:?}; `rekindle tenant ls` lists them")]
+    UnknownTenant { tenant: String },
+
+    #[error(
+        "there is a tenant named {tenant:?} already; change it by `rekindle tenant set`, or choose another name"
+    )]
+    TenantExists { tenant: String },
+
+    #[error(
+        "the tenant {tenant:?} has services ({}); remove them by `rekindle unserve` first", services.join(", ")
+    )]
+    TenantHasServices { tenant: String, services: Vec<String> },
+
+    #[error("the tenant {tenant:?} has no token {id:?}; `rekindle tenant ls` lists them")]
+    UnknownToken { tenant: String, id: String },
+
+    #[error(
+        "the tenant {tenant:?} has {most} tokens, as many as it may; revoke one by `rekindle tenant token {tenant} --revoke ID`"
+    )]
+    TooManyTokens { tenant: String, most: usize },
+
     #[error("the certificate of the service {name:?} cannot be used: {reason}")]
     NoCertificate { name: String, reason: String },
 
@@ -259,7 +280,7 @@ pub enum Error {
     NoLimits { source: io::Error },
 
     #[error(
-        "{tenant:?} is no tenant's name: expected 1 to {most} letters, digits, dots, dashes or underscores; give such a one to `--share`"
+        "{tenant:?} is no tenant's name: expected 1 to {most} letters, digits, dots, dashes or underscores, the first a letter or digit; choose such a one"
     )]
     BadTenant { tenant: String, most: usize },
 

@@ -27,6 +27,7 @@
 //! | programs brought back | `restore` |
 //! | images taken | `checkpoint` |
 //! | programs that are brought back after a failure | `recovery` |
+//! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
 //! | what a browser shows of all that | `page` |
@@ -59,6 +60,7 @@ mod sandboxes;
 mod server;
 mod services;
 mod sleep;
+mod tenants;
 mod timeline;
 mod workers;
 

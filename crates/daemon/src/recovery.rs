@@ -9,8 +9,9 @@
 //! neither the program (exit code 0) nor the user wanted: a crash, a signal, the loss of its GPU worker, the end of the
 //! machine. Of several images the newest that comes back is taken; without any the program starts from its beginning.
 
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rekindle_protocol::daemon::State;
 
@@ -24,7 +25,10 @@ use crate::restore::{self, load_order};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::{End, Next, Recovery, unix_ms};
+use crate::sandboxes::steps::Steps;
 
+/// How often it is looked how many steps a program has done.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long the driver may wait for the GPU's work to end.
 const GPU_WAIT: Duration = Duration::from_secs(10);
 
@@ -47,15 +51,32 @@ pub fn follow(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) {
 
 /// Takes images until the program has ended.
 fn attend(daemon: &Daemon, sandbox: &Arc<Sandbox>) {
-    let every =
-        sandbox.record().recovery.and_then(|recovery| recovery.plan.every_ms).map(Duration::from_millis);
-    while sandbox.wait_end(every).is_none() {
+    let record = sandbox.record();
+    let Some(Recovery { plan, steps: done, .. }) = record.recovery else { return };
+    let every = plan.every_ms.map(Duration::from_millis);
+    let directory = Path::new(&record.directory);
+    let mut steps = plan.steps.map(|plan| Steps::new(&plan, done, directory, &sandbox.root()));
+    let mut due = every.map(|every| Instant::now() + every);
+    loop {
+        let rest = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let limit = if steps.is_some() { Some(rest.unwrap_or(LOOK).min(LOOK)) } else { rest };
+        if sandbox.wait_end(limit).is_some() {
+            return;
+        }
+        let are_due = steps.as_mut().and_then(|steps| steps.are_due(&sandbox.root()));
+        if let Some(done) = are_due {
+            sandbox.note(|record| record.recovery.iter_mut().for_each(|recovery| recovery.steps = done));
+        }
+        if are_due.is_none() && due.is_none_or(|due| Instant::now() < due) {
+            continue;
+        }
         match take(daemon, sandbox) {
             // One that has ended, or on which somebody else works just now.
             Ok(())
             | Err(Error::EndedMeanwhile { .. } | Error::NotRunning { .. } | Error::Occupied { .. }) => {}
             Err(error) => sandbox.report_problem(format!("the image that was due was not taken: {error}")),
         }
+        due = every.map(|every| Instant::now() + every);
     }
 }
 

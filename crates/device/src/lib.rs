@@ -217,6 +217,9 @@ pub trait Device: Send + Sync {
     fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind>;
     fn graph_destroy(&self, graph: Graph) -> Result<()>;
     fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec>;
+    /// The instance does what the graph does from its next launch on, if that has the same shape: `CUgraphExecUpdateResult`,
+    /// 0 if so.
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32>;
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()>;
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()>;
 

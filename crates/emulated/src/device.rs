@@ -446,6 +446,10 @@ impl Device for EmulatedDevice {
         self.context.graphs(|graphs| graphs.instantiate(graph))
     }
 
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        self.context.graphs(|graphs| graphs.update(exec, graph))
+    }
+
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         self.context.graph_launch(exec, stream)
     }

@@ -19,6 +19,10 @@ const WAIT_EVENT: u32 = 6;
 const RECORD_EVENT: u32 = 7;
 const MEMORY_OPERATION: u32 = 12;
 
+// `CUgraphExecUpdateResult`.
+const TOPOLOGY_CHANGED: u32 = 2;
+const KIND_CHANGED: u32 = 3;
+
 /// What a node does.
 #[derive(Clone)]
 pub(crate) enum Action {
@@ -60,6 +64,19 @@ pub(crate) struct ExecState {
     pub nodes: Arc<[Node]>,
     /// The end of its last launch: a graph does not run beside itself.
     pub last: TaskId,
+}
+
+/// `CUgraphExecUpdateResult` for what stands in the way of the one becoming the other.
+fn difference(from: &[Node], to: &[Node]) -> u32 {
+    if from.len() != to.len() || from.iter().zip(to).any(|(one, other)| one.after != other.after) {
+        return TOPOLOGY_CHANGED;
+    }
+    let of_both = |(one, other): (&Node, &Node)| match (&one.action, &other.action) {
+        (Action::Child(one), Action::Child(other)) => difference(one, other),
+        (one, other) if one.kind() == other.kind() => 0,
+        _ => KIND_CHANGED,
+    };
+    from.iter().zip(to).map(of_both).find(|result| *result != 0).unwrap_or(0)
 }
 
 #[derive(Default)]
@@ -134,6 +151,17 @@ impl Graphs {
         self.next += 1;
         self.execs.insert(self.next, ExecState { nodes, last: NO_TASK });
         Ok(GraphExec(self.next))
+    }
+
+    /// `CUgraphExecUpdateResult`. Launches that are under way go on as they were.
+    pub fn update(&mut self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        let nodes: Arc<[Node]> = self.contents(graph)?.into();
+        let exec = self.exec(exec)?;
+        let result = difference(&exec.nodes, &nodes);
+        if result == 0 {
+            exec.nodes = nodes;
+        }
+        Ok(result)
     }
 
     pub fn exec(&mut self, exec: GraphExec) -> Result<&mut ExecState> {

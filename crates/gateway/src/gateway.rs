@@ -14,7 +14,8 @@ use crate::listener::{Listener, Needs, Security};
 use crate::maker::Maker;
 use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
-use crate::service::Service;
+use crate::service::{Entrance, Service};
+use crate::tenant::{Membership, Tenant, Tenants};
 use crate::tls::{self, Tls};
 
 /// One for each instance, which waits for its end, and those that do something to one: more than there can be.
@@ -25,6 +26,7 @@ pub struct Gateway {
     runtime: OnceLock<Handle>,
     room: Arc<Semaphore>,
     memory: Arc<Memory>,
+    tenants: Arc<Tenants>,
     services: Mutex<BTreeMap<String, Entry>>,
     /// Who is told of each request.
     access: Option<Access>,
@@ -35,6 +37,7 @@ struct Entry {
     listener: Option<Listener>,
     /// For who comes from now on.
     tls: Security,
+    _tenant: Option<Membership>,
 }
 
 impl Gateway {
@@ -43,7 +46,14 @@ impl Gateway {
     pub fn new(room: usize, memory: Option<u64>) -> Gateway {
         let room = Arc::new(Semaphore::new(room.min(Semaphore::MAX_PERMITS)));
         let memory = Arc::new(Memory::new(memory));
-        Gateway { runtime: OnceLock::new(), room, memory, services: Mutex::default(), access: None }
+        Gateway {
+            runtime: OnceLock::new(),
+            room,
+            tenants: Arc::new(Tenants::new(memory.clone())),
+            memory,
+            services: Mutex::default(),
+            access: None,
+        }
     }
 
     /// Has somebody be told of each request that is through.
@@ -56,20 +66,35 @@ impl Gateway {
         &self.memory
     }
 
+    /// All tenants.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
+    }
+
     /// A service that nobody comes to yet, and that is not known by its name before it is [added](Gateway::add). Names of
-    /// its instances are `stem` and a number.
+    /// its instances are `stem` and a number. A tenant's lets in who shows a token of that.
     pub fn make(
         &self,
         (name, stem): (&str, &str),
+        tenant: Option<Arc<Tenant>>,
         plan: Plan,
         source: Option<Source>,
         maker: Arc<dyn Maker>,
     ) -> io::Result<Arc<Service>> {
-        Ok(Service::begin(self.runtime()?, self.memory.clone(), (name, stem), plan, source, maker))
+        let entrance = tenant.map(|tenant| Entrance { tenants: self.tenants.clone(), tenant });
+        Ok(Service::begin(
+            (self.runtime()?, self.memory.clone()),
+            (name, stem),
+            entrance,
+            plan,
+            source,
+            maker,
+        ))
     }
 
-    pub fn add(&self, service: &Arc<Service>) {
-        let entry = Entry { service: service.clone(), listener: None, tls: Security::default() };
+    pub fn add(&self, service: &Arc<Service>, tenant: Option<Membership>) {
+        let entry =
+            Entry { service: service.clone(), listener: None, tls: Security::default(), _tenant: tenant };
         self.lock().insert(service.name.clone(), entry);
         service.act(|policy, now| policy.tick(now));
     }

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!  clients ─▶ listener ─▶ proxy ──────────▶ place at an instance ─▶ upstream ─▶ program
-//!                           │ arrive, done         ▲ Send, Refuse
+//!                  tenant ◀─┤ arrive, done         ▲ Send, Refuse
 //!                           ▼                      │
 //!                        service ──▶ policy ───────┤
 //!                                     ▲            ▼ Start, Sleep, Wake, End
 //!                                     └───────── maker
 //! ```
 //!
-//! [`policy`] decides, and does nothing; [`Service`] does what it decides. What an instance is, and how it is made, is the
-//! [`Maker`]'s. One thread serves all clients, and copies bodies as they come; what may block has threads of its own.
+//! [`policy`] decides, and does nothing; [`Service`] does what it decides. A [`tenant`]'s service lets in who shows a token of
+//! the tenant's. What an instance is, and how it is made, is the [`Maker`]'s. One thread serves all clients, and copies bodies
+//! as they come; what may block has threads of its own.
 
 mod access;
 mod canary;
@@ -29,6 +30,7 @@ mod proxy;
 mod refusal;
 mod relay;
 mod service;
+mod tenant;
 mod tls;
 mod upstream;
 
@@ -42,5 +44,6 @@ pub use memory::Memory;
 pub use plan::{Need, Plan, Source, Variant};
 pub use policy::{Counts, Stage};
 pub use service::{Service, Shown, ShownInstance};
+pub use tenant::{Membership, Tenant, Tenants, Token};
 pub use tls::Tls;
 pub use tokio::net::TcpSocket;

@@ -21,7 +21,7 @@ use crate::headers;
 use crate::limits;
 use crate::place::Place;
 use crate::policy::Outcome;
-use crate::refusal::{Answer, refused, say};
+use crate::refusal::{Answer, denied, refused, say};
 use crate::relay::Relay;
 use crate::service::{Service, Verdict};
 use crate::upstream::{Body, Connection, Failure};
@@ -52,6 +52,11 @@ async fn attempt(
     mut request: Request<Incoming>,
     entry: &mut Entry,
 ) -> Answer {
+    if let Some(entrance) = &service.entrance
+        && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
+    {
+        return denied(&service.name, why);
+    }
     if request.method() == Method::CONNECT {
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);

@@ -24,6 +24,7 @@ use crate::memory::Memory;
 use crate::place::Place;
 use crate::plan::{Plan, Source};
 use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
+use crate::tenant::{Tenant, Tenants};
 use crate::upstream::Upstream;
 use room::resting;
 
@@ -36,6 +37,8 @@ pub struct Service {
     stem: String,
     /// By which the [memory](crate::memory) knows it.
     pub(crate) number: u64,
+    /// Who is let in, if not everybody is.
+    pub(crate) entrance: Option<Entrance>,
     memory: Arc<Memory>,
     maker: Arc<dyn Maker>,
     runtime: Handle,
@@ -46,6 +49,12 @@ pub struct Service {
     sooner: Arc<Notify>,
     /// Another image that some of its requests go to.
     canary: Mutex<Option<Arc<Canary>>>,
+}
+
+/// What the clients of a tenant's service come by.
+pub(crate) struct Entrance {
+    pub tenants: Arc<Tenants>,
+    pub tenant: Arc<Tenant>,
 }
 
 struct State {
@@ -74,6 +83,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, Serialize)]
 pub struct Shown {
     pub name: String,
+    pub tenant: Option<String>,
     pub source: Option<Source>,
     pub plan: Plan,
     pub instances: Vec<ShownInstance>,
@@ -100,9 +110,9 @@ pub struct ShownInstance {
 
 impl Service {
     pub(crate) fn begin(
-        runtime: &Handle,
-        memory: Arc<Memory>,
+        (runtime, memory): (&Handle, Arc<Memory>),
         (name, stem): (&str, &str),
+        entrance: Option<Entrance>,
         plan: Plan,
         source: Option<Source>,
         maker: Arc<dyn Maker>,
@@ -122,6 +132,7 @@ impl Service {
             name: name.to_string(),
             stem: stem.to_string(),
             number: memory.number(),
+            entrance,
             memory,
             maker,
             runtime: runtime.clone(),
@@ -133,6 +144,11 @@ impl Service {
         service.memory.join(&service);
         runtime.spawn(keep_time(Arc::downgrade(&service), service.sooner.clone()));
         service
+    }
+
+    /// Whose it is, if it is somebody's.
+    pub fn tenant(&self) -> Option<&Arc<Tenant>> {
+        self.entrance.as_ref().map(|entrance| &entrance.tenant)
     }
 
     /// Waits for a place at an instance.
@@ -252,6 +268,7 @@ impl Service {
             .collect();
         Shown {
             name: self.name.clone(),
+            tenant: self.tenant().map(|tenant| tenant.name.clone()),
             source: policy.source().cloned(),
             plan: policy.plan().clone(),
             in_flight: instances.iter().map(|instance| instance.in_flight).sum(),

@@ -106,8 +106,8 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         need: Need::default(),
     };
     let gateway = Gateway::new(10, None);
-    let service = gateway.make(("web", "web-"), plan.clone(), None, Arc::new(Programs)).unwrap();
-    gateway.add(&service);
+    let service = gateway.make(("web", "web-"), None, plan.clone(), None, Arc::new(Programs)).unwrap();
+    gateway.add(&service, None);
     service.roll_out(source, plan).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();

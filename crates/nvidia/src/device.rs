@@ -388,6 +388,10 @@ impl Device for NvidiaDevice {
         Ok(GraphExec(exec))
     }
 
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        graph::update(&self.driver, exec, graph)
+    }
+
     #[inline]
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         ask!(self, cuGraphLaunch(exec.0, stream.0))

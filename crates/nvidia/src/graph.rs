@@ -3,8 +3,11 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_device::{Copy3D, Function, Graph, GraphNode, Launch, MemorySet, Result};
+use rekindle_cuda::types::GraphExecUpdateResultInfo;
+use rekindle_cuda::{
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+};
+use rekindle_device::{Copy3D, Function, Graph, GraphExec, GraphNode, Launch, MemorySet, Result};
 
 use crate::device::NvidiaDevice;
 use crate::driver::{Driver, call};
@@ -140,6 +143,17 @@ pub fn add_child(driver: &Driver, graph: Graph, after: &[GraphNode], child: Grap
         call!(driver, cuGraphAddChildGraphNode(&mut node, graph.0, after.as_ptr(), after.len(), child.0))
     }?;
     Ok(GraphNode(node))
+}
+
+/// `CUgraphExecUpdateResult`: a graph of another shape is no error.
+pub fn update(driver: &Driver, exec: GraphExec, graph: Graph) -> Result<u32> {
+    let null = ptr::null_mut();
+    let mut info = GraphExecUpdateResultInfo { result: 0, error_node: null, error_from_node: null };
+    // SAFETY: live handles by the crate's contract; the driver writes into `info` during the call.
+    match unsafe { call!(driver, cuGraphExecUpdate_v2(exec.0, graph.0, &mut info)) } {
+        Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) => Ok(info.result.max(1)),
+        result => result.map(|()| 0),
+    }
 }
 
 pub fn nodes(driver: &Driver, graph: Graph) -> Result<Vec<GraphNode>> {

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 use rekindle_cuda::CuResult;
+use rekindle_cuda::types::GraphExecUpdateResultInfo;
 
 const _: () = assert!(size_of::<usize>() == 8, "the driver's handles are 64-bit");
 
@@ -165,6 +166,7 @@ functions! {
         fn cuGraphGetNodes(u64, *mut u64, *mut usize);
         fn cuGraphNodeGetType(u64, *mut c_uint);
         fn cuGraphInstantiateWithFlags(*mut u64, u64, u64);
+        fn cuGraphExecUpdate_v2(u64, u64, *mut GraphExecUpdateResultInfo);
         fn cuGraphLaunch(u64, u64);
         fn cuGraphExecDestroy(u64);
     }

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Environment variable with the path, as the program sees it, of the sandbox's run directory. It holds ring files,
 /// pinned-memory files and the admission socket.
 pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
+/// File in the run directory whose size is the number of steps that the program has told.
+pub const STEPS: &str = "steps";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
 pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,
@@ -22,9 +24,9 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 3;
+pub const CLIENT_VERSION: u32 = 4;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
-/// version 2 no CUDA IPC; all that they say is said in the same way since.
+/// version 2 no CUDA IPC, and version 3 does not change nodes of graphs; all that they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 
 /// Whether a worker of this build serves a client of that [`CLIENT_VERSION`].

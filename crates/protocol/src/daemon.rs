@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::mounts::{Mounts, Volume};
 use crate::network::{Network, Port};
 use crate::service::ServiceWish;
+use crate::tenant::QuotaWish;
 use crate::terminal::WindowSize;
 use crate::worker::Phase;
 
@@ -260,6 +261,25 @@ pub enum Request {
         remove: bool,
         now: bool,
     },
+    /// Makes a tenant, with its first token.
+    CreateTenant {
+        name: String,
+        quota: QuotaWish,
+    },
+    Tenants,
+    /// Changes how much a tenant's services have.
+    SetTenant {
+        name: String,
+        quota: QuotaWish,
+    },
+    /// A further token of a tenant, or with `revoke` one fewer.
+    TenantToken {
+        name: String,
+        revoke: Option<String>,
+    },
+    RemoveTenant {
+        name: String,
+    },
     /// Tells what happens from now on.
     Events,
     /// The traces of a sandbox's checkpoints and of its restore.
@@ -464,10 +484,22 @@ pub struct Stats {
 pub struct RecoveryPlan {
     /// How often an image is taken, milliseconds; none: never.
     pub every_ms: Option<u64>,
+    /// After how many of the program's steps one is.
+    #[serde(default)]
+    pub steps: Option<StepPlan>,
     /// How many of the images stay.
     pub keep: u32,
     /// How often it may fail without coming farther than before; none: it is not brought back.
     pub restarts: Option<u32>,
+}
+
+/// What a user calls the steps of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepPlan {
+    /// How many are between two images.
+    pub every: u64,
+    /// Each change of this file of the program's is one; without it those count that `rekindle.step()` tells.
+    pub file: Option<PathBuf>,
 }
 
 /// What has come of that.

@@ -26,5 +26,6 @@ pub mod network;
 pub mod operation;
 pub mod peer;
 pub mod service;
+pub mod tenant;
 pub mod terminal;
 pub mod worker;

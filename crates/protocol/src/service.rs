@@ -17,9 +17,12 @@ pub struct ServiceWish {
     /// A path that an instance answers with success once it is ready.
     pub ready: Option<String>,
     pub gpu: Option<String>,
-    /// Whose programs instances share GPU contexts with.
+    /// Whose service it is: its clients need a token of that tenant.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// Whose programs instances share GPU contexts with.
+    #[serde(default)]
+    pub share: Option<String>,
     /// Further images of the same program, of which instances are made too.
     #[serde(default)]
     pub variants: Vec<String>,

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence, relax};
+use crate::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use crate::futex;
 use crate::line::Line;
-use crate::signal::{LOOK, Spin};
+use crate::signal::LOOK;
+use crate::spin::{self, Spin};
 
 /// One state each for client and worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +57,8 @@ impl Board {
 
     /// The worker's wait: returns when `ready` or after `limit`; spins first.
     pub fn wait(&self, spin: Spin, limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        for _ in 0..spin.0 {
-            if ready() {
-                return true;
-            }
-            relax();
+        if spin::spin(spin, &mut ready) {
+            return true;
         }
         let seen = self.doorbell.load(Ordering::Acquire);
         self.sleeping.store(1, Ordering::Relaxed);

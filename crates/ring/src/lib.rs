@@ -24,6 +24,7 @@ mod queue;
 #[cfg(not(loom))]
 mod shared;
 mod signal;
+pub mod spin;
 #[cfg(not(loom))]
 mod staging;
 
@@ -33,6 +34,7 @@ pub use merge::Merge;
 pub use queue::{Consumer, Header, MAX_PAYLOAD, Producer, Record};
 #[cfg(not(loom))]
 pub use shared::{BoardMapping, REPLY_BYTES, RING_BYTES, Ring, STAGING_BYTES, SharedError};
-pub use signal::{Signal, Spin, Wait};
+pub use signal::{Signal, Wait};
+pub use spin::Spin;
 #[cfg(not(loom))]
 pub use staging::{Staging, Transfer};

@@ -2,19 +2,9 @@
 
 use std::time::Duration;
 
-use crate::atomic::{AtomicU32, Ordering, fence, relax};
+use crate::atomic::{AtomicU32, Ordering, fence};
 use crate::futex;
-
-/// How long a side spins before it sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spin(pub u32);
-
-impl Spin {
-    /// Long where cores are plenty; short where spinning takes the core that the other side needs.
-    pub fn for_cores(cores: usize) -> Spin {
-        Spin(if cores <= 4 { 300 } else { 20_000 })
-    }
-}
+use crate::spin::{self, Spin};
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +45,8 @@ impl Signal {
 
     /// Waits until `ready`, which must become true before some `raise`, or until `alive` says no.
     pub fn wait(&self, spin: Spin, alive: impl Fn() -> bool, mut ready: impl FnMut() -> bool) -> Wait {
-        for _ in 0..spin.0 {
-            if ready() {
-                return Wait::Ready;
-            }
-            relax();
+        if spin::spin(spin, &mut ready) {
+            return Wait::Ready;
         }
         loop {
             let seen = self.count.load(Ordering::Acquire);

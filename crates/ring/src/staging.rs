@@ -6,7 +6,8 @@
 
 use crate::atomic::Ordering;
 use crate::shared::{Ring, STAGING_BYTES};
-use crate::signal::{Spin, Wait};
+use crate::signal::Wait;
+use crate::spin::Spin;
 
 /// The client's side: the only allocator of its ring's staging area.
 pub struct Staging {

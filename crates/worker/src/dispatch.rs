@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload, dispatch};
-use rekindle_ring::{Board, Merge, Record, Spin};
+use rekindle_ring::{Board, Merge, Record, Spin, spin};
 
 use crate::client::{Client, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Marks, Outcome, Preparing, Registering};
@@ -30,6 +30,8 @@ use standstill::Stopping;
 
 /// Requests between two looks at what is outstanding.
 const ROUND: usize = 64;
+/// Polls of outstanding work between two offers of the processor to others.
+const POLLS: u32 = 64;
 /// How often work that runs ahead of loading is looked at.
 const LOADING_NAP: Duration = Duration::from_micros(200);
 /// How often it is looked whether the GPU has done what a request of a program that shares buffers waits for.
@@ -70,12 +72,15 @@ pub(crate) struct Dispatcher {
     spin: Spin,
     /// How long outstanding work is polled without rest.
     eager: Duration,
+    /// Rounds of that.
+    polls: u32,
     quiet_since: Instant,
 }
 
 impl Dispatcher {
     pub(crate) fn new(client: Client) -> Dispatcher {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        spin::watch();
         Dispatcher {
             client,
             activity: Activity::Running,
@@ -92,6 +97,7 @@ impl Dispatcher {
             ended: None,
             spin: Spin::for_cores(cores),
             eager: if cores <= 4 { Duration::from_micros(20) } else { Duration::from_millis(3) },
+            polls: 0,
             quiet_since: Instant::now(),
         }
     }
@@ -313,7 +319,11 @@ impl Dispatcher {
         }
         let quiet = self.quiet_since.elapsed();
         let age = self.client.waiting.youngest().map_or(quiet, |youngest| youngest.min(quiet));
-        if age < self.eager {
+        if age < self.eager && !spin::is_crowded() {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls.is_multiple_of(POLLS) {
+                spin::offer();
+            }
             std::hint::spin_loop();
             return;
         }

@@ -31,6 +31,7 @@ from rekindle.errors import (
     RefusedError,
     RemoteError,
     SerializationError,
+    TokenError,
     UnavailableError,
 )
 from rekindle.exchange import Ref, get, put
@@ -38,6 +39,7 @@ from rekindle.function import Function, FunctionCall
 from rekindle.marks import asgi_app, batched, enter, exit, method
 from rekindle.retries import Retries
 from rekindle.sandbox import Sandbox, checkpoint, restore, run
+from rekindle.steps import step
 from rekindle.workflow import Step, Workflow
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Sandbox",
     "SerializationError",
     "Step",
+    "TokenError",
     "UnavailableError",
     "Workflow",
     "asgi_app",
@@ -89,4 +92,5 @@ __all__ = [
     "put",
     "restore",
     "run",
+    "step",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from rekindle import command
@@ -12,6 +13,20 @@ from rekindle.errors import DeclarationError, NotFoundError
 EVERYWHERE = {None: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+# A token of the tenant whose services are called.
+TOKEN_VARIABLE = "REKINDLE_TOKEN"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a service listens."""
+
+    host: str
+    port: int
+    # Whether it may be shown a token: what is nobody's would hand it to its program.
+    takes_token: bool
+
+
 @dataclass(frozen=True)
 class Service:
     """The service of one function or class. Without a URL the daemon is asked where it listens."""
@@ -19,19 +34,32 @@ class Service:
     app: str
     name: str
     url: str | None = None
+    # Of the tenant whose service it is; none: that of the environment.
+    token: str | None = field(default=None, repr=False)
 
     @property
     def full_name(self) -> str:
         return f"{self.app}-{self.name}"
 
-    def find(self) -> tuple[str, int]:
-        """Host and port, as they are now."""
+    def authorization(self, place: Place) -> dict[str, str]:
+        """The header that shows the token, if there is one."""
+        token = self.token or os.environ.get(TOKEN_VARIABLE, "")
+        if not place.takes_token or not token:
+            return {}
+        if not token.isascii() or not token.isprintable() or " " in token:
+            raise DeclarationError(
+                f"the token for {self.full_name} is none that `rekindle tenant token` prints; give it without blanks and line ends"
+            )
+        return {"Authorization": f"Bearer {token}"}
+
+    def find(self) -> Place:
+        """As it is now."""
         if self.url is not None:
             parts = urlsplit(self.url)
             if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
                 raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
-            return parts.hostname, parts.port or 80
+            return Place(parts.hostname, parts.port or 80, takes_token=True)
         for row in command.ask("services")["services"]:
             if row["name"] == self.full_name:
-                return EVERYWHERE.get(row["address"], row["address"]), row["port"]
+                return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None)
         raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}; run `rekindle deploy` with its file")

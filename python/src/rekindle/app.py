@@ -26,10 +26,13 @@ PART = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,30}")
 class App:
     """`app = rekindle.App("name")`, then `@app.cls(...)` and `@app.function(...)`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, tenant: str | None = None) -> None:
+        """`tenant`: whose services they are; their callers need a token of that tenant."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise DeclarationError(f"{name!r} is no name of an app; take up to 32 letters, digits, - and _")
-        self.name = name
+        if not isinstance(tenant, str | None):
+            raise DeclarationError(f"{name}: the tenant is {tenant!r}; give the name of one, or None")
+        self.name, self.tenant = name, tenant
         self.declarations: dict[str, Declaration] = {}
 
     def __repr__(self) -> str:

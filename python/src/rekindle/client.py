@@ -19,6 +19,7 @@ from rekindle.errors import (
     QueueFullError,
     RefusedError,
     SerializationError,
+    TokenError,
     UnavailableError,
 )
 from rekindle.exchange import HandingOn
@@ -112,6 +113,8 @@ def result(name: str, answer: Answer) -> Any:
         raise NotFoundError(said)
     if kind == MISUNDERSTOOD:
         raise SerializationError(said)
+    if answer.status in (401, 403):
+        raise TokenError(f"{name}: {said}; give a token of its tenant, as REKINDLE_TOKEN or `token`")
     if answer.status == 429:
         raise QueueFullError(f"{name}: {said}", again(answer))
     if answer.status == 503:

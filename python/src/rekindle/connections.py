@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rekindle.address import Service
+from rekindle.address import Place, Service
 
 # A connection that was idle for longer is not used again: who it leads to may be about to close it.
 IDLE = 15.0
@@ -41,7 +41,7 @@ class Connections:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.lock = threading.Lock()
-        self.place: tuple[str, int] | None = None
+        self.place: Place | None = None
         self.idle: list[tuple[float, http.client.HTTPConnection]] = []
 
     def request(self, method: str, path: str, body: Pieces = (), headers: dict[str, str] | None = None) -> Answer:
@@ -53,7 +53,8 @@ class Connections:
             return self.once(method, path, body, headers or {})
 
     def once(self, method: str, path: str, body: Pieces, headers: dict[str, str]) -> Answer:
-        connection = self.kept() or self.connect()
+        place, connection = self.open()
+        headers = self.service.authorization(place) | headers
         length = sum(memoryview(piece).nbytes for piece in body)
         sent = b"".join(body) if length <= ONE_PIECE else iter(body)
         try:
@@ -73,6 +74,9 @@ class Connections:
         else:
             with self.lock:
                 self.idle.append((time.monotonic(), connection))
+        if response.status == http.client.UNAUTHORIZED:
+            # Another service may be there by now, which is a tenant's.
+            self.forget()
         return Answer(response.status, response.headers, content)
 
     def kept(self) -> http.client.HTTPConnection | None:
@@ -86,19 +90,15 @@ class Connections:
                 return connection
             connection.close()
 
-    def connect(self) -> http.client.HTTPConnection:
+    def open(self) -> tuple[Place, http.client.HTTPConnection]:
+        """A connection, and to where."""
         with self.lock:
             place = self.place
         if place is None:
             place = self.service.find()
             with self.lock:
                 self.place = place
-        connection = http.client.HTTPConnection(*place)
-        try:
-            connection.connect()
-        except OSError as error:
-            raise NotSent(f"nobody listens at {place[0]} port {place[1]}: {error}") from error
-        return connection
+        return place, self.kept() or connect(place)
 
     def forget(self) -> None:
         with self.lock:
@@ -106,6 +106,15 @@ class Connections:
             idle, self.idle = self.idle, []
         for _, connection in idle:
             connection.close()
+
+
+def connect(place: Place) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(place.host, place.port)
+    try:
+        connection.connect()
+    except OSError as error:
+        raise NotSent(f"nobody listens at {place.host} port {place.port}: {error}") from error
+    return connection
 
 
 def readable(connection: http.client.HTTPConnection) -> bool:

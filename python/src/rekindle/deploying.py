@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 from rekindle import command, interrupts, making
+from rekindle.address import TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
 from rekindle.declaration import Declaration
-from rekindle.errors import CommandError, Error
+from rekindle.errors import CommandError, DeclarationError, Error
 from rekindle.loading import load
 from rekindle.serving.main import PORT
 
@@ -29,13 +32,14 @@ class LoadError(Error):
 
 def main(words: list[str]) -> int:
     """Ends as every command of Rekindle's does."""
-    as_json = "--json" in words
-    (file,) = [word for word in words if word != "--json"]
+    given = arguments(words)
+    # It is the caller's, and would lie in the images.
+    os.environ.pop(TOKEN_VARIABLE, None)
     interrupts.catch()
     try:
         # Standard output is the document's.
         with contextlib.redirect_stdout(sys.stderr):
-            deployed = deploy(Path(file))
+            deployed = deploy(given.file, given.tenant)
     except interrupts.Interrupted as end:
         # What was under way is taken back.
         return int(end.code or 1)
@@ -43,16 +47,27 @@ def main(words: list[str]) -> int:
         print(getattr(error, "traceback", ""), end="", file=sys.stderr)
         sentence = "; ".join(line.strip() for line in str(error).splitlines())
         print(f"rekindle: {sentence}", file=sys.stderr)
-        if as_json:
+        if given.json:
             print(json.dumps({"error": sentence}), flush=True)
         return 1
-    print(json.dumps(deployed) if as_json else shown(deployed), flush=True)
+    print(json.dumps(deployed) if given.json else shown(deployed), flush=True)
     return 0
 
 
-def deploy(file: Path) -> dict[str, Any]:
+def arguments(words: list[str]) -> argparse.Namespace:
+    """As `rekindle` passes them on."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--tenant")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(words)
+
+
+def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
     """The app, its services, and those that it does not have any more. If one cannot get ready, nothing has changed."""
     app = load_user(file)
+    app.tenant = tenant or app.tenant
+    check_tenant(app)
     images: dict[str, list[str]] = {}
     rows = []
     try:
@@ -61,7 +76,7 @@ def deploy(file: Path) -> dict[str, Any]:
         before = services(app)
         for name, declaration in app.declarations.items():
             with interrupts.held():
-                row = serve(declaration, images[name], before.get(declaration.service.full_name))
+                row = serve(app, declaration, images[name], before.get(declaration.service.full_name))
                 # It is the service's from now on.
                 del images[name]
             rows.append({"name": name, "call": call_of(app, declaration), **row})
@@ -104,13 +119,27 @@ def is_of(app: App, service: str) -> bool:
     return service.rpartition("-")[0] == app.name
 
 
-def serve(declaration: Declaration, images: list[str], before: dict[str, Any] | None) -> dict[str, Any]:
+def check_tenant(app: App) -> None:
+    """Before anything is made: what `serve` would refuse, and that nothing of another tenant's is taken for the app's."""
+    if app.tenant and all(row["name"] != app.tenant for row in command.ask("tenant", "ls")["tenants"]):
+        raise DeclarationError(f"there is no tenant named {app.tenant!r}; make it by `rekindle tenant create {app.tenant}`")
+    for name, row in services(app).items():
+        if row["tenant"] != app.tenant:
+            owner = f"the tenant {row['tenant']!r}" if row["tenant"] else "no tenant"
+            wanted = f"the tenant {app.tenant!r}" if app.tenant else "none"
+            raise DeclarationError(
+                f"the service {name!r} belongs to {owner}, and the app is to be of {wanted}; unserve it first, or name the app otherwise"
+            )
+
+
+def serve(app: App, declaration: Declaration, images: list[str], before: dict[str, Any] | None) -> dict[str, Any]:
     """Requests of a service that is there go over to the new image; none fails."""
     name, limits = declaration.service.full_name, declaration.limits
     port = [] if before and limits.is_any_port else ["--port", limits.port]
     image, *further = images
     variants = [word for other in further for word in ("--variant", other)]
-    options = (*port, *variants, *limits.serve_options(), *declaration.data_options())
+    owner = ["--tenant", app.tenant] if app.tenant else []
+    options = (*owner, *port, *variants, *limits.serve_options(), *declaration.data_options())
     row = command.ask("serve", image, "--name", name, "--to", PORT, "--ready", READY, *options)
     return {"service": name, "image": image, "variants": further, "address": row["address"], "port": row["port"]}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rekindle import interrupts
+from rekindle import deploying, interrupts
 
 # Seconds between two looks.
 EVERY = 0.3
@@ -26,7 +26,7 @@ State = dict[Path, tuple[int, int]]
 def main(words: list[str]) -> NoReturn:
     """Until it is interrupted. What fails is said, and mended by the next change."""
     interrupts.catch()
-    file = Path(next(word for word in words if word != "--json"))
+    file = deploying.arguments(words).file
     while True:
         seen = state(file)
         deploy(words)

@@ -85,6 +85,10 @@ class NotFoundError(Error):
     """There is no such app, function or method."""
 
 
+class TokenError(Error):
+    """The service did not take the call: its tenant's token is needed (401), or another's was given (403)."""
+
+
 class CallError(Error):
     """A call that was not answered."""
 

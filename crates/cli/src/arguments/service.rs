@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use jiff::SignedDuration;
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
 
 use crate::arguments::choices::LevelArgument;
+use crate::completion;
 
 /// What is not said of a service that is there stays as it is.
 #[derive(Debug, Args)]
@@ -25,7 +27,12 @@ pub struct ServiceArguments {
     /// The GPU: emulated[:SETTINGS] or nvidia[:INDEX]; the image's if none is given.
     #[arg(long, value_name = "GPU")]
     gpu: Option<String>,
-    /// Have instances share GPU contexts with the other programs of this tenant. The image's program must have been started
+    /// The tenant whose service it is (`rekindle tenant create`): its clients need a token of that tenant. A service stays
+    /// whose it is.
+    #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
+    tenant: Option<String>,
+    /// Have instances share GPU contexts with the other programs that share by this name; those of a tenant's service with
+    /// instances of the tenant's services alone. The image's program must have been started
     /// with `run --share`, and instances do not sleep.
     #[arg(long, value_name = "TENANT")]
     share: Option<String>,
@@ -90,7 +97,8 @@ impl ServiceArguments {
             to: self.to,
             ready: self.ready,
             gpu: self.gpu,
-            tenant: self.share,
+            tenant: self.tenant,
+            share: self.share,
             variants: self.variant,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,

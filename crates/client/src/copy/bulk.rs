@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::Thread;
 
+use rekindle_ring::{Spin, spin};
+
 use crate::control;
 
 /// Copies of this many bytes are large.
@@ -17,8 +19,9 @@ pub const LARGE: u64 = 1 << 20;
 const CHUNK: usize = 64 << 10;
 /// More of them do not copy faster.
 const MOST_HELPERS: usize = 3;
-/// Looks for a further chunk before a helper sleeps: longer than the next piece of the same copy takes.
-const LOOKS: u32 = 2_000;
+/// Looks for a further chunk before a helper sleeps, longer than the next piece of the same copy takes; and for the end
+/// of the last chunks.
+const LOOKS: Spin = Spin(2_000);
 
 /// How a chunk is written.
 type Write = unsafe fn(*mut u8, *const u8, usize);
@@ -161,8 +164,8 @@ impl Crew {
             self.helpers.get().into_iter().flatten().for_each(Thread::unpark);
         }
         while self.take_part() {}
-        while self.left.load(Ordering::Acquire) != 0 {
-            std::hint::spin_loop();
+        while !spin::spin(LOOKS, || self.left.load(Ordering::Acquire) == 0) {
+            spin::offer();
         }
         self.taken.store(false, Ordering::Release);
     }
@@ -191,11 +194,7 @@ impl Crew {
 
     fn help(&self) {
         loop {
-            let mut looks = 0;
-            while looks < LOOKS {
-                looks = if self.take_part() { 0 } else { looks + 1 };
-                std::hint::spin_loop();
-            }
+            while spin::spin(LOOKS, || self.take_part()) {}
             self.asleep.fetch_add(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if self.open.load(Ordering::Relaxed) as u32 == 0 {

@@ -38,20 +38,31 @@ fn add(place: Where, kind: u32, ask: impl FnOnce(Id, Vec<u32>, &Graph) -> Result
 }
 
 fn add_kernel(place: Where, p: KernelNodeParamsV1) -> Result<()> {
-    let found = arena::get::<Kernel>(Handle::from(p.function))?.here()?;
-    launch::check(found, p.grid, p.block, p.shared)?;
     add(place, KERNEL, |graph, after, of| {
-        if of.device != found.device {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        let launch = Launch { grid: p.grid, block: p.block, shared: p.shared, ..Launch::default() };
-        launch::with_parameters(found, p.parameters as Pointers, p.extra as Pointers, |packed| {
-            lane::ask_with(&GraphAddKernel { graph, after, function: found.id, launch }, packed)
+        with_kernel(&p, of.device, |function, launch, packed| {
+            lane::ask_with(&GraphAddKernel { graph, after, function, launch }, packed)
         })
     })
 }
 
-fn first_version(p: KernelNodeParams) -> KernelNodeParamsV1 {
+/// The kernel, its launch and its packed parameters, checked for a graph of the device.
+pub(super) fn with_kernel<T>(
+    p: &KernelNodeParamsV1,
+    device: u8,
+    ask: impl FnOnce(Id, Launch, &[u8]) -> Result<T>,
+) -> Result<T> {
+    let found = arena::get::<Kernel>(Handle::from(p.function))?.here()?;
+    launch::check(found, p.grid, p.block, p.shared)?;
+    if device != found.device {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    let launch = Launch { grid: p.grid, block: p.block, shared: p.shared, ..Launch::default() };
+    launch::with_parameters(found, p.parameters as Pointers, p.extra as Pointers, |packed| {
+        ask(found.id, launch, packed)
+    })
+}
+
+pub(super) fn first_version(p: KernelNodeParams) -> KernelNodeParamsV1 {
     let KernelNodeParams { function, grid, block, shared, parameters, extra, kernel, .. } = p;
     let function = if function.is_null() { kernel } else { function };
     KernelNodeParamsV1 { function, grid, block, shared, parameters, extra }
@@ -63,11 +74,15 @@ fn add_copy(place: Where, copy: &Memcpy3D) -> Result<()> {
 }
 
 fn add_set(place: Where, p: MemsetNodeParams) -> Result<()> {
+    let set = fill_of(p)?;
+    add(place, MEMSET, |graph, after, _| lane::ask(&GraphAddSet { graph, after, set }))
+}
+
+pub(super) fn fill_of(p: MemsetNodeParams) -> Result<MemorySet> {
     let element = u8::try_from(p.element).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let (width, height) = (p.width as u64, p.height as u64);
     let set = MemorySet { address: p.address, pitch: p.pitch as u64, value: p.value, element, width, height };
-    let set = set::check(set)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    add(place, MEMSET, |graph, after, _| lane::ask(&GraphAddSet { graph, after, set }))
+    set::check(set)?.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 fn add_empty(place: Where) -> Result<()> {
@@ -89,19 +104,38 @@ fn add_child(place: Where, child: Handle) -> Result<()> {
     Ok(())
 }
 
+/// What a `CUgraphNodeParams` says.
+pub(super) enum Parameters {
+    Kernel(KernelNodeParamsV1),
+    Copy(Memcpy3D),
+    Set(MemsetNodeParams),
+    Child(Handle),
+    Empty,
+}
+
 /// `CUgraphNodeParams`: the type, then after 16 bytes the parameters of that type.
-fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
+pub(super) fn read(parameters: In<u32>) -> Result<Parameters> {
     /// A memory copy's flags and context come before its box.
     const BEFORE_COPY: usize = 16;
     let kind = parameters.get()?;
     let inner = parameters.0.wrapping_byte_add(16);
-    match kind {
-        KERNEL => add_kernel(place, first_version(In(inner.cast()).get()?)),
-        MEMCPY => add_copy(place, &In(inner.wrapping_byte_add(BEFORE_COPY).cast()).get()?),
-        MEMSET => add_set(place, In(inner.cast()).get()?),
-        CHILD => add_child(place, In(inner.cast()).get()?),
-        EMPTY => add_empty(place),
-        _ => Err(CUDA_ERROR_NOT_SUPPORTED),
+    Ok(match kind {
+        KERNEL => Parameters::Kernel(first_version(In(inner.cast()).get()?)),
+        MEMCPY => Parameters::Copy(In(inner.wrapping_byte_add(BEFORE_COPY).cast()).get()?),
+        MEMSET => Parameters::Set(In(inner.cast()).get()?),
+        CHILD => Parameters::Child(In(inner.cast()).get()?),
+        EMPTY => Parameters::Empty,
+        _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
+    })
+}
+
+fn add_any(place: Where, parameters: In<u32>) -> Result<()> {
+    match read(parameters)? {
+        Parameters::Kernel(kernel) => add_kernel(place, kernel),
+        Parameters::Copy(copy) => add_copy(place, &copy),
+        Parameters::Set(set) => add_set(place, set),
+        Parameters::Child(child) => add_child(place, child),
+        Parameters::Empty => add_empty(place),
     }
 }
 

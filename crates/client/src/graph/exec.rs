@@ -1,11 +1,11 @@
 //! Executable graphs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::{GraphExecUpdateResultInfo, GraphInstantiateParams};
 use rekindle_cuda::{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_protocol::operation::{GraphExecDestroy, GraphInstantiate, GraphLaunch, Id};
+use rekindle_protocol::operation::{GraphExecDestroy, GraphExecUpdate, GraphInstantiate, GraphLaunch, Id};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
@@ -13,13 +13,15 @@ use crate::export::exports;
 use crate::lane;
 use crate::stream::resolve;
 
-use super::Graph;
 use super::user_object::Held;
+use super::{Graph, Node};
 
 struct Exec {
     id: Id,
     device: u8,
     flags: u64,
+    /// The graph that it was made of.
+    of: Handle,
     /// What the graph held when this was made of it.
     held: Mutex<Held>,
 }
@@ -31,14 +33,20 @@ impl Object for Exec {
     }
 }
 
+impl Exec {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
 
-fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Result<()> {
+fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
     out.check()?;
-    let graph = arena::get::<Graph>(graph)?;
+    let graph = arena::get::<Graph>(of)?;
     if flags & !15 != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -48,7 +56,7 @@ fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Result<()> {
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
     let held = Mutex::new(graph.state().held.clone());
-    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, held })?)
+    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held })?)
 }
 
 fn instantiate_with_log(
@@ -65,8 +73,36 @@ fn instantiate_with_log(
     instantiate(out, graph, 0)
 }
 
-/// `CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED`: callers instantiate again.
-const UPDATE_NOT_SUPPORTED: u32 = 6;
+/// The instance's number and device, for a node of the graph that it was made of.
+pub(super) fn having(exec: Handle, node: &Node) -> Result<(Id, u8)> {
+    let exec = arena::get::<Exec>(exec)?;
+    if node.graph == exec.of { Ok((exec.id, exec.device)) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+}
+
+/// Has the instance hold what a graph that is in it now holds, too.
+pub(super) fn hold(exec: Handle, graph: &Graph) -> Result<()> {
+    let held = graph.state().held.clone();
+    arena::get::<Exec>(exec)?.held().extend(held);
+    Ok(())
+}
+
+/// `CUgraphExecUpdateResult`.
+fn update(exec: Handle, graph: Handle) -> Result<u32> {
+    let (id, of) = (arena::get::<Exec>(exec)?.id, arena::get::<Graph>(graph)?);
+    // One that is being captured has no end yet.
+    of.entries(graph)?;
+    let result = lane::ask(&GraphExecUpdate { exec: id, graph: of.id })?;
+    if result == 0 {
+        let exec = arena::get::<Exec>(exec)?;
+        let held = of.state().held.clone();
+        std::mem::replace(&mut *exec.held(), held).let_go(exec.device);
+    }
+    Ok(result)
+}
+
+fn updated(result: u32) -> Result<()> {
+    if result == 0 { Ok(()) } else { Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) }
+}
 
 exports! {
     call fn cuGraphInstantiate(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) {
@@ -94,23 +130,20 @@ exports! {
     }
     call fn cuGraphExecDestroy(exec: Handle) {
         let exec = arena::remove::<Exec>(exec)?;
-        let held = std::mem::take(&mut *exec.held.lock().unwrap_or_else(PoisonError::into_inner));
+        let held = std::mem::take(&mut *exec.held());
         held.let_go(exec.device);
         lane::ask(&GraphExecDestroy { exec: exec.id })
     }
     ready fn cuGraphExecGetFlags(exec: Handle, out: Out<u64>) { out.put(arena::get::<Exec>(exec)?.flags) }
-    ready fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Out<Handle>, result: Out<u32>) {
-        arena::get::<Exec>(exec)?;
-        arena::get::<Graph>(graph)?;
+    call fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Out<Handle>, result: Out<u32>) {
+        let found = update(exec, graph)?;
         node.offer(Handle::NULL);
-        result.offer(UPDATE_NOT_SUPPORTED);
-        Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+        result.offer(found);
+        updated(found)
     }
-    ready fn cuGraphExecUpdate_v2(exec: Handle, graph: Handle, info: Out<GraphExecUpdateResultInfo>) {
-        arena::get::<Exec>(exec)?;
-        arena::get::<Graph>(graph)?;
-        let null = std::ptr::null_mut();
-        info.offer(GraphExecUpdateResultInfo { result: UPDATE_NOT_SUPPORTED, error_node: null, error_from_node: null });
-        Err(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    call fn cuGraphExecUpdate_v2(exec: Handle, graph: Handle, info: Out<GraphExecUpdateResultInfo>) {
+        let (result, null) = (update(exec, graph)?, std::ptr::null_mut());
+        info.offer(GraphExecUpdateResultInfo { result, error_node: null, error_from_node: null });
+        updated(result)
     }
 }

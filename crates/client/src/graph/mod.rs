@@ -1,6 +1,7 @@
 //! Graphs. The worker has the graphs themselves; here is what the program may ask of their nodes.
 
 mod add;
+mod change;
 mod exec;
 mod inspect;
 mod user_object;

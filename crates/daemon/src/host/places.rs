@@ -85,6 +85,7 @@ impl Places {
             &self.state,
             &self.sandboxes(),
             &self.services(),
+            &self.tenants(),
             &self.logs(),
             &self.unproven(),
             &self.dumps(),
@@ -124,6 +125,10 @@ impl Places {
 
     pub fn services(&self) -> PathBuf {
         self.state.join("services")
+    }
+
+    pub fn tenants(&self) -> PathBuf {
+        self.state.join("tenants")
     }
 
     /// Names images that are yet to be proven.

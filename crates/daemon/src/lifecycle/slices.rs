@@ -30,9 +30,10 @@ pub fn choose(daemon: &Daemon, tenant: &str) -> Result<Slice> {
     Ok(Slice::all().min_by_key(count).unwrap_or(Slice::FIRST))
 }
 
-fn check_name(tenant: &str) -> Result<()> {
+pub fn check_name(tenant: &str) -> Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    match !tenant.is_empty() && tenant.len() <= LONGEST && tenant.bytes().all(plain) {
+    let begins_well = tenant.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match begins_well && tenant.len() <= LONGEST && tenant.bytes().all(plain) {
         true => Ok(()),
         false => Err(Error::BadTenant { tenant: tenant.to_string(), most: LONGEST }),
     }
@@ -47,7 +48,7 @@ mod tests {
         let slice = Some(Slice::FIRST);
         check("team-1", "i", slice).unwrap();
         assert!(check("team-1", "i", None).unwrap_err().to_string().contains("--share"));
-        for tenant in ["", "a b", "../x", &"x".repeat(65)] {
+        for tenant in ["", "a b", "../x", "-a", &"x".repeat(65)] {
             assert!(check(tenant, "i", slice).is_err(), "{tenant:?}");
         }
     }

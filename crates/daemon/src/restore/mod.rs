@@ -91,6 +91,8 @@ pub struct RestoreRequest<'a> {
     pub tenant: Option<&'a str>,
     /// The service that it is an instance of. It has a network of its own then, to which no port leads.
     pub service: Option<&'a str>,
+    /// The tenant whose service that is.
+    pub service_tenant: Option<&'a str>,
 }
 
 pub struct Attempt<'a> {
@@ -274,6 +276,7 @@ fn hold(
             tenant: request.tenant.map(str::to_string),
             slice: metadata.slice,
             service: request.service.map(str::to_string),
+            service_tenant: request.service_tenant.map(str::to_string),
             ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own.

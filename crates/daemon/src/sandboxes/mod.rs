@@ -43,6 +43,7 @@ pub mod record;
 pub mod recovery;
 pub mod registry;
 mod stats;
+pub mod steps;
 pub mod traces;
 mod waker;
 pub mod workers;
@@ -430,6 +431,11 @@ impl Sandbox {
                 "the program was ended by SIGBUS, for its memory in image {image:?} cannot be read: {error}"
             ));
         }
+    }
+
+    /// The root directory of its program, as the host sees it.
+    pub fn root(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.record().pid))
     }
 
     /// Waits until the sandbox has ended, or for so long.

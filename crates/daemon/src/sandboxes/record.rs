@@ -71,6 +71,9 @@ pub struct Record {
     /// The service that it is an instance of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+    /// The tenant whose service that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_tenant: Option<String>,
     /// Whom it was started as.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
@@ -127,26 +130,35 @@ impl Record {
             tenant: None,
             slice: None,
             service: None,
+            service_tenant: None,
             user: None,
             terminal: None,
         }
     }
 
-    /// With whom it shares contexts, if it does.
+    /// With whom it shares contexts, if it does. Instances of a tenant's services do with no others than its own, whatever
+    /// those call themselves: no name has a slash.
     pub fn share(&self) -> Option<Share> {
-        let (tenant, slice) = self.tenant.clone().zip(self.slice)?;
+        let (name, slice) = self.tenant.clone().zip(self.slice)?;
+        let tenant = match &self.service_tenant {
+            Some(tenant) => format!("{tenant}/{name}"),
+            None => name,
+        };
         Some(Share { tenant, slice })
     }
 
-    /// Whose arrays its program has and hands on: the tenant's, else those of the app whose service it is an instance of, else its
-    /// own. Services of one app are named alike up to the last `-`.
+    /// Whose arrays its program has and hands on: those of the tenant whose service it is an instance of, else of those that it
+    /// shares contexts with, else of the app whose service it is an instance of, else its own. Services of one app are named
+    /// alike up to the last `-`.
     pub fn owner(&self) -> String {
         let app = |service: &String| match service.rsplit_once('-') {
             Some((app, _)) => format!("app:{app}"),
             None => format!("app:{service}"),
         };
-        let tenant = self.tenant.as_ref().map(|tenant| format!("tenant:{tenant}"));
-        tenant.or_else(|| self.service.as_ref().map(app)).unwrap_or_else(|| format!("sandbox:{}", self.id))
+        let tenant = self.service_tenant.as_ref().map(|tenant| format!("tenant:{tenant}"));
+        let sharers = || self.tenant.as_ref().map(|name| format!("share:{name}"));
+        let owner = tenant.or_else(sharers).or_else(|| self.service.as_ref().map(app));
+        owner.unwrap_or_else(|| format!("sandbox:{}", self.id))
     }
 
     /// Whether it is to be brought back if it fails, or is about to be.
@@ -280,6 +292,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_a_tenant_s_is_nobody_else_s_whatever_that_is_called() {
+        let of = |tenant: Option<&str>, service: Option<&str>, service_tenant: Option<&str>| {
+            let owned = |text: Option<&str>| text.map(str::to_string);
+            let record = Record {
+                tenant: owned(tenant),
+                slice: Some(Slice::FIRST),
+                service: owned(service),
+                service_tenant: owned(service_tenant),
+                ..Record::new("0a".into(), "n".into(), Mode::Sandbox, State::Running, "emulated".into())
+            };
+            (record.owner(), record.share().map(|share| share.tenant))
+        };
+        let all = [
+            of(None, Some("t-a"), Some("t")),
+            of(Some("t"), Some("t-b"), Some("t")),
+            of(Some("t"), Some("t-c"), Some("u")),
+            of(Some("t"), Some("t-d"), None),
+            of(Some("t"), None, None),
+            of(None, Some("t-e"), None),
+            of(None, None, None),
+        ];
+        let owners = ["tenant:t", "tenant:t", "tenant:u", "share:t", "share:t", "app:t", "sandbox:0a"];
+        assert_eq!(all.each_ref().map(|(owner, _)| owner.as_str()), owners);
+        let shares = [None, Some("t/t"), Some("u/t"), Some("t"), Some("t"), None, None];
+        assert_eq!(all.each_ref().map(|(_, share)| share.as_deref()), shares);
+    }
+
+    #[test]
     fn records_come_back_and_broken_ones_are_passed_over() {
         let directory = tempfile::tempdir().unwrap();
         let record = Record {
@@ -312,6 +352,7 @@ mod tests {
             tenant: Some("us".into()),
             slice: Some(Slice::FIRST),
             service: Some("web".into()),
+            service_tenant: Some("t".into()),
             user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
             terminal: Some(WindowSize::default()),
         };

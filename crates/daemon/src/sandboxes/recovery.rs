@@ -25,6 +25,9 @@ pub struct Recovery {
     pub taken: Vec<Taken>,
     /// The number of the last image.
     pub number: u64,
+    /// The program's steps when an image was last due.
+    #[serde(default)]
+    pub steps: u64,
     /// When this run of the program began: since 1970, and of its own time.
     began_unix_ms: u64,
     began_ms: u64,
@@ -51,6 +54,8 @@ pub struct Taken {
     /// In the program's own time, and since 1970.
     at_ms: u64,
     unix_ms: u64,
+    #[serde(default)]
+    steps: u64,
 }
 
 /// How a run of a program ended.
@@ -88,6 +93,7 @@ impl Recovery {
             allowed,
             taken: Vec::new(),
             number: 0,
+            steps: 0,
             began_unix_ms: unix_ms(),
             began_ms: 0,
             farthest_ms: 0,
@@ -108,7 +114,7 @@ impl Recovery {
 
     /// An image was begun at this time; what is beyond the number to be kept comes back.
     pub fn took(&mut self, image: String, begun: u64) -> Vec<String> {
-        self.taken.push(Taken { image, at_ms: self.own_ms(begun), unix_ms: begun });
+        self.taken.push(Taken { image, at_ms: self.own_ms(begun), unix_ms: begun, steps: self.steps });
         let beyond = self.taken.len().saturating_sub(self.plan.keep as usize);
         self.taken.drain(..beyond).map(|taken| taken.image).collect()
     }
@@ -179,6 +185,7 @@ impl Recovery {
     /// It is about to run again from this image, or from its beginning.
     pub fn goes_on(&mut self, from: Option<&Taken>, now: u64) {
         let at_ms = from.map_or(0, |taken| taken.at_ms);
+        self.steps = from.map_or(0, |taken| taken.steps);
         self.repeated_ms += self.own_ms(self.ended_unix_ms).saturating_sub(at_ms);
         self.lost_ms += now.saturating_sub(self.ended_unix_ms);
         self.recoveries += 1;
@@ -213,7 +220,7 @@ mod tests {
     use super::*;
 
     fn recovery(every_ms: Option<u64>, restarts: Option<u32>) -> Recovery {
-        let plan = RecoveryPlan { every_ms, keep: 2, restarts };
+        let plan = RecoveryPlan { every_ms, steps: None, keep: 2, restarts };
         Recovery { began_unix_ms: 1_000_000, ..Recovery::new(plan, Vec::new(), Vec::new()) }
     }
 

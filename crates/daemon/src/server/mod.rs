@@ -35,7 +35,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, migration, page, restore, sleep};
+use crate::{checkpoint, containers, frameworks, migration, page, restore, sleep, tenants};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -443,6 +443,12 @@ fn answer(
         Request::Page => page::address(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
         Request::Drain { name, remove, now } => services::drain(daemon, &name, (remove, now), reply)?,
+        Request::CreateTenant { name, quota } => tenants::create(daemon, &name, quota)?,
+        Request::Tenants => tenants::list(daemon),
+        Request::SetTenant { name, quota } => tenants::set(daemon, &name, quota)?,
+        Request::TenantToken { name, revoke: None } => tenants::add_token(daemon, &name)?,
+        Request::TenantToken { name, revoke: Some(id) } => tenants::revoke(daemon, &name, &id)?,
+        Request::RemoveTenant { name } => tenants::remove(daemon, &name)?,
         Request::Events => {
             events::show(reply)?;
             json!({})

@@ -35,6 +35,7 @@ use crate::sandboxes::{Sandbox, remove_directory};
 use crate::services;
 use crate::sleep;
 use crate::sleep::wake;
+use crate::tenants;
 use crate::workers::Spares;
 
 impl Daemon {
@@ -88,6 +89,7 @@ impl Daemon {
             recovery::follow(&daemon, &sandbox);
         }
         daemon.pool.prepare(&gpu::choose(None)?);
+        tenants::resume(&daemon)?;
         services::resume(&daemon)?;
         Ok(daemon)
     }

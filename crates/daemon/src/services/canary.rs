@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::record::ServiceRecord;
-use super::{check_memory, find, load, make, shown, source};
+use super::{find, load, make, memory, shown, source};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 
@@ -38,13 +38,14 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
     let service = find(daemon, name)?;
     let mut record = load(daemon, name)?;
     check(wish).map_err(refused)?;
+    record.check_tenant(wish)?;
     if record.draining {
         return Err(refused(format!(
             "the service {name:?} takes no more requests; serve it without --canary first"
         )));
     }
     let source = source(daemon, image, wish, Some(&record), record.port)?;
-    check_memory(daemon, image, &source)?;
+    memory::check(daemon, image, service.tenant(), &source)?;
     if (&source.image, &source.id) == (&record.source.image, &record.source.id) {
         return Err(refused(format!("all requests to the service {name:?} go to it already")));
     }
@@ -67,7 +68,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish, 
         None => {}
     }
     let number = record.canaries + 1;
-    let (begun, _) = make(daemon, (name, &stem(name, number)), &plan(&record.plan), None)?;
+    let (begun, _) = make(daemon, (name, &stem(name, number)), service.tenant(), &plan(&record.plan), None)?;
     begun.roll_out(source.clone(), plan(&record.plan)).map_err(refused)?;
     record.canary = Some(CanaryRecord { source, share, number });
     record.canaries = number;

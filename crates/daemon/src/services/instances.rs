@@ -22,6 +22,8 @@ use crate::sleep::{self, wake};
 pub struct InstanceMaker {
     pub daemon: Arc<Daemon>,
     pub service: String,
+    /// Whose service it is.
+    pub tenant: Option<String>,
     pub door: Door,
     pub coming: Coming,
 }
@@ -65,6 +67,7 @@ impl InstanceMaker {
             tenant: tenant.as_deref(),
             order: load_order::usual(),
             service: Some(&self.service),
+            service_tenant: self.tenant.as_deref(),
             ..restore::RestoreRequest::default()
         };
         let reply = Reply::to_nobody();

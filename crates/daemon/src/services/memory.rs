@@ -1,11 +1,13 @@
 //! How much GPU memory instances need, and have.
 
-use rekindle_gateway::Need;
+use std::sync::Arc;
+
+use rekindle_gateway::{Need, Source, Tenant};
 use rekindle_protocol::daemon::{Level, Mode};
 use rekindle_store::Image;
 
 use crate::daemon::Daemon;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::gpu;
 use crate::images::metadata::ImageMetadata;
 use crate::images::{machine, preflight};
@@ -34,6 +36,30 @@ pub fn need(
     };
     let program = preflight::gpu_bytes(image)? + data;
     Ok(Need { program, context: contexts * context(&gpu), gpu })
+}
+
+/// No instance could ever have what is more than all may have together.
+pub fn check(daemon: &Daemon, image: &str, tenant: Option<&Arc<Tenant>>, source: &Source) -> Result<()> {
+    let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
+    if let Some((name, most)) = tenant.and_then(|tenant| Some((&tenant.name, tenant.quota().memory_bytes?)))
+        && needed > most
+    {
+        let reason = format!(
+            "an instance needs {} MB of GPU memory, and services of the tenant {name:?} may have {} MB; give it more by \
+             `rekindle tenant set {name} --memory`",
+            needed.div_ceil(1 << 20),
+            most >> 20
+        );
+        return Err(Error::CannotServe { image: image.to_string(), reason });
+    }
+    let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
+    let reason = format!(
+        "an instance needs {} MB of GPU memory, and services may have {} MB of each GPU; start rekindled with a larger \
+         --service-memory",
+        needed.div_ceil(1 << 20),
+        limit >> 20
+    );
+    Err(Error::CannotServe { image: image.to_string(), reason })
 }
 
 /// What a sandbox has on its GPU, bytes; none if a worker has something else to do than to tell.

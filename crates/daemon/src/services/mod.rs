@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen as lengthen};
-use rekindle_gateway::{Plan, Service, Source, Tls};
+use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
 use rekindle_protocol::daemon::Level;
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
@@ -31,6 +31,7 @@ use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::slices;
 use crate::network::{self, Door};
 use crate::reply::Reply;
+use crate::tenants;
 use instances::InstanceMaker;
 use record::{ServiceRecord, check_name};
 use variants::Coming;
@@ -66,6 +67,11 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
         None => None,
     };
     let kept = former.as_ref().map(|(_, record)| record);
+    kept.map_or(Ok(()), |record| record.check_tenant(wish))?;
+    let membership = match (&wish.tenant, kept) {
+        (Some(tenant), None) => Some(tenants::join(daemon, tenant, name)?),
+        _ => None,
+    };
     let plan = plan(wish, kept.map_or(&USUAL, |record| &record.plan));
     plan.check().map_err(|reason| Error::BadPlan { name: name.to_string(), reason })?;
     let tls = match &wish.tls {
@@ -76,8 +82,10 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     let certificate = certificate(daemon, name, tls.as_ref())?;
     let wanted = wish.port.or(kept.map(|record| record.port));
     let mut port = wanted.ok_or_else(|| Error::NoServicePort { name: name.to_string() })?;
+    let tenant = former.as_ref().and_then(|(service, _)| service.tenant());
+    let tenant = tenant.or(membership.as_ref().map(|one| &one.tenant));
     let source = source(daemon, image, wish, kept, port)?;
-    check_memory(daemon, image, &source)?;
+    memory::check(daemon, image, tenant, &source)?;
     port.to = source.to;
     let is_there =
         |record: &&ServiceRecord| (record.port.address, record.port.port) == (port.address, port.port);
@@ -87,7 +95,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
     };
     let service = match &former {
         Some((service, _)) => service.clone(),
-        None => make(daemon, (name, &stem(name)), &plan, None)?.0,
+        None => make(daemon, (name, &stem(name)), membership.as_ref().map(|one| &one.tenant), &plan, None)?.0,
     };
     match kept {
         Some(record) if record.source.makes_the_same(&source) && !record.draining => {
@@ -98,9 +106,17 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
             .map_err(|reason| Error::CannotServe { image: image.to_string(), reason })?,
     }
     let canaries = kept.map_or(0, |record| record.canaries);
-    let name_ = name.to_string();
-    let mut record =
-        ServiceRecord { name: name_, port, source, plan, tls, canary: None, canaries, draining: false };
+    let mut record = ServiceRecord {
+        name: name.to_string(),
+        tenant: service.tenant().map(|tenant| tenant.name.clone()),
+        port,
+        source,
+        plan,
+        tls,
+        canary: None,
+        canaries,
+        draining: false,
+    };
     canary::take_back(&service, &mut record);
     let kept = record.save(&daemon.places.services());
     if former.is_none() {
@@ -108,7 +124,7 @@ pub fn serve(daemon: &Arc<Daemon>, name: &str, image: &str, wish: &ServiceWish) 
             service.end_all();
             return Err(error);
         }
-        daemon.gateway.add(&service);
+        daemon.gateway.add(&service, membership);
     } else {
         kept?;
     }
@@ -199,15 +215,23 @@ fn stem(name: &str) -> String {
 fn make(
     daemon: &Arc<Daemon>,
     (name, stem): (&str, &str),
+    tenant: Option<&Arc<Tenant>>,
     plan: &Plan,
     source: Option<&Source>,
 ) -> Result<(Arc<Service>, Arc<InstanceMaker>)> {
     let failed = |source| Error::system("serve", source);
-    let (daemon_, service) = (daemon.clone(), name.to_string());
-    let door = Door::here().map_err(failed)?;
-    let maker = Arc::new(InstanceMaker { daemon: daemon_, service, door, coming: Coming::default() });
-    let service =
-        daemon.gateway.make((name, stem), plan.clone(), source.cloned(), maker.clone()).map_err(failed)?;
+    let maker = Arc::new(InstanceMaker {
+        daemon: daemon.clone(),
+        service: name.to_string(),
+        tenant: tenant.map(|tenant| tenant.name.clone()),
+        door: Door::here().map_err(failed)?,
+        coming: Coming::default(),
+    });
+    let source = source.cloned();
+    let service = daemon
+        .gateway
+        .make((name, stem), tenant.cloned(), plan.clone(), source, maker.clone())
+        .map_err(failed)?;
     Ok((service, maker))
 }
 
@@ -255,13 +279,13 @@ fn source(
         image: name.to_string(),
         reason: "say by `--to PORT` on which port its program listens".to_string(),
     })?;
-    let tenant = wish.tenant.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
+    let tenant = wish.share.clone().or_else(|| kept.and_then(|record| record.source.tenant.clone()));
     tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
     let gpu = wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
     let data =
         wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();
     // It is of use where there is a limit.
-    let counted = daemon.gateway.memory().limit().map_or(&[][..], |_| &data);
+    let counted = if daemon.gateway.memory().is_bounded() { &data[..] } else { &[] };
     let data_bytes = counted.iter().filter_map(|url| daemon.data.bytes(url)).sum();
     let need = memory::need(&image, &metadata, (gpu.as_deref(), tenant.as_deref()), data_bytes)?;
     let kept_variants = || {
@@ -297,19 +321,6 @@ fn certificate(daemon: &Daemon, name: &str, files: Option<&TlsFiles>) -> Result<
     Tls::load(files.clone())
         .map(Some)
         .map_err(|reason| Error::NoCertificate { name: name.to_string(), reason })
-}
-
-/// No instance could ever have what is more than all may have together.
-fn check_memory(daemon: &Daemon, image: &str, source: &Source) -> Result<()> {
-    let (needed, limit) = (source.need.program, daemon.gateway.memory().limit());
-    let Some(limit) = limit.filter(|limit| needed > *limit) else { return Ok(()) };
-    let reason = format!(
-        "an instance needs {} MB of GPU memory, and services may have {} MB of each GPU; start rekindled with a larger \
-         --service-memory",
-        needed.div_ceil(1 << 20),
-        limit >> 20
-    );
-    Err(Error::CannotServe { image: image.to_string(), reason })
 }
 
 /// Takes the port for the service, and notes which it is.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_gateway::{Plan, Source};
 use rekindle_protocol::network::Port;
-use rekindle_protocol::service::TlsFiles;
+use rekindle_protocol::service::{ServiceWish, TlsFiles};
 use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,9 @@ const LONGEST_NAME: usize = 64;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRecord {
     pub name: String,
+    /// Whose it is, if it is somebody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Where clients come.
     pub port: Port,
     pub source: Source,
@@ -70,6 +73,19 @@ impl ServiceRecord {
             true => record.plan.check().map(|()| record),
             false => Err("it is named after another service".to_string()),
         }
+    }
+
+    /// A service stays whose it is: its instances know what its clients have said.
+    pub fn check_tenant(&self, wish: &ServiceWish) -> Result<()> {
+        let Some(wanted) = wish.tenant.as_ref().filter(|wanted| self.tenant.as_ref() != Some(wanted)) else {
+            return Ok(());
+        };
+        let name = &self.name;
+        let own = self.tenant.as_ref().map_or("no tenant".to_string(), |own| format!("the tenant {own:?}"));
+        let reason = format!(
+            "it belongs to {own}, and cannot be given to {wanted:?}; remove it by `rekindle unserve {name}` first"
+        );
+        Err(Error::BadPlan { name: name.clone(), reason })
     }
 
     /// All that can be read; the others are reported and left alone.
@@ -124,6 +140,7 @@ mod tests {
         let port = "127.0.0.1:8080:80".parse().unwrap();
         let record = ServiceRecord {
             name: "a.b".into(),
+            tenant: Some("t".into()),
             port,
             source,
             plan,

@@ -15,6 +15,7 @@ use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
+use crate::tenants;
 
 /// How often a port is asked for again that another program has.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -52,14 +53,17 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
         record.source.need = need_of(daemon, &record.source).unwrap_or_default();
     }
     let record = &record;
-    let (service, maker) = make(daemon, (name, &stem(name)), &record.plan, Some(&record.source))?;
+    // Without its tenant it would be open to everybody.
+    let membership = record.tenant.as_ref().map(|tenant| tenants::join(daemon, tenant, name)).transpose()?;
+    let tenant = membership.as_ref().map(|one| &one.tenant);
+    let (service, maker) = make(daemon, (name, &stem(name)), tenant, &record.plan, Some(&record.source))?;
     let mut own: Vec<(Record, Arc<Sandbox>)> =
         daemon.sandboxes.all().into_iter().map(|sandbox| (sandbox.record(), sandbox)).collect();
     own.retain(|(own, _)| own.is_live() && own.service.as_ref() == Some(name));
     adopt((&service, &maker), &stem(name), &record.source, &mut own);
     if let Some(CanaryRecord { source, share, number }) = &record.canary {
         let stem = canary::stem(name, *number);
-        let (begun, maker) = make(daemon, (name, &stem), &canary::plan(&record.plan), Some(source))?;
+        let (begun, maker) = make(daemon, (name, &stem), tenant, &canary::plan(&record.plan), Some(source))?;
         adopt((&begun, &maker), &stem, source, &mut own);
         canary::begin(&service, begun, *share);
     }
@@ -68,7 +72,7 @@ fn bring_back(daemon: &Arc<Daemon>, record: &ServiceRecord) -> Result<()> {
     if record.draining {
         service.drain();
     }
-    daemon.gateway.add(&service);
+    daemon.gateway.add(&service, membership);
     let (daemon, mut record) = (daemon.clone(), record.clone());
     let mut listening = move || match daemon.gateway.get(&record.name) {
         // It was removed meanwhile, or has another port.

@@ -6,11 +6,15 @@
 //!                       └── demote ─▶ the least valuable idle instance: running ─▶ asleep ─▶ ended
 //! ```
 //!
-//! An instance is brought up once it was granted what it needs: of a limit, if there is one for each GPU. One that finds its
-//! GPU full all the same waits again, until others have gone for it. Who goes is who saves the fewest requests a second for
+//! An instance is brought up once it was granted what it needs: of its tenant's share, and of a limit, if there is one for
+//! each GPU. One that finds its GPU full all the same waits again, until others have gone for it. Who goes is who saves the fewest requests a second for
 //! the bytes that it holds; none does that has a request. Nothing is called with the book locked.
 
 mod book;
+mod share;
+mod step;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +24,9 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use book::{Book, Idle, Key, Step};
+use book::{Book, Key};
+use rekindle_protocol::tenant::Quota;
+use step::{Idle, Step};
 
 use crate::plan::{Need, Source};
 use crate::policy::IdleInstance;
@@ -73,17 +79,34 @@ impl Memory {
     }
 
     pub(crate) fn join(&self, service: &Arc<Service>) {
-        self.lock().services.insert(service.number, Arc::downgrade(service));
+        let mut state = self.lock();
+        state.services.insert(service.number, Arc::downgrade(service));
+        if let Some(tenant) = service.tenant() {
+            state.book.shares.join(service.number, &tenant.name);
+        }
     }
 
     pub(crate) fn leave(&self, service: u64) {
-        self.lock().services.remove(&service);
+        let mut state = self.lock();
+        state.services.remove(&service);
+        state.book.shares.leave(service);
+    }
+
+    /// Has a tenant's services have so much together from now on.
+    pub(crate) fn share(&self, tenant: &str, quota: Quota) {
+        self.change(|state, _| state.book.shares.set(tenant, quota.into()));
+    }
+
+    /// How many instances a tenant's services have, and the bytes of those.
+    pub fn used_by(&self, tenant: &str) -> (usize, u64) {
+        let tally = self.lock().book.tally(tenant);
+        (tally.instances, tally.bytes)
     }
 
     /// An instance is to have what it needs, and waits until it does.
     pub(crate) fn claim(&self, key: Key, source: &Source) {
         self.change(|state, limit| {
-            let bytes = state.bytes(source, limit);
+            let bytes = state.bytes(key, source, limit);
             state.book.claim(&source.need.gpu, key, bytes);
         });
     }
@@ -98,7 +121,7 @@ impl Memory {
         now: Instant,
     ) {
         self.change(|state, limit| {
-            let bytes = (state.bytes(source, limit), left);
+            let bytes = (state.bytes(key, source, limit), left);
             state.book.found_full(&source.need.gpu, key, bytes, (missing, why), now);
         });
     }
@@ -141,11 +164,16 @@ impl Memory {
 
     /// Looks how much instances have, where there is a limit to keep to, and has done what is due.
     fn refresh(&self) {
-        if self.limit.is_some() {
+        if self.is_bounded() {
             let services = self.lock().services.clone();
             services.values().filter_map(Weak::upgrade).for_each(|service| service.measure());
         }
         self.look();
+    }
+
+    /// Whether anybody has less memory than there is.
+    pub fn is_bounded(&self) -> bool {
+        self.limit.is_some() || self.lock().book.shares.bounds_bytes()
     }
 
     /// Something has happened that others may have waited for.
@@ -190,7 +218,7 @@ impl Memory {
                 let held = state.book.bytes(key).unwrap_or(0);
                 // At level `gpu` a program that sleeps gives its context back, and its memory once it ends.
                 let frees = if one.keeps_memory { one.context.clamp(1, held.max(1)) } else { held };
-                Idle { key, rate: one.rate, frees, since: one.since }
+                Idle { key, rate: one.rate, frees, ends: one.ends, since: one.since }
             };
             let idle: Vec<Idle> = idle.iter().map(of).collect();
             let steps = state.book.step(self.limit, &idle, now);
@@ -230,7 +258,9 @@ pub async fn keep_looking(memory: Weak<Memory>) {
 impl State {
     /// What an instance is to be granted: what others of the image had, or else what the image says. One that grew beyond the
     /// limit may have all of it.
-    fn bytes(&self, source: &Source, limit: Option<u64>) -> u64 {
+    fn bytes(&self, key: Key, source: &Source, limit: Option<u64>) -> u64 {
+        let share = self.book.shares.of(key.0).and_then(|(_, share)| share.bytes);
+        let limit = limit.into_iter().chain(share).min();
         let Need { program, context, .. } = source.need;
         let said = program + context;
         let known = self.most.get(&source.id).map_or(said, |most| program.max(*most));

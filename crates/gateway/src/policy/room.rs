@@ -16,6 +16,8 @@ pub struct IdleInstance {
     /// It keeps its memory on the GPU when it goes down, and gives back its context alone: so many bytes.
     pub keeps_memory: bool,
     pub context: u64,
+    /// It ends when it goes down.
+    pub ends: bool,
     pub since: Instant,
 }
 
@@ -87,6 +89,7 @@ impl Policy {
             rate,
             keeps_memory: one.stage == Stage::Running && !one.cannot_sleep && one.source.level == Level::Gpu,
             context: one.source.need.context,
+            ends: one.stage == Stage::Asleep || one.cannot_sleep,
             since: one.since,
         })
         .collect()

@@ -1,4 +1,4 @@
-//! The table of operations. Order is the wire format: client and worker are always of one build.
+//! The table of operations. Order is the wire format: further ones come last, since the client of an image may be older.
 
 use rekindle_device::{Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,14 @@ pub enum CodeSource<'a> {
     File { path: &'a str, offset: u64, bytes: u64 },
     /// In a file of the run directory, which the worker removes after mapping it.
     Shared { name: &'a str, bytes: u64 },
+}
+
+/// Whose nodes are meant.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum NodesOf {
+    Graph(Id),
+    /// Those of the graph that it was instantiated from, as they were then.
+    Exec(Id),
 }
 
 /// A module that was loaded.
@@ -214,6 +222,17 @@ operations! {
     sync ipc_event_record IpcEventRecord { device: u8, stream: Id, event: Id } -> ();
     /// Has a stream wait for what such an event was recorded for last.
     sync ipc_event_wait IpcEventWait { device: u8, stream: Id, event: Id } -> ();
+
+    // Changes of what nodes do. A captured node cannot be changed.
+
+    /// Trailer: packed parameters.
+    sync graph_set_kernel GraphSetKernel { of: NodesOf, node: u32, function: Id, launch: Launch } -> ();
+    sync graph_set_copy GraphSetCopy { of: NodesOf, node: u32, copy: Copy3D } -> ();
+    sync graph_set_set GraphSetSet { of: NodesOf, node: u32, set: MemorySet } -> ();
+    /// The node has the child as it is now.
+    sync graph_set_child GraphSetChild { of: NodesOf, node: u32, child: Id } -> ();
+    /// An instance does what the graph does, if that has the same shape: `CUgraphExecUpdateResult`.
+    sync graph_exec_update GraphExecUpdate { exec: Id, graph: Id } -> u32;
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Client {
         let mut recording = recording.ok_or(rekindle_cuda::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)?;
         self.describe_streams(&mut recording);
         let recipe = Arc::new(Recipe { steps: vec![GraphStep::Captured(recording)] });
-        self.graphs.insert(graph, GraphObject { device, handle, nodes, recipe })?;
+        self.graphs.insert(graph, GraphObject { device, handle, nodes, recipe, is_stale: false })?;
         Ok(count)
     }
 

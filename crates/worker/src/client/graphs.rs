@@ -18,7 +18,8 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(device)?.graph_create()?;
-        let graph = GraphObject { device, handle, nodes: Vec::new(), recipe: Arc::default() };
+        let graph =
+            GraphObject { device, handle, nodes: Vec::new(), recipe: Arc::default(), is_stale: false };
         self.graphs.insert(request.graph, graph)
     }
 
@@ -42,6 +43,7 @@ impl Client {
 
     pub(super) fn add_child(&mut self, request: GraphAddChild) -> Result<u32> {
         let GraphAddChild { graph, after, child } = request;
+        self.renew_graph(child)?;
         let found = self.graphs.get(child)?;
         if child == graph || found.device != self.graphs.get(graph)?.device {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -56,6 +58,7 @@ impl Client {
 
     /// Adds a node, and gives its number within the graph; `child` is the graph that it has in it.
     fn add(&mut self, id: Id, step: GraphStep, child: Option<Graph>) -> Result<u32> {
+        self.renew_graph(id)?;
         let device = self.graphs.get(id)?.device;
         self.bind(device)?;
         let function = match &step {
@@ -71,6 +74,7 @@ impl Client {
     }
 
     pub(super) fn node_kinds(&mut self, id: Id) -> Result<Vec<u32>> {
+        self.renew_graph(id)?;
         let device = self.graphs.get(id)?.device;
         self.bind(device)?;
         let gpu = &self.context(device)?.device;
@@ -87,14 +91,16 @@ impl Client {
         if !self.execs.is_free(exec) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        self.renew_graph(graph)?;
         let GraphObject { device, handle, ref recipe, .. } = *self.graphs.get(graph)?;
         let recipe = recipe.clone();
         self.check_writes(&recipe)?;
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
-        self.execs.insert(exec, ExecObject { device, handle: instance, flags, recipe })
+        self.execs.insert(exec, ExecObject { device, handle: instance, flags, recipe, is_stale: false })
     }
 
     pub(super) fn launch_graph(&mut self, origin: Origin, request: GraphLaunch) -> Result<()> {
+        self.renew_exec(request.exec)?;
         let (device, stream) = self.enter(origin, request.device, request.stream)?;
         if self.constants_told {
             let recipe = self.execs.get(request.exec)?.recipe.clone();

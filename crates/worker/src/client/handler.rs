@@ -344,6 +344,26 @@ impl Handler for Client {
         self.add_child(request).into()
     }
 
+    fn graph_set_kernel(&mut self, _: Origin, request: GraphSetKernel, parameters: &[u8]) -> Answer<()> {
+        self.set_kernel(request, parameters).into()
+    }
+
+    fn graph_set_copy(&mut self, _: Origin, request: GraphSetCopy, _: No) -> Answer<()> {
+        self.set_copy(request).into()
+    }
+
+    fn graph_set_set(&mut self, _: Origin, request: GraphSetSet, _: No) -> Answer<()> {
+        self.set_set(request).into()
+    }
+
+    fn graph_set_child(&mut self, _: Origin, request: GraphSetChild, _: No) -> Answer<()> {
+        self.set_child(request).into()
+    }
+
+    fn graph_exec_update(&mut self, _: Origin, request: GraphExecUpdate, _: No) -> Answer<u32> {
+        self.update_exec(request).into()
+    }
+
     fn graph_nodes(&mut self, _: Origin, request: GraphNodes, _: No) -> Answer<Vec<u32>> {
         self.node_kinds(request.graph).into()
     }

@@ -8,6 +8,7 @@ mod constants;
 mod context;
 mod events;
 mod faults;
+mod graph_changes;
 mod graphs;
 mod handler;
 mod links;

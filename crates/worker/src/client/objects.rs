@@ -89,12 +89,16 @@ pub(crate) struct GraphObject {
     pub handle: Graph,
     pub nodes: Vec<GraphNode>,
     pub recipe: Arc<Recipe>,
+    /// The recipe was changed since the graph was made.
+    pub is_stale: bool,
 }
 
 pub(crate) struct ExecObject {
     pub device: usize,
     pub handle: GraphExec,
     pub flags: u64,
-    /// Of the graph as it was when this was instantiated.
+    /// Of the graph as it was when this was instantiated, with what was changed since.
     pub recipe: Arc<Recipe>,
+    /// Some of that is not in the instance yet.
+    pub is_stale: bool,
 }

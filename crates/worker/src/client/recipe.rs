@@ -3,7 +3,8 @@
 //! Streams and events stand here for their identity within one capture: they are named by numbers, and whatever makes
 //! the graph again puts its own in their places.
 
-use rekindle_device::{Copy3D, Launch, MemorySet};
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_device::{Copy3D, Launch, MemorySet, Result};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,31 @@ pub(crate) enum GraphStep {
     Set { after: Vec<u32>, set: MemorySet },
     Empty { after: Vec<u32> },
     Child { after: Vec<u32>, recipe: Recipe },
+}
+
+impl GraphStep {
+    /// It does what the other step does, where it is. Both are of one kind.
+    pub(crate) fn become_like(&mut self, mut other: GraphStep) -> Result<()> {
+        if std::mem::discriminant(self) != std::mem::discriminant(&other) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if let (Some(after), Some(place)) = (self.after(), other.after()) {
+            *place = std::mem::take(after);
+        }
+        *self = other;
+        Ok(())
+    }
+
+    fn after(&mut self) -> Option<&mut Vec<u32>> {
+        match self {
+            GraphStep::Captured(_) => None,
+            GraphStep::Kernel { after, .. }
+            | GraphStep::Copy { after, .. }
+            | GraphStep::Set { after, .. }
+            | GraphStep::Empty { after }
+            | GraphStep::Child { after, .. } => Some(after),
+        }
+    }
 }
 
 /// What a capture saw.

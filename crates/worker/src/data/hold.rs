@@ -95,7 +95,12 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
         | GraphAddCopy::OPCODE
         | GraphAddSet::OPCODE
         | GraphAddChild::OPCODE
-        | GraphInstantiate::OPCODE => Ok(Reach::Anything),
+        | GraphInstantiate::OPCODE
+        | GraphSetKernel::OPCODE
+        | GraphSetCopy::OPCODE
+        | GraphSetSet::OPCODE
+        | GraphSetChild::OPCODE
+        | GraphExecUpdate::OPCODE => Ok(Reach::Anything),
         _ => Ok(match needs(client, opcode, body, trailer) {
             Needs::Look(touched) => Reach::These(touched),
             Needs::Memory(touched) => brought(client, ring, record, touched),

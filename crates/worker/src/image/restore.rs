@@ -281,7 +281,8 @@ fn graphs(client: &mut Client, state: &State) -> Result<()> {
             let text = format!("graph {} had {} nodes and now gets {}", row.id, row.nodes, nodes.len());
             return Err(Error::Refused(text));
         }
-        let graph = GraphObject { device: row.device, handle, nodes, recipe: row.recipe.clone().into() };
+        let recipe = row.recipe.clone().into();
+        let graph = GraphObject { device: row.device, handle, nodes, recipe, is_stale: false };
         client.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
     }
     for row in &state.execs {
@@ -293,8 +294,8 @@ fn graphs(client: &mut Client, state: &State) -> Result<()> {
             Ok(handle)
         };
         let handle = build(client).map_err(device(format!("instantiate graph {} again", row.id)))?;
-        let exec =
-            ExecObject { device: row.device, handle, flags: row.flags, recipe: row.recipe.clone().into() };
+        let recipe = row.recipe.clone().into();
+        let exec = ExecObject { device: row.device, handle, flags: row.flags, recipe, is_stale: false };
         client.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
     }
     Ok(())

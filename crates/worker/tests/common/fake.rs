@@ -421,6 +421,17 @@ impl Device for FakeDevice {
         state.execs.insert(number, nodes);
         Ok(GraphExec(number))
     }
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        const TOPOLOGY_CHANGED: u32 = 2;
+        let mut state = self.state();
+        let nodes = state.graphs.get(&graph.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let known = state.execs.get_mut(&exec.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if known.len() != nodes.len() {
+            return Ok(TOPOLOGY_CHANGED);
+        }
+        *known = nodes;
+        Ok(0)
+    }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         let nodes = self.state().execs.get(&exec.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         nodes.into_iter().try_for_each(|node| self.node(stream, node))

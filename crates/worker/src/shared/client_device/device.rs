@@ -1,282 +1,20 @@
-//! One client's view of a device whose context it shares with others.
-//!
-//! The default stream, waits for the whole context, and limits are its own; what it makes is noted, and given back when it
-//! ends.
+//! What the client asks of the device.
 
-use std::collections::HashMap;
-use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
 
-use rekindle_cuda::{CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
+use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
     ModuleKind, PreparedCode, Result, Stream,
 };
 
-use super::health::Health;
-use super::lane::Work;
-use super::lanes::{Lanes, Place, State};
-use super::link::{Link, Rank, UNTIMED};
-use super::order::are_done;
-use super::owned::Owned;
-use super::piece::Rest;
-
-/// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: u32 = 1;
-/// How often it is looked whether a client's work is done.
-const LOOK: Duration = Duration::from_micros(200);
-
-pub(crate) struct ClientDevice {
-    device: Arc<dyn Device>,
-    /// What its streams are given goes through these.
-    lanes: Arc<Lanes>,
-    owned: Arc<Mutex<Owned>>,
-    /// Limits that the client has asked for.
-    limits: Mutex<Vec<(u32, u64)>>,
-    /// The client is about to end: no call begins any more.
-    closing: AtomicBool,
-    /// Held by each call, so that what the client has is there for as long as calls use it.
-    calls: RwLock<()>,
-    health: Arc<Health>,
-    /// What outlives the context, as far as it was asked for while there was one.
-    kept: Mutex<Kept>,
-    /// The context has failed, and the client goes on with what was kept: the device is asked nothing, and whatever is given
-    /// back goes with the context.
-    leaving: AtomicBool,
-}
-
-#[derive(Default)]
-struct Kept {
-    /// Descriptors of memory.
-    memory: HashMap<Memory, OwnedFd>,
-    /// Globals of modules.
-    globals: HashMap<Module, Vec<Global>>,
-}
-
-/// The device, for a call of a client that is there.
-struct Open<'a> {
-    device: &'a dyn Device,
-    _call: RwLockReadGuard<'a, ()>,
-}
-
-impl<'a> Deref for Open<'a> {
-    type Target = dyn Device + 'a;
-
-    fn deref(&self) -> &Self::Target {
-        self.device
-    }
-}
-
-impl ClientDevice {
-    /// The device's context is current on this thread. `health` is told when it turns out to have failed.
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        link: Option<Arc<Link>>,
-        health: Arc<Health>,
-    ) -> Result<Arc<ClientDevice>> {
-        let legacy = device.stream_create(NON_BLOCKING, 0)?;
-        let order = device.event_create(UNTIMED)?;
-        let owned = Owned { streams: [legacy].into(), events: [order].into(), ..Owned::default() };
-        Ok(Arc::new(ClientDevice {
-            lanes: Lanes::new(device.clone(), link, legacy, order),
-            device,
-            owned: Arc::new(Mutex::new(owned)),
-            limits: Mutex::default(),
-            closing: AtomicBool::new(false),
-            calls: RwLock::new(()),
-            health,
-            kept: Mutex::default(),
-            leaving: AtomicBool::new(false),
-        }))
-    }
-
-    /// Gives back all that the client has, once its calls have returned and its work is done; false if that takes longer than
-    /// the limit. Calls that come later fail.
-    pub(crate) fn close(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        self.closing.store(true, Ordering::SeqCst);
-        self.lanes.close();
-        if self.device.bind().is_err() {
-            return true;
-        }
-        let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
-        while let Ok(false) = are_done(&*self.device, &streams) {
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::sleep(LOOK);
-        }
-        let _none = loop {
-            match self.calls.try_write() {
-                Ok(none) => break none,
-                Err(TryLockError::Poisoned(none)) => break none.into_inner(),
-                Err(TryLockError::WouldBlock) if Instant::now() > until => return false,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
-            }
-        };
-        // What was given to streams since is short: copies of a load that is not wanted any more.
-        let streams = self.owned().streams.clone();
-        for stream in streams {
-            let _ = self.device.stream_synchronize(stream);
-        }
-        self.owned().give_back(&*self.device, self.health.fault().is_some());
-        true
-    }
-
-    /// Asks the device for what the client needs to outlive the context, for so long: true once all is there.
-    pub(crate) fn keep(&self, until: Instant) -> Result<bool> {
-        let open = self.open()?;
-        let missing: Vec<Memory> = {
-            let (owned, kept) = (self.owned(), self.kept());
-            owned.memory.iter().filter(|memory| !kept.memory.contains_key(memory)).copied().collect()
-        };
-        for memory in missing {
-            if Instant::now() > until {
-                return Ok(false);
-            }
-            let descriptor = self.noted(open.memory_export(memory))?;
-            let owned = self.owned();
-            if owned.memory.contains(&memory) {
-                self.kept().memory.insert(memory, descriptor);
-            }
-        }
-        Ok(true)
-    }
-
-    /// An error if the context has failed.
-    pub(crate) fn check(&self) -> Result<()> {
-        let open = self.open()?;
-        let legacy = self.lanes.state().order.real(Stream::LEGACY);
-        self.noted(open.bind().and_then(|()| open.stream_query(legacy))).map(drop)
-    }
-
-    pub(crate) fn set_leaving(&self, leaving: bool) {
-        self.leaving.store(leaving, Ordering::SeqCst);
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn owned(&self) -> MutexGuard<'_, Owned> {
-        lock(&self.owned)
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_behind(&self, stream: Stream) -> bool {
-        self.lanes.state().queues.is_behind(stream)
-    }
-
-    /// What is copied on this stream is not the program's own.
-    pub(crate) fn set_background(&self, stream: Stream) {
-        self.lanes.state().queues.set_rank(stream, Rank::Background);
-    }
-
-    fn open(&self) -> Result<Open<'_>> {
-        let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
-        match self.closing.load(Ordering::SeqCst) || self.is_leaving() {
-            false => Ok(Open { device: &*self.device, _call: call }),
-            true => Err(self.health.fault().unwrap_or(CUDA_ERROR_DEINITIALIZED)),
-        }
-    }
-
-    /// Notes a failure that ends the context.
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(code) = &result
-            && code.is_sticky()
-        {
-            self.health.fail(*code);
-        }
-        result
-    }
-
-    /// Makes something, which is the client's from then on.
-    fn make<T: Copy, N>(
-        &self,
-        make: impl FnOnce(&dyn Device) -> Result<T>,
-        note: impl FnOnce(&mut Owned, T) -> N,
-    ) -> Result<T> {
-        let open = self.open()?;
-        let made = self.noted(make(&*open))?;
-        let _ = note(&mut self.owned(), made);
-        Ok(made)
-    }
-
-    /// Gives something back. All of it was, if the client is no more, and is, if the context is.
-    fn give<F>(
-        &self,
-        forget: impl FnOnce(&mut Owned) -> F,
-        give: impl FnOnce(&dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let Ok(open) = self.open() else { return Ok(()) };
-        let _ = forget(&mut self.owned());
-        self.noted(give(&*open))
-    }
-
-    /// Work on a stream, in its place: done now, or put into its lane to be done later.
-    fn work(
-        &self,
-        stream: Stream,
-        now: impl FnOnce(&dyn Device, Stream) -> Result<()>,
-        later: impl FnOnce() -> Work,
-    ) -> Result<()> {
-        let open = self.open()?;
-        let done = self.lanes.place(stream).and_then(|place| match place {
-            Place::Now(stream) => now(&*open, stream),
-            Place::Later(held) => {
-                held.put(later());
-                Ok(())
-            }
-        });
-        self.noted(done)
-    }
-
-    /// As [`ClientDevice::work`], of what is small enough to be kept in any case.
-    fn small_work(
-        &self,
-        stream: Stream,
-        work: impl Fn(&dyn Device, Stream) -> Result<()> + Copy + Send + 'static,
-    ) -> Result<()> {
-        self.work(stream, work, || Box::new(work))
-    }
-
-    /// A copy, over the link or within the GPU.
-    fn copy_as(
-        &self,
-        rest: Rest,
-        stream: Stream,
-        whole: impl Fn(&dyn Device, Stream) -> Result<()> + Copy + Send + 'static,
-    ) -> Result<()> {
-        match rest.way().filter(|_| rest.left() > 0) {
-            Some(way) => {
-                let _open = self.open()?;
-                self.noted(self.lanes.copy(way, rest, stream, whole))
-            }
-            None => self.small_work(stream, whole),
-        }
-    }
-
-    /// Waits for all that streams were given.
-    fn wait(&self, streams: &[Stream]) -> Result<()> {
-        let open = self.open()?;
-        let issued = self.lanes.wait_for(streams);
-        self.noted(
-            issued.and_then(|()| streams.iter().try_for_each(|stream| open.stream_synchronize(*stream))),
-        )
-    }
-}
-
-fn lock(owned: &Mutex<Owned>) -> MutexGuard<'_, Owned> {
-    owned.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use super::{ClientDevice, NON_BLOCKING, lock};
+use crate::shared::lanes::{Place, State};
+use crate::shared::order::are_done;
+use crate::shared::owned::Owned;
+use crate::shared::piece::Rest;
 
 impl Device for ClientDevice {
     fn info(&self) -> &DeviceInfo {
@@ -609,6 +347,12 @@ impl Device for ClientDevice {
     fn graph_instantiate(&self, graph: Graph, flags: u64) -> Result<GraphExec> {
         let note = |owned: &mut Owned, made| owned.execs.insert(made);
         self.make(|device| device.graph_instantiate(graph, flags), note)
+    }
+    fn graph_exec_update(&self, exec: GraphExec, graph: Graph) -> Result<u32> {
+        let open = self.open()?;
+        // What was launched before does what it did then.
+        self.lanes.wait_for_all()?;
+        self.noted(open.graph_exec_update(exec, graph))
     }
     fn graph_launch(&self, exec: GraphExec, stream: Stream) -> Result<()> {
         self.small_work(stream, move |device, stream| device.graph_launch(exec, stream))
