@@ -26,6 +26,7 @@ unit: setup build ## Tests of the crates
 	$(CARGO) test --release --locked --workspace
 
 system: setup build ## Whole programs through the real binaries, on the emulated GPU
+	scripts/chromium || echo "tests with a browser will be skipped" >&2
 	$(PYTHON) -m pytest tests -q -n 3 --dist worksteal
 	$(PYTHON) -m pytest python/tests -q -n 3 --dist worksteal
 

@@ -344,6 +344,14 @@ pub enum Command {
     },
     /// List services: their instances by stage, and their requests.
     Services,
+    /// Print where the daemon's page is, and open it where there is a desktop.
+    ///
+    /// It shows services with their instances, who has how much GPU memory, sandboxes and images.
+    Page {
+        /// Only print it.
+        #[arg(long)]
+        no_open: bool,
+    },
     /// Change how many instances a service has.
     #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["min", "max"]))]
     Scale {

@@ -18,8 +18,8 @@ use crate::functions::{self, Given, Work};
 use crate::input::Input;
 use crate::settings::Settings;
 use crate::{
-    archive, cancel, completion, copy, exec, filter, nodes, pages, profile, show, stats, tenant, terminal,
-    trace,
+    archive, cancel, completion, copy, desktop, exec, filter, nodes, pages, profile, show, stats, tenant,
+    terminal, trace,
 };
 
 pub fn perform(arguments: Arguments) -> Result<ExitCode> {
@@ -221,6 +221,13 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Services => {
             let answer = simply_ask(&places, &Request::Services)?;
             printer.print(&answer, || show::services(&answer));
+        }
+        Command::Page { no_open } => {
+            let answer = simply_ask(&places, &Request::Page)?;
+            printer.print(&answer, || answer["address"].as_str().unwrap_or_default().to_string());
+            if !no_open && !printer.json {
+                desktop::open(answer["address"].as_str().unwrap_or_default());
+            }
         }
         Command::Scale { name, scale } => {
             let answer = simply_ask(&places, &Request::Scale { name, min: scale.min, max: scale.max })?;

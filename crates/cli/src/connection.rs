@@ -140,6 +140,7 @@ fn changes_nothing(request: &Request) -> bool {
             | Request::Wait { .. }
             | Request::Trace { .. }
             | Request::Services
+            | Request::Page
             | Request::Images
             | Request::Inspect { .. }
             | Request::Verify { .. }

@@ -11,6 +11,7 @@ mod commands;
 mod completion;
 mod connection;
 mod copy;
+mod desktop;
 mod error;
 mod exec;
 mod filter;

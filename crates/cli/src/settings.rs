@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 31] = [
+const SETTINGS: [Setting; 34] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -56,6 +56,9 @@ const SETTINGS: [Setting; 31] = [
     setting("exchange.host", "REKINDLE_EXCHANGE_HOST", Kind::Bytes),
     setting("services.memory", "REKINDLE_SERVICE_MEMORY", Kind::Bytes),
     setting("nodes.port", "REKINDLE_NODE_PORT", Kind::Text),
+    setting("services.access-log", "REKINDLE_ACCESS_LOG", Kind::Text),
+    setting("page.port", "REKINDLE_PAGE_PORT", Kind::Text),
+    setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),
     setting("data.files", "REKINDLE_DATA_FILES", Kind::Place),
     setting("data.patience", "REKINDLE_DATA_PATIENCE", Kind::Number),

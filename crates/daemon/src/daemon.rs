@@ -1,14 +1,16 @@
 //! What the daemon has.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_driver::Helper;
-use rekindle_gateway::Gateway;
+use rekindle_gateway::{Access, Gateway};
 use rekindle_sandbox::Criu;
 use rekindle_store::Store;
 
+use crate::access_log::AccessLog;
 use crate::claims::Claims;
 use crate::data::Data;
 use crate::error::{Error, Result};
@@ -25,6 +27,15 @@ use crate::sandboxes::registry::Registry;
 /// A client of a service takes a descriptor, and its request another; all of them at most half of what the process may
 /// have.
 const SHARE: u64 = 4;
+
+/// What all services have in common.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceSettings {
+    /// Bytes of each GPU's memory that their instances have together.
+    pub memory: Option<u64>,
+    /// Where a line is written for each request: a file, or `-`.
+    pub access_log: Option<PathBuf>,
+}
 
 pub struct Daemon {
     pub places: Places,
@@ -49,9 +60,13 @@ pub struct Daemon {
     wakes: Mutex<Weak<Sandbox>>,
     /// The services.
     pub gateway: Gateway,
+    /// What is told of their requests.
+    pub access_log: Option<Arc<AccessLog>>,
     pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
     pub serving: Claims<String>,
+    /// Where the page is, or why it is not, if there is to be one.
+    page: OnceLock<std::result::Result<SocketAddr, String>>,
     /// Held while tenants are changed.
     pub tenants: Mutex<()>,
     criu: OnceLock<Criu>,
@@ -67,8 +82,9 @@ impl Daemon {
         driver: Helper,
         pool: Arc<WorkerPool>,
         data: Arc<Data>,
-        (service_memory, lock): (Option<u64>, Lock),
+        (service_memory, access_log, lock): (Option<u64>, Option<Arc<AccessLog>>, Lock),
     ) -> Result<Daemon> {
+        let access = access_log.clone().map(|log| -> Access { Arc::new(move |record| log.note(record)) });
         let publisher = Publisher::new(places.publish_wait);
         Ok(Daemon {
             peers: Peers::open(places.nodes())?,
@@ -85,8 +101,10 @@ impl Daemon {
             data,
             wakes: Mutex::default(),
             gpu_usage: GpuUsage::default(),
-            gateway: Gateway::new(room(), service_memory),
+            gateway: Gateway::new(room(), service_memory).with_access(access),
+            access_log,
             serving: Claims::default(),
+            page: OnceLock::new(),
             tenants: Mutex::default(),
             criu: OnceLock::new(),
             _breakpoints: BreakpointEvent::keep(),
@@ -102,6 +120,15 @@ impl Daemon {
         }
         *wakes = Arc::downgrade(sandbox);
         sandbox.start_waker(image);
+    }
+
+    pub fn page(&self) -> Option<&std::result::Result<SocketAddr, String>> {
+        self.page.get()
+    }
+
+    /// The page is there from now on, or is not to be.
+    pub fn note_page(&self, opened: std::result::Result<SocketAddr, String>) {
+        let _ = self.page.set(opened);
     }
 
     /// The CRIU of this machine. Looked for until one is found, so that setting one up needs no new daemon.

@@ -1,6 +1,7 @@
 //! What can go wrong in the daemon, each as one sentence.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use rekindle_protocol::fault::Injected;
@@ -207,6 +208,20 @@ pub enum Error {
 
     #[error("the service {name:?} cannot have port {port}: {why}; choose another by `--port [ADDRESS:]PORT`")]
     NoPortForService { name: String, port: u16, why: String },
+
+    #[error(
+        "the page cannot be at {address}: {why}; choose another place by `rekindled --page-port [ADDRESS:]PORT`"
+    )]
+    NoPagePort { address: SocketAddr, why: String },
+
+    #[error("{why}")]
+    NoPage { why: String },
+
+    #[error(
+        "the page is switched off; start rekindled with `--page-port 7070`, or put `port = \"7070\"` below `[page]` into \
+         rekindled.toml"
+    )]
+    PageOff,
 
     #[error("there is no tenant named {tenant:?}; `rekindle tenant ls` lists them")]
     UnknownTenant { tenant: String },

@@ -11,7 +11,7 @@
 //! | what goes wrong, faults on purpose | `error`, `fault` |
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
-//! | who is told of what happens | `events` |
+//! | who is told of what happens, and of requests to services | `events`, `access_log` |
 //! | other nodes, and connections to them | `peers` |
 //! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
@@ -32,8 +32,10 @@
 //! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
+//! | what a browser shows of all that | `page` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
+mod access_log;
 mod caches;
 mod checkpoint;
 mod claims;
@@ -52,6 +54,7 @@ mod lifecycle;
 mod migration;
 mod network;
 mod nodes;
+mod page;
 mod peers;
 mod pool;
 mod recovery;
@@ -66,12 +69,13 @@ mod timeline;
 mod workers;
 
 pub use caches::{CacheLimits, parse_bytes};
-pub use daemon::Daemon;
+pub use daemon::{Daemon, ServiceSettings};
 pub use data::DataLimits;
 pub use error::{Error, Result};
 pub use host::doctor::{Finding, examine};
 pub use host::places::{LOG_MAX, PUBLISH_WAIT, Places, RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 pub use nodes::listen as listen_to_nodes;
+pub use page::{PageSettings, open as open_page, parse_page_address};
 pub use pool::PoolSize;
 pub use rekindle_sandbox::log::Words;
 pub use sandboxes::registry::ENDED_KEPT;

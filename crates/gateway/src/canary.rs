@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
+use crate::latency::Quantiles;
 use crate::policy::Counts;
 use crate::service::{Service, ShownInstance};
 
@@ -35,6 +36,7 @@ pub struct ShownCanary {
     pub gpu_bytes: u64,
     #[serde(flatten)]
     pub counts: Counts,
+    pub latency: Option<Quantiles>,
     /// Why it takes no further requests, if it does not.
     pub stopped: Option<String>,
 }
@@ -84,6 +86,7 @@ impl Canary {
             in_flight: shown.in_flight,
             gpu_bytes: shown.gpu_bytes,
             counts: shown.counts,
+            latency: shown.latency,
             stopped: self.stopped(),
         }
     }

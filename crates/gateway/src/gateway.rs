@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::Semaphore;
 
-use crate::listener::{Listener, Security};
+use crate::access::Access;
+use crate::listener::{Listener, Needs, Security};
 use crate::maker::Maker;
 use crate::memory::{Memory, keep_looking};
 use crate::plan::{Plan, Source};
@@ -27,6 +28,8 @@ pub struct Gateway {
     memory: Arc<Memory>,
     tenants: Arc<Tenants>,
     services: Mutex<BTreeMap<String, Entry>>,
+    /// Who is told of each request.
+    access: Option<Access>,
 }
 
 struct Entry {
@@ -49,7 +52,13 @@ impl Gateway {
             tenants: Arc::new(Tenants::new(memory.clone())),
             memory,
             services: Mutex::default(),
+            access: None,
         }
+    }
+
+    /// Has somebody be told of each request that is through.
+    pub fn with_access(self, access: Option<Access>) -> Gateway {
+        Gateway { access, ..self }
     }
 
     /// The GPU memory of all services.
@@ -94,7 +103,8 @@ impl Gateway {
     pub fn listen(&self, service: &Arc<Service>, listener: TcpListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let tls = self.lock().get(&service.name).map(|entry| entry.tls.clone()).unwrap_or_default();
-        let listener = Listener::begin(self.runtime()?, listener, service.clone(), (self.room.clone(), tls));
+        let needs = Needs { room: self.room.clone(), tls, access: self.access.clone() };
+        let listener = Listener::begin(self.runtime()?, listener, service.clone(), needs);
         let former = self.lock().get_mut(&service.name).and_then(|entry| entry.listener.replace(listener));
         drop(former);
         Ok(())

@@ -13,9 +13,12 @@
 //! the tenant's. What an instance is, and how it is made, is the [`Maker`]'s. One thread serves all clients, and copies bodies
 //! as they come; what may block has threads of its own.
 
+mod access;
 mod canary;
 mod gateway;
 mod headers;
+mod history;
+mod latency;
 mod limits;
 mod listener;
 mod maker;
@@ -31,8 +34,11 @@ mod tenant;
 mod tls;
 mod upstream;
 
+pub use access::{Access, Record};
 pub use canary::Canary;
 pub use gateway::Gateway;
+pub use history::{Lane, Step};
+pub use latency::Quantiles;
 pub use maker::{Failure, Instance, Maker};
 pub use memory::Memory;
 pub use plan::{Need, Plan, Source, Variant};

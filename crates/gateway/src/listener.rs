@@ -17,6 +17,7 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::access::Access;
 use crate::limits;
 use crate::proxy::{Client, answer};
 use crate::service::Service;
@@ -24,6 +25,14 @@ use crate::tls::Tls;
 
 /// What those who come speak TLS with; none: they do not.
 pub type Security = Arc<Mutex<Option<Arc<Tls>>>>;
+
+/// What a port needs beside its service.
+pub struct Needs {
+    /// How many clients all listeners have together.
+    pub room: Arc<Semaphore>,
+    pub tls: Security,
+    pub access: Option<Access>,
+}
 
 /// Closes the port when it goes. What came in before is answered.
 pub struct Listener {
@@ -41,18 +50,12 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// `room` is how many clients all listeners have together; and what those who come are to speak TLS with, if anything.
-    pub fn begin(
-        runtime: &Handle,
-        listener: StdListener,
-        service: Arc<Service>,
-        (room, tls): (Arc<Semaphore>, Security),
-    ) -> Listener {
+    pub fn begin(runtime: &Handle, listener: StdListener, service: Arc<Service>, needs: Needs) -> Listener {
         let (stop, stopped) = oneshot::channel();
         let (closes, closed) = channel();
         runtime.spawn(async move {
             match TcpListener::from_std(listener) {
-                Ok(listener) => serve((listener, closes), stopped, service, (room, tls)).await,
+                Ok(listener) => serve((listener, closes), stopped, service, needs).await,
                 Err(error) => {
                     log::error!("the port of the service {:?} cannot be served: {error}", service.name)
                 }
@@ -66,7 +69,7 @@ async fn serve(
     open: (TcpListener, Sender<()>),
     mut stopped: oneshot::Receiver<()>,
     service: Arc<Service>,
-    (room, tls): (Arc<Semaphore>, Security),
+    Needs { room, tls, access }: Needs,
 ) {
     let graceful = GracefulShutdown::new();
     loop {
@@ -82,8 +85,9 @@ async fn serve(
             Ok((stream, _)) => {
                 let (service, watcher) = (service.clone(), graceful.watcher());
                 let tls = tls.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let access = access.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = welcome(stream, service, tls, watcher).await {
+                    if let Err(error) = welcome(stream, (service, access), tls, watcher).await {
                         log::debug!("a client's connection ended: {error}");
                     }
                     drop(place);
@@ -99,26 +103,28 @@ async fn serve(
     graceful.shutdown().await;
 }
 
+/// The service that clients come to, and who is told of their requests.
+type Asked = (Arc<Service>, Option<Access>);
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn welcome(
     stream: TcpStream,
-    service: Arc<Service>,
+    asked: Asked,
     tls: Option<Arc<Tls>>,
     watcher: Watcher,
 ) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
     let ip = stream.peer_addr()?.ip();
     let client = Client { ip, is_secure: tls.is_some() };
-    let Some(tls) = tls else { return converse(stream, service, client, watcher).await };
+    let Some(tls) = tls else { return converse(stream, asked, client, watcher).await };
     let accepted = timeout(limits::HEAD_TIME, TlsAcceptor::from(tls.config()).accept(stream)).await;
     let stream = accepted.map_err(|_| "it did not come to speak TLS")??;
-    converse(stream, service, client, watcher).await
+    converse(stream, asked, client, watcher).await
 }
 
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    service: Arc<Service>,
+    (service, access): Asked,
     client: Client,
     watcher: Watcher,
 ) -> Result<(), Failure> {
@@ -139,8 +145,8 @@ async fn converse(
         let begun = begun.clone();
         move |request| {
             begun.notify_one();
-            let service = service.clone();
-            async move { Ok::<_, Infallible>(answer(service, client, request).await) }
+            let (service, access) = (service.clone(), access.clone());
+            async move { Ok::<_, Infallible>(answer(service, client, access, request).await) }
         }
     });
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), request).into_owned();

@@ -15,6 +15,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
+use crate::access::{Access, Entry, Logged};
 use crate::canary::Canary;
 use crate::headers;
 use crate::limits;
@@ -33,7 +34,24 @@ pub struct Client {
     pub is_secure: bool,
 }
 
-pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<Incoming>) -> Answer {
+/// Answers a request, and tells of it when the answer is through.
+pub async fn answer(
+    service: Arc<Service>,
+    client: Client,
+    access: Option<Access>,
+    mut request: Request<Incoming>,
+) -> Response<Logged> {
+    let mut entry = Entry::begin(&service.name, client.ip, &mut request, access);
+    let answer = attempt(service, client, request, &mut entry).await;
+    entry.answered(answer)
+}
+
+async fn attempt(
+    service: Arc<Service>,
+    client: Client,
+    mut request: Request<Incoming>,
+    entry: &mut Entry,
+) -> Answer {
     if let Some(entrance) = &service.entrance
         && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
     {
@@ -43,17 +61,21 @@ pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<
         let sentence = format!("the service {:?} makes no connections to elsewhere", service.name);
         return say(StatusCode::METHOD_NOT_ALLOWED, sentence);
     }
+    let came = Instant::now();
     let upgrade = headers::wanted_upgrade(request.headers());
     let upgraded = upgrade.is_some().then(|| on(&mut request));
-    let request = forwarded(request, client, upgrade.as_ref());
+    let request = forwarded(request, client, upgrade.as_ref(), entry);
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let mut again = (is_safe && request.body().is_end_stream() && upgrade.is_none()).then(|| copy(&request));
     let (mut unsent, mut avoid) = (Some(request), None);
-    let deadline = Instant::now() + service.plan().timeout();
+    let deadline = came + service.plan().timeout();
     let mut canary = service.canary().filter(|canary| canary.takes_next());
     loop {
         let asked = canary.as_ref().map_or(&service, |canary| &canary.service);
-        let mut place = match asked.place(deadline, avoid).await {
+        let begun = Instant::now();
+        let verdict = asked.place(deadline, avoid).await;
+        entry.waited(begun.elapsed());
+        let mut place = match verdict {
             Verdict::Sent(place) => place,
             // The others have it instead.
             Verdict::Refused(_) if canary.take().is_some() => continue,
@@ -63,8 +85,10 @@ pub async fn answer(service: Arc<Service>, client: Client, mut request: Request<
             return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
         };
         let name = place.upstream.name.clone();
+        entry.sent_to(&name);
         match place.upstream.clone().send(request).await {
             Ok((response, connection)) => {
+                place.service.took(came.elapsed());
                 if response.status() == StatusCode::BAD_GATEWAY {
                     stop(canary.as_ref(), || format!("the instance {name:?} answered 502"));
                 }
@@ -106,13 +130,19 @@ fn stop(canary: Option<&Arc<Canary>>, why: impl Fn() -> String) {
 }
 
 /// A client's request as an instance gets it.
-fn forwarded(request: Request<Incoming>, client: Client, upgrade: Option<&HeaderValue>) -> Request<Body> {
+fn forwarded(
+    request: Request<Incoming>,
+    client: Client,
+    upgrade: Option<&HeaderValue>,
+    entry: &Entry,
+) -> Request<Body> {
     let (mut head, body) = request.into_parts();
     let scheme = if client.is_secure { "https" } else { "http" };
     headers::forward(&mut head.headers, &head.uri, (client.ip, scheme), upgrade.cloned());
     head.uri = headers::target(&head.uri);
     head.version = Version::HTTP_11;
-    let body = if body.is_end_stream() { Either::Right(Empty::new()) } else { Either::Left(body) };
+    let body =
+        if body.is_end_stream() { Either::Right(Empty::new()) } else { Either::Left(entry.counted(body)) };
     Request::from_parts(head, body)
 }
 

@@ -8,7 +8,7 @@ mod room;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use tokio::runtime::Handle;
@@ -17,6 +17,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep_until, timeout};
 
 use crate::canary::{Canary, ShownCanary};
+use crate::history::{History, Lane};
+use crate::latency::{Latency, Quantiles};
 use crate::maker::{Failure, Instance, Maker};
 use crate::memory::Memory;
 use crate::place::Place;
@@ -67,6 +69,8 @@ struct State {
     fault: Option<String>,
     /// Why an instance came to nothing, the first that did.
     trouble: Option<String>,
+    history: History,
+    latency: Latency,
 }
 
 /// What becomes of a request.
@@ -89,6 +93,8 @@ pub struct Shown {
     pub gpu_bytes: u64,
     #[serde(flatten)]
     pub counts: Counts,
+    /// How long requests took of late until their answer began.
+    pub latency: Option<Quantiles>,
     pub draining: bool,
     pub problem: Option<String>,
     pub canary: Option<ShownCanary>,
@@ -119,6 +125,8 @@ impl Service {
             next: None,
             fault: None,
             trouble: None,
+            history: History::default(),
+            latency: Latency::default(),
         };
         let service = Arc::new(Service {
             name: name.to_string(),
@@ -268,10 +276,21 @@ impl Service {
             instances,
             queued: policy.queued(),
             counts: policy.counts(),
+            latency: state.latency.quantiles(Instant::now()),
             draining: policy.is_draining(),
             problem: state.fault.clone().or_else(|| policy.problem().map(str::to_string)),
             canary,
         }
+    }
+
+    /// Through which stages instances came of late.
+    pub fn lanes(&self) -> Vec<Lane> {
+        self.lock().history.lanes(SystemTime::now())
+    }
+
+    /// The answer to a request has begun, which came so long ago.
+    pub(crate) fn took(&self, time: Duration) {
+        self.lock().latency.note(time, Instant::now());
     }
 
     fn instance_name(&self, seat: u32) -> String {
@@ -288,6 +307,9 @@ impl Service {
         let mut state = self.lock();
         event(&mut state, now);
         let actions = state.policy.take();
+        let State { policy, history, .. } = &mut *state;
+        let stages = policy.instances().map(|(number, seat, stage, _)| (number, seat, stage));
+        history.note(stages, |seat| self.instance_name(seat), SystemTime::now());
         if state.trouble.is_none() && state.policy.came_to_nothing_last() {
             state.trouble = state.policy.problem().map(str::to_string);
         }

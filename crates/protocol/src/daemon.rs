@@ -275,6 +275,8 @@ pub enum Request {
         wish: ServiceWish,
     },
     Services,
+    /// Where the daemon's page is.
+    Page,
     /// Changes how many instances a service has.
     Scale {
         name: String,

@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +14,10 @@ use std::time::Duration;
 use clap::Parser;
 use rekindle_cli::PlaceArguments;
 use rekindle_cli::settings::{self, Settings};
-use rekindle_daemon::{CacheLimits, Daemon, DataLimits, Places, PoolSize, parse_bytes};
+use rekindle_daemon::{
+    CacheLimits, Daemon, DataLimits, PageSettings, Places, PoolSize, ServiceSettings, parse_bytes,
+    parse_page_address,
+};
 use rekindle_device::Platform;
 use rekindle_nvidia::{NvidiaPlatform, placement};
 
@@ -57,6 +61,15 @@ struct Arguments {
     /// How long who comes to a published port waits for a program that is away, in seconds.
     #[arg(long, value_name = "SECONDS", env = "REKINDLE_PUBLISH_WAIT", default_value_t = rekindle_daemon::PUBLISH_WAIT.as_secs())]
     publish_wait: u64,
+    /// The file that has a line of JSON for each request to a service, or - for standard output. None if nothing is said.
+    #[arg(long, value_name = "PATH", env = "REKINDLE_ACCESS_LOG")]
+    access_log: Option<PathBuf>,
+    /// Where the daemon's page is; without an address, for this machine alone. None if nothing is said.
+    #[arg(long, value_name = "[ADDRESS:]PORT", env = "REKINDLE_PAGE_PORT", value_parser = parse_page_address)]
+    page_port: Option<SocketAddr>,
+    /// Names by which browsers may ask for the page, beside addresses, localhost and the machine's own name.
+    #[arg(long, value_name = "NAME,...", env = "REKINDLE_PAGE_NAMES", value_delimiter = ',')]
+    page_names: Vec<String>,
     /// The most bytes of the host's memory that hold objects of stores for programs; K, M, G or T may follow. A quarter of
     /// the memory if nothing is said.
     #[arg(long, value_name = "BYTES", env = "REKINDLE_DATA_MEMORY", value_parser = parse_bytes)]
@@ -195,10 +208,14 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         exchange_gpu: arguments.exchange_gpu,
         exchange_host: arguments.exchange_host,
     };
-    let daemon =
-        Daemon::open(places, pool, caches, data, arguments.service_memory.filter(|bytes| *bytes > 0))?;
+    let memory = arguments.service_memory.filter(|bytes| *bytes > 0);
+    let services = ServiceSettings { memory, access_log: arguments.access_log };
+    let daemon = Daemon::open(places, pool, caches, data, services)?;
     if let Some(address) = &arguments.node_port {
         rekindle_daemon::listen_to_nodes(&daemon, address)?;
+    }
+    if let Some(address) = arguments.page_port {
+        rekindle_daemon::open_page(&daemon, &PageSettings { address, names: arguments.page_names });
     }
     let listener = rekindle_daemon::listen(&daemon.places.socket)?;
     log::info!("listens on {}", daemon.places.socket.display());

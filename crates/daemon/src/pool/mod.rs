@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_protocol::daemon::Spare as Shown;
+use rekindle_protocol::worker::Status;
 
 use crate::caches::{Caches, Priority};
 use crate::contexts::Contexts;
@@ -166,6 +167,15 @@ impl WorkerPool {
             ready: one.ready && one.worker.ended().is_none(),
         };
         self.lock().waiting.iter().map(shown).collect()
+    }
+
+    /// Those that wait, with what each says of its GPU if it is ready and has nothing else to do.
+    pub fn glance(&self) -> Vec<(Shown, Option<Status>)> {
+        let workers: Vec<_> = self.lock().waiting.iter().map(|one| one.worker.clone()).collect();
+        let status = |pid: i32| workers.iter().find(|worker| worker.pid() == pid)?.glance();
+        let said =
+            |one: Shown| (one.clone(), Some(one).filter(|one| one.ready).and_then(|one| status(one.pid)));
+        self.shown().into_iter().map(said).collect()
     }
 
     /// Lets none wait any more. Those that do end with this process.

@@ -37,7 +37,7 @@ use crate::sandboxes::recovery::Recovery;
 use crate::sandboxes::{logs, traces};
 use crate::services;
 use crate::sleep::wake;
-use crate::{checkpoint, containers, frameworks, migration, nodes, restore, sleep, tenants};
+use crate::{checkpoint, containers, frameworks, migration, nodes, page, restore, sleep, tenants};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -478,6 +478,7 @@ fn answer(
         Request::RemoveNode { name } => nodes::remove(daemon, &name)?,
         Request::Serve { name, image, wish } => services::serve(daemon, &name, &image, &wish)?,
         Request::Services => services::list(daemon)?,
+        Request::Page => page::address(daemon)?,
         Request::Scale { name, min, max } => services::scale(daemon, &name, min, max)?,
         Request::Drain { name, remove, now } => services::drain(daemon, &name, (remove, now), reply)?,
         Request::CreateTenant { name, quota } => tenants::create(daemon, &name, quota)?,

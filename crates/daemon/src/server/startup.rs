@@ -8,10 +8,11 @@ use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Sandbox as CpuHalf};
 use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
 
+use crate::access_log::AccessLog;
 use crate::caches::{CacheLimits, Caches};
 use crate::containers::{self, device};
 use crate::contexts::Contexts;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, ServiceSettings};
 use crate::data::{Data, DataLimits};
 use crate::error::{Error, Result};
 use crate::host::client_library;
@@ -45,7 +46,7 @@ impl Daemon {
         pool: PoolSize,
         caches: CacheLimits,
         data: DataLimits,
-        service_memory: Option<u64>,
+        services: ServiceSettings,
     ) -> Result<Arc<Daemon>> {
         give_memory_back();
         when_contexts_fail(migration::outlive);
@@ -65,6 +66,7 @@ impl Daemon {
         } else {
             store
         };
+        let access_log = services.access_log.map(|to| AccessLog::open(&to, places.log_max)).transpose()?;
         let log = places.logs().join("driver-helper.log");
         let driver = Helper::new(&program, places.driver(), log);
         let spares = Spares::open(&places, program.clone());
@@ -72,8 +74,15 @@ impl Daemon {
         let contexts = Contexts::open(&places, program.clone());
         let pool = WorkerPool::new(program.clone(), pool, spares, caches, contexts);
         let data = Data::open(&places, program.clone(), data)?;
-        let daemon =
-            Arc::new(Daemon::new(places, program, store, driver, pool, data, (service_memory, lock))?);
+        let daemon = Arc::new(Daemon::new(
+            places,
+            program,
+            store,
+            driver,
+            pool,
+            data,
+            (services.memory, access_log, lock),
+        )?);
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();

@@ -95,7 +95,7 @@ fn sharers(daemon: &Daemon, pid: i32) -> u64 {
 }
 
 /// What a context takes of such a GPU. The emulated one's takes nothing.
-fn context(gpu: &str) -> u64 {
+pub fn context(gpu: &str) -> u64 {
     if gpu.starts_with("nvidia") { CONTEXT } else { 0 }
 }
 

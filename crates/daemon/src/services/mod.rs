@@ -36,6 +36,7 @@ use instances::InstanceMaker;
 use record::{ServiceRecord, check_name};
 use variants::Coming;
 
+pub use memory::{context, held};
 pub use resume::resume;
 
 /// How often a command that waits is looked for, which may be gone.
@@ -148,7 +149,8 @@ pub fn list(daemon: &Daemon) -> Result<Value> {
         .collect();
     let memory = daemon.gateway.memory();
     let memory = json!({ "limit_bytes": memory.limit(), "used_bytes": memory.used() });
-    Ok(json!({ "services": services, "memory": memory }))
+    let access_log = daemon.access_log.as_ref().map(|log| log.shown());
+    Ok(json!({ "services": services, "memory": memory, "access_log": access_log }))
 }
 
 /// Names of the images that services have.

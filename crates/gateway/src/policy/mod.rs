@@ -365,7 +365,7 @@ impl Policy {
     }
 
     /// Number, seat, stage and requests of each instance.
-    pub fn instances(&self) -> impl Iterator<Item = (u32, u32, Stage, u32)> {
+    pub fn instances(&self) -> impl Iterator<Item = (u32, u32, Stage, u32)> + Clone {
         self.instances.iter().map(|(number, one)| (*number, one.seat, one.stage, one.in_flight))
     }
 

@@ -1,0 +1,151 @@
+//! The policy, driven by hand and at random. Time is given in.
+
+mod failures;
+mod idle;
+mod memory;
+mod random;
+mod requests;
+mod rollouts;
+
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::daemon::Level;
+
+use super::*;
+use crate::plan::Need;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn plan() -> Plan {
+    Plan {
+        min: 0,
+        max: 3,
+        concurrency: 2,
+        idle_ms: 10_000,
+        idle_end_ms: 100_000,
+        queue: 4,
+        timeout_ms: 60_000,
+    }
+}
+
+fn source(image: &str) -> Source {
+    Source {
+        image: image.into(),
+        variants: Vec::new(),
+        id: image.into(),
+        to: 80,
+        ready: None,
+        gpu: None,
+        tenant: None,
+        data: Vec::new(),
+        level: Level::Host,
+        need: Need::default(),
+    }
+}
+
+/// A policy, and the time.
+struct Story {
+    policy: Policy,
+    now: Instant,
+    /// There is GPU memory for all that claim some.
+    has_memory: bool,
+    done: Vec<String>,
+}
+
+impl Story {
+    fn of(plan: Plan) -> Story {
+        let policy = Policy::new(plan, Some(source("one")));
+        Story { policy, now: Instant::now(), has_memory: true, done: Vec::new() }
+    }
+
+    fn asks(&mut self) -> u64 {
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), None);
+        self.grant();
+        request
+    }
+
+    fn ask(&mut self, times: u32) {
+        for _ in 0..times {
+            self.asks();
+        }
+    }
+
+    fn again(&mut self, avoid: u32) -> u64 {
+        let request = self.policy.arrive(self.now, self.now + self.policy.plan().timeout(), Some(avoid));
+        self.grant();
+        request
+    }
+
+    fn passes(&mut self, time: Duration) -> &mut Story {
+        self.now += time;
+        self.policy.tick(self.now);
+        self.grant();
+        self
+    }
+
+    fn ready(&mut self, number: u32) -> &mut Story {
+        self.policy.ready(number, self.now);
+        self.grant();
+        self
+    }
+
+    fn answered(&mut self, number: u32) -> &mut Story {
+        self.policy.done(number, Outcome::Answered, self.now);
+        self.grant();
+        self
+    }
+
+    /// What is to be done, in words. What is claimed is granted at once, if there is memory.
+    fn then(&mut self) -> Vec<String> {
+        self.grant();
+        std::mem::take(&mut self.done)
+    }
+
+    fn grant(&mut self) {
+        loop {
+            let words = self.words();
+            if words.is_empty() {
+                return;
+            }
+            for word in words {
+                match word.strip_prefix("claim ").filter(|_| self.has_memory) {
+                    Some(number) => assert!(self.policy.granted(number.parse().unwrap(), self.now)),
+                    None => self.done.push(word),
+                }
+            }
+        }
+    }
+
+    fn words(&mut self) -> Vec<String> {
+        let words = |action| match action {
+            Action::Claim { instance, .. } => format!("claim {instance}"),
+            Action::Withdraw { instance } => format!("withdraw {instance}"),
+            Action::Start { instance, source, .. } => format!("start {instance} of {}", source.image),
+            Action::Sleep { instance } => format!("sleep {instance}"),
+            Action::Wake { instance } => format!("wake {instance}"),
+            Action::End { instance } => format!("end {instance}"),
+            Action::Send { request, instance } => format!("{request} to {instance}"),
+            Action::Refuse { request, why: Refusal::Full } => format!("{request} full"),
+            Action::Refuse { request, why: Refusal::TooLong { .. } } => format!("{request} too long"),
+            Action::Refuse { request, why: Refusal::NoInstance { problem, again } } => {
+                format!("{request} none for {} ms: {problem}", again.as_millis())
+            }
+            Action::Refuse { request, why: Refusal::Draining } => format!("{request} draining"),
+            Action::RolledOut(how) => format!("rolled out: {how:?}"),
+        };
+        self.policy.take().into_iter().map(words).collect()
+    }
+
+    /// With instances that run, as many as requested.
+    fn running(plan: Plan, count: u32) -> Story {
+        let mut story = Story::of(Plan { min: count, ..plan.clone() });
+        story.passes(SECOND);
+        story.then();
+        for number in 1..=count {
+            story.ready(number);
+        }
+        story.policy.replan(plan, story.now);
+        story.then();
+        story
+    }
+}

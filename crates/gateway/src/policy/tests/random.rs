@@ -1,0 +1,251 @@
+//! Whatever happens, in any order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Arrive,
+    Again(u32),
+    Gone(usize),
+    Done(usize, bool),
+    /// The n-th of what is under way comes to its end, well or not.
+    Over(usize, bool),
+    /// There is GPU memory for the n-th of those that claim some.
+    Grant(usize),
+    /// The n-th that is started finds its GPU full.
+    Full(usize),
+    /// Others need the memory of the n-th that nobody needs.
+    Demote(usize),
+    Ended(usize),
+    Unreachable(usize),
+    Pass(u64),
+    RollOut,
+    Replan(u32, u32),
+    Drain,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => Just(Step::Arrive),
+        1 => (1..5u32).prop_map(Step::Again),
+        2 => any::<usize>().prop_map(Step::Gone),
+        8 => (any::<usize>(), any::<bool>()).prop_map(|(which, well)| Step::Done(which, well)),
+        8 => any::<usize>().prop_map(Step::Grant),
+        1 => any::<usize>().prop_map(Step::Full),
+        1 => any::<usize>().prop_map(Step::Demote),
+        6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, well)| Step::Over(which, well)),
+        1 => any::<usize>().prop_map(Step::Ended),
+        1 => any::<usize>().prop_map(Step::Unreachable),
+        4 => (1..40_000u64).prop_map(Step::Pass),
+        1 => Just(Step::RollOut),
+        1 => (0..3u32, 1..5u32).prop_map(|(min, max)| Step::Replan(min, max)),
+        1 => Just(Step::Drain),
+    ]
+}
+
+/// What the policy was told and has wanted, as the world beside it knows it.
+#[derive(Default)]
+struct World {
+    waiting: BTreeSet<u64>,
+    /// Requests at instances.
+    sent: Vec<u32>,
+    /// What is under way with each instance.
+    busy: BTreeMap<u32, &'static str>,
+    /// Those that claim GPU memory.
+    claims: BTreeSet<u32>,
+    /// Instances that listen, and whether they sleep.
+    there: BTreeMap<u32, bool>,
+    rollouts: u32,
+    max: u32,
+}
+
+impl World {
+    fn follow(&mut self, policy: &mut Policy) -> Result<(), TestCaseError> {
+        for action in policy.take() {
+            match action {
+                Action::Claim { instance, .. } => {
+                    prop_assert!(self.claims.insert(instance), "{instance} claims twice");
+                    prop_assert!(!self.busy.contains_key(&instance));
+                }
+                Action::Withdraw { instance } => {
+                    prop_assert!(self.claims.remove(&instance), "{instance} claims nothing");
+                }
+                Action::Start { instance, .. } => {
+                    prop_assert!(!self.there.contains_key(&instance), "{instance} is there");
+                    prop_assert_eq!(self.busy.insert(instance, "start"), None);
+                }
+                Action::Sleep { instance } => {
+                    prop_assert_eq!(self.there.get(&instance), Some(&false));
+                    prop_assert!(!self.sent.contains(&instance), "it has requests");
+                    prop_assert_eq!(self.busy.insert(instance, "sleep"), None);
+                }
+                Action::Wake { instance } => {
+                    prop_assert_eq!(self.there.get(&instance), Some(&true));
+                    prop_assert_eq!(self.busy.insert(instance, "wake"), None);
+                }
+                Action::End { instance } => {
+                    prop_assert!(self.there.contains_key(&instance));
+                    self.busy.insert(instance, "end");
+                }
+                Action::Send { request, instance } => {
+                    prop_assert!(self.waiting.remove(&request), "{request} was told twice");
+                    prop_assert!(self.there.contains_key(&instance), "{instance} does not listen");
+                    let busy = self.busy.get(&instance).copied();
+                    prop_assert!(matches!(busy, None | Some("wake")), "{instance} has to {busy:?}");
+                    self.sent.push(instance);
+                    let count = self.sent.iter().filter(|other| **other == instance).count();
+                    prop_assert!(count <= policy.plan().concurrency as usize);
+                }
+                Action::Refuse { request, .. } => {
+                    prop_assert!(self.waiting.remove(&request), "{request} was told twice");
+                }
+                Action::RolledOut(_) => self.rollouts -= 1,
+            }
+        }
+        // Those of an old image, and those that are too many by now, have requests yet or something under way.
+        let waits = |number: &u32| self.claims.contains(number);
+        let held =
+            |number: &u32| self.sent.contains(number) || self.busy.contains_key(number) || waits(number);
+        let resting = policy.instances.keys().filter(|number| !held(number)).count();
+        prop_assert!(resting <= self.max as usize + 1);
+        let seats: BTreeSet<u32> = policy.instances().map(|(_, seat, ..)| seat).collect();
+        prop_assert_eq!(seats.len(), policy.instances.len());
+        prop_assert_eq!(policy.queued(), self.waiting.len());
+        Ok(())
+    }
+
+    /// What is under way with the instance has come to its end.
+    fn over(&mut self, policy: &mut Policy, number: u32, well: bool, now: Instant) {
+        match (self.busy.remove(&number), well) {
+            (Some("start"), true) => {
+                self.there.insert(number, false);
+                policy.ready(number, now);
+            }
+            (Some("start"), false) => policy.not_started(number, "failed".into(), now),
+            (Some("sleep"), _) => {
+                self.there.insert(number, well);
+                policy.slept(number, well, now);
+            }
+            (Some("wake"), _) => {
+                self.there.insert(number, false);
+                policy.woke(number, if well { Ok(()) } else { Err("failed".into()) }, now);
+            }
+            (Some("end"), _) => self.gone(policy, number, now),
+            _ => {}
+        }
+    }
+
+    fn gone(&mut self, policy: &mut Policy, number: u32, now: Instant) {
+        self.there.remove(&number);
+        self.busy.remove(&number);
+        self.claims.remove(&number);
+        policy.ended(number, "ended".into(), now);
+    }
+}
+
+fn nth<T: Copy>(all: impl IntoIterator<Item = T>, which: usize) -> Option<T> {
+    let all: Vec<T> = all.into_iter().collect();
+    (!all.is_empty()).then(|| all[which % all.len()])
+}
+
+proptest! {
+    #[test]
+    fn every_request_is_told_once_and_no_instance_has_too_many(steps in prop::collection::vec(step(), 1..200)) {
+        let mut now = Instant::now();
+        let mut policy = Policy::new(plan(), Some(source("one")));
+        let mut world = World { max: plan().max, ..World::default() };
+        for step in steps {
+            match step {
+                Step::Arrive | Step::Again(_) => {
+                    let avoid = if let Step::Again(avoid) = step { Some(avoid) } else { None };
+                    let request = policy.arrive(now, now + policy.plan().timeout(), avoid);
+                    world.waiting.insert(request);
+                }
+                Step::Gone(which) => {
+                    if let Some(request) = nth(world.waiting.iter().copied(), which) {
+                        world.waiting.remove(&request);
+                        policy.gone(request, now);
+                    }
+                }
+                Step::Done(which, well) => {
+                    if !world.sent.is_empty() {
+                        let which = which % world.sent.len();
+                        let number = world.sent.swap_remove(which);
+                        let outcome = if well { Outcome::Answered } else { Outcome::Broken };
+                        policy.done(number, outcome, now);
+                    }
+                }
+                Step::Over(which, well) => {
+                    if let Some(number) = nth(world.busy.keys().copied(), which) {
+                        world.over(&mut policy, number, well, now);
+                    }
+                }
+                Step::Grant(which) => {
+                    if let Some(number) = nth(world.claims.iter().copied(), which) {
+                        world.claims.remove(&number);
+                        prop_assert!(policy.granted(number, now));
+                    }
+                }
+                Step::Full(which) => {
+                    let starting = world.busy.iter().filter(|(_, what)| **what == "start");
+                    if let Some(number) = nth(starting.map(|(number, _)| *number), which) {
+                        world.busy.remove(&number);
+                        world.claims.insert(number);
+                        policy.found_full(number, now);
+                    }
+                }
+                Step::Demote(which) => {
+                    if let Some(idle) = nth(policy.idle(now).iter().map(|idle| idle.instance), which) {
+                        prop_assert!(policy.demote(idle, now));
+                    }
+                }
+                Step::Ended(which) => {
+                    if let Some(number) = nth(world.there.keys().copied(), which) {
+                        world.gone(&mut policy, number, now);
+                    }
+                }
+                Step::Unreachable(which) => {
+                    if let Some(number) = nth(world.there.keys().copied(), which) {
+                        policy.unreachable(number, "refused".into(), now);
+                    }
+                }
+                Step::Pass(time) => {
+                    now += Duration::from_millis(time);
+                    policy.tick(now);
+                }
+                Step::RollOut => world.rollouts += u32::from(policy.roll_out(source("two"), plan(), now)),
+                Step::Replan(min, max) => {
+                    world.max = world.max.max(max);
+                    policy.replan(Plan { min: min.min(max), max, ..plan() }, now);
+                }
+                Step::Drain => policy.drain(now),
+            }
+            world.follow(&mut policy)?;
+        }
+        // Whatever has happened, it can be brought to rest.
+        for _ in 0..100 {
+            while let Some(number) = world.busy.keys().next().copied() {
+                world.over(&mut policy, number, true, now);
+                world.follow(&mut policy)?;
+            }
+            while let Some(number) = world.claims.pop_first() {
+                prop_assert!(policy.granted(number, now));
+                world.follow(&mut policy)?;
+            }
+            while let Some(number) = world.sent.pop() {
+                policy.done(number, Outcome::Answered, now);
+                world.follow(&mut policy)?;
+            }
+            policy.drain(now);
+            world.follow(&mut policy)?;
+            now += SECOND;
+        }
+        prop_assert!(policy.is_drained(), "{:?}, {:?}", policy.instances().collect::<Vec<_>>(), world.waiting);
+        prop_assert_eq!(world.rollouts, 0);
+        prop_assert!(world.waiting.is_empty());
+    }
+}
