@@ -1,0 +1,157 @@
+//! What is told of sandboxes, and of those who wait for them.
+
+use serde::{Deserialize, Serialize};
+
+use super::Recovery;
+use crate::mounts::Mounts;
+use crate::network::{Network, Port};
+
+/// A user by numbers, and the groups that they belong to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+}
+
+/// The most that a program may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: Option<u64>,
+    /// Thousandths of a processor.
+    pub processors: Option<u32>,
+}
+
+impl Limits {
+    pub fn is_none(&self) -> bool {
+        *self == Limits::default()
+    }
+
+    /// These, and for what they leave open the others.
+    pub fn or(self, others: Limits) -> Limits {
+        Limits { memory: self.memory.or(others.memory), processors: self.processors.or(others.processors) }
+    }
+}
+
+/// A sandbox, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sandbox {
+    pub name: String,
+    pub mode: Mode,
+    pub state: State,
+    /// Pid of the program's first process, as the host sees it; 0 when it has ended.
+    pub pid: i32,
+    pub command: Vec<String>,
+    pub gpu: String,
+    /// RFC 3339.
+    pub started: String,
+    /// RFC 3339; none while it runs.
+    #[serde(default)]
+    pub ended: Option<String>,
+    pub exit_code: Option<i32>,
+    /// The image that it was restored from.
+    pub image: Option<String>,
+    /// What went wrong, if something did: a dead worker, a checkpoint that was undone.
+    pub problem: Option<String>,
+    pub device_bytes: u64,
+    /// How much of that others have mapped too, or may.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    pub pinned_bytes: u64,
+    /// Pids of its workers, as the host sees them.
+    #[serde(default)]
+    pub workers: Vec<i32>,
+    /// How it is brought back after a failure; none if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+    #[serde(default)]
+    pub network: Network,
+    /// The ports of the machine's that lead to it.
+    #[serde(default)]
+    pub ports: Vec<Port>,
+    #[serde(default)]
+    pub limits: Limits,
+    #[serde(default, skip_serializing_if = "Mounts::is_empty")]
+    pub mounts: Mounts,
+    /// Whose programs it shares GPU contexts with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// The node that it has gone on at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// What a sandbox's program uses at a moment. None of a number: it is not known just now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    pub name: String,
+    pub state: State,
+    /// How many processes the program has.
+    pub processes: u64,
+    /// Processor time that they have used so far.
+    pub processor_us: u64,
+    /// Their share of the host's memory, pages that several processes have divided among those.
+    pub host_bytes: Option<u64>,
+    pub device_bytes: Option<u64>,
+    pub shared_bytes: Option<u64>,
+    pub pinned_bytes: Option<u64>,
+    /// What was copied to its GPUs and from them, for the program by its worker.
+    pub to_gpu_bytes: Option<u64>,
+    pub from_gpu_bytes: Option<u64>,
+}
+
+/// A worker that waits for a sandbox, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spare {
+    pub gpu: String,
+    pub pid: i32,
+    /// Its context is there.
+    pub ready: bool,
+}
+
+/// A process whose GPU contexts programs of a tenant share, as `rekindle ps --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SharedContexts {
+    pub tenant: String,
+    pub gpu: String,
+    /// That of their workers.
+    pub pid: i32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Starting,
+    Running,
+    Checkpointing,
+    Restoring,
+    FallingAsleep,
+    /// Its GPU half sleeps; the rest runs.
+    Asleep,
+    Waking,
+    Migrating,
+    Exited,
+    Killed,
+    /// Checkpointed with `--stop`.
+    Stopped,
+    Failed,
+}
+
+impl State {
+    /// Whether there is a program, or is about to be.
+    pub fn is_live(self) -> bool {
+        !matches!(self, State::Exited | State::Killed | State::Stopped | State::Failed)
+    }
+}
+
+/// How a program's GPU half is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Through the client and a worker.
+    #[default]
+    Sandbox,
+    /// By the driver's own checkpoint.
+    Driver,
+}
