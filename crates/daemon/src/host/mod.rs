@@ -12,5 +12,6 @@ pub mod mounts;
 pub mod own_name;
 pub mod places;
 pub mod process;
+pub mod records;
 pub mod resources;
 pub mod usage;

@@ -11,6 +11,7 @@ use super::record::ServiceRecord;
 use super::{find, load, make, memory, shown, source};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::records::Kept;
 
 /// What is kept of one for the next daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

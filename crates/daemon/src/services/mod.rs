@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::records::Kept;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::slices;
 use crate::network::{self, Door};

@@ -1,20 +1,14 @@
-//! What is kept on disk of a service, so that the next daemon has it again. One JSON file each, replaced as a whole.
-
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+//! What is kept on disk of a service.
 
 use rekindle_gateway::{Plan, Source};
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles};
-use rekindle_store::bounded;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::host::records::Kept;
 use crate::services::canary::CanaryRecord;
 
-/// The longest record read.
-const LONGEST: u64 = 1 << 20;
 /// The longest name of a service.
 const LONGEST_NAME: usize = 64;
 
@@ -52,29 +46,19 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
+impl Kept for ServiceRecord {
+    const KIND: &'static str = "service";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        self.plan.check()
+    }
+}
+
 impl ServiceRecord {
-    /// Writes it beside its place and moves it there.
-    pub fn save(&self, directory: &Path) -> Result<()> {
-        let place = path(directory, &self.name);
-        let partial = place.with_added_extension("partial");
-        let write = || {
-            let mut file = File::create(&partial)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.sync_data()?;
-            fs::rename(&partial, &place)
-        };
-        write().map_err(|source| Error::io("write the record", &place, source))
-    }
-
-    pub fn load(directory: &Path, name: &str) -> std::result::Result<ServiceRecord, String> {
-        let text = bounded::read(&path(directory, name), LONGEST).map_err(|error| error.to_string())?;
-        let record: ServiceRecord = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-        match record.name == name {
-            true => record.plan.check().map(|()| record),
-            false => Err("it is named after another service".to_string()),
-        }
-    }
-
     /// A service stays whose it is: its instances know what its clients have said.
     pub fn check_tenant(&self, wish: &ServiceWish) -> Result<()> {
         let Some(wanted) = wish.tenant.as_ref().filter(|wanted| self.tenant.as_ref() != Some(wanted)) else {
@@ -87,34 +71,12 @@ impl ServiceRecord {
         );
         Err(Error::BadPlan { name: name.clone(), reason })
     }
-
-    /// All that can be read; the others are reported and left alone.
-    pub fn load_all(directory: &Path) -> Result<Vec<ServiceRecord>> {
-        let failed = |source| Error::io("list", directory, source);
-        let mut records = Vec::new();
-        for entry in fs::read_dir(directory).map_err(failed)? {
-            let file = entry.map_err(failed)?.file_name();
-            let Some(name) = file.to_str().and_then(|file| file.strip_suffix(".json")) else { continue };
-            match ServiceRecord::load(directory, name) {
-                Ok(record) => records.push(record),
-                Err(reason) => log::error!("the record of the service {name:?} cannot be used: {reason}"),
-            }
-        }
-        Ok(records)
-    }
-
-    pub fn remove(directory: &Path, name: &str) -> Result<()> {
-        let place = path(directory, name);
-        fs::remove_file(&place).map_err(|source| Error::io("remove", &place, source))
-    }
-}
-
-fn path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.json"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rekindle_gateway::Need;
     use rekindle_protocol::daemon::Level;
 

@@ -11,6 +11,7 @@ use super::record::ServiceRecord;
 use super::{certificate, listen, make, memory, stem};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
+use crate::host::records::Kept;
 use crate::images::metadata::ImageMetadata;
 use crate::lifecycle::end::{GRACE, end};
 use crate::sandboxes::Sandbox;

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::host::clock;
+use crate::host::records::Kept;
 use crate::lifecycle::slices;
 use record::TenantRecord;
 
