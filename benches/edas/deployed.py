@@ -125,6 +125,19 @@ def limit(instance, count):
     instance.wait(lambda: any(one["ready"] for one in instance.json("ps")["pool"]), "a worker", limit=60)
 
 
+def memory(instance):
+    """The limit of GPU memory and what is used of it, once nothing has more: an instance that has grown has others go."""
+    rows = []
+
+    def keeps():
+        rows.append(instance.json("services")["memory"])
+        return rows[-1]["limit_bytes"] is None or max(rows[-1]["used_bytes"].values(), default=0) <= rows[-1]["limit_bytes"]
+
+    with contextlib.suppress(TimeoutError):
+        instance.wait(keeps, "services to keep to their limit", limit=10)
+    return rows[-1]
+
+
 def forget(instance):
     """Ends the memory daemon, and all data that it holds with it."""
     for place in Path("/proc").glob("[0-9]*"):
