@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Event, Result, Stream};
 
 use super::lane::{Destroy, Lane, Number, Op, Task};
-use super::link::{ClientId, Link, Rank};
+use super::link::Link;
 use super::piece::{Piece, Rest, Way};
+use super::turns::{ClientId, Rank};
 
 /// A copy of no more is issued at once, where a stream has not more than [`AT_ONCE`] of such under way.
 const SMALL: u64 = 64 << 10;
@@ -140,6 +142,14 @@ impl Queues {
 
     pub(super) fn set_rank(&mut self, stream: Stream, rank: Rank) {
         self.lanes.entry(stream).or_default().rank = rank;
+    }
+
+    pub(super) fn set_link_weight(&self, weight: u32) {
+        self.link.iter().for_each(|link| link.set_weight(self.client, weight));
+    }
+
+    pub(super) fn link_waited(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.waited(self.client))
     }
 
     pub(super) fn capture(&mut self, stream: Stream, begins: bool) {
