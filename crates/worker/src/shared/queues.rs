@@ -181,7 +181,7 @@ impl Queues {
             None => Vec::new(),
         };
         if after.is_empty() && !self.is_behind(stream) {
-            self.note_work(stream);
+            // It takes no time of its own: a copy behind it waits for nothing but what was before.
             return true;
         }
         let number = self.push(stream, after, Task::Record(event, flags));
@@ -309,7 +309,6 @@ impl Queues {
                 work(&*self.device, stream)
             }
             Task::Record(event, flags) => {
-                lane.works += 1;
                 let done = self.device.event_record(event, stream, flags);
                 self.settle(event, number);
                 done
