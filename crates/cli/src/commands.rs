@@ -10,7 +10,9 @@ use rekindle_protocol::frame::FrameError;
 use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
 
-use crate::arguments::{Arguments, Command, EngineArgument, ImageCommand, OrderArgument, SandboxArguments};
+use crate::arguments::{
+    Arguments, Command, EngineArgument, ImageCommand, OrderArgument, PortionArguments, SandboxArguments,
+};
 use crate::connection::{ask, ask_lines, ask_with, beside, listen, simply_ask};
 use crate::error::{Error, Result};
 use crate::foreground::{self, Output};
@@ -230,7 +232,8 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
             }
         }
         Command::Limits { name, portion } => {
-            let request = Request::SetLimits { name: name.clone(), link_weight: portion.link_weight };
+            let PortionArguments { link_weight, sm_share } = portion;
+            let request = Request::SetLimits { name: name.clone(), link_weight, sm_share };
             let answer = simply_ask(&places, &request)?;
             printer.print(&answer, || format!("{name} has it from now on"));
         }

@@ -301,6 +301,12 @@ pub enum Error {
     NoPortion,
 
     #[error(
+        "{name:?} cannot have {wanted} % of the multiprocessors: of the programs that share as {tenant:?} {others}; take \
+         some from them by `rekindle limits NAME --sm-share`, or give it less"
+    )]
+    NoRoomForShare { name: String, tenant: String, wanted: u32, others: String },
+
+    #[error(
         "the sandbox {name:?} has a GPU context of its own, and nothing to divide; run it with `--share TENANT`"
     )]
     NotShared { name: String },

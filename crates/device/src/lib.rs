@@ -24,7 +24,7 @@ pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rekindle_cuda::CuResult;
+use rekindle_cuda::{CUDA_ERROR_NOT_SUPPORTED, CuResult};
 
 /// Every device call answers with a driver result code on failure.
 pub type Result<T> = std::result::Result<T, CuResult>;
@@ -60,6 +60,24 @@ handles! {
     GraphNode;
     /// A graph that can be launched.
     GraphExec;
+    /// Multiprocessors that streams are made on ([`Device::part_create`]).
+    Part;
+}
+
+/// How the multiprocessors of a device can be divided: into so many units of so many each. A set of units is a number with a
+/// bit for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Units {
+    /// At most 64.
+    pub count: u32,
+    pub multiprocessors: u32,
+}
+
+impl Units {
+    /// The set of all.
+    pub fn all(&self) -> u64 {
+        if self.count >= 64 { u64::MAX } else { (1 << self.count) - 1 }
+    }
 }
 
 impl Stream {
@@ -166,6 +184,23 @@ pub trait Device: Send + Sync {
     fn occupancy_cluster_size(&self, launch: &Launch, function: Function) -> Result<i32>;
 
     // Streams and events.
+
+    /// How the multiprocessors can be divided among streams; none where they cannot.
+    fn units(&self) -> Option<Units> {
+        None
+    }
+    /// The multiprocessors of these units.
+    fn part_create(&self, _units: u64) -> Result<Part> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// None of its streams is left.
+    fn part_destroy(&self, _part: Part) -> Result<()> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// A non-blocking stream whose kernels run on these multiprocessors alone, and those of graphs that are captured from it.
+    fn stream_create_on(&self, _part: Part, _priority: i32) -> Result<Stream> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream>;
     fn stream_destroy(&self, stream: Stream) -> Result<()>;

@@ -10,12 +10,13 @@ use rekindle_cuda::{
     CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 };
-use rekindle_device::{Capture, Event, Graph, GraphExec, Result, Stream};
+use rekindle_device::{Capture, Event, Graph, GraphExec, Part, Result, Stream};
 
 use crate::capture::Captures;
 use crate::graph::{Action, Graphs, Node};
+use crate::parts::{self, Parts};
 use crate::scheduler::{Batch, Record, Scheduler, TaskId, Work};
-use crate::stream::Streams;
+use crate::stream::{NON_BLOCKING, Streams};
 use crate::work::{Engine, Op};
 
 /// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of its own in a capture.
@@ -31,12 +32,13 @@ struct Inner {
     streams: Streams,
     captures: Captures,
     graphs: Graphs,
+    parts: Parts,
 }
 
 impl Context {
     pub fn new(scheduler: Scheduler) -> Context {
-        let inner =
-            Inner { streams: Streams::new(), captures: Captures::default(), graphs: Graphs::default() };
+        let (captures, graphs, parts) = (Captures::default(), Graphs::default(), Parts::default());
+        let inner = Inner { streams: Streams::new(), captures, graphs, parts };
         Context { scheduler, inner: Mutex::new(inner) }
     }
 
@@ -49,9 +51,14 @@ impl Context {
     }
 
     /// Puts work on a stream.
-    pub fn submit(&self, stream: Stream, op: Op) -> Result<()> {
+    pub fn submit(&self, stream: Stream, mut op: Op) -> Result<()> {
         self.scheduler.check()?;
         let mut inner = self.inner.lock();
+        if let Op::Kernel { kernel, launch, units, .. } = &mut op {
+            *units = inner.streams.get(stream)?.units;
+            let all = self.scheduler.executor().multiprocessors;
+            kernel.check_cooperative(launch, parts::multiprocessors(all, *units))?;
+        }
         if inner.capturing(stream)? {
             return inner.capture_action(stream, Action::Op(op));
         }
@@ -86,7 +93,23 @@ impl Context {
 
     pub fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
         self.scheduler.check()?;
-        self.inner.lock().streams.create(flags, priority)
+        self.inner.lock().streams.create(flags, priority, 0)
+    }
+
+    pub fn part_create(&self, units: u64) -> Result<Part> {
+        self.scheduler.check()?;
+        self.inner.lock().parts.create(self.scheduler.executor().multiprocessors, units)
+    }
+
+    pub fn part_destroy(&self, part: Part) -> Result<()> {
+        self.inner.lock().parts.destroy(part)
+    }
+
+    pub fn stream_create_on(&self, part: Part, priority: i32) -> Result<Stream> {
+        self.scheduler.check()?;
+        let mut inner = self.inner.lock();
+        let units = inner.parts.units(part)?;
+        inner.streams.create(NON_BLOCKING, priority, units)
     }
 
     pub fn stream_destroy(&self, stream: Stream) -> Result<()> {

@@ -13,7 +13,7 @@ use rekindle_cuda::{
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, PreparedCode, Result, Stream,
+    ModuleKind, Part, PreparedCode, Result, Stream, Units,
 };
 
 use crate::arena::Arena;
@@ -25,6 +25,7 @@ use crate::graph::Action;
 use crate::module::LoadedModule;
 use crate::modules::{self, Modules};
 use crate::output::Output;
+use crate::parts;
 use crate::physical::Budget;
 use crate::prepared::EmulatedCode;
 use crate::scheduler::Scheduler;
@@ -285,6 +286,22 @@ impl Device for EmulatedDevice {
 
     fn occupancy_cluster_size(&self, _launch: &Launch, function: Function) -> Result<i32> {
         Ok(self.kernel(function)?.occupancy_cluster_size())
+    }
+
+    fn units(&self) -> Option<Units> {
+        Some(parts::units(self.multiprocessors()))
+    }
+
+    fn part_create(&self, units: u64) -> Result<Part> {
+        self.context.part_create(units)
+    }
+
+    fn part_destroy(&self, part: Part) -> Result<()> {
+        self.context.part_destroy(part)
+    }
+
+    fn stream_create_on(&self, part: Part, priority: i32) -> Result<Stream> {
+        self.context.stream_create_on(part, priority)
     }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {

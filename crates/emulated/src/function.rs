@@ -170,11 +170,21 @@ impl Kernel {
         if size > u64::from(most) || (0..3).any(|i| !launch.grid[i].is_multiple_of(cluster[i])) {
             return Err(CUDA_ERROR_INVALID_CLUSTER_SIZE);
         }
-        let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
-        if is_cooperative(launch) && blocks > u64::from(held) * u64::from(multiprocessors) {
-            return Err(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        self.check_cooperative(launch, multiprocessors)
+    }
+
+    /// Refuses a cooperative launch whose blocks are not all there at once.
+    pub fn check_cooperative(&self, launch: &Launch, multiprocessors: u32) -> Result<()> {
+        if !is_cooperative(launch) {
+            return Ok(());
         }
-        Ok(())
+        let threads = launch.block.iter().product::<u32>();
+        let held = u64::from(occupancy::blocks(self.need(threads, u64::from(launch.shared))));
+        let blocks = launch.grid.iter().map(|size| u64::from(*size)).product::<u64>();
+        match blocks <= held * u64::from(multiprocessors) {
+            true => Ok(()),
+            false => Err(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE),
+        }
     }
 
     pub fn occupancy_blocks(&self, threads: i32, shared: u64) -> Result<i32> {

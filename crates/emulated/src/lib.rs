@@ -33,6 +33,7 @@ mod modules;
 mod occupancy;
 mod operations;
 mod output;
+mod parts;
 mod physical;
 mod platform;
 mod prepared;

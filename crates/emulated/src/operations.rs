@@ -15,7 +15,7 @@ impl EmulatedDevice {
     pub fn launch_op(&self, function: Function, launch: &Launch, parameters: &[u8]) -> Result<Op> {
         let kernel = self.kernel(function)?;
         kernel.check(launch, parameters, self.multiprocessors())?;
-        Ok(Op::Kernel { kernel, launch: launch.clone(), parameters: parameters.into() })
+        Ok(Op::Kernel { kernel, launch: launch.clone(), parameters: parameters.into(), units: 0 })
     }
 
     /// Nothing where there are no bytes to copy.

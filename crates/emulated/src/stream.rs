@@ -12,7 +12,7 @@ use crate::capture::CaptureId;
 use crate::scheduler::{NO_TASK, Record, Scheduler, TaskId};
 
 /// `CU_STREAM_NON_BLOCKING`.
-const NON_BLOCKING: u32 = 1;
+pub(crate) const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`, and all flags there are.
 const DISABLE_TIMING: u32 = 2;
 const EVENT_FLAGS: u32 = 7;
@@ -22,6 +22,8 @@ pub(crate) struct StreamState {
     pub priority: i32,
     pub last: TaskId,
     pub capture: Option<CaptureId>,
+    /// The units whose multiprocessors its kernels have; 0: all.
+    pub units: u64,
 }
 
 pub(crate) struct EventState {
@@ -43,7 +45,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub fn new() -> Streams {
-        let legacy = StreamState { blocking: true, priority: 0, last: NO_TASK, capture: None };
+        let legacy = StreamState { blocking: true, priority: 0, last: NO_TASK, capture: None, units: 0 };
         Streams {
             streams: HashMap::from([(Stream::LEGACY.0, legacy)]),
             events: HashMap::new(),
@@ -52,7 +54,7 @@ impl Streams {
         }
     }
 
-    pub fn create(&mut self, flags: u32, priority: i32) -> Result<Stream> {
+    pub fn create(&mut self, flags: u32, priority: i32, units: u64) -> Result<Stream> {
         if flags & !NON_BLOCKING != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -60,7 +62,8 @@ impl Streams {
         let priority = priority.clamp(greatest, least);
         self.next += 1;
         let blocking = flags & NON_BLOCKING == 0;
-        self.streams.insert(self.next, StreamState { blocking, priority, last: NO_TASK, capture: None });
+        let state = StreamState { blocking, priority, last: NO_TASK, capture: None, units };
+        self.streams.insert(self.next, state);
         Ok(Stream(self.next))
     }
 

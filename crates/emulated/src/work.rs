@@ -39,11 +39,29 @@ pub(crate) enum Engine {
 /// A piece of work that can be done many times: what a graph's node holds.
 #[derive(Clone)]
 pub(crate) enum Op {
-    Kernel { kernel: Kernel, launch: Launch, parameters: Arc<[u8]> },
-    Copy { copy: Copy3D, engine: Engine },
+    /// On multiprocessors of these units; 0: on all.
+    Kernel {
+        kernel: Kernel,
+        launch: Launch,
+        parameters: Arc<[u8]>,
+        units: u64,
+    },
+    Copy {
+        copy: Copy3D,
+        engine: Engine,
+    },
     Set(MemorySet),
-    WaitValue { address: u64, value: u64, width: u32, condition: u32 },
-    WriteValue { address: u64, value: u64, width: u32 },
+    WaitValue {
+        address: u64,
+        value: u64,
+        width: u32,
+        condition: u32,
+    },
+    WriteValue {
+        address: u64,
+        value: u64,
+        width: u32,
+    },
 }
 
 impl Op {
@@ -116,7 +134,9 @@ impl Executor {
 
     pub fn execute(&self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Kernel { kernel, launch, parameters } => self.kernel(kernel, launch, parameters),
+            Op::Kernel { kernel, launch, parameters, units } => {
+                self.kernel(kernel, launch, parameters, *units)
+            }
             Op::Copy { copy, engine } => self.copy(copy, *engine),
             Op::Set(set) => self.set(set),
             Op::WriteValue { address, value, width } => self.write_value(*address, *value, *width),
@@ -124,7 +144,7 @@ impl Executor {
         }
     }
 
-    fn kernel(&self, kernel: &Kernel, launch: &Launch, parameters: &[u8]) -> Result<(), Failure> {
+    fn kernel(&self, kernel: &Kernel, launch: &Launch, parameters: &[u8], units: u64) -> Result<(), Failure> {
         let name = &kernel.entry().name;
         let launch_failed = |error: ptx::Error| Failure {
             code: CUDA_ERROR_LAUNCH_FAILED,
@@ -145,6 +165,8 @@ impl Executor {
                 clock_hz: u64::from(CLOCK_KHZ) * 1000,
                 shared_per_block: SHARED_OPTIN,
                 workspace: if cooperative { self.services.arena.workspace() } else { 0 },
+                units,
+                unit: crate::parts::units(self.multiprocessors).multiprocessors,
             },
         };
         let grid = ptx::Grid::new(ptx_launch, &self.space.kernel_ranges()).map_err(launch_failed)?;

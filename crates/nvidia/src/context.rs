@@ -1,7 +1,7 @@
 //! The primary context of a GPU: making it, learning what only it tells, and making it a thread's current one.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rekindle_device::{DeviceInfo, Result};
 
@@ -52,6 +52,7 @@ impl NvidiaDevice {
             granularity: granularity as u64,
             modules,
             imported: Imported::default(),
+            division: OnceLock::new(),
         })
     }
 }

@@ -4,19 +4,20 @@
 //! thread, which `bind` makes it. Handles are the driver's pointers; see the crate's head for what that asks of callers.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
     GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, PreparedCode, Result, Stream,
+    ModuleKind, Part, PreparedCode, Result, Stream, Units,
 };
 
 use crate::driver::{Driver, call};
 use crate::imported::Imported;
 use crate::memory::Registered;
 use crate::modules::Modules;
+use crate::parts::Division;
 use crate::placement::in_code;
 use crate::prepared::NvidiaCode;
 use crate::work::Attributes;
@@ -30,6 +31,8 @@ pub struct NvidiaDevice {
     pub(crate) granularity: u64,
     pub(crate) modules: Modules,
     pub(crate) imported: Imported,
+    /// How its multiprocessors are divided, once that was asked for; none where they cannot be.
+    pub(crate) division: OnceLock<Option<Division>>,
 }
 
 /// The answer of a query: done, not yet, or an error.
@@ -227,6 +230,22 @@ impl Device for NvidiaDevice {
         let mut size = 0;
         ask!(self, cuOccupancyMaxPotentialClusterSize(&mut size, function.0, &configuration))?;
         Ok(size)
+    }
+
+    fn units(&self) -> Option<Units> {
+        self.division().map(Division::units)
+    }
+
+    fn part_create(&self, units: u64) -> Result<Part> {
+        self.create_part(units)
+    }
+
+    fn part_destroy(&self, part: Part) -> Result<()> {
+        self.destroy_part(part)
+    }
+
+    fn stream_create_on(&self, part: Part, priority: i32) -> Result<Stream> {
+        self.create_stream_on(part, priority)
     }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {

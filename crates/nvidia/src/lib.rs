@@ -16,6 +16,7 @@ mod imported;
 mod jit;
 mod memory;
 mod modules;
+mod parts;
 pub mod placement;
 mod platform;
 mod prepared;

@@ -171,6 +171,15 @@ functions! {
         fn cuGraphExecDestroy(u64);
     }
     optional {
+        // CUDA 12.5.
+        fn cuDeviceGetDevResource(c_int, *mut DevResource, c_uint);
+        fn cuDevSmResourceSplitByCount(
+            *mut DevResource, *mut c_uint, *const DevResource, *mut DevResource, c_uint, c_uint
+        );
+        fn cuDevResourceGenerateDesc(*mut u64, *const DevResource, c_uint);
+        fn cuGreenCtxCreate(*mut u64, u64, c_int, c_uint);
+        fn cuGreenCtxDestroy(u64);
+        fn cuGreenCtxStreamCreate(*mut u64, u64, c_uint, c_int);
         // CUDA 12.8.
         fn cuCheckpointProcessLock(c_int, *const CheckpointLock);
         fn cuCheckpointProcessCheckpoint(c_int, *const CheckpointReserved);
@@ -318,6 +327,17 @@ pub struct MemsetNode {
     pub height: usize,
 }
 
+/// `CUdevResource` of version 1.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DevResource {
+    pub kind: c_uint,
+    pub padding: [u8; 92],
+    /// `CUdevSmResource`, as far as every version has it.
+    pub multiprocessors: c_uint,
+    pub more: [u8; 44],
+}
+
 /// `CUcheckpointLockArgs`.
 #[repr(C)]
 pub struct CheckpointLock {
@@ -371,6 +391,8 @@ mod tests {
         assert_eq!(offset_of!(KernelNode, parameters), 40);
         assert_eq!(offset_of!(KernelNode, context), 64);
         assert_eq!(size_of::<MemsetNode>(), 40);
+        assert_eq!(size_of::<DevResource>(), 144);
+        assert_eq!(offset_of!(DevResource, multiprocessors), 96);
         assert_eq!(size_of::<CheckpointLock>(), 64);
         assert_eq!(size_of::<CheckpointReserved>(), 64);
         assert_eq!(size_of::<CheckpointRestore>(), 64);

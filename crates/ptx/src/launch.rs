@@ -19,11 +19,34 @@ pub struct DeviceLimits {
     /// Address of 32 zeroed bytes in which the blocks of a cooperative grid meet; kernels find it in
     /// `%envreg1` (high half) and `%envreg2`. Zero for any other launch.
     pub workspace: u64,
+    /// The units of so many multiprocessors each that blocks run on, as bits; 0: all there are.
+    pub units: u64,
+    pub unit: u32,
+}
+
+impl DeviceLimits {
+    /// The multiprocessor that a block runs on.
+    pub(crate) fn multiprocessor(&self, block: u64) -> u64 {
+        if self.units == 0 {
+            return block % u64::from(self.multiprocessors.max(1));
+        }
+        let unit = u64::from(self.unit.max(1));
+        let place = block % (u64::from(self.units.count_ones()) * unit);
+        let nth = (0..64).filter(|bit| self.units >> bit & 1 == 1).nth((place / unit) as usize);
+        nth.unwrap_or(0) * unit + place % unit
+    }
 }
 
 impl Default for DeviceLimits {
     fn default() -> Self {
-        Self { multiprocessors: 16, clock_hz: 1_000_000_000, shared_per_block: 227 * 1024, workspace: 0 }
+        Self {
+            multiprocessors: 16,
+            clock_hz: 1_000_000_000,
+            shared_per_block: 227 * 1024,
+            workspace: 0,
+            units: 0,
+            unit: 0,
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rekindle_cuda::CUDA_ERROR_INVALID_DEVICE;
+use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED};
 use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, Stream};
 use rekindle_protocol::worker::Portion;
 
@@ -15,7 +15,7 @@ use crate::gpu::Opened;
 use crate::hashing::Hasher;
 use crate::image::Shelf;
 use crate::memory::Regions;
-use crate::shared::{ClientDevice, Common};
+use crate::shared::{ClientDevice, Common, Seat};
 
 /// As many as keep both directions of the link busy.
 const COPY_STREAMS: usize = 4;
@@ -40,7 +40,13 @@ enum Source {
     /// They are made for the one client.
     Own,
     /// Others have them too, and the client has a view of each.
-    Shared { common: Arc<Common>, views: Mutex<Vec<Arc<ClientDevice>>>, portion: Mutex<Portion> },
+    Shared {
+        common: Arc<Common>,
+        views: Mutex<Vec<(Arc<ClientDevice>, Seat)>>,
+        portion: Mutex<Portion>,
+        /// Why it cannot have that.
+        refused: OnceLock<String>,
+    },
 }
 
 /// One GPU, as programs number them.
@@ -94,7 +100,7 @@ impl Gpus {
             |slot: &Slot| Slot { index: slot.index, info: slot.info.clone(), context: OnceLock::new() };
         let (common, views, portion) = (common.clone(), Mutex::default(), Mutex::new(portion));
         Gpus {
-            source: Source::Shared { common, views, portion },
+            source: Source::Shared { common, views, portion, refused: OnceLock::new() },
             slots: all.slots.iter().map(slot).collect(),
             platform: all.platform.clone(),
             real_driver: all.real_driver.clone(),
@@ -133,20 +139,42 @@ impl Gpus {
 
     /// Has the client have this of them from now on.
     pub(crate) fn set_portion(&self, wanted: Portion) -> std::result::Result<(), String> {
-        let Source::Shared { portion, .. } = &self.source else {
+        let Source::Shared { portion, views, .. } = &self.source else {
             return Err("its context is its own".to_string());
         };
         let mut portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
-        self.views().iter().for_each(|view| view.set_link_weight(wanted.link_weight));
+        let views = views.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, (view, seat)) in views.iter().enumerate() {
+            if let Err(problem) =
+                view.bind().map_err(|code| code.to_string()).and_then(|()| seat.set(wanted.sm_share))
+            {
+                views.iter().take(number).for_each(|(_, seat)| drop(seat.set(portion.sm_share)));
+                return Err(problem);
+            }
+        }
+        views.iter().for_each(|(view, _)| view.set_link_weight(wanted.link_weight));
         *portion = wanted;
         Ok(())
+    }
+
+    /// Why the client cannot have what it is to have of a context.
+    pub(crate) fn refused(&self) -> Option<&String> {
+        match &self.source {
+            Source::Own => None,
+            Source::Shared { refused, .. } => refused.get(),
+        }
     }
 
     /// Gives back all that a client has in contexts that it shares; false if its work is not done within the limit. It
     /// asks for nothing any more.
     pub(crate) fn close(&self, limit: Duration) -> bool {
         let closed: Vec<bool> = self.views().iter().map(|view| view.close(limit)).collect();
-        !closed.contains(&false)
+        let is_closed = !closed.contains(&false);
+        if let (true, Source::Shared { views, .. }) = (is_closed, &self.source) {
+            let left = std::mem::take(&mut *views.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(left);
+        }
+        is_closed
     }
 
     /// Readies what a client that has come to rest has in contexts that it shares, to outlive them, for so long: true once all
@@ -169,7 +197,10 @@ impl Gpus {
     fn views(&self) -> Vec<Arc<ClientDevice>> {
         match &self.source {
             Source::Own => Vec::new(),
-            Source::Shared { views, .. } => views.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Source::Shared { views, .. } => {
+                let views = views.lock().unwrap_or_else(PoisonError::into_inner);
+                views.iter().map(|(view, _)| view.clone()).collect()
+            }
         }
     }
 
@@ -201,14 +232,21 @@ impl Gpus {
         }
         let context = Arc::new(match &self.source {
             Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
-            Source::Shared { common, views, portion } => {
+            Source::Shared { common, views, portion, refused } => {
                 let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
                 let link = common.link(device, &shared.device)?;
                 let view = ClientDevice::new(shared.device.clone(), link, common.health.clone())?;
                 view.set_link_weight(portion.link_weight);
-                views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
+                let division = common.division(device, &shared.device);
+                let seat = division.join(&view, portion.sm_share).map_err(|problem| {
+                    log::error!("a client has no place on GPU {device}: {problem}");
+                    let _ = refused.set(problem);
+                    view.close(Duration::ZERO);
+                    CUDA_ERROR_NOT_PERMITTED
+                })?;
+                views.lock().unwrap_or_else(PoisonError::into_inner).push((view.clone(), seat));
                 GpuContext::of_client(&shared, view)?
             }
         });

@@ -17,6 +17,9 @@ class Limits:
     gpu: str | None = None
     # The tenant whose programs it shares GPU contexts with.
     share: str | None = None
+    # What it has of those: by which weight bytes over the link, and how much of the multiprocessors in percent; none: no share.
+    link_weight: int | None = None
+    sm_share: int | None = None
     # How many images are taken of it, each with addresses of its own: so many instances fit in one GPU context.
     variants: int = 1
     # How many calls an instance has at once.
@@ -70,6 +73,14 @@ class Limits:
         for option in ("gpu", "share", "base"):
             if not isinstance(getattr(self, option), str | None):
                 raise DeclarationError(f"{name}: {option} is {getattr(self, option)!r}; give a text or None")
+        for option in ("link_weight", "sm_share"):
+            value = getattr(self, option)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100:
+                raise DeclarationError(f"{name}: {option} is {value!r}; give a whole number from 1 to 100")
+            if not self.share:
+                raise DeclarationError(f"{name}: {option} is for instances that share GPU contexts; give a tenant (share) too")
         if self.variants > 1 and not self.share:
             raise DeclarationError(f"{name}: variants is {self.variants}, which is for instances that share GPU contexts; give a tenant (share) too")
         if self.min_containers > self.max_containers:
@@ -96,6 +107,10 @@ class Limits:
             "--idle": milliseconds(self.scaledown_window),
             "--idle-end": milliseconds(self.sleep_window),
         }
+        if self.link_weight is not None:
+            options["--link-weight"] = self.link_weight
+        if self.sm_share is not None:
+            options["--sm-share"] = self.sm_share
         return [*self.sharing, *(str(word) for pair in options.items() for word in pair)]
 
     def described(self) -> dict[str, Any]:

@@ -93,13 +93,28 @@ pub struct PortionArguments {
     /// With --share: by which weight it has bytes over the link to the GPU while others copy too, from 1 to 100 (10).
     #[arg(long, value_name = "WEIGHT", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub link_weight: Option<u32>,
+    /// With --share: how much of the GPU's multiprocessors are its own, such as 25%; the others have what is left. `none`: no
+    /// share.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub sm_share: Option<u32>,
+}
+
+/// 0 for `none`.
+fn percent(text: &str) -> Result<u32, String> {
+    if text == "none" {
+        return Ok(0);
+    }
+    let number = text.strip_suffix('%').unwrap_or(text).parse::<u32>().ok();
+    number
+        .filter(|percent| (1..=100).contains(percent))
+        .ok_or_else(|| "expected a share from 1% to 100%, or none".to_string())
 }
 
 impl LimitArguments {
     pub fn wanted(self) -> Limits {
         let (memory, processors) = (self.memory, self.cpus);
-        let PortionArguments { link_weight } = self.portion;
-        Limits { memory, processors, link_weight, sm_share: None }
+        let PortionArguments { link_weight, sm_share } = self.portion;
+        Limits { memory, processors, link_weight, sm_share }
     }
 }
 

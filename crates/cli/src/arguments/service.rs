@@ -103,7 +103,7 @@ impl ServiceArguments {
             tenant: self.tenant,
             share: self.share,
             link_weight: self.portion.link_weight,
-            sm_share: None,
+            sm_share: self.portion.sm_share,
             variants: self.variant,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,

@@ -1,9 +1,10 @@
-//! What a program has of GPU contexts that it shares: its weight on the link.
+//! What a program has of GPU contexts that it shares: its weight on the link, and its share of the multiprocessors.
 
 use rekindle_protocol::daemon::{Limits, State};
 use rekindle_protocol::worker::ask;
 use serde_json::{Value, json};
 
+use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 
@@ -12,15 +13,43 @@ pub fn check(limits: &Limits, tenant: Option<&str>) -> Result<()> {
     if limits.names_portion() && tenant.is_none() { Err(Error::NoPortion) } else { Ok(()) }
 }
 
+/// Whether a sandbox can have its share beside what others of its tenant have on its GPU.
+pub fn check_room(daemon: &Daemon, sandbox: &Sandbox) -> Result<()> {
+    check_room_for(daemon, sandbox, &sandbox.record().limits)
+}
+
+fn check_room_for(daemon: &Daemon, sandbox: &Sandbox, limits: &Limits) -> Result<()> {
+    let record = sandbox.record();
+    let (Some(share), Some(wanted)) = (record.share(), limits.portion().sm_share) else { return Ok(()) };
+    let all = daemon.sandboxes.all();
+    let live = all.iter().filter(|other| other.is_live()).map(|other| other.record());
+    let beside = live.filter(|other| other.name != record.name && other.gpu == record.gpu);
+    let mut others: Vec<(String, u32)> = beside
+        .filter(|other| other.share().is_some_and(|other| other.tenant == share.tenant))
+        .filter_map(|other| Some((other.name, other.limits.portion().sm_share?)))
+        .collect();
+    others.sort();
+    if others.iter().map(|(_, percent)| percent).sum::<u32>() + wanted <= 100 {
+        return Ok(());
+    }
+    let others: Vec<String> =
+        others.iter().map(|(name, percent)| format!("{name:?} has {percent} %")).collect();
+    Err(Error::NoRoomForShare { name: record.name, tenant: share.tenant, wanted, others: others.join(", ") })
+}
+
 /// Changes what a program has, while it runs. Its next worker, and its images, have it too.
-pub fn set(sandbox: &Sandbox, link_weight: Option<u32>) -> Result<Value> {
-    let wanted = "given another part of its GPU contexts";
-    let operation = sandbox.begin_settled(State::Running, wanted)?;
+pub fn set(
+    daemon: &Daemon,
+    sandbox: &Sandbox,
+    (link_weight, sm_share): (Option<u32>, Option<u32>),
+) -> Result<Value> {
+    let operation = sandbox.begin_settled(State::Running, "given another part of its GPU contexts")?;
     let record = sandbox.record();
     if record.share().is_none() {
         return Err(Error::NotShared { name: record.name });
     }
-    let limits = Limits { link_weight, ..Limits::default() }.or(record.limits);
+    let limits = Limits { link_weight, sm_share, ..Limits::default() }.or(record.limits);
+    check_room_for(daemon, sandbox, &limits)?;
     let portion = limits.portion();
     for worker in sandbox.serving_workers()? {
         let set = worker.ask("divide its contexts anew", ask::SetPortion { portion }, &[]);

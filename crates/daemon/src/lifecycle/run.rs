@@ -100,6 +100,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     }
     let door = if request.framework { frameworks::furnish(&sandbox.run_directory) } else { Ok(()) };
     let started = door
+        .and_then(|()| portions::check_room(daemon, &sandbox))
         .and_then(|()| sandbox.limit())
         .and_then(|()| network::furnish(&daemon.publisher, &sandbox))
         .and_then(|()| start(&sandbox, &request, environment));

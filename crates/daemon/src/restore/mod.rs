@@ -294,6 +294,7 @@ impl Attempt<'_> {
     /// Returns what is still to come of the GPU halves.
     fn bring_back(&self) -> Result<Vec<PendingLoad>> {
         fault::point("restore-created")?;
+        portions::check_room(self.daemon, self.sandbox)?;
         self.sandbox.limit()?;
         network::furnish(&self.daemon.publisher, self.sandbox)?;
         if self.metadata.framework {

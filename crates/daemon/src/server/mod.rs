@@ -461,7 +461,9 @@ fn answer(
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
-        Request::SetLimits { name, link_weight } => portions::set(&*sandbox(&name)?, link_weight)?,
+        Request::SetLimits { name, link_weight, sm_share } => {
+            portions::set(daemon, &*sandbox(&name)?, (link_weight, sm_share))?
+        }
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Migrate { name, gpu, rounds } => {

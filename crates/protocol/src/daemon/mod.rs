@@ -238,6 +238,8 @@ pub enum Request {
     SetLimits {
         name: String,
         link_weight: Option<u32>,
+        /// 0: no share.
+        sm_share: Option<u32>,
     },
     /// Gives a program's GPU back while it needs none.
     Sleep {

@@ -25,7 +25,7 @@ pub struct Limits {
     /// In a shared context, by which it has bytes over the link while others copy too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_weight: Option<u32>,
-    /// There, how much of the multiprocessors are its own, in percent.
+    /// There, how much of the multiprocessors are its own, in percent; 0: none, whatever an image says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_share: Option<u32>,
 }
@@ -47,7 +47,10 @@ impl Limits {
 
     /// What it has of contexts that it shares.
     pub fn portion(&self) -> Portion {
-        Portion { link_weight: self.link_weight.unwrap_or(DEFAULT_LINK_WEIGHT), sm_share: self.sm_share }
+        Portion {
+            link_weight: self.link_weight.unwrap_or(DEFAULT_LINK_WEIGHT),
+            sm_share: self.sm_share.filter(|percent| *percent > 0),
+        }
     }
 
     /// Whether anything is said of contexts that it shares.

@@ -64,9 +64,7 @@ impl Exec<'_> {
             Special::GridSize(axis) => u64::from(grid.grid[usize::from(axis)]),
             Special::Warp => u64::from(self.warp.index),
             Special::Warps => (linear * u64::from(grid.block[2])).div_ceil(LANES as u64),
-            Special::Multiprocessor => {
-                linear_block(self.block.index) % u64::from(grid.device.multiprocessors.max(1))
-            }
+            Special::Multiprocessor => grid.device.multiprocessor(linear_block(self.block.index)),
             Special::Multiprocessors => u64::from(grid.device.multiprocessors),
             Special::GridId => grid.id,
             Special::Clock => self.clock() & 0xffff_ffff,

@@ -10,6 +10,7 @@ use crate::gpu::Opened;
 use crate::gpus::Gpus;
 use crate::image::{Shelf, stock};
 
+use super::division::Division;
 use super::health::Health;
 use super::link::Link;
 use super::settings::Settings;
@@ -23,6 +24,7 @@ pub(crate) struct Common {
     settings: Option<Settings>,
     /// Of each GPU, by its number.
     links: Mutex<HashMap<usize, Option<Arc<Link>>>>,
+    divisions: Mutex<HashMap<usize, Arc<Division>>>,
 }
 
 impl Common {
@@ -32,9 +34,22 @@ impl Common {
         let made = Gpus::new(opened).and_then(|gpus| {
             let shelf = Shelf::new(gpus.open(0)?.device.clone());
             stock(&shelf);
-            Ok(Common { gpus, shelf, health: Arc::default(), settings, links: Mutex::default() })
+            Ok(Common {
+                gpus,
+                shelf,
+                health: Arc::default(),
+                settings,
+                links: Mutex::default(),
+                divisions: Mutex::default(),
+            })
         });
         made.map(Arc::new).map_err(|code| format!("the GPU's context cannot be made: {code}"))
+    }
+
+    /// How a GPU's multiprocessors are divided.
+    pub(crate) fn division(&self, index: usize, device: &Arc<dyn Device>) -> Arc<Division> {
+        let mut divisions = self.divisions.lock().unwrap_or_else(PoisonError::into_inner);
+        divisions.entry(index).or_insert_with(|| Division::new(device.clone())).clone()
     }
 
     /// The scheduler of a GPU's copies; none where there is to be none.

@@ -225,7 +225,7 @@ impl Served {
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);
-            format!("its context cannot be shared: {code}")
+            gpus.refused().cloned().unwrap_or_else(|| format!("its context cannot be shared: {code}"))
         })?;
         Ok(Served { dispatcher, link, gpus, socket, log, slice })
     }

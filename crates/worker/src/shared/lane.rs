@@ -42,7 +42,8 @@ pub(super) enum Task {
     Work(Work),
     Record(Event, u32),
     Wait(Event, u32),
-    Destroy(Destroy),
+    /// Of the stream.
+    Destroy(Work),
 }
 
 /// Copies that were issued without a turn: small ones, and those behind work that was not done.

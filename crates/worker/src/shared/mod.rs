@@ -11,6 +11,7 @@
 
 mod client_device;
 mod common;
+mod division;
 mod health;
 mod host;
 mod lane;
@@ -27,5 +28,6 @@ mod turns;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;
+pub(crate) use division::Seat;
 pub(crate) use health::Health;
 pub use host::serve;

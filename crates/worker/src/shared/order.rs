@@ -11,9 +11,15 @@ use rekindle_device::{Device, Result, Stream};
 
 use super::queues::Queues;
 
+/// Names are no handles of the driver's.
+const FIRST_NAME: u64 = 1 << 8;
+
 /// A client's streams on one device.
 pub(super) struct Order {
     legacy: Stream,
+    /// The driver's streams, by the client's names for them.
+    named: HashMap<Stream, Stream>,
+    last_name: u64,
     /// How often the legacy stream was given work.
     works: u64,
     blocking: HashMap<Stream, Blocking>,
@@ -31,15 +37,39 @@ struct Blocking {
 
 impl Order {
     pub(super) fn new(legacy: Stream) -> Order {
-        Order { legacy, works: 0, blocking: HashMap::new(), capturing: HashSet::new() }
+        Order {
+            legacy,
+            named: HashMap::new(),
+            last_name: FIRST_NAME,
+            works: 0,
+            blocking: HashMap::new(),
+            capturing: HashSet::new(),
+        }
     }
 
-    pub(super) fn add(&mut self, stream: Stream) {
-        // It has nothing to wait for of what was before it but what is still under way.
-        self.blocking.insert(stream, Blocking::default());
+    /// Names a stream. A name is the stream's for its life, whatever stream of the driver's it is.
+    pub(super) fn add(&mut self, stream: Stream, is_blocking: bool) -> Stream {
+        if is_blocking {
+            // It has nothing to wait for of what was before it but what is still under way.
+            self.blocking.insert(stream, Blocking::default());
+        }
+        self.last_name += 1;
+        self.named.insert(Stream(self.last_name), stream);
+        Stream(self.last_name)
     }
 
-    pub(super) fn remove(&mut self, queues: &mut Queues, stream: Stream) -> Result<()> {
+    /// Others take the places of the driver's streams.
+    pub(super) fn replace(&mut self, by: &HashMap<Stream, Stream>) {
+        let now = |stream: Stream| by.get(&stream).copied().unwrap_or(stream);
+        self.legacy = now(self.legacy);
+        self.named.values_mut().for_each(|stream| *stream = now(*stream));
+        let blocking = std::mem::take(&mut self.blocking);
+        self.blocking = blocking.into_iter().map(|(stream, known)| (now(stream), known)).collect();
+    }
+
+    /// Forgets a stream, of which this is the name and the driver's.
+    pub(super) fn remove(&mut self, queues: &mut Queues, (name, stream): (Stream, Stream)) -> Result<()> {
+        self.named.remove(&name);
         let gone = self.blocking.remove(&stream);
         self.capturing.remove(&stream);
         match gone.is_some_and(|gone| gone.ahead) {
@@ -50,7 +80,10 @@ impl Order {
 
     /// The driver's stream for the client's.
     pub(super) fn real(&self, stream: Stream) -> Stream {
-        if stream == Stream::LEGACY { self.legacy } else { stream }
+        match stream {
+            Stream::LEGACY => self.legacy,
+            named => self.named.get(&named).copied().unwrap_or(named),
+        }
     }
 
     /// The driver's stream for work that comes now, which is in its place behind the others' from then on.
@@ -59,6 +92,7 @@ impl Order {
             self.enter_legacy(queues)?;
             return Ok(self.legacy);
         }
+        let stream = self.real(stream);
         let Some(known) = self.blocking.get(&stream) else { return Ok(stream) };
         // What is captured does not run now, and may not wait for what is not captured.
         if !self.capturing.is_empty() && queues.device().capture(stream)?.status != 0 {
@@ -90,7 +124,7 @@ impl Order {
     /// The streams that must be done before this one is.
     pub(super) fn waits_for(&self, stream: Stream) -> Vec<Stream> {
         if stream != Stream::LEGACY {
-            return vec![stream];
+            return vec![self.real(stream)];
         }
         let ahead = self.blocking.iter().filter(|(_, known)| known.ahead).map(|(stream, _)| *stream);
         ahead.filter(|stream| !self.capturing.contains(stream)).chain([self.legacy]).collect()

@@ -2,12 +2,18 @@
 //! then.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use rekindle_device::{Device, Event, Graph, GraphExec, Memory, Module, Result, Stream};
 
+use super::division::Portion;
+
 #[derive(Default)]
 pub(super) struct Owned {
-    pub streams: HashSet<Stream>,
+    /// The driver's, and their priorities.
+    pub streams: HashMap<Stream, i32>,
+    /// Those that others have taken the places of, and whose work is not done, with what they are on.
+    pub former: Vec<(Stream, Option<Arc<Portion>>)>,
     pub events: HashSet<Event>,
     pub modules: HashSet<Module>,
     pub graphs: HashSet<Graph>,
@@ -20,6 +26,19 @@ pub(super) struct Owned {
 }
 
 impl Owned {
+    /// All that may have work.
+    pub(super) fn all_streams(&self) -> Vec<Stream> {
+        self.streams.keys().copied().chain(self.former.iter().map(|(stream, _)| *stream)).collect()
+    }
+
+    /// Gives former streams back whose work is done.
+    pub(super) fn sweep(&mut self, device: &dyn Device) {
+        self.former.retain(|(stream, _)| match device.stream_query(*stream) {
+            Ok(true) => device.stream_destroy(*stream).is_err(),
+            _ => true,
+        });
+    }
+
     /// Gives everything back. None of its work is under way any more. What cannot be given back to a context that has failed
     /// goes with its process.
     pub(super) fn give_back(&mut self, device: &dyn Device, has_failed: bool) {
@@ -28,7 +47,8 @@ impl Owned {
         self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
         self.modules.drain().for_each(|module| left.note(device.module_unload(module)));
         self.events.drain().for_each(|event| left.note(device.event_destroy(event)));
-        self.streams.drain().for_each(|stream| left.note(device.stream_destroy(stream)));
+        self.streams.drain().for_each(|(stream, _)| left.note(device.stream_destroy(stream)));
+        self.former.drain(..).for_each(|(stream, _)| left.note(device.stream_destroy(stream)));
         self.registered.drain().for_each(|address| left.note(device.host_unregister(address)));
         self.mapped.drain().for_each(|(address, bytes)| left.note(device.unmap(address, bytes)));
         self.memory.drain().for_each(|memory| left.note(device.memory_release(memory)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Event, Result, Stream};
 
-use super::lane::{Destroy, Lane, Number, Op, Task};
+use super::lane::{Destroy, Lane, Number, Op, Task, Work};
 use super::link::Link;
 use super::piece::{Piece, Rest, Way};
 use super::turns::{ClientId, Rank};
@@ -201,6 +201,18 @@ impl Queues {
         false
     }
 
+    /// Others take the places of streams, behind all that those were given.
+    pub(super) fn replace(&mut self, by: &HashMap<Stream, Stream>) -> Result<()> {
+        for (former, stream) in by {
+            self.device.event_record(self.order_event, *former, 0)?;
+            self.device.stream_wait_event(*stream, self.order_event, 0)?;
+        }
+        let lanes = std::mem::take(&mut self.lanes);
+        let now = |stream: Stream| by.get(&stream).copied().unwrap_or(stream);
+        self.lanes = lanes.into_iter().map(|(stream, lane)| (now(stream), lane)).collect();
+        Ok(())
+    }
+
     /// Has a stream wait for what another one was given so far.
     pub(super) fn follow(&mut self, behind: Stream, before: Stream) -> Result<()> {
         if self.waiting.is_empty() {
@@ -229,13 +241,13 @@ impl Queues {
     }
 
     /// Destroys a stream behind what it was given.
-    pub(super) fn destroy_stream(&mut self, stream: Stream, destroy: Destroy) {
+    pub(super) fn destroy_stream(&mut self, stream: Stream, destroy: Work) {
         self.capturing.remove(&stream);
         if self.is_behind(stream) {
             self.push(stream, Vec::new(), Task::Destroy(destroy));
             return;
         }
-        destroy(&*self.device);
+        let _ = destroy(&*self.device, stream);
         self.forget(stream);
     }
 
@@ -320,9 +332,9 @@ impl Queues {
                 done
             }
             Task::Destroy(destroy) => {
-                destroy(&*self.device);
+                let done = destroy(&*self.device, stream);
                 self.forget(stream);
-                Ok(())
+                done
             }
         };
         self.waiting.remove(&number);

@@ -9,6 +9,7 @@ use rekindle_device::{Access, Copy3D, DEVICE_RANGE, Device, Event, MemorySet, St
 use rekindle_emulated::Config;
 
 use super::client_device::ClientDevice;
+use super::division::{Division, Seat};
 use super::link::Link;
 use super::settings::Settings;
 
@@ -59,6 +60,10 @@ enum Action {
         stream: usize,
         event: usize,
     },
+    /// It has another share of the multiprocessors from now on, if there is room for it.
+    Share {
+        percent: Option<u32>,
+    },
     Check {
         stream: usize,
     },
@@ -80,6 +85,7 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (stream.clone(), stream.clone(), [event.clone(), event.clone()], any::<bool>())
             .prop_map(|(stream, from, events, destroy)| Action::Take { stream, from, events, destroy }),
         1 => (stream.clone(), event).prop_map(|(stream, event)| Action::Renew { stream, event }),
+        1 => prop::option::of(1u32..50).prop_map(|percent| Action::Share { percent }),
         2 => stream.prop_map(|stream| Action::Check { stream }),
         1 => Just(Action::CheckAll),
     ]
@@ -88,6 +94,7 @@ fn action() -> impl Strategy<Value = Action> {
 /// A client, and what its memory is to be when all that it asked for is done.
 struct Model {
     device: Arc<ClientDevice>,
+    seat: Option<Seat>,
     streams: Vec<Stream>,
     events: Vec<Event>,
     base: u64,
@@ -125,7 +132,19 @@ impl Model {
         let events = (0..EVENTS).map(|_| device.event_create(2).unwrap()).collect();
         let expected = vec![vec![0; REGION]; STREAMS];
         let expected_host = vec![0; STREAMS * REGION];
-        Model { device, streams, events, base, source, host, expected, expected_host, has_waited: false }
+        let seat = None;
+        Model {
+            device,
+            seat,
+            streams,
+            events,
+            base,
+            source,
+            host,
+            expected,
+            expected_host,
+            has_waited: false,
+        }
     }
 
     fn region(&self, stream: usize) -> u64 {
@@ -193,6 +212,10 @@ impl Model {
                 self.streams[stream] = device.stream_create((stream % 2) as u32, 0).unwrap();
                 device.stream_wait_event(self.streams[stream], self.events[event], 0).unwrap();
             }
+            Action::Share { percent } => {
+                // One that would leave others nothing is refused.
+                let _ = self.seat.as_ref().map(|seat| seat.set(percent));
+            }
             Action::Check { stream } => {
                 let handle = self.streams[stream];
                 self.has_waited |= self.device.is_behind(handle);
@@ -241,12 +264,14 @@ proptest! {
     ) {
         let gpu = gpu();
         let link = Link::new(gpu.clone(), Some(SETTINGS)).unwrap().unwrap();
+        let division = Division::new(gpu.clone());
         std::thread::scope(|scope| {
             for (number, actions) in work.iter().enumerate() {
-                let (gpu, link) = (gpu.clone(), link.clone());
+                let (gpu, link, division) = (gpu.clone(), link.clone(), division.clone());
                 scope.spawn(move || {
                     gpu.bind().unwrap();
                     let mut model = Model::new(gpu, link, number);
+                    model.seat = Some(division.join(&model.device, None).unwrap());
                     // One ends in the middle, whatever it has under way.
                     let actions = if number == 2 { &actions[..ends.min(actions.len())] } else { &actions[..] };
                     actions.iter().for_each(|action| model.act(action));

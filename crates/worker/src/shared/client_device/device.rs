@@ -10,7 +10,7 @@ use rekindle_device::{
     ModuleKind, PreparedCode, Result, Stream,
 };
 
-use super::{ClientDevice, NON_BLOCKING, lock};
+use super::{ClientDevice, NON_BLOCKING, create_on, lock};
 use crate::shared::lanes::{Place, State};
 use crate::shared::order::are_done;
 use crate::shared::owned::Owned;
@@ -26,7 +26,7 @@ impl Device for ClientDevice {
     fn synchronize(&self) -> Result<()> {
         let open = self.open()?;
         self.noted(self.lanes.wait_for_all())?;
-        let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
+        let streams = self.owned().all_streams();
         self.noted(streams.iter().try_for_each(|stream| open.stream_synchronize(*stream)))
     }
     fn limit(&self, limit: u32) -> Result<u64> {
@@ -177,24 +177,27 @@ impl Device for ClientDevice {
     }
 
     fn stream_create(&self, flags: u32, priority: i32) -> Result<Stream> {
-        let create = |device: &dyn Device| device.stream_create(flags | NON_BLOCKING, priority);
-        let made = self.make(create, |owned, made| owned.streams.insert(made))?;
-        if flags & NON_BLOCKING == 0 {
-            self.lanes.state().order.add(made);
-        }
-        Ok(made)
+        // A call is under way from here on, so that the portion stays.
+        let open = self.open()?;
+        let portion = lock(&self.portion).clone();
+        let made = self.noted(create_on(&*open, portion.as_deref(), priority))?;
+        let mut state = self.lanes.state();
+        self.owned().streams.insert(made, priority);
+        Ok(state.order.add(made, flags & NON_BLOCKING == 0))
     }
     fn stream_destroy(&self, stream: Stream) -> Result<()> {
         let Ok(_open) = self.open() else { return Ok(()) };
         let mut state = self.lanes.state();
         let State { order, queues } = &mut *state;
-        let followed = order.remove(queues, stream);
+        let real = order.real(stream);
+        let followed = order.remove(queues, (stream, real));
         let owned = self.owned.clone();
-        let destroy = move |device: &dyn Device| {
+        let destroy = move |device: &dyn Device, stream| {
             lock(&owned).streams.remove(&stream);
             let _ = device.stream_destroy(stream);
+            Ok(())
         };
-        queues.destroy_stream(stream, Box::new(destroy));
+        queues.destroy_stream(real, Box::new(destroy));
         self.noted(followed)
     }
     fn stream_query(&self, stream: Stream) -> Result<bool> {
@@ -207,8 +210,12 @@ impl Device for ClientDevice {
         if behind { Ok(false) } else { self.noted(are_done(&*open, &streams)) }
     }
     fn stream_synchronize(&self, stream: Stream) -> Result<()> {
+        let open = self.open()?;
         let streams = self.lanes.state().order.waits_for(stream);
-        self.wait(&streams)
+        let issued = self.lanes.wait_for(&streams);
+        self.noted(
+            issued.and_then(|()| streams.iter().try_for_each(|stream| open.stream_synchronize(*stream))),
+        )
     }
     fn stream_wait_event(&self, stream: Stream, event: Event, flags: u32) -> Result<()> {
         let _open = self.open()?;
@@ -296,6 +303,7 @@ impl Device for ClientDevice {
 
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
         let open = self.open()?;
+        let stream = self.lanes.state().order.real(stream);
         // What it was given before is no part of the graph.
         self.lanes.wait_for(&[stream])?;
         open.capture_begin(stream, mode)?;
@@ -303,7 +311,14 @@ impl Device for ClientDevice {
         Ok(())
     }
     fn capture_end(&self, stream: Stream) -> Result<Graph> {
-        self.lanes.state().capture(stream, false);
+        // Its stream stays the same until the capture has ended.
+        let _open = self.open()?;
+        let stream = {
+            let mut state = self.lanes.state();
+            let stream = state.order.real(stream);
+            state.capture(stream, false);
+            stream
+        };
         self.make(|device| device.capture_end(stream), |owned, made| owned.graphs.insert(made))
     }
     fn capture(&self, stream: Stream) -> Result<Capture> {

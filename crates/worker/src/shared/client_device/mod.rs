@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use rekindle_cuda::CUDA_ERROR_DEINITIALIZED;
 use rekindle_device::{Device, Global, Memory, Module, Result, Stream};
 
+use crate::shared::division::Portion;
 use crate::shared::health::Health;
 use crate::shared::lane::Work;
-use crate::shared::lanes::{Lanes, Place};
+use crate::shared::lanes::{Lanes, Place, State};
 use crate::shared::link::{Link, UNTIMED};
 use crate::shared::order::are_done;
 use crate::shared::owned::Owned;
@@ -38,6 +39,11 @@ pub(crate) struct ClientDevice {
     limits: Mutex<Vec<(u32, u64)>>,
     /// The client is about to end: no call begins any more.
     closing: AtomicBool,
+    /// What its streams are made on; none: on the whole device.
+    portion: Mutex<Option<Arc<Portion>>>,
+    /// What they are to be made on, once no call is under way.
+    next_portion: Mutex<Option<Option<Arc<Portion>>>>,
+    moves: AtomicBool,
     /// Held by each call, so that what the client has is there for as long as calls use it.
     calls: RwLock<()>,
     health: Arc<Health>,
@@ -79,13 +85,16 @@ impl ClientDevice {
     ) -> Result<Arc<ClientDevice>> {
         let legacy = device.stream_create(NON_BLOCKING, 0)?;
         let order = device.event_create(UNTIMED)?;
-        let owned = Owned { streams: [legacy].into(), events: [order].into(), ..Owned::default() };
+        let owned = Owned { streams: [(legacy, 0)].into(), events: [order].into(), ..Owned::default() };
         Ok(Arc::new(ClientDevice {
             lanes: Lanes::new(device.clone(), link, legacy, order),
             device,
             owned: Arc::new(Mutex::new(owned)),
             limits: Mutex::default(),
             closing: AtomicBool::new(false),
+            portion: Mutex::default(),
+            next_portion: Mutex::default(),
+            moves: AtomicBool::new(false),
             calls: RwLock::new(()),
             health,
             kept: Mutex::default(),
@@ -102,7 +111,7 @@ impl ClientDevice {
         if self.device.bind().is_err() {
             return true;
         }
-        let streams: Vec<Stream> = self.owned().streams.iter().copied().collect();
+        let streams = self.owned().all_streams();
         while let Ok(false) = are_done(&*self.device, &streams) {
             if Instant::now() > until {
                 return false;
@@ -118,11 +127,13 @@ impl ClientDevice {
             }
         };
         // What was given to streams since is short: copies of a load that is not wanted any more.
-        let streams = self.owned().streams.clone();
+        let streams = self.owned().all_streams();
         for stream in streams {
             let _ = self.device.stream_synchronize(stream);
         }
         self.owned().give_back(&*self.device, self.health.fault().is_some());
+        *lock(&self.next_portion) = None;
+        *lock(&self.portion) = None;
         true
     }
 
@@ -171,12 +182,15 @@ impl ClientDevice {
 
     #[cfg(test)]
     pub(super) fn is_behind(&self, stream: Stream) -> bool {
-        self.lanes.state().queues.is_behind(stream)
+        let state = self.lanes.state();
+        state.queues.is_behind(state.order.real(stream))
     }
 
     /// What is copied on this stream is not the program's own.
     pub(crate) fn set_background(&self, stream: Stream) {
-        self.lanes.state().queues.set_rank(stream, Rank::Background);
+        let mut state = self.lanes.state();
+        let stream = state.order.real(stream);
+        state.queues.set_rank(stream, Rank::Background);
     }
 
     /// From now on its copies take turns by this weight.
@@ -189,7 +203,65 @@ impl ClientDevice {
         self.lanes.state().queues.link_waited()
     }
 
+    /// Has its streams on these multiprocessors from now on, or as soon as no call is under way and nothing is captured. What
+    /// streams were given before goes on where it is.
+    pub(crate) fn move_to(&self, portion: Option<Arc<Portion>>) {
+        *lock(&self.next_portion) = Some(portion);
+        self.moves.store(true, Ordering::SeqCst);
+        self.try_move();
+    }
+
+    fn try_move(&self) {
+        let Ok(_none) = self.calls.try_write() else { return };
+        let mut state = self.lanes.state();
+        let is_over = self.closing.load(Ordering::SeqCst) || self.is_leaving();
+        if is_over || state.queues.is_capturing() {
+            return;
+        }
+        let Some(portion) = lock(&self.next_portion).take() else { return };
+        self.moves.store(false, Ordering::SeqCst);
+        let mut owned = self.owned();
+        owned.sweep(&*self.device);
+        let moved = self.device.bind().and_then(|()| self.replace_streams(&mut state, &mut owned, &portion));
+        match moved {
+            Ok(()) => *lock(&self.portion) = portion,
+            Err(code) => log::error!("a client's streams stay on the multiprocessors that they have: {code}"),
+        }
+    }
+
+    /// Puts others on these multiprocessors in the place of all streams.
+    fn replace_streams(
+        &self,
+        state: &mut State,
+        owned: &mut Owned,
+        portion: &Option<Arc<Portion>>,
+    ) -> Result<()> {
+        let mut by = HashMap::new();
+        let made = owned.streams.iter().try_for_each(|(stream, priority)| {
+            by.insert(*stream, create_on(&*self.device, portion.as_deref(), *priority)?);
+            Ok(())
+        });
+        if let Err(code) = made.and_then(|()| state.queues.replace(&by)) {
+            for stream in by.values() {
+                let _ = self.device.stream_destroy(*stream);
+            }
+            return Err(code);
+        }
+        state.order.replace(&by);
+        let former = lock(&self.portion).clone();
+        for (stream, new) in by {
+            let priority = owned.streams.remove(&stream).unwrap_or_default();
+            owned.streams.insert(new, priority);
+            owned.former.push((stream, former.clone()));
+        }
+        owned.sweep(&*self.device);
+        Ok(())
+    }
+
     fn open(&self) -> Result<Open<'_>> {
+        if self.moves.load(Ordering::Relaxed) {
+            self.try_move();
+        }
         let call = self.calls.read().unwrap_or_else(PoisonError::into_inner);
         match self.closing.load(Ordering::SeqCst) || self.is_leaving() {
             false => Ok(Open { device: &*self.device, _call: call }),
@@ -272,17 +344,16 @@ impl ClientDevice {
             None => self.small_work(stream, whole),
         }
     }
-
-    /// Waits for all that streams were given.
-    fn wait(&self, streams: &[Stream]) -> Result<()> {
-        let open = self.open()?;
-        let issued = self.lanes.wait_for(streams);
-        self.noted(
-            issued.and_then(|()| streams.iter().try_for_each(|stream| open.stream_synchronize(*stream))),
-        )
-    }
 }
 
-fn lock(owned: &Mutex<Owned>) -> MutexGuard<'_, Owned> {
-    owned.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A non-blocking stream on these multiprocessors; on all without.
+fn create_on(device: &dyn Device, portion: Option<&Portion>, priority: i32) -> Result<Stream> {
+    match portion {
+        Some(portion) => device.stream_create_on(portion.part(), priority),
+        None => device.stream_create(NON_BLOCKING, priority),
+    }
 }

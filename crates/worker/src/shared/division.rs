@@ -1,0 +1,249 @@
+//! How the multiprocessors of a GPU are divided among the clients of a context.
+//!
+//! While no client has a share, the streams of all are made on the whole device. As soon as one has, each has streams on
+//! units of its own, and those without a share on what is left: work of the whole device would run on everybody's.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rekindle_device::{Device, Part, Result, Units};
+
+use super::ClientDevice;
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const MULTIPROCESSORS: i32 = 16;
+
+/// Multiprocessors that streams are made on, until nobody has such streams.
+pub(crate) struct Portion {
+    device: Arc<dyn Device>,
+    part: Part,
+    units: u64,
+}
+
+impl Portion {
+    fn new(device: &Arc<dyn Device>, units: u64) -> Result<Arc<Portion>> {
+        let part = device.part_create(units)?;
+        Ok(Arc::new(Portion { device: device.clone(), part, units }))
+    }
+
+    pub(super) fn part(&self) -> Part {
+        self.part
+    }
+}
+
+impl Drop for Portion {
+    fn drop(&mut self) {
+        if let Err(code) = self.device.bind().and_then(|()| self.device.part_destroy(self.part)) {
+            log::warn!("a part of the multiprocessors stays: {code}");
+        }
+    }
+}
+
+type MemberId = u64;
+
+pub(crate) struct Division {
+    device: Arc<dyn Device>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    members: BTreeMap<MemberId, Member>,
+    last: MemberId,
+}
+
+struct Member {
+    view: Weak<ClientDevice>,
+    percent: Option<u32>,
+    /// What it has; none: the whole device.
+    portion: Option<Arc<Portion>>,
+}
+
+/// A client's place in a division, which it has until this is dropped.
+pub(crate) struct Seat {
+    division: Arc<Division>,
+    id: MemberId,
+}
+
+impl Division {
+    pub(super) fn new(device: Arc<dyn Device>) -> Arc<Division> {
+        Arc::new(Division { device, state: Mutex::default() })
+    }
+
+    /// Gives a client its share, or what is left. Refused in a sentence if there is no room for it.
+    pub(crate) fn join(
+        self: &Arc<Division>,
+        view: &Arc<ClientDevice>,
+        percent: Option<u32>,
+    ) -> std::result::Result<Seat, String> {
+        let mut state = self.state();
+        state.last += 1;
+        let id = state.last;
+        state.members.insert(id, Member { view: Arc::downgrade(view), percent, portion: None });
+        let divided = self.divide(&mut state);
+        if divided.is_err() {
+            state.members.remove(&id);
+        }
+        divided.map(|()| Seat { division: self.clone(), id })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has everybody's streams on what they are to have. Nothing has changed if there is no room for that.
+    fn divide(&self, state: &mut State) -> std::result::Result<(), String> {
+        let members = &mut state.members;
+        let wanted = if members.values().any(|member| member.percent.is_some()) {
+            let units = self.device.units().ok_or(
+                "the multiprocessors of this GPU cannot be divided: that takes an NVIDIA GPU with driver 555 (CUDA 12.5) or newer",
+            )?;
+            let have: Vec<(Option<u32>, u64)> = members
+                .values()
+                .map(|member| (member.percent, member.portion.as_ref().map_or(0, |portion| portion.units)))
+                .collect();
+            assign(units, self.device.info().attribute(MULTIPROCESSORS).unwrap_or_default() as u32, &have)?
+        } else {
+            vec![0; members.len()]
+        };
+        let rest = members.values().find(|member| member.percent.is_none());
+        let mut rest = rest.and_then(|member| member.portion.clone());
+        let mut portions = Vec::new();
+        for (member, units) in members.values().zip(&wanted) {
+            let known = if member.percent.is_some() { &member.portion } else { &rest };
+            let portion = match known.as_ref().filter(|portion| portion.units == *units) {
+                Some(known) => Some(known.clone()),
+                None if *units == 0 => None,
+                None => Some(Portion::new(&self.device, *units).map_err(|code| {
+                    format!("the GPU's driver does not divide the multiprocessors: {code}")
+                })?),
+            };
+            if member.percent.is_none() {
+                rest.clone_from(&portion);
+            }
+            portions.push(portion);
+        }
+        for (member, portion) in members.values_mut().zip(portions) {
+            let id = |portion: &Option<Arc<Portion>>| portion.as_ref().map(|portion| portion.part);
+            if id(&member.portion) == id(&portion) {
+                continue;
+            }
+            member.portion.clone_from(&portion);
+            if let Some(view) = member.view.upgrade() {
+                view.move_to(portion);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Seat {
+    /// Changes the client's share.
+    pub(crate) fn set(&self, percent: Option<u32>) -> std::result::Result<(), String> {
+        let mut state = self.division.state();
+        let Some(member) = state.members.get_mut(&self.id) else { return Ok(()) };
+        let former = std::mem::replace(&mut member.percent, percent);
+        let divided = self.division.divide(&mut state);
+        if divided.is_err()
+            && let Some(member) = state.members.get_mut(&self.id)
+        {
+            member.percent = former;
+        }
+        divided
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.division.state();
+        let gone = state.members.remove(&self.id);
+        if let Err(problem) = self
+            .division
+            .device
+            .bind()
+            .map_err(|code| code.to_string())
+            .and_then(|()| self.division.divide(&mut state))
+        {
+            log::warn!("what a client had of the multiprocessors is nobody's yet: {problem}");
+        }
+        drop(state);
+        drop(gone);
+    }
+}
+
+/// The units of each, of which this is the share in percent and what it has had; those without a share have all that is left.
+fn assign(
+    units: Units,
+    multiprocessors: u32,
+    members: &[(Option<u32>, u64)],
+) -> std::result::Result<Vec<u64>, String> {
+    let count = |percent: u32| {
+        (u64::from(percent) * u64::from(multiprocessors) / 100 / u64::from(units.multiprocessors.max(1)))
+            .max(1) as u32
+    };
+    let shares = || members.iter().filter_map(|(percent, _)| *percent);
+    let percents: u32 = shares().sum();
+    let wanted: u32 = shares().map(count).sum();
+    let least = u32::from(members.iter().any(|(percent, _)| percent.is_none()));
+    if percents > 100 || wanted + least > units.count {
+        let others = if least > 0 { ", and others without a share have to have some too" } else { "" };
+        return Err(format!(
+            "the programs of this context would have {percents} % of its multiprocessors, in {wanted} units of {} where there \
+             are {}{others}; give it a smaller share, or take some from others by `rekindle limits`",
+            units.multiprocessors, units.count
+        ));
+    }
+    // Who keeps the size keeps the units.
+    let is_share =
+        |percent: &Option<u32>, had: u64| percent.is_some_and(|percent| had.count_ones() == count(percent));
+    let mut free = units.all();
+    let mut taken = vec![0; members.len()];
+    for (place, (percent, had)) in taken.iter_mut().zip(members) {
+        if is_share(percent, *had) && had & free == *had {
+            *place = *had;
+            free &= !had;
+        }
+    }
+    for (place, (percent, _)) in taken.iter_mut().zip(members) {
+        while place.count_ones() < percent.map_or(0, count) {
+            let lowest = free & free.wrapping_neg();
+            *place |= lowest;
+            free &= !lowest;
+        }
+    }
+    for (place, _) in taken.iter_mut().zip(members).filter(|(_, (percent, _))| percent.is_none()) {
+        *place = free;
+    }
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNITS: Units = Units { count: 16, multiprocessors: 8 };
+
+    fn counts(members: &[(Option<u32>, u64)]) -> Vec<u32> {
+        assign(UNITS, 132, members).unwrap().iter().map(|units| units.count_ones()).collect()
+    }
+
+    #[test]
+    fn shares_are_units_and_who_has_none_has_the_rest() {
+        assert_eq!(counts(&[(Some(25), 0), (Some(75), 0)]), [4, 12]);
+        assert_eq!(counts(&[(Some(50), 0), (None, 0), (None, 0)]), [8, 8, 8]);
+        assert_eq!(counts(&[(Some(1), 0), (None, 0)]), [1, 15]);
+        let given = assign(UNITS, 132, &[(Some(25), 0), (None, 0), (Some(25), 0b1111)]).unwrap();
+        assert_eq!(given[2], 0b1111, "who keeps its size keeps its units");
+        assert_eq!(given[0] & given[2], 0);
+        assert_eq!(given[1] & (given[0] | given[2]), 0);
+        assert_eq!(given.iter().fold(0, |all, units| all | units), UNITS.all());
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused_with_what_there_is() {
+        let refused = assign(UNITS, 132, &[(Some(80), 0), (Some(30), 0)]).unwrap_err();
+        assert!(refused.contains("110 %"), "{refused}");
+        let refused = assign(UNITS, 132, &[(Some(100), 0), (None, 0)]).unwrap_err();
+        assert!(refused.contains("without a share"), "{refused}");
+    }
+}

@@ -1,0 +1,98 @@
+"""Programs of one context with shares of its multiprocessors: which of them kernels run on, as the kernels say themselves."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rekindle import CommandError, Rekindle
+
+PROGRAM = Path(__file__).parent / "shares/program.py"
+GPU = "emulated:multiprocessors=132,memory=1G"
+
+
+@pytest.fixture
+def rekindle():
+    with Rekindle(GPU) as one:
+        yield one
+
+
+def start(rekindle, name, *options):
+    rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", GPU, *options, "--", sys.executable, PROGRAM)
+
+
+def used(rekindle, name):
+    """The multiprocessors of the latest line, if those of all streams and of a graph are the same."""
+    lines = rekindle.lines(name)
+    each = [set(numbers) for numbers in json.loads(lines[-1]).values()] if lines else [set()]
+    return each[0] if all(one == each[0] for one in each) else set()
+
+
+def has(rekindle, **counts):
+    """Waits until kernels of each program run on so many, none of them another's."""
+
+    def reached():
+        each = {name: used(rekindle, name) for name in counts}
+        sizes = {name: len(numbers) for name, numbers in each.items()}
+        return sizes == counts and len(set().union(*each.values())) == sum(counts.values())
+
+    rekindle.wait(reached, f"multiprocessors {counts}")
+
+
+def workers(rekindle, *names):
+    return {pid for name in names for pid in rekindle.sandbox(name)["workers"]}
+
+
+# The kernels have 64 blocks, so that many multiprocessors are seen at most.
+def test_programs_have_their_shares_and_others_the_rest(rekindle):
+    start(rekindle, "plain")
+    has(rekindle, plain=64)
+    start(rekindle, "quarter", "--sm-share", "25%")
+    has(rekindle, quarter=32, plain=64)
+    start(rekindle, "half", "--sm-share", "50%")
+    # 16 units of 8: 4, 8, and 4 that are left.
+    has(rekindle, quarter=32, half=64, plain=32)
+    assert len(workers(rekindle, "plain", "quarter", "half")) == 1
+    (stats,) = rekindle.json("stats", "--no-stream", "half")["sandboxes"]
+    assert stats["sm_share"] == 50
+
+    with pytest.raises(CommandError, match=r'"half" has 50 %, "quarter" has 25 %'):
+        start(rekindle, "more", "--sm-share", "30%")
+    with pytest.raises(CommandError, match="without a share"):
+        rekindle("limits", "quarter", "--sm-share", "50%")
+    has(rekindle, quarter=32, half=64, plain=32)
+
+    assert rekindle.json("limits", "half", "--sm-share", "12%")["sm_share"] == 12
+    has(rekindle, quarter=32, half=8, plain=64)
+    rekindle("kill", "half")
+    rekindle("limits", "quarter", "--sm-share", "none")
+    for name in ("plain", "quarter"):
+        rekindle.wait(lambda name=name: used(rekindle, name) == set(range(64)), f"{name} on the whole GPU")
+
+
+def test_an_image_keeps_the_share(rekindle):
+    start(rekindle, "plain")
+    start(rekindle, "part", "--sm-share", "25%")
+    has(rekindle, part=32)
+    rekindle("checkpoint", "part", "--to", "part", "--stop")
+    has(rekindle, plain=64)
+    rekindle("limits", "plain", "--sm-share", "75%")
+    rekindle("restore", "-d", "part", "--share", "us", "--name", "again", "--gpu", GPU)
+    rekindle("limits", "plain", "--sm-share", "12%")
+    has(rekindle, plain=8)
+    rekindle("limits", "again", "--sm-share", "6%")
+    has(rekindle, again=8, plain=8)
+    rekindle("kill", "again")
+    with pytest.raises(CommandError, match="--share TENANT"):
+        rekindle("restore", "-d", "part", "--sm-share", "25%", "--gpu", GPU)
+
+
+def test_shares_that_change_all_the_time_change_no_results(rekindle):
+    for name in ("a", "b"):
+        start(rekindle, name, "--sm-share", "25%")
+        rekindle.wait_lines(name, 1)
+    for number in range(20):
+        rekindle("limits", "ab"[number % 2], "--sm-share", f"{6 + 7 * (number % 5)}%")
+    rekindle("limits", "a", "--sm-share", "25%")
+    rekindle("limits", "b", "--sm-share", "12%")
+    has(rekindle, a=32, b=8)
