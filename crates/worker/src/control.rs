@@ -302,6 +302,9 @@ impl Control {
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
             }
+            Request::Release(ask::Release { processes, limit_ms }) => {
+                self.release(&processes, limit_ms).map(answer::<ask::Release>)
+            }
             Request::SaveCode(ask::SaveCode { staging }) => {
                 self.save_code(staging.into()).map(answer::<ask::SaveCode>)
             }

@@ -146,6 +146,7 @@ impl<'a> Attempt<'a> {
         // All are on the same GPUs.
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        self.release_driver();
         let ahead = self.copy_ahead(&scratch.path)?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
@@ -202,6 +203,15 @@ impl<'a> Attempt<'a> {
         }
         fault::point("committed")?;
         Ok(Taken { stopped_us, gpu_processes })
+    }
+
+    /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.
+    fn release_driver(&self) {
+        let processes: Vec<_> = self.subject.cpu.pids().into_iter().collect();
+        let release = |worker: &Arc<Worker>| gpu_half::release(worker, &processes, self.timeline);
+        if let Err(error) = gpu_half::each(self.workers(), release) {
+            log::warn!("the driver is detached while the program stands still: {error}");
+        }
     }
 
     /// Has CRIU made ready while the program runs, with the sockets outside of it that its clients are likely to name.

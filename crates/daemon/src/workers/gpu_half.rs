@@ -18,6 +18,9 @@ use crate::timeline::{GPU, Lane, PINNED, Timeline};
 
 use super::Worker;
 
+/// How long detaching the driver from a running program may take.
+const RELEASE_LIMIT_MS: u32 = 10_000;
+
 /// Writes the code that is loaded into an image in the making, while the program runs: [`save`] finds it there.
 pub fn save_code(worker: &Worker, staging: &Path) -> Result<()> {
     worker.ask("save its code", ask::SaveCode { staging: text(staging) }, &[])
@@ -39,6 +42,16 @@ pub fn each<'h, H: Sync, T: Send>(
         };
         std::iter::once(first).chain(others.into_iter().map(join)).collect()
     })
+}
+
+/// Detaches the driver half of one of `processes` (pids inside and ours) while the program runs, if that can be done.
+pub fn release(worker: &Worker, processes: &[(i32, i32)], timeline: &Timeline) -> Result<()> {
+    let request = ask::Release { processes: processes.to_vec(), limit_ms: RELEASE_LIMIT_MS };
+    let start_us = timeline.elapsed_us();
+    if worker.ask("detach the driver from the running program", request, &[])? {
+        timeline.lane(GPU).note("release", start_us, timeline.elapsed_us() - start_us, 0);
+    }
+    Ok(())
 }
 
 /// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].

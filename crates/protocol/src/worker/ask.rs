@@ -71,6 +71,12 @@ requests! {
         pid: i32,
         limit_ms: u32,
     } => ();
+    /// The same while the program runs, of that of `processes` (pids as the program and as this worker sees them) that is the
+    /// client's; whether it was, or else it is to be done when the client is quiesced.
+    Release {
+        processes: Vec<(i32, i32)>,
+        limit_ms: u32,
+    } => bool;
     /// Write the code that is loaded into the staged image at this path, for the `Save` into it that is to follow. The program
     /// runs meanwhile.
     SaveCode {

@@ -291,7 +291,9 @@ impl Copied {
         let block = &mut block[..(piece.memory.end - piece.memory.start) as usize];
         self.read(&piece.memory, block, gone);
         match piece.is_new {
-            true => filled(block, LEAST_HOLE, |at, bytes| self.file.write_all_at(bytes, piece.at + at as u64)),
+            true => {
+                filled(block, LEAST_HOLE, |at, bytes| self.file.write_all_at(bytes, piece.at + at as u64))
+            }
             false => self.file.write_all_at(block, piece.at),
         }
     }
