@@ -330,7 +330,9 @@ fn ways(memory: &[WayTaken]) -> String {
         let (new, still) = (bytes(*new_bytes), bytes(*still_bytes));
         let what = match way {
             worker::Way::Shadow => "it was copied within the GPU and written beside the program".to_string(),
-            worker::Way::Ahead => format!("{ahead} were written ahead, {new} were new and {still} written in the stop"),
+            worker::Way::Ahead => {
+                format!("{ahead} were written ahead, {new} were new and {still} written in the stop")
+            }
             worker::Way::Still => format!("{ahead} were written ahead, and {still} in the stop"),
         };
         format!("\nGPU memory, {all}: {what}, since {why}")

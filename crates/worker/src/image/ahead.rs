@@ -99,13 +99,17 @@ pub(crate) fn begin(
     let Some(why) = lack else { return Ok(Err(Ahead::default())) };
     let gpus = save_memory::gpus(client);
     let is_used = |index: usize| places.iter().any(|place| place.device == index);
-    if gpus.iter().enumerate().any(|(index, gpu)| {
-        is_used(index) && gpu.as_ref().is_none_or(|gpu| gpu.hasher.is_none())
-    }) {
+    if gpus
+        .iter()
+        .enumerate()
+        .any(|(index, gpu)| is_used(index) && gpu.as_ref().is_none_or(|gpu| gpu.hasher.is_none()))
+    {
         return Ok(Err(Ahead::none(format!("{why}, and does not hash what it has"))));
     }
     if !matches!(dispatcher.activity, Activity::Running) || !dispatcher.client.data.is_settled() {
-        return Ok(Err(Ahead::none(format!("{why}, and the program's memory is still being loaded, or shared"))));
+        return Ok(Err(Ahead::none(format!(
+            "{why}, and the program's memory is still being loaded, or shared"
+        ))));
     }
     let client = &mut dispatcher.client;
     let mut rooms = Vec::new();
@@ -128,7 +132,8 @@ pub(crate) fn begin(
     let preparing = preparing.map_err(device("pin host memory to copy through"))?;
     let outcome = Outcome::default();
     let (told, staging) = (outcome.clone(), Staging::open(staging)?);
-    let writer = Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
+    let writer =
+        Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
     let shadow = Shadow::begin(rooms, move |stop| {
         let (ahead, phase) = writer.run(&places, preparing, why, began, stop)?;
         *told.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
@@ -236,7 +241,8 @@ impl Writer {
     fn round(&mut self, places: &[Place], number: usize, stop: &AtomicBool) -> Result<bool> {
         let [slot, _] = self.slots[number];
         let mut waves = waves(places, slot).into_iter();
-        let all: u64 = places.iter().filter(|place| place.device == slot.device).map(|place| place.bytes).sum();
+        let all: u64 =
+            places.iter().filter(|place| place.device == slot.device).map(|place| place.bytes).sum();
         let (mut turn, mut done, mut next_look) = (0, 0, all / STEPS);
         let mut begin = |writer: &Writer| {
             turn ^= 1;
@@ -273,7 +279,9 @@ impl Writer {
             match answer.recv_timeout(LOOK) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Refused(self.remote.problem())),
-                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => return Err(Error::Cancelled),
+                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                    return Err(Error::Cancelled);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
@@ -300,7 +308,8 @@ impl Writer {
         let hashes = self.hashes(filled)?;
         let part = |place: &Place| self.staging.part(PartKind::GpuBuffer, "ahead", Value::Null, place.bytes);
         let parts: Vec<_> = filled.copies().map(part).collect::<std::result::Result<_, _>>()?;
-        let spans = filled.copies().zip(&parts).map(|(place, writer)| Span { place: *place, from: 0, writer });
+        let spans =
+            filled.copies().zip(&parts).map(|(place, writer)| Span { place: *place, from: 0, writer });
         let spans: Vec<_> = spans.collect();
         let blocks = self.blocks.take().map(Preparing::Ready);
         let known = |place: &Place, piece| hashes.of(place, piece);

@@ -48,7 +48,8 @@ impl Cut {
         }
         let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
         let ahead_bytes = ahead.bytes;
-        let taken = WayTaken { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
+        let taken =
+            WayTaken { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
         let Some(preparing) = blocks.take() else { return Ok((Cut::Still, taken)) };
         let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
         let found = Partial::find(client, gpus, &mut ready, work)?;

@@ -76,11 +76,7 @@ impl Hashes {
         let begins = place.address + piece.start;
         let (&(index, begin), values) = self.rows.range(..=(place.device, begins)).next_back()?;
         let (bytes, from) = (piece.end - piece.start, begins - begin);
-        if index != place.device
-            || !Hasher::takes(bytes)
-            || bytes > INPUT
-            || !from.is_multiple_of(INPUT)
-        {
+        if index != place.device || !Hasher::takes(bytes) || bytes > INPUT || !from.is_multiple_of(INPUT) {
             return None;
         }
         values.get(values_of(from) as usize..values_of(from + bytes) as usize).map(Hasher::finish)

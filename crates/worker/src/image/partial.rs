@@ -213,9 +213,7 @@ impl Run {
 }
 
 fn spans<'w>(runs: &[Run], work: &'w Work) -> Vec<Span<'w>> {
-    runs.iter()
-        .map(|run| Span { place: run.place, from: run.from, writer: &work[run.number].1 })
-        .collect()
+    runs.iter().map(|run| Span { place: run.place, from: run.from, writer: &work[run.number].1 }).collect()
 }
 
 /// None if the device has none.

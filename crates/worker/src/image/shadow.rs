@@ -126,7 +126,8 @@ impl Copies {
                 blocks = Some(Preparing::Ready(ready));
             }
             let known = |place: &Place, piece| hashes.as_ref()?.of(place, piece);
-            let (copied, blocks) = copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
+            let (copied, blocks) =
+                copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
             let bytes = work.iter().map(|(place, _)| place.bytes).sum();
             Ok((drain.finish(work, bytes, copied)?, blocks))
         })

@@ -84,9 +84,8 @@ pub(super) fn fill(dispatcher: &mut Dispatcher, Wave(wave): Wave, slot: Slot) ->
 
 /// Whether all of this is memory of the program's, whatever it is by now.
 fn is_there(client: &Client, place: &Place) -> bool {
-    let lies_in = |begin: u64, bytes: u64| {
-        begin <= place.address && place.address + place.bytes <= begin + bytes
-    };
+    let lies_in =
+        |begin: u64, bytes: u64| begin <= place.address && place.address + place.bytes <= begin + bytes;
     let Ok(context) = client.context(place.device) else { return false };
     let buffer = context.heap.buffers().range(..=place.address).next_back();
     let mapping = client.virtual_memory.mappings.range(..=place.address).next_back();
@@ -106,8 +105,8 @@ impl Filled {
         let event = gpu.event_create(DISABLE_TIMING)?;
         let mut copies = self.places.iter();
         let copied = copies.try_for_each(|(from, to)| gpu.copy(to.address, from.address, from.bytes, stream));
-        let hashed = copied
-            .and_then(|()| hasher.map_or(Ok(()), |hasher| self.hashing().enqueue(&hasher, stream)));
+        let hashed =
+            copied.and_then(|()| hasher.map_or(Ok(()), |hasher| self.hashing().enqueue(&hasher, stream)));
         let recorded = gpu.event_record(event, stream, 0);
         client.heap(index)?.note_copy(event);
         hashed.and(recorded)
