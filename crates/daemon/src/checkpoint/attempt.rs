@@ -95,6 +95,8 @@ pub(super) struct Attempt<'a> {
     pub(super) served: Mutex<Option<Served>>,
     /// When the workers were asked to save their halves, microseconds since the beginning.
     pub(super) saved_us: OnceLock<u64>,
+    /// Set if the workers were asked to write GPU memory ahead.
+    pub(super) written_ahead: OnceLock<()>,
     /// Set if memory was copied ahead, whose pages are not in order then.
     pub(super) copied_ahead: OnceLock<()>,
     /// The id of the image, once it is there.
@@ -123,6 +125,7 @@ impl<'a> Attempt<'a> {
             stopped_us: taken.stopped_us,
             warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
+            memory: self.timeline.memory(),
         }
     }
 
@@ -147,6 +150,7 @@ impl<'a> Attempt<'a> {
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
         self.release_driver();
+        self.write_ahead(&draft)?;
         let ahead = self.copy_ahead(&scratch.path)?;
         let (pages, criu_end) = Pages::begin(&scratch.path)?;
         let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);

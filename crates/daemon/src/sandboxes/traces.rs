@@ -48,6 +48,7 @@ impl Tracing {
             stopped_us,
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
+            memory: timeline.memory(),
         };
         if let Err(error) = add(&sandbox.traces, trace) {
             log::warn!("the trace of {:?} is not kept: {error}", sandbox.name());
@@ -122,6 +123,7 @@ mod tests {
             stopped_us: 0,
             problem: None,
             phases: Vec::new(),
+            memory: Vec::new(),
         }
     }
 

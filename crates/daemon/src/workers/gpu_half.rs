@@ -54,10 +54,19 @@ pub fn release(worker: &Worker, processes: &[(i32, i32)], timeline: &Timeline) -
     Ok(())
 }
 
+/// Writes what it can of GPU memory into an image in the making, while the program runs.
+pub fn save_ahead(worker: &Worker, staging: &Path, timeline: &Timeline) -> Result<()> {
+    let (action, start_us) = ("write GPU memory ahead", timeline.elapsed_us());
+    let phases = worker.ask_within(action, ask::SaveAhead { staging: text(staging) }, &[], None)?;
+    timeline.lane(GPU).merge(start_us, phases);
+    Ok(())
+}
+
 /// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].
 pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Timeline) -> Result<Vec<Part>> {
     let (action, start_us) = ("save the GPU half", timeline.elapsed_us());
-    let saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
+    let mut saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
+    timeline.note_memory(saved.memory.take());
     parts(action, saved, &timeline.lane(GPU), start_us)
 }
 

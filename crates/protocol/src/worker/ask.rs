@@ -82,6 +82,11 @@ requests! {
     SaveCode {
         staging: String,
     } => ();
+    /// Write what is in GPU memory into the staged image at this path, for the `Save` into it that is to follow, if that would
+    /// not find room for a copy on the GPU. The program runs meanwhile, and what it changes is written once more.
+    SaveAhead {
+        staging: String,
+    } => Vec<Phase>;
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,

@@ -24,8 +24,9 @@ impl Control {
         }
         let began = Instant::now();
         self.quiesced = true;
+        let blocks = if contents == Contents::Shadowed { self.ahead.take_blocks() } else { None };
         self.remote.run(move |dispatcher| {
-            let blocks = image::blocks(&dispatcher.client, contents);
+            let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
             dispatcher.expect_stop(blocks);
         });
         // Another process's work may be under way on memory that is saved here.
@@ -130,6 +131,7 @@ impl Control {
         }
         self.left.clear();
         self.code = CodeAhead::default();
+        self.forget_ahead();
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
     }
