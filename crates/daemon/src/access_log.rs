@@ -67,7 +67,12 @@ impl AccessLog {
     }
 
     pub fn shown(&self) -> Value {
-        json!({ "to": self.to, "lost": self.lost.load(Ordering::Relaxed) })
+        json!({ "to": self.to, "lost": self.lost() })
+    }
+
+    /// How many lines it lacks.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 }
 

@@ -11,7 +11,7 @@
 //! | what goes wrong, faults on purpose | `error`, `fault` |
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
-//! | who is told of what happens, and of requests to services | `events`, `access_log` |
+//! | who is told of what happens, and of requests to services; what is counted | `events`, `access_log`, `tally` |
 //! | other nodes, and connections to them | `peers` |
 //! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
@@ -32,7 +32,7 @@
 //! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
-//! | what a browser shows of all that | `page` |
+//! | what a browser shows of all that, and what Prometheus is told | `page`, `metrics` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
 mod access_log;
@@ -51,6 +51,7 @@ mod frameworks;
 mod host;
 mod images;
 mod lifecycle;
+mod metrics;
 mod migration;
 mod network;
 mod nodes;
@@ -64,6 +65,7 @@ mod sandboxes;
 mod server;
 mod services;
 mod sleep;
+mod tally;
 mod tenants;
 mod timeline;
 mod workers;

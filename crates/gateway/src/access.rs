@@ -20,6 +20,7 @@ use hyper::{Request, Response};
 
 use crate::refusal::Answer;
 use crate::relay::Relay;
+use crate::tally::{Reason, Tally};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id of a client's that is taken over.
@@ -56,14 +57,18 @@ pub struct Record {
 pub struct Entry {
     record: Record,
     came_in: Arc<AtomicU64>,
+    came: Instant,
+    /// Whether it came to the queue.
+    waited: bool,
     sent: Option<Instant>,
+    tally: Arc<Tally>,
     access: Option<Access>,
 }
 
 impl Entry {
     /// Has the request have an id, if it has none that can be taken over.
     pub fn begin<B>(
-        service: &str,
+        (service, tally): (&str, &Arc<Tally>),
         client: IpAddr,
         request: &mut Request<B>,
         access: Option<Access>,
@@ -89,7 +94,8 @@ impl Entry {
             client: client.to_canonical(),
             request_id,
         };
-        Entry { record, came_in: Arc::default(), sent: None, access }
+        let (came, tally) = (Instant::now(), tally.clone());
+        Entry { record, came_in: Arc::default(), came, waited: false, sent: None, tally, access }
     }
 
     /// The client's body, whose bytes count.
@@ -98,7 +104,18 @@ impl Entry {
     }
 
     pub fn waited(&mut self, time: Duration) {
+        self.waited = true;
         self.record.queued += time;
+    }
+
+    /// No instance gets it.
+    pub fn rejected(&self, why: impl Into<Reason>) {
+        self.tally.rejected(why.into());
+    }
+
+    /// It goes to a further instance.
+    pub fn retried(&self) {
+        self.tally.retries.inc();
     }
 
     /// It goes to this instance.
@@ -119,6 +136,13 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        self.tally.answered(self.record.status);
+        if self.waited {
+            self.tally.queued.observe(self.record.queued.as_secs_f64());
+        }
+        if self.sent.is_some() {
+            self.tally.whole.observe(self.came.elapsed().as_secs_f64());
+        }
         let Some(access) = &self.access else { return };
         let mut record = self.record.clone();
         record.bytes_in = self.came_in.load(Ordering::Relaxed);
@@ -205,7 +229,7 @@ mod tests {
             request = request.header(REQUEST_ID, given);
         }
         let mut request = request.body(()).unwrap();
-        let entry = Entry::begin("web", [127, 0, 0, 1].into(), &mut request, None);
+        let entry = Entry::begin(("web", &Arc::default()), [127, 0, 0, 1].into(), &mut request, None);
         let answer = entry.answered(say(StatusCode::OK, String::new()));
         let text = |headers: &hyper::HeaderMap| headers[REQUEST_ID].to_str().unwrap().to_string();
         (text(request.headers()), text(answer.headers()))
@@ -230,7 +254,7 @@ mod tests {
         let access: Access = Arc::new(move |record| log.lock().unwrap().push(record));
         let mut request = Request::post("/a?secret").body(()).unwrap();
         let client = "::ffff:192.0.2.1".parse().unwrap();
-        let mut entry = Entry::begin("web", client, &mut request, Some(access.clone()));
+        let mut entry = Entry::begin(("web", &Arc::default()), client, &mut request, Some(access.clone()));
         entry.waited(Duration::from_millis(2));
         entry.waited(Duration::from_millis(3));
         entry.sent_to("web-1");
@@ -245,7 +269,7 @@ mod tests {
             ("192.0.2.1".to_string(), true)
         );
         // Whose client has gone has no status.
-        drop(Entry::begin("web", client, &mut request, Some(access)));
+        drop(Entry::begin(("web", &Arc::default()), client, &mut request, Some(access)));
         let record = told.lock().unwrap().pop().unwrap();
         assert_eq!((record.status, record.instance, record.at_instance), (None, None, None));
     }

@@ -41,7 +41,7 @@ pub async fn answer(
     access: Option<Access>,
     mut request: Request<Incoming>,
 ) -> Response<Logged> {
-    let mut entry = Entry::begin(&service.name, client.ip, &mut request, access);
+    let mut entry = Entry::begin((&service.name, service.tally()), client.ip, &mut request, access);
     let answer = attempt(service, client, request, &mut entry).await;
     entry.answered(answer)
 }
@@ -55,6 +55,7 @@ async fn attempt(
     if let Some(entrance) = &service.entrance
         && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
     {
+        entry.rejected(&why);
         return denied(&service.name, why);
     }
     if request.method() == Method::CONNECT {
@@ -79,7 +80,10 @@ async fn attempt(
             Verdict::Sent(place) => place,
             // The others have it instead.
             Verdict::Refused(_) if canary.take().is_some() => continue,
-            Verdict::Refused(why) => return refused(&service.name, why),
+            Verdict::Refused(why) => {
+                entry.rejected(&why);
+                return refused(&service.name, why);
+            }
         };
         let Some(request) = unsent.take().or_else(|| again.take()) else {
             return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
@@ -100,6 +104,7 @@ async fn attempt(
                 stop(canary.as_ref(), || why.clone());
                 place.service.act(|policy, now| policy.unreachable(place.instance, why, now));
                 avoid = canary.take().is_none().then_some(place.instance);
+                entry.retried();
             }
             Err(Failure::Unreachable(error)) => {
                 place.outcome = Outcome::Broken;
@@ -117,6 +122,7 @@ async fn attempt(
                     place.outcome = Outcome::Broken;
                     return say(StatusCode::BAD_GATEWAY, sentence);
                 }
+                entry.retried();
             }
         }
     }

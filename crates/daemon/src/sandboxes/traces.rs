@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
@@ -13,6 +14,7 @@ use rekindle_store::bounded;
 use crate::error::Result;
 use crate::host::clock;
 use crate::sandboxes::Sandbox;
+use crate::tally;
 use crate::timeline::Timeline;
 
 /// How many are kept of one sandbox, the newest.
@@ -32,6 +34,11 @@ impl Tracing {
         Tracing { operation, image: image.to_string(), began: clock::now() }
     }
 
+    /// Nothing is left with which a trace could be kept.
+    pub fn failed(self) {
+        tally::failed(self.operation);
+    }
+
     /// Keeps the trace with the sandbox, and passes on how the work ended.
     pub fn end<T>(
         self,
@@ -49,6 +56,13 @@ impl Tracing {
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
         };
+        match &result {
+            Ok(_) => {
+                let [took, stood] = [trace.total_us, stopped_us].map(Duration::from_micros);
+                tally::done(self.operation, took, stood);
+            }
+            Err(_) => tally::failed(self.operation),
+        }
         if let Err(error) = add(&sandbox.traces, trace) {
             log::warn!("the trace of {:?} is not kept: {error}", sandbox.name());
         }
