@@ -20,6 +20,7 @@
 //! | workers that wait for sandboxes | `pool` |
 //! | what the daemon puts into images, and whether it can be used here | `images` |
 //! | sandboxes, their records, admission sockets and logs, and networks of their own | `sandboxes`, `network` |
+//! | requests to services as spans of traces | `spans` |
 //! | images that apps start from | `frameworks` |
 //! | what the daemon has | `daemon` |
 //! | giving GPUs back and getting them again | `sleep` |
@@ -65,6 +66,7 @@ mod sandboxes;
 mod server;
 mod services;
 mod sleep;
+mod spans;
 mod tally;
 mod tenants;
 mod timeline;

@@ -35,10 +35,11 @@ mod tenant;
 mod tls;
 mod upstream;
 
-pub use access::{Access, Record};
+pub use access::{Access, Record, Span, Try, Watch};
 pub use canary::Canary;
 pub use gateway::Gateway;
 pub use history::{Lane, Step};
+pub use hyper::header::HeaderMap;
 pub use latency::Quantiles;
 pub use maker::{Failure, Instance, Maker};
 pub use memory::Memory;

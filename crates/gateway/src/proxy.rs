@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
-use crate::access::{Access, Entry, Logged};
+use crate::access::{Access, Asked, Entry, Logged};
 use crate::canary::Canary;
 use crate::headers;
 use crate::limits;
@@ -41,7 +41,9 @@ pub async fn answer(
     access: Option<Access>,
     mut request: Request<Incoming>,
 ) -> Response<Logged> {
-    let mut entry = Entry::begin((&service.name, service.tally()), client.ip, &mut request, access);
+    let tenant = service.tenant().map(|tenant| tenant.name.as_str());
+    let asked = Asked { service: &service.name, tenant, tally: service.tally() };
+    let mut entry = Entry::begin(asked, client.ip, &mut request, access);
     let answer = attempt(service, client, request, &mut entry).await;
     entry.answered(answer)
 }

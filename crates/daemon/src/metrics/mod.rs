@@ -18,7 +18,7 @@ use families::Families;
 pub fn collect(daemon: &Daemon, began: SystemTime) -> Option<String> {
     let mut families = Families::default();
     let help = "The version of the daemon.";
-    families.gauge("build", None, help).is(&[("version", env!("CARGO_PKG_VERSION"))], 1);
+    families.gauge("build_info", None, help).is(&[("version", env!("CARGO_PKG_VERSION"))], 1);
     let since = began.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let help = "When the daemon started, seconds since 1970.";
     families.gauge("start_time", Some(Unit::Seconds), help).is(&[], since);

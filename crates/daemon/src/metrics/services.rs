@@ -52,6 +52,15 @@ pub fn tell(families: &mut Families, daemon: &Daemon) {
         let help = "Lines that the access log lacks, for it was too slow or its disk full.";
         families.counter("access_log_lost", None, help).count(&[], lost);
     }
+    tell_of_spans(families, daemon);
+}
+
+fn tell_of_spans(families: &mut Families, daemon: &Daemon) {
+    let Some(tally) = daemon.spans.as_ref().map(|spans| spans.tally()) else { return };
+    let help = "Sampled requests whose spans the collector has.";
+    families.counter("traced_requests", None, help).count(&[], tally.sent.get());
+    let help = "Sampled requests whose spans were dropped, for the collector was away or too slow.";
+    families.counter("traced_requests_dropped", None, help).count(&[], tally.dropped.get());
 }
 
 fn tell_of_requests(families: &mut Families, services: &[Told]) {

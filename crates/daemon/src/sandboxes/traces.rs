@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
+use rekindle_sandbox::log_index;
 use rekindle_store::bounded;
 
 use crate::error::Result;
@@ -31,7 +32,7 @@ pub struct Tracing {
 
 impl Tracing {
     pub fn begin(operation: Operation, image: &str) -> Tracing {
-        Tracing { operation, image: image.to_string(), began: clock::now() }
+        Tracing { operation, image: image.to_string(), began: clock::microseconds(log_index::now_us()) }
     }
 
     /// Nothing is left with which a trace could be kept.
