@@ -93,7 +93,8 @@ class Collector:
         self.asked += 1
         if self.answer == 200:
             self.resource |= attributes(below(body, 1, 1, 1))
-            self.spans += map(span, below(body, 1, 2, 2))
+            # At once: whoever finds a request's span finds those below it.
+            self.spans += [span(data) for data in below(body, 1, 2, 2)]
 
     def below(self, parent):
         return [one for one in self.spans if one.parent == parent.id and one.trace == parent.trace]

@@ -1,6 +1,8 @@
 """What the daemon tells Prometheus: at /metrics of its page, from where the page and the commands have it."""
 
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -35,7 +37,7 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     first = metrics(page)
     assert first.get("service_requests_total") is None and first.get("access_log_lost_total") == 0
     assert first.get("operation_seconds_count", operation="restore") == 0
-    web = Web(page.rekindle, "--idle", "10ms", "--idle-end", "1h", "--max", 1, "--concurrency", 1, "--queue", 0)
+    web = Web(page.rekindle, "--idle", "10ms", "--idle-end", "1h", "--max", 1, "--concurrency", 1)
     assert web.get()["count"] == 2
     web.come_to("asleep")
     assert web.get()["count"] == 3
@@ -43,7 +45,9 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     with ThreadPoolExecutor(1) as threads:
         held = threads.submit(web.ask, f"/hold?{web.mark('a')}")
         web.held("a")
+        web.serve("one", "--queue", 0)
         assert web.ask()[0] == 429
+        web.serve("one", "--queue", 8)
         held_now = come(page, "a request that an instance has", lambda now: now.get("service_in_flight") == 1)
         web.let_go("a")
         assert held.result()[0] == 200
@@ -57,13 +61,14 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     assert counts == {"1xx": 0, "2xx": 5, "3xx": 0, "4xx": 1, "5xx": 1, "none": 0}
     assert now.get("service_rejections_total", reason="queue-full") == now.get("service_rejections_total") == 1
     assert now.get("service_queue_seconds_count") == 7 and now.get("service_request_seconds_count") == 6
-    assert now.get("service_retries_total", service="web", tenant="") == 1
+    # The request after it may have been sent to one that had gone.
+    assert now.get("service_retries_total", service="web", tenant="") >= 1
     # As the commands have it.
     shown = web.shown()
     assert now.get("service_gpu_memory_bytes") == shown["gpu_bytes"] and now.get("service_instances_limit") == 1
     assert now.get("service_instances", stage="asleep", canary="false") == now.get("service_instances") == 1
     restored = now.get("service_start_seconds_count", **{"from": "image"})
-    assert restored == now.get("operation_seconds_count", operation="restore") >= 3
+    assert restored == now.get("operation_seconds_count", operation="restore") >= 2
     woken = now.get("service_start_seconds_count", **{"from": "asleep-host"})
     assert 2 <= woken <= now.get("operation_seconds_count", operation="wake") and now.get("service_start_failures_total") == 0
     assert now.get("operation_seconds_count", operation="checkpoint") == 1 and now.get("operation_failures_total") == 0
@@ -96,7 +101,7 @@ def test_tenants_their_quotas_and_refused_tokens_are_told(page):
 
 def test_what_fails_and_what_comes_back_is_told(page):
     page.rekindle("run", "-d", "--name", "one", "--gpu", "emulated", "--restart", "on-failure", "--", "sleep", "1000")
-    page.rekindle("kill", "one", "--signal", 9)
+    os.kill(page.rekindle.sandbox("one")["pid"], signal.SIGKILL)
     now = come(page, "the program to be brought back", lambda now: now.get("recoveries_total") == 1)
     assert now.get("recovery_failures_total") == 0 and now.get("operation_failures_total") == 0
     assert page.ask("/metrics", host="evil.example")[0] == 421

@@ -70,14 +70,8 @@ pub enum Origin {
 }
 
 impl Class {
-    pub const ALL: [Class; 6] = [
-        Class::Informed,
-        Class::Succeeded,
-        Class::Redirected,
-        Class::Refused,
-        Class::Failed,
-        Class::Unheard,
-    ];
+    pub const ALL: [Class; 6] =
+        [Class::Informed, Class::Succeeded, Class::Redirected, Class::Refused, Class::Failed, Class::Unheard];
 
     fn of(status: Option<u16>) -> Class {
         match status {
@@ -144,8 +138,7 @@ impl From<&Denial> for Reason {
 }
 
 impl Origin {
-    pub const ALL: [Origin; 4] =
-        [Origin::Image, Origin::AsleepGpu, Origin::AsleepHost, Origin::AsleepDisk];
+    pub const ALL: [Origin; 4] = [Origin::Image, Origin::AsleepGpu, Origin::AsleepHost, Origin::AsleepDisk];
 
     pub fn name(self) -> &'static str {
         ["image", "asleep-gpu", "asleep-host", "asleep-disk"][self as usize]
@@ -222,10 +215,7 @@ mod tests {
             tally.answered(status);
         }
         let counted: Vec<_> = tally.answers().map(|(class, count)| (class.name(), count)).collect();
-        assert_eq!(
-            counted,
-            [("1xx", 1), ("2xx", 2), ("3xx", 1), ("4xx", 2), ("5xx", 1), ("none", 1)]
-        );
+        assert_eq!(counted, [("1xx", 1), ("2xx", 2), ("3xx", 1), ("4xx", 2), ("5xx", 1), ("none", 1)]);
     }
 
     #[test]

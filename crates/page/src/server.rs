@@ -64,11 +64,7 @@ struct States {
 }
 
 /// Serves the page for as long as the process lives: to those who ask for one of these hosts.
-pub fn serve(
-    listener: StdListener,
-    hosts: Hosts,
-    Documents { state, metrics }: Documents,
-) -> io::Result<()> {
+pub fn serve(listener: StdListener, hosts: Hosts, Documents { state, metrics }: Documents) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
     let entered = runtime.enter();

@@ -87,7 +87,11 @@ fn tell_of_sandboxes(families: &mut Families, daemon: &Daemon) {
     for sandbox in daemon.sandboxes.all() {
         *counts.entry(word(sandbox.record().state)).or_default() += 1;
     }
-    let family = families.gauge("sandboxes", None, "Sandboxes, by their state; of those that have ended, the last ones.");
+    let family = families.gauge(
+        "sandboxes",
+        None,
+        "Sandboxes, by their state; of those that have ended, the last ones.",
+    );
     counts.iter().for_each(|(state, count)| family.is(&[("state", state)], *count));
 }
 
@@ -114,11 +118,14 @@ fn tell_of_data(families: &mut Families, daemon: &Daemon) {
     families.counter("data_fetches", None, help).count(&[], count.fetches);
     let help = "Declared data that could not be fetched.";
     families.counter("data_fetch_failures", None, help).count(&[], count.failures);
-    families.counter("data_fetched", bytes(), "Declared data that was fetched.").count(&[], count.fetched_bytes);
+    families
+        .counter("data_fetched", bytes(), "Declared data that was fetched.")
+        .count(&[], count.fetched_bytes);
     families.gauge("data_held", bytes(), "Memory that declared data has.").is(&[], count.held_bytes);
     families.gauge("data_limit", bytes(), "Memory that declared data may have.").is(&[], count.limit_bytes);
     let handed_on = daemon.data.handed_on();
-    let [gpu, host] = handed_on.iter().fold([0, 0], |[gpu, host], one| [gpu + one.gpu_bytes, host + one.host_bytes]);
+    let [gpu, host] =
+        handed_on.iter().fold([0, 0], |[gpu, host], one| [gpu + one.gpu_bytes, host + one.host_bytes]);
     let family = families.gauge("handed_on", bytes(), "Memory of arrays that functions hand on.");
     family.is(&[("place", "gpu")], gpu);
     family.is(&[("place", "host")], host);

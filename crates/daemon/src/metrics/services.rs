@@ -14,14 +14,19 @@ struct Told {
     tally: Arc<Tally>,
     name: String,
     tenant: String,
+    /// Something is wrong with it.
+    problem: bool,
     canary: &'static str,
 }
 
 impl Told {
-    fn new(service: &Service, of: Option<&Service>) -> Told {
+    fn new(daemon: &Daemon, service: &Service, of: Option<&Service>) -> Told {
         let of_service = of.unwrap_or(service);
+        let shown = service.shown();
+        let tls = daemon.gateway.tls(&service.name).and_then(|tls| tls.problem());
         Told {
-            shown: service.shown(),
+            problem: shown.problem.is_some() || tls.is_some(),
+            shown,
             tally: service.tally().clone(),
             name: of_service.name.clone(),
             tenant: of_service.tenant().map(|tenant| tenant.name.clone()).unwrap_or_default(),
@@ -43,8 +48,8 @@ impl Told {
 pub fn tell(families: &mut Families, daemon: &Daemon) {
     let all = daemon.gateway.all();
     all.iter().for_each(|service| service.measure());
-    let services: Vec<Told> = all.iter().map(|service| Told::new(service, None)).collect();
-    let canary = |service: &Arc<Service>| Some(Told::new(&service.canary()?.service, Some(service)));
+    let services: Vec<Told> = all.iter().map(|service| Told::new(daemon, service, None)).collect();
+    let canary = |service: &Arc<Service>| Some(Told::new(daemon, &service.canary()?.service, Some(service)));
     let canaries: Vec<Told> = all.iter().filter_map(canary).collect();
     tell_of_requests(families, &services);
     tell_of_instances(families, &services, &canaries);
@@ -84,7 +89,8 @@ fn tell_of_requests(families: &mut Families, services: &[Told]) {
     let help = "How long requests waited for an instance.";
     let family = families.durations("service_queue", help);
     services.iter().for_each(|one| family.took(&one.asked(), &one.tally.queued));
-    let help = "How long requests took that an instance had, from when they came until their answer was through.";
+    let help =
+        "How long requests took that an instance had, from when they came until their answer was through.";
     let family = families.durations("service_request", help);
     services.iter().for_each(|one| family.took(&one.asked(), &one.tally.whole));
     let family = families.gauge("service_queue_limit", None, "How many requests may wait.");
@@ -93,7 +99,7 @@ fn tell_of_requests(families: &mut Families, services: &[Told]) {
     services.iter().for_each(|one| family.is(&one.asked(), one.shown.plan.max.into()));
     let help = "Whether something is wrong that `rekindle services` tells.";
     let family = families.gauge("service_problem", None, help);
-    services.iter().for_each(|one| family.is(&one.asked(), one.shown.problem.is_some().into()));
+    services.iter().for_each(|one| family.is(&one.asked(), one.problem.into()));
 }
 
 fn tell_of_instances(families: &mut Families, services: &[Told], canaries: &[Told]) {

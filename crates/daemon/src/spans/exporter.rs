@@ -70,7 +70,10 @@ impl Exporter {
     fn tell(&mut self, why: Option<String>) {
         match (why, self.is_away) {
             (Some(why), false) => {
-                log::warn!("the collector at {} does not take spans, which are dropped: {why}", self.endpoint);
+                log::warn!(
+                    "the collector at {} does not take spans, which are dropped: {why}",
+                    self.endpoint
+                );
                 self.is_away = true;
             }
             (None, true) => {

@@ -83,7 +83,8 @@ impl Spans {
     pub fn comes(&self, headers: &mut HeaderMap) -> Option<Span> {
         let context = self.propagator.extract_with_context(&Context::new(), &HeaderExtractor(headers));
         let parent = Some(context.span().span_context().clone()).filter(SpanContext::is_valid);
-        let trace = parent.as_ref().map_or_else(|| self.sampling.id_generator.new_trace_id(), SpanContext::trace_id);
+        let trace =
+            parent.as_ref().map_or_else(|| self.sampling.id_generator.new_trace_id(), SpanContext::trace_id);
         let sampled = self.sampling.sampler.should_sample(
             Some(&context),
             trace,

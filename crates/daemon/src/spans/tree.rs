@@ -53,9 +53,8 @@ fn whole(record: &Record, Span { context, parent, .. }: &Span) -> SpanData {
         KeyValue::new("rekindle.request_id", record.request_id.clone()),
     ];
     attributes.extend(record.tenant.clone().map(|tenant| KeyValue::new("rekindle.tenant", tenant)));
-    attributes.extend(
-        record.status.map(|status| KeyValue::new("http.response.status_code", i64::from(status))),
-    );
+    attributes
+        .extend(record.status.map(|status| KeyValue::new("http.response.status_code", i64::from(status))));
     let status = match record.status {
         Some(500..) => Status::error(""),
         _ => Status::Unset,
