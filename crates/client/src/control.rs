@@ -97,6 +97,10 @@ fn serve(session: &'static Session) {
                 }
             }
             ToClient::Attached { problem } => genuine::attached(problem),
+            ToClient::Release => {
+                genuine::release(|released| drop(session.send(&ToWorker::Released(released))));
+            }
+            ToClient::Kept => genuine::set_attached(true),
         }
     };
     session.worker_died(&why);

@@ -235,6 +235,7 @@ pub fn restore(
         stopped_us: total_us,
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
+        memory: Vec::new(),
     })
 }
 

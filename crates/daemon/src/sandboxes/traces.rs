@@ -56,6 +56,7 @@ impl Tracing {
             stopped_us,
             problem: result.as_ref().err().map(ToString::to_string),
             phases: timeline.phases(),
+            memory: timeline.memory(),
         };
         match &result {
             Ok(_) => {
@@ -137,6 +138,7 @@ mod tests {
             stopped_us: 0,
             problem: None,
             phases: Vec::new(),
+            memory: Vec::new(),
         }
     }
 
