@@ -210,7 +210,10 @@ pub fn restore(
             Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
-            _ => return Err(error),
+            _ => {
+                tracing.failed();
+                return Err(error);
+            }
         }
     };
     tracing.end(&sandbox, &timeline, timeline.elapsed_us(), Ok(()))?;
