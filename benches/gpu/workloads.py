@@ -193,6 +193,29 @@ def state_sums(torch, model, optimizer):
     return torch.stack([one.detach().view(torch.int32).sum(dtype=torch.int64) for one in tensors])
 
 
+@workload("llm")
+def llm():
+    """As one that serves a large language model: 28 GB of weights that nothing writes to, and 4 GB of a cache that each answer writes
+    2 MB of. An answer depends on the ones before."""
+    torch = torch_module()
+    width, rows = 16384, 64
+    layers = [torch.randn(width, width, dtype=torch.bfloat16, device="cuda") for _ in range(56)]
+    cache = torch.zeros(2048, rows, width, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(rows, width, dtype=torch.bfloat16, device="cuda")
+    count = itertools.count()
+
+    def step(_):
+        number = next(count)
+        with torch.inference_mode():
+            y = x + number + cache[(number - 1) % len(cache)]
+            for layer in layers:
+                y = torch.nn.functional.normalize(y @ layer, dim=-1)
+            cache[number % len(cache)] = y
+        return y
+
+    return step
+
+
 @workload("train-large")
 def train_large():
     """In the middle of training. An answer is the next gradients, and sums over all that the GPU holds."""

@@ -262,6 +262,7 @@ mod tests {
             stopped_us: 0,
             problem: None,
             phases,
+            memory: Vec::new(),
         }
     }
 

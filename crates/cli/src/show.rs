@@ -9,7 +9,7 @@ use rekindle_protocol::daemon::{
     SleepReport, Trace, Way,
 };
 use rekindle_protocol::exchange::Count;
-use rekindle_protocol::worker::Phase;
+use rekindle_protocol::worker::{self, Phase, WayTaken};
 use serde_json::Value;
 
 use crate::stats::Used;
@@ -325,7 +325,26 @@ pub fn report(report: &Report, verbose: bool) -> String {
     let cpu_alone = report.mode == Mode::Driver && report.gpu_processes == 0;
     let note = if cpu_alone { "\nno process uses a GPU: the image is of the CPU alone" } else { "" };
     let phases: &[Phase] = if verbose { &report.phases } else { &[] };
-    self::phases(phases, report.total_us, report.stopped_us) + note
+    let memory = if verbose { ways(&report.memory) } else { String::new() };
+    self::phases(phases, report.total_us, report.stopped_us) + &memory + note
+}
+
+/// How GPU memory of a program that went on came to its image.
+fn ways(memory: &[WayTaken]) -> String {
+    let shown = |taken: &WayTaken| {
+        let WayTaken { way, why, bytes: all, ahead_bytes, new_bytes, still_bytes } = taken;
+        let (all, ahead) = (bytes(*all), bytes(*ahead_bytes));
+        let (new, still) = (bytes(*new_bytes), bytes(*still_bytes));
+        let what = match way {
+            worker::Way::Shadow => "it was copied within the GPU and written beside the program".to_string(),
+            worker::Way::Ahead => {
+                format!("{ahead} were written ahead, {new} were new and {still} written in the stop")
+            }
+            worker::Way::Still => format!("{ahead} were written ahead, and {still} in the stop"),
+        };
+        format!("\nGPU memory, {all}: {what}, since {why}")
+    };
+    memory.iter().map(shown).collect()
 }
 
 /// How a program fell asleep or woke; with `verbose` by the phases.
@@ -374,7 +393,7 @@ pub fn trace(trace: &Trace) -> String {
     };
     let problem = trace.problem.iter().map(|problem| format!("\nit failed: {problem}")).collect::<String>();
     let table = phases(&trace.phases, trace.total_us, trace.stopped_us);
-    format!("{word} {:?}, {}\n{table}{problem}", trace.image, trace.began)
+    format!("{word} {:?}, {}\n{table}{}{problem}", trace.image, trace.began, ways(&trace.memory))
 }
 
 fn phases(phases: &[Phase], total_us: u64, stopped_us: u64) -> String {

@@ -111,6 +111,7 @@ mod tests {
             stopped_us: 10,
             problem: None,
             phases: vec![phase("daemon", "checks"), phase("gpu half", "buffers"), phase("daemon", "resume")],
+            memory: Vec::new(),
         };
         let events = chrome(&[trace]);
         let threads: Vec<_> = events["traceEvents"]

@@ -97,6 +97,12 @@ fn serve(session: &'static Session) {
                 }
             }
             ToClient::Attached { problem } => genuine::attached(problem),
+            ToClient::Release => {
+                genuine::release(|released| {
+                    let _ = session.send(&ToWorker::Released(released));
+                });
+            }
+            ToClient::Kept => genuine::set_attached(true),
         }
     };
     session.worker_died(&why);

@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_NOT_FOUND, CuResult};
@@ -113,6 +113,26 @@ pub fn set_attached(attached: bool) {
     ATTACHED.store(attached, Ordering::Release);
 }
 
+/// Held by whoever uses the real driver, which is attached for as long.
+static USED: RwLock<()> = RwLock::new(());
+
+/// Has the real driver attached, and in use.
+fn used() -> Result<RwLockReadGuard<'static, ()>> {
+    let used = USED.read().unwrap_or_else(PoisonError::into_inner);
+    attach()?;
+    Ok(used)
+}
+
+/// Gives the real driver up beside the running program: whoever needs it from then on [attaches](attach) it. `tell` hears
+/// whether that is so, before anybody can: not while it is in use.
+pub fn release(tell: impl FnOnce(bool)) {
+    let unused = USED.try_write().ok().filter(|_| is_attached());
+    if unused.is_some() {
+        set_attached(false);
+    }
+    tell(unused.is_some());
+}
+
 static ANSWER: Mutex<Option<String>> = Mutex::new(None);
 static ANSWERED: Condvar = Condvar::new();
 
@@ -162,7 +182,7 @@ fn table(get: GetExportTable, id: &TableId) -> Result<*const *const c_void> {
 /// The handle that the real driver gives the device's primary context; `None` without a real driver.
 pub fn primary_context(device: i32) -> Result<Option<Handle>> {
     let Driver::Open(get) = opened() else { return Ok(None) };
-    attach()?;
+    let _used = used()?;
     let Ok(table) = table(get, &RUNTIME) else { return Ok(None) };
     // SAFETY: the table is the driver's own and has more entries than this; this one has that type.
     let get_primary =
@@ -188,7 +208,7 @@ exports! {
         let _inside = crate::gate::enter()?;
         match opened() {
             Driver::Open(get) => {
-                attach()?;
+                let _used = used()?;
                 let table = table(get, &id)?;
                 out.put(tables::with_ours(&id, table))
             }

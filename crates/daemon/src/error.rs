@@ -214,6 +214,12 @@ pub enum Error {
     )]
     NoPagePort { address: SocketAddr, why: String },
 
+    #[error(
+        "spans cannot be sent to {endpoint:?}: {reason}; give the address of a collector, as \
+         `rekindled --otlp-endpoint http://localhost:4318`"
+    )]
+    NoCollector { endpoint: String, reason: String },
+
     #[error("{why}")]
     NoPage { why: String },
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use rekindle_protocol::worker::Phase;
+use rekindle_protocol::worker::{Phase, WayTaken};
 
 /// The lanes: who works.
 pub const DAEMON: &str = "daemon";
@@ -36,6 +36,7 @@ impl Clock {
 pub struct Timeline {
     began: Instant,
     phases: Mutex<Vec<Phase>>,
+    memory: Mutex<Vec<WayTaken>>,
 }
 
 /// Where one thread notes what it does.
@@ -47,7 +48,7 @@ pub struct Lane<'a> {
 
 impl Timeline {
     pub fn begin() -> Timeline {
-        Timeline { began: Instant::now(), phases: Mutex::default() }
+        Timeline { began: Instant::now(), phases: Mutex::default(), memory: Mutex::default() }
     }
 
     pub fn elapsed_us(&self) -> u64 {
@@ -67,6 +68,15 @@ impl Timeline {
         let mut phases = self.lock().clone();
         phases.sort_by_key(|phase| phase.start_us);
         phases
+    }
+
+    /// How GPU memory of a process came to its image.
+    pub fn note_memory(&self, way: Option<WayTaken>) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).extend(way);
+    }
+
+    pub fn memory(&self) -> Vec<WayTaken> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Phase>> {

@@ -24,10 +24,13 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 4;
+pub const CLIENT_VERSION: u32 = 5;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
-/// version 2 no CUDA IPC, and version 3 does not change nodes of graphs; all that they say is said in the same way since.
+/// version 2 no CUDA IPC, version 3 does not change nodes of graphs, and version 4 does not know [`ToClient::Release`]; all that
+/// they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
+/// The first that knows [`ToClient::Release`].
+pub const RELEASING_CLIENT_VERSION: u32 = 5;
 
 /// Whether a worker of this build serves a client of that [`CLIENT_VERSION`].
 pub fn is_served(version: u32) -> bool {
@@ -103,6 +106,9 @@ pub enum ToWorker {
     Resumed,
     /// A new copy of the CUDA runtime starts: the driver half of this process is needed again.
     Attach,
+    /// The answer to `Release`: whether the driver half of this process is attached, and nobody uses it any more without
+    /// `Attach`.
+    Released(bool),
 }
 
 /// A file of the run directory: which pages a restored program will touch first, one [`TouchedRange`] after the other.
@@ -192,4 +198,8 @@ pub enum ToClient {
     Resume { restored: bool, driver_attached: bool },
     /// The answer to `Attach`: empty when it worked.
     Attached { problem: String },
+    /// The driver half of the process is to be detached while it runs.
+    Release,
+    /// After `Released(true)`: it could not be, and is attached.
+    Kept,
 }

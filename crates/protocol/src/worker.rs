@@ -105,7 +105,8 @@ pub enum Contents {
     /// They are written to the image.
     Saved,
     /// They are copied within the GPU, and written to the image from there beside the program, until `Drain` is answered.
-    /// Where there is no room for that, they are written at once.
+    /// Where there is no room for all of them, that is what the image does not have yet, as far as there is room for it; the
+    /// rest is written at once.
     Shadowed,
     /// They stay where they are: `Sleep` is to follow.
     Left,
@@ -116,6 +117,36 @@ pub enum Contents {
 pub struct Saved {
     pub parts: Vec<serde_json::Value>,
     pub phases: Vec<Phase>,
+    /// Of a `Save` with [`Contents::Shadowed`].
+    #[serde(default)]
+    pub memory: Option<WayTaken>,
+}
+
+/// How GPU memory of a program that goes on came to its image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// All was copied within the GPU.
+    Shadow,
+    /// It was written before the program stood still, and what was new then was copied within the GPU or written.
+    Ahead,
+    /// Nothing was written before.
+    #[default]
+    Still,
+}
+
+/// The way that was chosen, and what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayTaken {
+    pub way: Way,
+    /// A part of a sentence.
+    pub why: String,
+    pub bytes: u64,
+    /// Bytes that were looked at before the program stood still, each time that they were.
+    pub ahead_bytes: u64,
+    /// Bytes that the image did not have then, and how many of them were written while the program stood still.
+    pub new_bytes: u64,
+    pub still_bytes: u64,
 }
 
 /// A memory that a cache is kept in.

@@ -229,6 +229,12 @@ impl Service {
         }
     }
 
+    /// Whether nobody has taken note of its end, as init does of any child's.
+    fn is_ours(&self) -> bool {
+        let how = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        waitid(Id::Pid(self.pid()), how).is_ok()
+    }
+
     fn has_said(&self) -> Result<bool, Failed> {
         process::readable(self.socket.as_fd(), Some(Duration::ZERO)).map_err(trouble)
     }
@@ -241,7 +247,7 @@ impl Service {
     pub fn wait(&mut self) -> Mended {
         // Its answer has told all; only the process is left.
         self.has_ended(WaitPidFlag::empty());
-        if self.tracer.is_some() {
+        if self.tracer.is_some() && self.is_ours() {
             // Its group has its own children alone, and its number until it is taken note of. Without them nothing is left.
             let _ = killpg(self.pid(), Signal::SIGKILL);
         }

@@ -21,8 +21,9 @@ use crate::message::{Command, Dump, DumpStats, Exit, Reply, Verdict};
 use crate::overlay;
 use crate::process;
 use crate::sandbox::{Sandbox, receive, unexpected};
-use crate::tree::{Tree, Waiting};
+use crate::tree::Tree;
 use crate::unfit;
+use crate::waiting::Waiting;
 use crate::wire::Channel;
 
 #[derive(Debug)]
@@ -67,6 +68,19 @@ impl<'a> DumpSpec<'a> {
             ahead: false,
             steps_told: false,
             tracer: None,
+        }
+    }
+
+    /// What a sandbox's init is told of it.
+    fn told(&self) -> Dump {
+        Dump {
+            criu: self.criu.command().to_vec(),
+            leave_running: self.leave_running,
+            external_sockets: self.external_sockets.clone(),
+            freeze_seconds: u32::try_from(self.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
+            verdict_millis: u64::try_from(self.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
+            steps_told: self.steps_told,
+            ahead: self.ahead,
         }
     }
 }
@@ -184,14 +198,13 @@ impl Cpu<'_> {
         }
     }
 
-    /// Has CRIU make itself ready for this dump, while the program runs and other things are done: it learns what the
-    /// kernel can do, which takes it tens of milliseconds where `/run` is no tmpfs. Nothing of the program is touched.
+    /// Has CRIU make itself ready for this dump, while the program runs and other things are done: it is loaded, and learns
+    /// what the kernel can do. Nothing of the program is touched.
     pub fn prepare(&self, spec: &DumpSpec<'_>) -> Prepared {
+        // Where it cannot be had the dump will say why.
         match self {
-            // Its CRIU is its init's, and finds there what one before it has learnt.
-            Self::Sandbox(_) => Prepared(None),
-            // Where it cannot be had the dump will say why.
-            Self::Tree(tree) => Prepared(tree.prepare(spec).ok()),
+            Self::Sandbox(sandbox) => Prepared(sandbox.prepare(spec).map_or(Ready::None, Ready::Sandbox)),
+            Self::Tree(tree) => Prepared(tree.prepare(spec).map_or(Ready::None, Ready::Tree)),
         }
     }
 
@@ -206,15 +219,25 @@ impl Cpu<'_> {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         match self {
-            Self::Sandbox(sandbox) => sandbox.dump(spec, on_frozen),
+            Self::Sandbox(sandbox) => sandbox.dump_by(prepared, spec, on_frozen),
             Self::Tree(tree) => tree.dump(spec, prepared, on_frozen),
         }
     }
 }
 
-/// A CRIU that has been told of a dump and waits for leave to begin it, if one could be had. Dropped, it ends.
+/// A CRIU that has been told of a dump and waits for leave to begin it, if one could be had. Dropped, it ends. One that does
+/// not fit the dump, because the program is another by then, is replaced.
 #[derive(Debug, Default)]
-pub struct Prepared(pub(crate) Option<Waiting>);
+pub struct Prepared(pub(crate) Ready);
+
+#[derive(Debug, Default)]
+pub(crate) enum Ready {
+    #[default]
+    None,
+    Tree(Waiting),
+    /// The sandbox's init has it, for whoever has this connection.
+    Sandbox(Channel),
+}
 
 /// How a dump went.
 #[derive(Debug, Clone)]
@@ -230,12 +253,38 @@ pub struct DumpReport {
 }
 
 impl Sandbox {
+    fn prepare(&self, spec: &DumpSpec<'_>) -> Result<Channel> {
+        let images =
+            open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
+        let channel = self.connect()?;
+        let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
+        channel
+            .send(&Command::Prepare(spec.told()), &descriptors)
+            .map_err(Error::io("having a dump prepared"))?;
+        match receive(&channel, Some(HOLD_LIMIT), self.run_dir())? {
+            Reply::Prepared => Ok(channel),
+            other => Err(unexpected(&other, "Prepared")),
+        }
+    }
+
     /// Dumps the program. `on_frozen` runs while it stands still with the images written; if it fails, or this
     /// process dies in it, the program goes on as if nothing had been.
     ///
     /// Does not return before CRIU has let go of the program.
     pub fn dump<E>(
         &self,
+        spec: &DumpSpec<'_>,
+        on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
+    ) -> Result<DumpReport>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.dump_by(Prepared::default(), spec, on_frozen)
+    }
+
+    fn dump_by<E>(
+        &self,
+        prepared: Prepared,
         spec: &DumpSpec<'_>,
         on_frozen: impl FnOnce(&Frozen<'_>) -> Result<(), E>,
     ) -> Result<DumpReport>
@@ -251,18 +300,12 @@ impl Sandbox {
         let images =
             open_dir(spec.images_dir).map_err(Error::io(format!("making {}", spec.images_dir.display())))?;
         let log = spec.images_dir.join(DUMP_LOG);
-        let channel = self.connect()?;
-        let command = Command::Dump(Dump {
-            criu: spec.criu.command().to_vec(),
-            leave_running: spec.leave_running,
-            external_sockets: spec.external_sockets.clone(),
-            freeze_seconds: u32::try_from(spec.freeze_timeout.as_secs().max(1)).unwrap_or(u32::MAX),
-            verdict_millis: u64::try_from(spec.frozen_timeout.as_millis()).unwrap_or(u64::MAX),
-            steps_told: spec.steps_told,
-            ahead: spec.ahead,
-        });
+        let channel = match prepared.0 {
+            Ready::Sandbox(channel) => channel,
+            _ => self.connect()?,
+        };
         let descriptors: Vec<_> = [images.as_fd()].into_iter().chain(spec.page_server).collect();
-        channel.send(&command, &descriptors).map_err(Error::io("asking for a dump"))?;
+        channel.send(&Command::Dump(spec.told()), &descriptors).map_err(Error::io("asking for a dump"))?;
         let failed = |reply| match reply {
             Reply::Failed(_) if is_full(spec.images_dir) => Error::DiskFull { place: spec.images_dir.into() },
             Reply::Failed(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },

@@ -72,6 +72,7 @@ mod tracer;
 mod tree;
 pub mod trial;
 mod unfit;
+mod waiting;
 mod wire;
 pub mod withheld;
 
@@ -86,6 +87,7 @@ pub use mapped_file::{Identity, KnownFiles, MappedFile};
 pub use message::{DumpStats, Exit, NotStarted, Program, Step, User};
 pub use network::{Addresses, Network};
 pub use openfile::OpenFile;
+pub use peers::connected;
 pub use ports::who_listens;
 pub use relay::{Asked, Course, Images, RELAY_ARGUMENT, Relay, relay_main};
 pub use restore::{ExternalSocket, RestoreReport, RestoreSpec, Restored, Vacant};

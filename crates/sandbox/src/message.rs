@@ -1,6 +1,7 @@
 //! What the daemon and a sandbox's init say to each other.
 //!
-//! A connection carries one command at a time: `Start` is answered by `Running` or `Failed`; `Dump` and
+//! A connection carries one command at a time: `Start` is answered by `Running` or `Failed`, `Prepare` by `Prepared` or
+//! `Failed`; what it prepares is for a `Dump` on the same connection, and ends with that. `Dump` and
 //! `Restore` by `Frozen` (the program stands still), which the daemon answers with a [`Verdict`], and then by
 //! `Dumped`, `Restored` or `Failed`. A daemon that closes the connection instead has said [`Verdict::Abort`].
 //! `Restore` is followed by [`Begin`]: what needs nothing of the image is done before that. `Flush` is answered by
@@ -67,7 +68,9 @@ pub enum Command {
     },
     /// The socket comes along of one who uses the program's terminal.
     Attach,
-    /// One descriptor comes along: the images directory.
+    /// CRIU is to be started for this dump. The images directory comes along, and a page server if there is one.
+    Prepare(Dump),
+    /// The same descriptors come along.
     Dump(Dump),
     /// A descriptor for each of the sockets comes along, and one for its standard input if that is replaced.
     Restore(Restore),
@@ -79,7 +82,7 @@ pub enum Command {
     Watch { pids: Vec<i32> },
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dump {
     pub criu: Vec<OsString>,
     pub leave_running: bool,
@@ -140,6 +143,7 @@ pub enum Reply {
         warnings: Vec<String>,
     },
     NotStarted(NotStarted),
+    Prepared,
     Frozen {
         steps: Vec<Step>,
     },

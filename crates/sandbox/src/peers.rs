@@ -1,8 +1,10 @@
 //! Who is connected to whom by Unix sockets, as the kernel lists them (`sock_diag(7)`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::process;
 
 /// The request's and the answers' numbers, of `linux/sock_diag.h` and `linux/unix_diag.h`.
 const BY_FAMILY: u16 = 20;
@@ -58,6 +60,18 @@ pub fn unix() -> io::Result<BTreeMap<u32, Unix>> {
             return Ok(out);
         }
     }
+}
+
+/// The sockets of the processes `ours` that are connected to one of `theirs`, by their inodes, in order.
+pub fn connected(ours: &[i32], theirs: &[i32]) -> io::Result<Vec<u32>> {
+    let of =
+        |pids: &[i32]| pids.iter().flat_map(|pid| process::sockets(*pid)).map(|inode| inode as u32).collect();
+    let (ours, theirs): (BTreeSet<u32>, BTreeSet<u32>) = (of(ours), of(theirs));
+    let all = unix()?;
+    let is_connected = |inode: &u32| {
+        all.get(inode).and_then(|socket| socket.peer).is_some_and(|peer| theirs.contains(&peer))
+    };
+    Ok(ours.into_iter().filter(is_connected).collect())
 }
 
 /// For all sockets, whatever their state.

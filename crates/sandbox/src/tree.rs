@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::capability::For;
-use crate::conversation::{Course, Failed, Leave, Service};
-use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, is_full, open_dir};
+use crate::conversation::{Course, Failed, Service};
+use crate::dump::{Cpu, DumpReport, DumpSpec, Frozen, Prepared, Ready, is_full, open_dir};
 use crate::error::{Error, Result};
 use crate::init::DUMP_LOG;
 use crate::inventory::{self, Inventory};
@@ -23,6 +23,7 @@ use crate::process::{self, Handle};
 use crate::rpc::{self, Options};
 use crate::severed::{self, Taking};
 use crate::tracer::Place;
+use crate::waiting::Waiting;
 use crate::{capability, devshm, ending, outputs, unfit};
 
 const SHARED: &str = "/dev/shm";
@@ -88,10 +89,8 @@ impl Tree {
         let page_server = spec.page_server.map(|socket| socket.as_raw_fd());
         let passed: Vec<_> = [images.as_raw_fd()].into_iter().chain(page_server).collect();
         let place = spec.tracer.as_deref().map(Place::Process);
-        let mut criu = Service::spawn(spec.criu.command(), &passed, place)?;
-        let asked = criu.ask(&request);
-        let waiting = Waiting { criu: Some(criu), images, request, connections };
-        asked.map(|()| waiting)
+        let criu = Service::spawn(spec.criu.command(), &passed, place)?;
+        Waiting::begin(criu, images, request, connections)
     }
 
     fn connections(&self) -> Taking {
@@ -141,10 +140,14 @@ impl Tree {
             Failed::Criu(cause) => Error::Criu { action: "dump", cause, log: Some(log.clone()) },
             Failed::Aborted(cause) => Error::Aborted { action: "dump", cause },
         };
-        let is_wanted = |waiting: &mut Waiting| {
-            waiting.is_there() && waiting.request == self.request(spec, &waiting.images, self.connections())
+        let fitting = match prepared.0 {
+            Ready::Tree(mut waiting) => {
+                let now = self.request(spec, &waiting.images, self.connections());
+                waiting.is_asked(&now).then_some(waiting)
+            }
+            _ => None,
         };
-        let waiting = match prepared.0.and_then(|mut waiting| is_wanted(&mut waiting).then_some(waiting)) {
+        let waiting = match fitting {
             Some(waiting) => waiting,
             // The program is another by now, or there is none.
             None => self.prepare(spec).map_err(failed)?,
@@ -227,39 +230,6 @@ impl Tree {
         unfit::refuse_traced(&pids)?;
         unfit::refuse_unkept(&pids)?;
         unfit::refuse_uninterruptible(|| self.pids().into_values().collect(), UNINTERRUPTIBLE)
-    }
-}
-
-/// CRIU, asked for a dump: it waits for leave at its first step, before it looks at the program.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    /// None once it has been told to give up.
-    criu: Option<Service>,
-    /// CRIU opens it by our number for it.
-    images: File,
-    request: Vec<u8>,
-    connections: Taking,
-}
-
-impl Waiting {
-    fn is_there(&mut self) -> bool {
-        self.criu.as_mut().is_some_and(Service::is_there)
-    }
-
-    /// Has it begin, and answers it until it is done.
-    fn attend(mut self, course: &Course, leave: &mut Leave<'_>) -> Result<(), Failed> {
-        let Some(mut criu) = self.criu.take() else { return Ok(()) };
-        let finished = criu.attend(course, leave);
-        criu.wait();
-        finished.map(|_| ())
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if let Some(criu) = self.criu.take() {
-            criu.dismiss();
-        }
     }
 }
 

@@ -92,6 +92,11 @@ impl Staging {
         Ok(Staging { inner: Arc::new(inner), prefix: "".into() })
     }
 
+    /// The same, that knows what was written to that image through another.
+    pub fn joined(self, other: &Staging) -> Staging {
+        Staging { inner: other.inner.clone(), prefix: self.prefix }
+    }
+
     /// The directory of the image in the making.
     pub fn path(&self) -> &Path {
         &self.inner.path

@@ -11,11 +11,15 @@ use rekindle_protocol::frame::{self, FrameError};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
 
 use crate::dispatch::{Ended, Remote};
+use crate::driver_half;
 use crate::link::{Answer, Link};
 use crate::ondemand::{Conversations, wait_for_close, wait_readable};
 
 /// How often who has parted with its client looks whether it has it again.
 const PARTED_LOOK: Duration = Duration::from_millis(5);
+
+/// How long the driver may take to let go of a program that runs.
+const RELEASE_LIMIT_MS: u32 = 5_000;
 
 pub(crate) struct ClientThread {
     pub socket: Arc<UnixStream>,
@@ -62,7 +66,7 @@ impl ClientThread {
     fn take(&self, message: ToWorker, descriptors: Vec<OwnedFd>) {
         match message {
             ToWorker::Board { name, version } if is_served(version) => {
-                self.board(name, descriptors.into_iter().next());
+                self.board(name, version, descriptors.into_iter().next());
             }
             ToWorker::Board { version, .. } => self.fail(format!(
                 "the program's libcuda.so.1 speaks version {version} of the client's protocol, and this worker versions \
@@ -74,10 +78,11 @@ impl ClientThread {
             ToWorker::Busy(reason) => self.link.answered(Answer::Busy(reason)),
             ToWorker::Resumed => self.link.answered(Answer::Resumed),
             ToWorker::Attach => self.attach(),
+            ToWorker::Released(released) => self.released(released),
         }
     }
 
-    fn board(&self, name: String, process: Option<OwnedFd>) {
+    fn board(&self, name: String, version: u32, process: Option<OwnedFd>) {
         let opened = self.file(&name).map(|path| BoardMapping::open(&path));
         match opened {
             Some(Ok(board)) => {
@@ -85,6 +90,7 @@ impl ClientThread {
                 self.remote.use_board(board);
                 self.remote.run(move |dispatcher| {
                     dispatcher.client.board = Some(board);
+                    dispatcher.client.version = version;
                     // It begins without an image. Letting go of them takes a while.
                     if let Some(blocks) = dispatcher.blocks.take() {
                         std::thread::spawn(move || drop(blocks));
@@ -124,20 +130,19 @@ impl ClientThread {
     }
 
     fn attach(&self) {
-        let link = self.link.clone();
-        let attached =
-            self.remote.ask(|dispatcher| (dispatcher.client.gpus.platform.clone(), dispatcher.client.pid));
-        let problem = match attached {
-            Err(problem) => problem,
-            Ok((_, 0)) => "the worker was not told the program's pid".to_string(),
-            Ok((platform, pid)) => {
-                let attached = platform.process_restore(pid).and_then(|()| platform.process_unlock(pid));
-                if attached.is_ok() {
-                    self.remote.run(|dispatcher| dispatcher.client.driver_attached = true);
-                }
-                attached.err().map(|code| format!("the driver answered {code}")).unwrap_or_default()
-            }
+        let problem = driver_half::attach(&self.remote).err().unwrap_or_default();
+        self.link.send(&ToClient::Attached { problem });
+    }
+
+    /// Detaches what the client has given up, before anything that it says after that is heard.
+    fn released(&self, released: bool) {
+        let detached = match released {
+            true => driver_half::detach(&self.remote, None, RELEASE_LIMIT_MS).map(|()| true),
+            false => Ok(false),
         };
-        link.send(&ToClient::Attached { problem });
+        if detached.is_err() {
+            self.link.send(&ToClient::Kept);
+        }
+        self.link.answered(Answer::Released(detached));
     }
 }

@@ -21,7 +21,7 @@ use rekindle_protocol::worker::{
 };
 
 use crate::dispatch::{Dispatcher, Ended, Remote};
-use crate::image::{self, CodeAhead, LeftMemory, Loading};
+use crate::image::{self, Ahead, CodeAhead, LeftMemory, Loading};
 use crate::keeper;
 use crate::link::Link;
 use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
@@ -80,6 +80,7 @@ pub(crate) struct Control {
     left: LeftMemory,
     /// What the next save finds in its image.
     code: CodeAhead,
+    ahead: Ahead,
     /// Memory of another worker's, which the next restore copies from.
     lent: LeftMemory,
     /// What goes with the next answer.
@@ -131,6 +132,7 @@ impl Control {
             word: None,
             left: LeftMemory::new(),
             code: CodeAhead::default(),
+            ahead: Ahead::default(),
             lent: LeftMemory::new(),
             along: Vec::new(),
             conversations,
@@ -302,8 +304,14 @@ impl Control {
             Request::Detach(ask::Detach { pid, limit_ms }) => {
                 self.detach(pid, limit_ms).map(answer::<ask::Detach>)
             }
+            Request::Release(ask::Release { processes, limit_ms }) => {
+                self.release(&processes, limit_ms).map(answer::<ask::Release>)
+            }
             Request::SaveCode(ask::SaveCode { staging }) => {
                 self.save_code(staging.into()).map(answer::<ask::SaveCode>)
+            }
+            Request::SaveAhead(ask::SaveAhead { staging }) => {
+                self.save_ahead(stream, staging.into()).map(answer::<ask::SaveAhead>)
             }
             Request::Save(ask::Save { staging, contents }) => {
                 self.save(stream, staging.into(), contents).map(answer::<ask::Save>)

@@ -19,6 +19,7 @@ mod code;
 mod control;
 mod data;
 mod dispatch;
+mod driver_half;
 mod elf;
 mod exchange;
 mod gpu;

@@ -67,6 +67,8 @@ pub(crate) enum Answer {
     Quiesced(Quiesced),
     Busy(String),
     Resumed,
+    /// Whether the driver half was detached.
+    Released(Result<bool, String>),
     Gone,
 }
 

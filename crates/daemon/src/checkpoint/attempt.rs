@@ -13,7 +13,7 @@ use rekindle_protocol::mounts::Mounts;
 use rekindle_protocol::network::{Network, Port};
 use rekindle_protocol::worker::Status;
 use rekindle_sandbox::pages::{Ahead, Served};
-use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT};
+use rekindle_sandbox::{Cpu, Criu, DumpReport, DumpSpec, Frozen, Prepared, TRACER_ARGUMENT, connected};
 use rekindle_store::Draft;
 
 use crate::daemon::Daemon;
@@ -95,6 +95,8 @@ pub(super) struct Attempt<'a> {
     pub(super) served: Mutex<Option<Served>>,
     /// When the workers were asked to save their halves, microseconds since the beginning.
     pub(super) saved_us: OnceLock<u64>,
+    /// Set if the workers were asked to write GPU memory ahead.
+    pub(super) written_ahead: OnceLock<()>,
     /// Set if memory was copied ahead, whose pages are not in order then.
     pub(super) copied_ahead: OnceLock<()>,
     /// The id of the image, once it is there.
@@ -123,6 +125,7 @@ impl<'a> Attempt<'a> {
             stopped_us: taken.stopped_us,
             warnings: self.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             phases: self.timeline.phases(),
+            memory: self.timeline.memory(),
         }
     }
 
@@ -146,7 +149,17 @@ impl<'a> Attempt<'a> {
         // All are on the same GPUs.
         let status = self.workers().first().map(|worker| worker.status()).transpose()?;
         let scratch = Scratch::make(self.daemon.places.dumps().join(&self.subject.id))?;
+        self.release_driver();
+        self.write_ahead(&draft)?;
         let ahead = self.copy_ahead(&scratch.path)?;
+        let (pages, criu_end) = Pages::begin(&scratch.path)?;
+        let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
+        spec.page_server = Some(criu_end.as_fd());
+        spec.ahead = ahead.is_some();
+        spec.steps_told = log::log_enabled!(log::Level::Debug);
+        let program = self.daemon.pool.program.clone().into_os_string();
+        spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
+        let prepared = self.prepare(&mut spec);
         let stopped = Instant::now();
         let mut barriers = self.quiesce()?;
         self.step("quiesced")?;
@@ -154,14 +167,8 @@ impl<'a> Attempt<'a> {
             let pid = self.client_pid(barrier)?;
             self.timeline.time("detach", || barrier.detach(pid))?;
         }
-        let (pages, criu_end) = Pages::begin(&scratch.path)?;
-        let mut spec = DumpSpec::new(&self.criu, &scratch.path, self.request.leave_running);
         spec.external_sockets = barriers.iter().map(|barrier| barrier.client.socket_inode as u32).collect();
-        spec.page_server = Some(criu_end.as_fd());
-        spec.ahead = ahead.is_some();
-        spec.steps_told = log::log_enabled!(log::Level::Debug);
-        let program = self.daemon.pool.program.clone().into_os_string();
-        spec.tracer = Some(vec![program, TRACER_ARGUMENT.into()]);
+        spec.external_sockets.sort_unstable();
         let (prepared, hold) = match self.gpu {
             // Making a process takes long in one as large as this.
             Gpu::Driver => std::thread::scope(|scope| {
@@ -171,7 +178,7 @@ impl<'a> Attempt<'a> {
                 let prepared = prepared.join().unwrap_or_default();
                 hold.map(|hold| (prepared, hold))
             })?,
-            Gpu::None | Gpu::Workers { .. } => (Prepared::default(), None),
+            Gpu::None | Gpu::Workers { .. } => (prepared, None),
         };
         self.step("detached")?;
         // Stays here until it is committed: the worker writes to it until its thread has ended.
@@ -200,6 +207,26 @@ impl<'a> Attempt<'a> {
         }
         fault::point("committed")?;
         Ok(Taken { stopped_us, gpu_processes })
+    }
+
+    /// Takes the driver's half out of the program while that runs. What cannot be taken so is when it stands still.
+    fn release_driver(&self) {
+        let processes: Vec<_> = self.subject.cpu.pids().into_iter().collect();
+        let release = |worker: &Arc<Worker>| gpu_half::release(worker, &processes, self.timeline);
+        if let Err(error) = gpu_half::each(self.workers(), release) {
+            log::warn!("the driver is detached while the program stands still: {error}");
+        }
+    }
+
+    /// Has CRIU made ready while the program runs, with the sockets outside of it that its clients are likely to name.
+    fn prepare(&self, spec: &mut DumpSpec<'_>) -> Prepared {
+        if matches!(self.gpu, Gpu::Driver) {
+            return Prepared::default();
+        }
+        let workers: Vec<_> = self.workers().iter().map(|worker| worker.pid()).collect();
+        let program: Vec<_> = self.subject.cpu.pids().into_values().collect();
+        spec.external_sockets = connected(&program, &workers).unwrap_or_default();
+        self.timeline.lane(CPU).time("prepare", || self.subject.cpu.prepare(spec))
     }
 
     /// A step is done after which it can still be given up.

@@ -39,6 +39,18 @@ impl Attempt<'_> {
         Ok(gpu_half::each(&halves, save)?.concat())
     }
 
+    /// GPU memory of a program that goes on is written before it stands still, where there would be no room for a copy.
+    pub(super) fn write_ahead(&self, draft: &Draft) -> Result<()> {
+        if self.contents() != Contents::Shadowed || self.workers().is_empty() {
+            return Ok(());
+        }
+        self.reply.progress("write ahead", 0, 0);
+        let _ = self.written_ahead.set(());
+        let write = |worker: &Arc<Worker>| gpu_half::save_ahead(worker, draft.path(), self.timeline);
+        gpu_half::each(self.workers(), write)?;
+        self.step("written-ahead")
+    }
+
     /// A program that goes on does so while its GPU memory is written.
     pub(super) fn contents(&self) -> Contents {
         let is_wanted = std::env::var_os(SHADOW).is_none_or(|wanted| wanted != "off");
@@ -47,7 +59,8 @@ impl Attempt<'_> {
 
     /// An attempt that has failed leaves no copy of the program's memory on the GPU.
     pub(super) fn give_up_drain(&self) {
-        let saved = self.workers().iter().filter(|_| self.saved_us.get().is_some());
+        let has_begun = self.saved_us.get().is_some() || self.written_ahead.get().is_some();
+        let saved = self.workers().iter().filter(|_| has_begun);
         for worker in saved.filter(|worker| worker.ended().is_none()) {
             if let Err(error) = gpu_half::give_up_drain(worker) {
                 log::warn!("{error}");

@@ -170,6 +170,7 @@ fn report(
         stopped_us,
         warnings,
         phases: timeline.phases(),
+        memory: timeline.memory(),
     }
 }
 

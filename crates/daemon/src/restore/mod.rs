@@ -211,7 +211,10 @@ pub fn restore(
             Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
-            _ => return Err(error),
+            _ => {
+                tracing.failed();
+                return Err(error);
+            }
         }
     };
     tracing.end(&sandbox, &timeline, timeline.elapsed_us(), Ok(()))?;
@@ -233,6 +236,7 @@ pub fn restore(
         stopped_us: total_us,
         warnings: [warnings, damaged_advice].concat(),
         phases: timeline.phases(),
+        memory: Vec::new(),
     })
 }
 

@@ -18,6 +18,9 @@ use crate::timeline::{GPU, Lane, PINNED, Timeline};
 
 use super::Worker;
 
+/// How long detaching the driver from a running program may take.
+const RELEASE_LIMIT_MS: u32 = 10_000;
+
 /// Writes the code that is loaded into an image in the making, while the program runs: [`save`] finds it there.
 pub fn save_code(worker: &Worker, staging: &Path) -> Result<()> {
     worker.ask("save its code", ask::SaveCode { staging: text(staging) }, &[])
@@ -41,10 +44,29 @@ pub fn each<'h, H: Sync, T: Send>(
     })
 }
 
+/// Detaches the driver half of one of `processes` (pids inside and ours) while the program runs, if that can be done.
+pub fn release(worker: &Worker, processes: &[(i32, i32)], timeline: &Timeline) -> Result<()> {
+    let request = ask::Release { processes: processes.to_vec(), limit_ms: RELEASE_LIMIT_MS };
+    let start_us = timeline.elapsed_us();
+    if worker.ask("detach the driver from the running program", request, &[])? {
+        timeline.lane(GPU).note("release", start_us, timeline.elapsed_us() - start_us, 0);
+    }
+    Ok(())
+}
+
+/// Writes what it can of GPU memory into an image in the making, while the program runs.
+pub fn save_ahead(worker: &Worker, staging: &Path, timeline: &Timeline) -> Result<()> {
+    let (action, start_us) = ("write GPU memory ahead", timeline.elapsed_us());
+    let phases = worker.ask_within(action, ask::SaveAhead { staging: text(staging) }, &[], None)?;
+    timeline.lane(GPU).merge(start_us, phases);
+    Ok(())
+}
+
 /// Writes the GPU half into an image in the making; what is shadowed is written by [`drain`].
 pub fn save(worker: &Worker, staging: &Path, contents: Contents, timeline: &Timeline) -> Result<Vec<Part>> {
     let (action, start_us) = ("save the GPU half", timeline.elapsed_us());
-    let saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
+    let mut saved = worker.ask(action, ask::Save { staging: text(staging), contents }, &[])?;
+    timeline.note_memory(saved.memory.take());
     parts(action, saved, &timeline.lane(GPU), start_us)
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Mode;
 use crate::network::Port;
-use crate::worker::Phase;
+use crate::worker::{Phase, WayTaken};
 
 /// How one checkpoint or restore went, kept with the sandbox that it was done to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct Trace {
     /// Why it failed, if it did.
     pub problem: Option<String>,
     pub phases: Vec<Phase>,
+    /// As a [`Report`] has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<WayTaken>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,4 +145,7 @@ pub struct Report {
     /// How long the program stood still.
     pub stopped_us: u64,
     pub phases: Vec<Phase>,
+    /// How GPU memory came to the image of a program that goes on, for each of its processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<WayTaken>,
 }

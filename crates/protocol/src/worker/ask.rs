@@ -71,11 +71,22 @@ requests! {
         pid: i32,
         limit_ms: u32,
     } => ();
+    /// The same while the program runs, of that of `processes` (pids as the program and as this worker sees them) that is the
+    /// client's; whether it was, or else it is to be done when the client is quiesced.
+    Release {
+        processes: Vec<(i32, i32)>,
+        limit_ms: u32,
+    } => bool;
     /// Write the code that is loaded into the staged image at this path, for the `Save` into it that is to follow. The program
     /// runs meanwhile.
     SaveCode {
         staging: String,
     } => ();
+    /// Write what is in GPU memory into the staged image at this path, for the `Save` into it that is to follow, if that would
+    /// not find room for a copy on the GPU. The program runs meanwhile, and what it changes is written once more.
+    SaveAhead {
+        staging: String,
+    } => Vec<Phase>;
     /// Write the GPU half into the staged image at this path: buffers, modules, globals, streams, events, graphs.
     Save {
         staging: String,

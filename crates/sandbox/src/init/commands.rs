@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -27,8 +27,8 @@ use super::mounts::{Places, RUN_PATH, set_up};
 use super::outer::signals;
 use super::program::{Started, open_index, open_log};
 use super::reap::{end, reap, record_pid};
-use super::{SOCKET, freeze, program};
-use crate::conversation::Service;
+use super::{SOCKET, dump, program, restore};
+use crate::conversation::{Failed, Service};
 use crate::log_index::{Indexed, Stream};
 use crate::message::{Command, Exit, NotStarted, Program, Reply};
 use crate::outputs::Output;
@@ -55,6 +55,8 @@ struct Init<'a> {
     layers: Layers,
     /// CRIU that has brought the program back and may not have ended.
     criu: Option<Service>,
+    /// CRIU that waits to dump the program, and the connection by which it was asked for.
+    prepared: Option<(RawFd, dump::Prepared)>,
     /// Where CRIU's findings about the kernel are to be put once there are any.
     cache: Option<&'a Cache>,
 }
@@ -94,6 +96,7 @@ fn prepare<'a>(places: &Places<'a>, control: &Channel) -> Result<Init<'a>, Strin
         overlays: &places.mounts.overlays,
         layers: Layers::default(),
         criu: None,
+        prepared: None,
         cache,
     })
 }
@@ -116,6 +119,15 @@ fn watch(pids: &[i32], channel: &Channel) -> bool {
     let (pids, descriptors): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let descriptors: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();
     channel.send(&Reply::Watched { pids }, &descriptors).is_ok()
+}
+
+impl From<Failed> for Reply {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Aborted(cause) => Self::Aborted(cause),
+            Failed::Criu(cause) => Self::Failed(cause),
+        }
+    }
 }
 
 /// The log, open for as long as something is moved there. One that takes no more must not stop the program.
@@ -239,7 +251,11 @@ impl Init<'_> {
 
     /// Serves one command; whether the channel is to be kept.
     fn serve_one(&mut self, channel: &Channel) -> bool {
-        let Ok(Some((command, descriptors))) = channel.recv::<Command>() else { return false };
+        let Ok(Some((command, descriptors))) = channel.recv::<Command>() else {
+            // Whoever has prepared a dump does not want it any more.
+            self.prepared.take_if(|(of, _)| *of == channel.as_fd().as_raw_fd());
+            return false;
+        };
         if let Command::Watch { pids } = &command {
             let told = watch(pids, channel);
             // A signal that told of an end may have been taken by whoever has traced.
@@ -292,10 +308,10 @@ impl Init<'_> {
                 (None, _) => (Reply::NoTerminal, false),
                 (_, None) => (Reply::Failed("no socket came with the command".into()), false),
             },
-            (Command::Restore(restore), None) => {
-                let restored = freeze::restore(&restore, self.overlays, descriptors, channel);
+            (Command::Restore(asked), None) => {
+                let restored = restore::restore(&asked, self.overlays, descriptors, channel);
                 match restored {
-                    Ok(freeze::Restored { program, outputs, terminals, layers, mut criu, warnings }) => {
+                    Ok(restore::Restored { program, outputs, terminals, layers, mut criu, warnings }) => {
                         (self.outputs, self.terminals) = (outputs, terminals);
                         self.layers = layers;
                         self.run(program);
@@ -306,21 +322,38 @@ impl Init<'_> {
                     Err(failed) => (failed.into(), false),
                 }
             }
-            (Command::Dump(dump), Some(program)) => {
-                if let Some(mut criu) = self.criu.take() {
-                    criu.wait();
+            (Command::Prepare(asked), Some(program)) => {
+                self.wait_for_criu();
+                match dump::Prepared::begin(asked, descriptors, program) {
+                    Ok(prepared) => {
+                        self.prepared = Some((channel.as_fd().as_raw_fd(), prepared));
+                        (Reply::Prepared, false)
+                    }
+                    Err(failed) => (failed.into(), false),
                 }
+            }
+            (Command::Dump(asked), Some(program)) => {
+                self.wait_for_criu();
                 // What is left in a pipe goes into the image too, for nobody.
                 self.drain();
                 self.drain_terminals();
+                let of = channel.as_fd().as_raw_fd();
+                let prepared = self.prepared.take().filter(|(by, _)| *by == of).map(|(_, prepared)| prepared);
                 let daemon = Daemon { channel, listener: &self.listener };
-                match freeze::dump(&dump, &self.layers, descriptors, program, &daemon) {
-                    Ok(stats) => (Reply::Dumped { stats }, !dump.leave_running),
+                match dump::dump(&asked, prepared, &self.layers, descriptors, program, &daemon) {
+                    Ok(stats) => (Reply::Dumped { stats }, !asked.leave_running),
                     Err(failed) => (failed.into(), false),
                 }
             }
             (_, Some(_)) => (Reply::Failed("a program runs in this sandbox already".into()), false),
             (_, None) => (Reply::Failed("no program runs in this sandbox".into()), false),
+        }
+    }
+
+    /// CRIU that has brought the program back ends beside it.
+    fn wait_for_criu(&mut self) {
+        if let Some(mut criu) = self.criu.take() {
+            criu.wait();
         }
     }
 

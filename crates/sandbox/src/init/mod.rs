@@ -4,19 +4,21 @@
 
 mod affinity;
 mod commands;
+mod dump;
 mod findings;
-mod freeze;
 mod hold;
 mod mounts;
 mod outer;
 pub(crate) mod program;
 mod reap;
+mod restore;
 mod volumes;
 
 use std::os::fd::RawFd;
 
-pub use freeze::{DUMP_LOG, RESTORE_LOG};
+pub use dump::DUMP_LOG;
 pub use mounts::{LOG_PATH, RUN_PATH};
+pub use restore::RESTORE_LOG;
 
 /// The file in the run directory with the program's pid in its namespace.
 pub const PID_FILE: &str = "program.pid";

@@ -21,7 +21,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 use super::area::PAGE;
 use super::contents::{Run, filled};
@@ -41,7 +43,9 @@ const LITTLE: u64 = 1 << 20;
 const MOST_PROCESSES: usize = 16;
 /// A process with less memory of its own gains nothing by it.
 const LEAST: u64 = 1 << 20;
-/// How much is read at once.
+/// Threads that copy.
+const MOST_THREADS: usize = 4;
+/// How much each reads at once.
 const PIECE: u64 = 2 << 20;
 /// A hole costs a system call: as much time as copying so much.
 const LEAST_HOLE: u64 = 64 << 10;
@@ -69,6 +73,14 @@ pub struct Copied {
     source: Arc<Source>,
     pagemap: File,
     spans: Vec<Range<u64>>,
+}
+
+/// What is copied at once, and where it goes in the file.
+struct Piece {
+    memory: Range<u64>,
+    at: u64,
+    /// There was no copy of it before.
+    is_new: bool,
 }
 
 impl Ahead {
@@ -197,9 +209,7 @@ impl Copied {
         for _ in 0..MOST_ROUNDS {
             let found = self.protect(written)?;
             let bytes = found.iter().map(|span| span.end - span.start).sum::<u64>();
-            for span in &found {
-                self.take(span, goes_on)?;
-            }
+            self.take(&found, goes_on)?;
             // A device may have been told of its memory before that was protected.
             if is_written_by_devices(self.source.host_pid) {
                 return Err(io::Error::other("it has begun to use direct input and output"));
@@ -227,39 +237,65 @@ impl Copied {
     }
 
     /// Copies pages; those that are gone when they are to be read are left out, also if there is an older copy.
-    fn take(&mut self, span: &Range<u64>, goes_on: &dyn Fn() -> bool) -> io::Result<()> {
-        let (mut new, mut gone) = (Vec::new(), Vec::new());
-        let mut block = vec![0; PIECE.min(span.end - span.start) as usize];
-        for (part, at) in parts(span, &self.have) {
-            let mut start = part.start;
-            while start < part.end {
-                if !goes_on() {
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-                let piece = start..part.end.min(start + PIECE);
-                let block = &mut block[..(piece.end - piece.start) as usize];
-                self.read(&piece, block, &mut gone);
-                match at {
-                    Some(at) => self.file.write_all_at(block, at + (start - part.start))?,
-                    None => {
-                        filled(block, LEAST_HOLE, |at, bytes| {
-                            self.file.write_all_at(bytes, self.end + at as u64)
-                        })?;
-                        new.push(Run { memory: piece.clone(), at: self.end });
-                        self.end += block.len() as u64;
-                    }
-                }
-                start = piece.end;
+    fn take(&mut self, found: &[Range<u64>], goes_on: &dyn Fn() -> bool) -> io::Result<()> {
+        let pieces = self.plan(found);
+        let next = AtomicUsize::new(0);
+        let work = |goes_on: &dyn Fn() -> bool| {
+            let (mut block, mut gone) = (vec![0; PIECE as usize], Vec::new());
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let copied = match goes_on() {
+                    true => self.copy_piece(piece, &mut block, &mut gone),
+                    false => Err(io::ErrorKind::Interrupted.into()),
+                };
+                copied.inspect_err(|_| next.store(pieces.len(), Ordering::Relaxed))?;
             }
-        }
-        if !new.is_empty() {
-            self.have.extend(new);
-            self.have.sort_unstable_by_key(|run| run.memory.start);
-        }
+            Ok(gone)
+        };
+        let gone = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads()).map(|_| scope.spawn(|| work(&|| true))).collect();
+            let own = work(goes_on);
+            let join = |thread: ScopedJoinHandle<'_, io::Result<_>>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            others.into_iter().map(join).chain([own]).collect::<io::Result<Vec<_>>>()
+        })?;
+        let new = pieces.into_iter().filter(|piece| piece.is_new);
+        self.have.extend(new.map(|piece| Run { memory: piece.memory, at: piece.at }));
+        self.have.sort_unstable_by_key(|run| run.memory.start);
+        let mut gone = gone.concat();
         if !gone.is_empty() {
+            gone.sort_unstable_by_key(|span| span.start);
             self.have = without(&self.have, &gone);
         }
         Ok(())
+    }
+
+    /// Where each piece of what is to be copied goes: where it was, or behind all.
+    fn plan(&mut self, found: &[Range<u64>]) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        for (part, at) in found.iter().flat_map(|span| parts(span, &self.have)) {
+            let mut start = part.start;
+            while start < part.end {
+                let memory = start..part.end.min(start + PIECE);
+                start = memory.end;
+                let bytes = memory.end - memory.start;
+                let place = at.map_or(self.end, |at| at + (memory.start - part.start));
+                self.end += if at.is_none() { bytes } else { 0 };
+                pieces.push(Piece { memory, at: place, is_new: at.is_none() });
+            }
+        }
+        pieces
+    }
+
+    fn copy_piece(&self, piece: &Piece, block: &mut [u8], gone: &mut Vec<Range<u64>>) -> io::Result<()> {
+        let block = &mut block[..(piece.memory.end - piece.memory.start) as usize];
+        self.read(&piece.memory, block, gone);
+        match piece.is_new {
+            true => {
+                filled(block, LEAST_HOLE, |at, bytes| self.file.write_all_at(bytes, piece.at + at as u64))
+            }
+            false => self.file.write_all_at(block, piece.at),
+        }
     }
 
     fn read(&self, memory: &Range<u64>, block: &mut [u8], gone: &mut Vec<Range<u64>>) {
@@ -275,6 +311,12 @@ impl Copied {
             }
         }
     }
+}
+
+/// So many copy at once: the program has need of the processors too.
+fn threads() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    (processors / 4).clamp(1, MOST_THREADS)
 }
 
 /// The bytes of its own that a process has in memory.

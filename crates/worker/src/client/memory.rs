@@ -41,10 +41,19 @@ impl Client {
 
     /// Waits until a shadow is drained, and gives its memory back; false if it has none.
     pub(crate) fn shadow_gives_way(&mut self) -> bool {
+        let _ = self.await_copies();
         let Some(shadow) = &self.shadow else { return false };
         shadow.emptying()();
         self.bind_anew();
         self.take_emptied_rooms()
+    }
+
+    /// Waits for copies of the program's memory that it does not know of.
+    pub(crate) fn await_copies(&mut self) -> Result<()> {
+        self.open_devices().try_for_each(|device| {
+            self.bind(device)?;
+            self.heap(device)?.await_copies()
+        })
     }
 
     /// Takes the addresses back of what was emptied of a shadow; false if nothing was.

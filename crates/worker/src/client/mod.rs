@@ -88,6 +88,8 @@ pub(crate) struct Client {
     pub pid: i32,
     /// Whether the driver half of its process is attached, as far as this worker was told.
     pub driver_attached: bool,
+    /// Of the client's protocol; 0 until it has said so, as after a restore.
+    pub version: u32,
     /// What was on its way to threads of the program when it came to its stop.
     pub uncollected: Vec<Uncollected>,
     /// The program's standard output, once it is known which process it is.
@@ -155,6 +157,7 @@ impl Client {
             board: None,
             pid: 0,
             driver_attached: true,
+            version: 0,
             uncollected: Vec::new(),
             output,
             link,

@@ -18,10 +18,14 @@ impl Client {
         }
     }
 
+    /// The client's pid as the program sees it, 0 without a client.
+    pub(crate) fn seen(&self) -> i32 {
+        self.board_name.split('-').nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_default()
+    }
+
     /// Until the daemon has told the client's pid (`Detach`, `Adopt`) it is the pid that the program itself sees.
     pub(crate) fn status(&mut self) -> Status {
         let free_bytes = (0..self.contexts.len()).map(|device| self.free_bytes(device)).collect();
-        let seen = self.board_name.split('-').nth(1).and_then(|pid| pid.parse().ok()).unwrap_or_default();
         let contexts = || self.contexts.iter().flatten();
         let buffers: usize = contexts().map(|context| context.heap.buffers().len()).sum();
         let held: u64 = contexts().map(|context| context.heap.bytes()).sum();
@@ -34,7 +38,7 @@ impl Client {
             held_back: false,
             parted: false,
             pid: std::process::id() as i32,
-            client: if self.pid != 0 { self.pid } else { seen },
+            client: if self.pid != 0 { self.pid } else { self.seen() },
             gpu: first.map(|info| info.name.clone()).unwrap_or_default(),
             gpu_uuid: first.map(|info| info.uuid_text()).unwrap_or_default(),
             driver: self.gpus.platform.driver_name(),

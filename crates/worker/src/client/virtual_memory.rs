@@ -77,6 +77,8 @@ impl Client {
     pub(super) fn unmap_physical(&mut self, request: PhysicalUnmap) -> Result<()> {
         for (address, mapping) in self.virtual_memory.within(request.address, request.bytes)? {
             let device = self.virtual_memory.device_of(&mapping).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            self.bind(device)?;
+            self.heap(device)?.await_copies()?;
             self.on(device)?.unmap(address, mapping.bytes)?;
             if let Some(unused) = self.virtual_memory.forget_mapping(address) {
                 self.on(unused.device)?.memory_release(unused.memory)?;
@@ -95,6 +97,8 @@ impl Client {
         };
         for (address, mapping) in self.virtual_memory.within(address, bytes)? {
             let device = self.virtual_memory.device_of(&mapping).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            self.bind(device)?;
+            self.heap(device)?.await_copies()?;
             self.on(device)?.protect(address, mapping.bytes, access)?;
             if let Some(mapping) = self.virtual_memory.mappings.get_mut(&address) {
                 mapping.access = access;

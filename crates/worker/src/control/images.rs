@@ -26,12 +26,38 @@ impl Control {
         if self.await_work()? {
             timer.lap("the program's work", 0);
         }
+        let ahead = std::mem::take(&mut self.ahead);
         let save = move |dispatcher: &mut Dispatcher, stop: &AtomicBool| {
-            image::save(dispatcher, &staging, contents, (code, timer), stop)
+            image::save(dispatcher, &staging, contents, (code, ahead, timer), stop)
         };
-        let (parts, phases, left) = self.work(stream, save)?;
+        let (saved, left) = self.work(stream, save)?;
         self.left = left;
-        Ok(Saved { parts, phases })
+        Ok(saved)
+    }
+
+    /// Writes what can be written of GPU memory while the program runs.
+    pub(super) fn save_ahead(&mut self, stream: &UnixStream, staging: PathBuf) -> Result<Vec<Phase>, String> {
+        let remote = self.remote.clone();
+        let begin = move |dispatcher: &mut Dispatcher| image::begin_ahead(dispatcher, &staging, remote);
+        let begun = match self.remote.ask(begin)?.map_err(|error| error.to_string())? {
+            Ok(begun) => begun,
+            Err(nothing) => {
+                self.ahead = nothing;
+                return Ok(Vec::new());
+            }
+        };
+        let written = begun.drain.finish(|| !is_closed(stream)).map_err(|error| error.to_string());
+        let remote = self.remote.clone();
+        self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
+        let (_, phases) = written?;
+        self.ahead = begun.outcome();
+        Ok(phases)
+    }
+
+    /// What was written ahead is of no use any more. The driver waits for all work when what it was copied through goes.
+    pub(super) fn forget_ahead(&mut self) {
+        let ahead = std::mem::take(&mut self.ahead);
+        self.remote.run(move |dispatcher| dispatcher.later.push(move || drop(ahead)));
     }
 
     /// The program runs meanwhile.
@@ -54,8 +80,9 @@ impl Control {
     }
 
     /// Waits until what was shadowed is in the image, if that is still wanted.
-    pub(super) fn drain(&self, stream: &UnixStream, wanted: bool) -> Result<Saved, String> {
+    pub(super) fn drain(&mut self, stream: &UnixStream, wanted: bool) -> Result<Saved, String> {
         if !wanted {
+            self.forget_ahead();
             let remote = self.remote.clone();
             self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
             return Ok(Saved::default());
@@ -66,7 +93,7 @@ impl Control {
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.let_go_of_shadow(remote));
         let (parts, phases) = drained?;
-        Ok(Saved { parts, phases })
+        Ok(Saved { parts, phases, memory: None })
     }
 
     pub(super) fn save_pinned(&self, stream: &UnixStream, staging: PathBuf) -> Result<Saved, String> {
@@ -74,7 +101,7 @@ impl Control {
             image::save_pinned(&dispatcher.client, &staging)
         };
         let (parts, phases) = self.work(stream, save)?;
-        Ok(Saved { parts, phases })
+        Ok(Saved { parts, phases, memory: None })
     }
 
     pub(super) fn restore(

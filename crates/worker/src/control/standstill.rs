@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::client::{Quiesced, ToClient};
+use rekindle_protocol::client::{Quiesced, RELEASING_CLIENT_VERSION, ToClient};
 use rekindle_protocol::worker::Contents;
 
 use super::Control;
 use crate::dispatch::{Dispatcher, LEAVING, Rest};
+use crate::driver_half;
 use crate::image::{self, CodeAhead};
 use crate::link::Answer;
 
@@ -23,8 +24,9 @@ impl Control {
         }
         let began = Instant::now();
         self.quiesced = true;
+        let blocks = if contents == Contents::Shadowed { self.ahead.take_blocks() } else { None };
         self.remote.run(move |dispatcher| {
-            let blocks = image::blocks(&dispatcher.client, contents);
+            let blocks = blocks.or_else(|| image::blocks(&dispatcher.client, contents));
             dispatcher.expect_stop(blocks);
         });
         // Another process's work may be under way on memory that is saved here.
@@ -60,19 +62,23 @@ impl Control {
         Ok(true)
     }
 
+    /// Detaches the driver half of the client while that runs, if it can give it up; whether it did.
+    pub(super) fn release(&mut self, processes: &[(i32, i32)], limit_ms: u32) -> Result<bool, String> {
+        let (seen, version) =
+            self.remote.ask(|dispatcher| (dispatcher.client.seen(), dispatcher.client.version))?;
+        let pid = processes.iter().find(|(inside, _)| *inside == seen).map(|(_, pid)| *pid);
+        let Some(pid) = pid.filter(|_| version >= RELEASING_CLIENT_VERSION) else { return Ok(false) };
+        self.remote.run(move |dispatcher| dispatcher.client.pid = pid);
+        let limit = Duration::from_millis(limit_ms.into());
+        let answer = self.link.ask(&ToClient::Release, limit, |answer| match answer {
+            Answer::Released(released) => Some(released),
+            _ => None,
+        });
+        answer.map_err(|unanswered| unanswered.to_string())?
+    }
+
     pub(super) fn detach(&mut self, pid: i32, limit_ms: u32) -> Result<(), String> {
-        let platform = self.remote.ask(move |dispatcher| {
-            dispatcher.client.pid = pid;
-            dispatcher.client.gpus.platform.clone()
-        })?;
-        let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
-        platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
-        if let Err(code) = platform.process_checkpoint(pid) {
-            let _ = platform.process_unlock(pid);
-            return Err(failed("detach from")(code));
-        }
-        self.remote.run(|dispatcher| dispatcher.client.driver_attached = false);
-        Ok(())
+        driver_half::detach(&self.remote, Some(pid), limit_ms)
     }
 
     pub(super) fn resume(&mut self, restored: bool, driver_attached: bool) -> Result<(), String> {
@@ -125,6 +131,7 @@ impl Control {
         }
         self.left.clear();
         self.code = CodeAhead::default();
+        self.forget_ahead();
         let remote = self.remote.clone();
         self.remote.run(move |dispatcher| dispatcher.give_up_shadow(remote));
     }

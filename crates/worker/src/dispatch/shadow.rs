@@ -6,6 +6,7 @@ use crate::image::Shadow;
 impl Dispatcher {
     /// It is in the image: its memory is given back when that holds nobody up.
     pub(crate) fn let_go_of_shadow(&mut self, remote: Remote) {
+        let _ = self.client.await_copies();
         let Some(empty) = self.client.shadow.as_ref().map(Shadow::emptying) else { return };
         self.later.push(move || {
             empty();

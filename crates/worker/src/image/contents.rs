@@ -29,6 +29,7 @@ pub(super) const BLOCK: usize = 2 << 20;
 pub(super) const TURNS: usize = 4;
 
 /// Where one part's contents lie.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub device: usize,
     pub address: u64,
@@ -39,7 +40,7 @@ pub(super) struct Place {
 pub(super) type Gpus = [Option<Gpu>];
 
 /// Some cores are left to the CPU half, which goes on beside it.
-fn threads() -> usize {
+pub(super) fn threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     (cores * 3 / 4).clamp(1, MOST_THREADS)
 }

@@ -14,7 +14,7 @@ use super::error::{Result, device};
 use super::progress::{Piece, Progress};
 
 /// What there is to know of hashes before.
-type Known<'k> = dyn Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync + 'k;
+pub(super) type Known<'k> = dyn Fn(&Place, Range<u64>) -> Option<ContentHash> + Sync + 'k;
 /// A chunk's place in its part, and its hash; without one the processor makes it.
 type Chunk = (Range<u64>, Option<ContentHash>);
 
@@ -27,33 +27,46 @@ enum Step {
     Copied(Vec<Chunk>),
 }
 
+/// Bytes of a part, and where they lie.
+pub(super) struct Span<'w> {
+    pub place: Place,
+    /// The first one's place in the part.
+    pub from: u64,
+    pub writer: &'w PartWriter,
+}
+
+/// All of each part.
+pub(super) fn whole(work: &[(Place, PartWriter)]) -> Vec<Span<'_>> {
+    work.iter().map(|(place, writer)| Span { place: *place, from: 0, writer }).collect()
+}
+
 /// What is saved, and how much of it was copied.
 struct Save<'s> {
     gpus: &'s Gpus,
-    work: &'s [(Place, PartWriter)],
+    spans: &'s [Span<'s>],
     known: &'s Known<'s>,
     copied: AtomicU64,
 }
 
-/// Writes each place's contents to its part. Returns how many bytes were copied, and the blocks. If `known` has hashes, a
+/// Writes what lies at each place to its part; spans begin where a chunk does. Returns how many bytes were copied, and the blocks. If `known` has hashes, a
 /// piece may be as large as a block.
 pub(super) fn save(
     gpus: &Gpus,
     blocks: Option<Preparing>,
-    work: &[(Place, PartWriter)],
+    spans: &[Span<'_>],
     known: Option<&Known<'_>>,
     stop: &AtomicBool,
 ) -> Result<(u64, Option<Blocks>)> {
-    let sizes: Vec<_> = work.iter().map(|(place, _)| place.bytes).collect();
-    let chunk = |number: usize| work[number].1.chunk_bytes();
+    let sizes: Vec<_> = spans.iter().map(|span| span.place.bytes).collect();
+    let chunk = |number: usize| spans[number].writer.chunk_bytes();
     let blocks =
         blocks.map(Preparing::wait).transpose().map_err(device("pin host memory to copy through"))?;
     let block = blocks.as_ref().map_or(0, |blocks| blocks.block_bytes() as u64);
-    let span = |number| if known.is_some() { chunk(number).max(block) } else { chunk(number) };
-    let progress = Progress::new(&sizes, |number, at| at + span(number), &[]);
+    let piece = |number| if known.is_some() { chunk(number).max(block) } else { chunk(number) };
+    let progress = Progress::new(&sizes, |number, at| at + piece(number), &[]);
     let pieces = Pieces::of(&progress, stop);
     let Some(mut made) = pieces.blocks(gpus, blocks.map(Preparing::Ready))? else { return Ok((0, None)) };
-    let save = Save { gpus, work, known: known.unwrap_or(&|_, _| None), copied: AtomicU64::new(0) };
+    let save = Save { gpus, spans, known: known.unwrap_or(&|_, _| None), copied: AtomicU64::new(0) };
     pieces.on_threads(&mut made, |turns| {
         let mut under_way = VecDeque::with_capacity(TURNS);
         let mut free: Vec<usize> = (0..turns.len()).collect();
@@ -76,7 +89,7 @@ pub(super) fn save(
 impl Save<'_> {
     /// Takes the next step with a piece; none if that was the last.
     fn go_on(&self, step: Step, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
-        let (place, writer) = &self.work[piece.number];
+        let Span { place, from, writer } = &self.spans[piece.number];
         match step {
             Step::Begun => {
                 let chunks = self.chunks(piece);
@@ -101,8 +114,8 @@ impl Save<'_> {
                 for (at, hash) in chunks {
                     let bytes = &bytes[(at.start - span.start) as usize..(at.end - span.start) as usize];
                     match hash {
-                        Some(hash) => writer.write_chunk(at.start, bytes, hash)?,
-                        None => writer.write_at(at.start, bytes)?,
+                        Some(hash) => writer.write_chunk(from + at.start, bytes, hash)?,
+                        None => writer.write_at(from + at.start, bytes)?,
                     }
                 }
                 Ok(None)
@@ -111,7 +124,7 @@ impl Save<'_> {
     }
 
     fn chunks(&self, piece: &Piece) -> Vec<Chunk> {
-        let (place, writer) = &self.work[piece.number];
+        let Span { place, writer, .. } = &self.spans[piece.number];
         let starts = (piece.range.start..piece.range.end).step_by(writer.chunk_bytes().max(1) as usize);
         let range = |start: u64| start..(start + writer.chunk_bytes()).min(piece.range.end);
         starts.map(|start| (range(start), (self.known)(place, range(start)))).collect()
@@ -119,9 +132,9 @@ impl Save<'_> {
 
     /// Begins to copy what the store does not have.
     fn fetch(&self, mut chunks: Vec<Chunk>, piece: &Piece, block: &mut Block<'_>) -> Result<Option<Step>> {
-        let (place, writer) = &self.work[piece.number];
+        let Span { place, from, writer } = &self.spans[piece.number];
         let mut failed = None;
-        chunks.retain(|(at, hash)| match hash.map(|hash| writer.enter_known(at.start, hash)) {
+        chunks.retain(|(at, hash)| match hash.map(|hash| writer.enter_known(from + at.start, hash)) {
             None | Some(Ok(false)) => true,
             Some(Ok(true)) => false,
             Some(Err(error)) => {

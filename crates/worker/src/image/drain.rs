@@ -15,16 +15,18 @@ use super::save::describe;
 use super::shadow::Work;
 use crate::client::Room;
 
-/// What was written, how many bytes of it were copied, and what through.
-pub(super) type Written = (Work, u64, Option<Blocks>);
 /// Parts as the store describes them, and how long it took since the save began.
-type Drained = (Vec<Value>, Vec<Phase>);
+pub(super) type Drained = (Vec<Value>, Vec<Phase>);
+/// What was written, and through what it was copied.
+pub(super) type Written = (Drained, Option<Blocks>);
 
 /// GPU memory as it was, until it is in the image.
 pub(crate) struct Shadow {
     /// Emptied by whoever comes first.
     rooms: Arc<Mutex<Rooms>>,
     drain: Arc<Drain>,
+    /// Who needs its memory does not wait for its end.
+    gives_way: bool,
 }
 
 #[derive(Default)]
@@ -54,23 +56,32 @@ enum State {
 }
 
 impl Shadow {
-    /// `write` is called on a thread of its own once somebody waits for what comes of it. `since` is when the save began.
+    /// `write` is called on a thread of its own once somebody waits for what comes of it.
     pub(super) fn begin(
         rooms: Vec<Room>,
-        since: Instant,
         write: impl FnOnce(&AtomicBool) -> Result<Written> + Send + 'static,
     ) -> Shadow {
         let drain = Arc::new(Drain::default());
         let told = drain.clone();
         let run = move || {
             told.await_begin();
-            let drained = told.write(since, write);
+            let drained = write(&told.stop).map(|(drained, blocks)| {
+                *lock(&told.blocks) = blocks;
+                drained
+            });
             told.end(drained);
         };
         if let Err(source) = std::thread::Builder::new().name("drain".into()).spawn(run) {
             drain.end(Err(Error::Io { action: "start", path: "a thread".to_string(), source }));
         }
-        Shadow { rooms: Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() })), drain }
+        let rooms = Arc::new(Mutex::new(Rooms { full: rooms, empty: Vec::new() }));
+        Shadow { rooms, drain, gives_way: false }
+    }
+
+    /// It is ended when somebody needs its memory.
+    pub(super) fn giving_way(mut self) -> Shadow {
+        self.gives_way = true;
+        self
     }
 
     pub(crate) fn drain(&self) -> Arc<Drain> {
@@ -90,8 +101,11 @@ impl Shadow {
 
     /// What gives its memory back once it is drained, from whatever thread; the driver waits for all work of its devices.
     pub(crate) fn emptying(&self) -> impl FnOnce() + Send + 'static {
-        let (rooms, drain) = (self.rooms.clone(), self.drain.clone());
+        let (rooms, drain, gives_way) = (self.rooms.clone(), self.drain.clone(), self.gives_way);
         move || {
+            if gives_way {
+                drain.stop.store(true, Ordering::Relaxed);
+            }
             drop(drain.wait_for_end(|| true));
             drop(lock(&drain.blocks).take());
             let mut rooms = lock(&rooms);
@@ -156,28 +170,39 @@ impl Drain {
         }
     }
 
-    fn write(&self, since: Instant, write: impl FnOnce(&AtomicBool) -> Result<Written>) -> Result<Drained> {
+    fn end(&self, drained: Result<Drained>) {
+        *lock(&self.state) = State::Ended(drained);
+        self.changed.notify_all();
+    }
+}
+
+/// A drain that goes on.
+pub(super) struct Draining {
+    since: Instant,
+    began: Instant,
+}
+
+impl Draining {
+    /// `since` is when the save began.
+    pub(super) fn begin(since: Instant) -> Result<Draining> {
         let began = Instant::now();
         fault::point("drain-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
-        let (work, copied, blocks) = write(&self.stop)?;
-        *lock(&self.blocks) = blocks;
-        let bytes = work.iter().map(|(place, _)| place.bytes).sum();
+        Ok(Draining { since, began })
+    }
+
+    /// All parts are written: so many bytes from here, of which some were copied.
+    pub(super) fn finish(self, work: Work, bytes: u64, copied: u64) -> Result<Drained> {
         let parts = work.into_iter().map(|(_, writer)| describe(&writer.finish()?));
         let parts = parts.collect::<Result<_>>()?;
         let phase = Phase {
             name: "drain".to_string(),
-            start_us: (began - since).as_micros() as u64,
-            duration_us: began.elapsed().as_micros() as u64,
+            start_us: (self.began - self.since).as_micros() as u64,
+            duration_us: self.began.elapsed().as_micros() as u64,
             bytes,
             from: copy_out::origin(bytes, copied),
             ..Phase::default()
         };
         Ok((parts, vec![phase]))
-    }
-
-    fn end(&self, drained: Result<Drained>) {
-        *lock(&self.state) = State::Ended(drained);
-        self.changed.notify_all();
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `module`, "kernels" | kernels of modules in pieces, as they were cut and loaded |
 //! | `pinned`, named as the file | pinned host memory |
 
+mod ahead;
 mod block;
 mod cache;
 mod cache_fill;
@@ -17,13 +18,16 @@ mod code_ahead;
 mod code_parts;
 mod contents;
 mod copy_out;
+mod cut;
 mod disk;
 mod drain;
 mod error;
+mod hashed;
 mod hidden;
 mod kernels;
 mod lent;
 mod loading;
+mod partial;
 mod pinned;
 mod progress;
 mod resident;
@@ -41,12 +45,15 @@ mod turns;
 mod uncollected;
 mod unwritten;
 mod upload;
+mod waves;
+mod way;
 mod whole;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+pub(crate) use ahead::{Ahead, begin as begin_ahead};
 pub(crate) use block::{Preparing, Shelf};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};

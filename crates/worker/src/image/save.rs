@@ -4,15 +4,18 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use rekindle_device::DeviceInfo;
-use rekindle_protocol::worker::{Contents, Phase};
+use rekindle_protocol::worker::{self as protocol, Contents};
 use rekindle_store::{Part, PartKind, Staging};
 use serde_json::Value;
 
 use super::STATE_PART;
+use super::ahead::Ahead;
 use super::block::Preparing;
 use super::code_ahead::CodeAhead;
+use super::contents::Place;
+use super::cut::Cut;
 use super::error::{Error, Result, device};
-use super::shadow::Copies;
+use super::shadow::Work;
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
@@ -31,14 +34,14 @@ pub(crate) fn blocks(client: &Client, contents: Contents) -> Option<Preparing> {
     }
 }
 
-/// What was saved: parts as the store describes them, phases, and descriptors of the memory that was left.
-type Saved = (Vec<Value>, Vec<Phase>, LeftMemory);
+/// What was saved, and descriptors of the memory that was left.
+type Saved = (protocol::Saved, LeftMemory);
 
 pub(crate) fn save(
     dispatcher: &mut Dispatcher,
     staging: &Path,
     contents: Contents,
-    (code, mut timer): (CodeAhead, Timer),
+    (code, ahead, mut timer): (CodeAhead, Ahead, Timer),
     stop: &AtomicBool,
 ) -> Result<Saved> {
     let Activity::Quiesced(quiesced) = &mut dispatcher.activity else {
@@ -49,7 +52,7 @@ pub(crate) fn save(
     check_globals(client)?;
     client.own_orphans().map_err(Error::Refused)?;
     let gpus = save_memory::gpus(client);
-    let staging = Staging::open(staging)?;
+    let staging = ahead.join(Staging::open(staging)?);
     let mut state = State {
         board: client.board_name.clone(),
         history: client.history,
@@ -70,36 +73,37 @@ pub(crate) fn save(
     let kept = (contents == Contents::Left).then_some(&mut left);
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
-    let mut copies = None;
+    let mut cut = Cut::Still;
+    let mut taken = None;
     if contents == Contents::Shadowed && !plan.work.is_empty() {
-        client.shadow_gives_way();
-        match Copies::make(client, &mut plan.work) {
-            Ok(Some(made)) => {
-                timer.lap("shadow copy", made.bytes());
-                copies = Some(made);
-            }
-            // Those that were made are for a save beside the program.
-            Ok(None) => blocks = self::blocks(client, Contents::Saved),
+        match Cut::make(client, &gpus, &mut blocks, &mut plan.work, &ahead, &mut timer) {
+            Ok((made, way)) => (cut, taken) = (made, Some(way)),
             Err(error) => return save_memory::finish(client, plan, Err(error)).map(|_| Default::default()),
         }
     }
-    let bytes = plan.work.iter().map(|(place, _)| place.bytes).sum();
-    let at_once = if copies.is_none() { blocks.take() } else { None };
-    let (saved, code) = std::thread::scope(|scope| {
-        let saving = scope.spawn(|| {
-            let (copied, _) = copy_out::save(&gpus, at_once, &plan.work, None, stop)?;
-            if bytes > 0 {
-                timer.lap("GPU memory", bytes);
-                timer.from(copy_out::origin(bytes, copied));
-            }
-            Ok(())
-        });
-        let code = code.into(&staging).unwrap_or_default();
-        let code = save_code::modules(client, &staging, &mut state, code);
-        (saving.join(), code)
-    });
+    let known = cut.partial().map(|partial| |place: &Place, piece| partial.hash_of(place, piece));
+    let known = known.as_ref().map(|known| known as &copy_out::Known<'_>);
+    let (saved, code) = {
+        let spans = cut.at_once(&plan.work);
+        let bytes = spans.iter().map(|span| span.place.bytes).sum();
+        std::thread::scope(|scope| {
+            let saving = scope.spawn(|| {
+                if bytes > 0 {
+                    let (copied, made) = copy_out::save(&gpus, blocks.take(), &spans, known, stop)?;
+                    blocks = made.map(Preparing::Ready);
+                    timer.lap("GPU memory", bytes);
+                    timer.from(copy_out::origin(bytes, copied));
+                }
+                Ok(())
+            });
+            let code = code.into(&staging).unwrap_or_default();
+            let code = save_code::modules(client, &staging, &mut state, code);
+            (saving.join(), code)
+        })
+    };
     let saved =
         saved.unwrap_or_else(|_| Err(Error::Refused("a thread that saved buffers panicked".to_string())));
+    let drained = if cut.is_drained() { std::mem::take(&mut plan.work) } else { Work::new() };
     let buffers = save_memory::finish(client, plan, saved);
     let described = buffers.and_then(|mut parts| {
         let code = code?;
@@ -110,11 +114,11 @@ pub(crate) fn save(
     });
     match described {
         Ok(parts) => {
-            client.shadow = copies.map(|copies| copies.drain(gpus, blocks, timer.began()));
-            Ok((parts, timer.phases(), left))
+            client.shadow = cut.drain(client, drained, gpus, blocks, timer.began());
+            Ok((protocol::Saved { parts, phases: timer.phases(), memory: taken }, left))
         }
         Err(error) => {
-            copies.into_iter().for_each(|copies| copies.close(client));
+            cut.close(client);
             Err(error)
         }
     }

@@ -13,7 +13,7 @@ use super::state::{
     buffer_part, physical_part,
 };
 use crate::client::{Client, Context};
-use crate::memory::Content;
+use crate::memory::{Content, Mapping};
 
 /// What of GPU memory is to be saved where.
 pub(super) struct Plan {
@@ -76,6 +76,23 @@ pub(super) fn plan(
         work.push((Place { device, address, bytes }, writer));
     }
     Ok(Plan { work, windows })
+}
+
+/// Where memory lies that can be copied while the program runs.
+pub(super) fn places(client: &Client) -> Vec<Place> {
+    let mut places = Vec::new();
+    for (device, context) in client.contexts.iter().enumerate() {
+        let buffers = context.iter().flat_map(|context| context.heap.buffers());
+        places.extend(buffers.map(|(&address, buffer)| Place { device, address, bytes: buffer.bytes }));
+    }
+    let memory = &client.virtual_memory;
+    for (&serial, physical) in &memory.physical {
+        let is_it = |mapping: &Mapping| mapping.serial == serial && mapping.access == Access::ReadWrite;
+        let mapped = memory.mappings.iter().find(|(_, mapping)| is_it(mapping));
+        let place = |address| Place { device: physical.device, address, bytes: physical.bytes };
+        places.extend(mapped.map(|(&address, _)| place(address)));
+    }
+    places
 }
 
 /// Undoes what [`plan`] has changed, and returns the parts if all were saved.

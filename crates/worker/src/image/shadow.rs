@@ -10,26 +10,21 @@
 //! The copy goes at the speed of the GPU's memory, the drain at that of the link. PARALLELGPUOS calls this a concurrent
 //! checkpoint with enough memory (section 4).
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
 use rekindle_device::Stream;
-use rekindle_store::{ContentHash, PartWriter};
+use rekindle_store::PartWriter;
 
 use super::block::{Gpu, Preparing};
-use super::contents::{self, Place};
-use super::copy_out;
-use super::drain::Shadow;
+use super::contents::Place;
+use super::drain::{Draining, Shadow};
 use super::error::{Result, device};
+use super::hashed::{Hashes, Hashing, taken_by};
+use super::{copy_out, way};
 use crate::client::{Client, Room};
-use crate::hashing::{Hasher, SUBTREE, VALUE};
 
-/// This part of a GPU's memory is left to others meanwhile.
-const LEFT: u64 = 16;
-/// So much is hashed as one, or less at the end of a buffer.
-const INPUT: u64 = contents::BLOCK as u64;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
@@ -49,20 +44,16 @@ impl Copies {
     /// that. The devices are idle.
     pub(super) fn make(client: &mut Client, work: &mut Work) -> Result<Option<Copies>> {
         let mut copies = Copies { rooms: Vec::new(), filled: Vec::new(), work: Vec::new() };
+        let places: Vec<Place> = work.iter().map(|(place, _)| *place).collect();
+        if way::lack(client, &places).map_err(device("tell its free memory"))?.is_some() {
+            return Ok(None);
+        }
         for index in 0..client.contexts.len() {
-            let on_it = work.iter().filter(|(place, _)| place.device == index);
-            let bytes = on_it.map(|(place, _)| taken_by(place)).sum();
+            let (bytes, values) = way::needed(places.iter(), index);
             if bytes == 0 {
                 continue;
             }
-            // Its hashes lie behind it.
-            let needed = bytes + values_of(bytes);
-            let (free, total) = client.memory_space(index).map_err(device("tell its free memory"))?;
-            if free < needed + total / LEFT {
-                copies.close(client);
-                return Ok(None);
-            }
-            match Room::new(client, index, needed) {
+            match Room::new(client, index, bytes + values) {
                 Ok(room) => {
                     copies.filled.push((index, room.address..room.address + bytes));
                     copies.rooms.push(room);
@@ -104,8 +95,7 @@ impl Copies {
             gpu.event_record(event, stream, 0)?;
             copied.push((*index, event));
             if let Some(hasher) = &context.gpu.hasher {
-                let bytes = filled.end - filled.start;
-                hasher.enqueue_all(filled.start, bytes, INPUT, filled.end, stream)?;
+                hashing(*index, filled).enqueue(hasher, stream)?;
             }
         }
         copied.into_iter().try_for_each(|(index, event)| {
@@ -113,10 +103,6 @@ impl Copies {
             gpu.event_synchronize(event)?;
             gpu.event_destroy(event)
         })
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.work.iter().map(|(place, _)| place.bytes).sum()
     }
 
     pub(super) fn close(self, client: &mut Client) {
@@ -130,67 +116,29 @@ impl Copies {
     /// What writes it to the image. `since` is when the save began.
     pub(super) fn drain(self, gpus: Vec<Option<Gpu>>, blocks: Option<Preparing>, since: Instant) -> Shadow {
         let Copies { rooms, filled, work } = self;
-        Shadow::begin(rooms, since, move |stop| {
-            let (hashes, blocks) = Hashes::fetch(&gpus, blocks, &filled)?;
+        Shadow::begin(rooms, move |stop| {
+            let drain = Draining::begin(since)?;
+            let (mut hashes, mut blocks) = (None, blocks);
+            if let Some(preparing) = blocks {
+                let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
+                let all: Vec<_> = filled.iter().map(|(index, filled)| hashing(*index, filled)).collect();
+                hashes = Some(Hashes::fetch(&gpus, &mut ready, &all)?);
+                blocks = Some(Preparing::Ready(ready));
+            }
+            let known = |place: &Place, piece| hashes.as_ref()?.of(place, piece);
             let (copied, blocks) =
-                copy_out::save(&gpus, blocks, &work, Some(&|place, of| hashes.of(place, of)), stop)?;
-            Ok((work, copied, blocks))
+                copy_out::save(&gpus, blocks, &copy_out::whole(&work), Some(&known), stop)?;
+            let bytes = work.iter().map(|(place, _)| place.bytes).sum();
+            Ok((drain.finish(work, bytes, copied)?, blocks))
         })
     }
 }
 
-/// What a device has computed of its shadow.
-struct Hashes {
-    /// By device: where the shadow begins, and the values from there on.
-    values: HashMap<usize, (u64, Vec<u8>)>,
+/// All of what is in use.
+fn hashing(index: usize, filled: &Range<u64>) -> Hashing {
+    Hashing { index, rows: vec![filled.clone()], values: filled.end }
 }
 
-impl Hashes {
-    /// Waits until they are there.
-    fn fetch(
-        gpus: &[Option<Gpu>],
-        blocks: Option<Preparing>,
-        filled: &[(usize, Range<u64>)],
-    ) -> Result<(Hashes, Option<Preparing>)> {
-        let mut hashes = Hashes { values: HashMap::new() };
-        let Some(blocks) = blocks else { return Ok((hashes, None)) };
-        let mut blocks = blocks.wait().map_err(device("pin host memory to copy through"))?;
-        for (index, filled) in filled {
-            let Some(gpu) = gpus.get(*index).and_then(Option::as_ref).filter(|gpu| gpu.hasher.is_some())
-            else {
-                continue;
-            };
-            let bytes = values_of(filled.end - filled.start);
-            let failed = device("hash its memory");
-            let fetched = gpu.wait().and_then(|()| copy_out::fetch(gpu, &mut blocks, filled.end, bytes));
-            hashes.values.insert(*index, (filled.start, fetched.map_err(failed)?));
-        }
-        Ok((hashes, Some(Preparing::Ready(blocks))))
-    }
-
-    /// Of a piece of what lies there; none if it was not hashed as an input.
-    fn of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
-        let (begin, values) = self.values.get(&place.device)?;
-        let bytes = piece.end - piece.start;
-        let from = place.address + piece.start - begin;
-        if !Hasher::takes(bytes) || bytes > INPUT || !from.is_multiple_of(INPUT) {
-            return None;
-        }
-        let at = |place: u64| (place / SUBTREE) as usize * VALUE;
-        values.get(at(from)..at(from + bytes)).map(Hasher::finish)
-    }
-}
-
-fn stream(streams: &[Stream]) -> Stream {
+pub(super) fn stream(streams: &[Stream]) -> Stream {
     streams.first().copied().unwrap_or(Stream::LEGACY)
-}
-
-/// What a buffer takes in a shadow: each of its chunks begins where an input does.
-fn taken_by(place: &Place) -> u64 {
-    place.bytes.next_multiple_of(INPUT)
-}
-
-/// Bytes of values of so many bytes.
-fn values_of(bytes: u64) -> u64 {
-    bytes / SUBTREE * VALUE as u64
 }

@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY};
-use rekindle_device::{Access, Device, Memory, Result, Stream};
+use rekindle_device::{Access, Device, Event, Memory, Result, Stream};
 
 use super::{Buffer, Content, Regions, Slab, Small, Space};
 use crate::ipc::Export;
@@ -26,6 +26,8 @@ pub(crate) struct Heap {
     space: Space,
     buffers: BTreeMap<u64, Buffer>,
     slabs: Vec<u64>,
+    /// Behind what is being copied of the program's memory without its knowledge.
+    copied: Option<Event>,
 }
 
 impl Heap {
@@ -38,7 +40,23 @@ impl Heap {
             space: Space::default(),
             buffers: BTreeMap::new(),
             slabs: Vec::new(),
+            copied: None,
         }
+    }
+
+    /// No memory goes before this has happened.
+    pub(crate) fn note_copy(&mut self, event: Event) {
+        if let Some(before) = self.copied.replace(event) {
+            let _ = self.device.event_destroy(before);
+        }
+    }
+
+    /// Waits for the copies that the program does not know of. The device's context is current.
+    pub(crate) fn await_copies(&mut self) -> Result<()> {
+        let Some(event) = self.copied.take() else { return Ok(()) };
+        let waited = self.device.event_synchronize(event);
+        let _ = self.device.event_destroy(event);
+        waited
     }
 
     pub(crate) fn granularity(&self) -> u64 {
@@ -240,6 +258,7 @@ impl Heap {
     pub(crate) fn make_private(&mut self, at: u64) -> Result<()> {
         let Some(buffer) = self.buffers.get(&at).filter(|buffer| buffer.shared) else { return Ok(()) };
         let (bytes, shared) = (buffer.bytes, buffer.memory);
+        self.await_copies()?;
         let window = self.take_addresses(bytes, self.granularity, 0)?;
         let copied = self.back(window, bytes, None, Access::ReadWrite).and_then(|memory| {
             let filled = self
@@ -426,6 +445,7 @@ impl Heap {
     }
 
     fn remove(&mut self, at: u64) -> Result<()> {
+        self.await_copies()?;
         let Some(buffer) = self.buffers.remove(&at) else { return Ok(()) };
         self.slabs.retain(|slab| *slab != at);
         self.device.unmap(at, buffer.bytes)?;

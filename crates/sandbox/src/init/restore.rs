@@ -1,9 +1,8 @@
-//! Dump and restore, as seen from inside the sandbox: a conversation with `criu swrk`.
+//! A restore, as seen from inside the sandbox: a conversation with `criu swrk`.
 //!
-//! CRIU announces each step and waits for leave to go on. At `post-dump` (the images are written, the program
-//! still stands) and at `post-restore` (the program is complete, not yet running) the daemon is asked; any
-//! answer but [`Verdict::Commit`] makes CRIU undo what it did, unless the program is [held](super::hold). CRIU outlives a
-//! daemon that dies meanwhile.
+//! CRIU announces each step and waits for leave to go on. At `post-restore` (the program is complete, not yet running) the
+//! daemon is asked; any answer but [`Verdict::Commit`] makes CRIU undo what it did. CRIU outlives a daemon that dies
+//! meanwhile.
 
 use std::fs;
 use std::io;
@@ -16,98 +15,23 @@ use rekindle_protocol::mounts::Overlay;
 use rekindle_protocol::terminal::WindowSize;
 
 use super::affinity::OneProcessor;
-use super::hold::Daemon;
 use super::mounts::{LOG_PATH, RUN_PATH};
 use super::program::{FIRST_PID, open_log, set_last_pid};
 use crate::attributes::Attributes;
 use crate::conversation::{Course, Failed, Service};
 use crate::ending::{AFTER_RESTORE, BEFORE_RESUME};
 use crate::log_index::Stream;
-use crate::lost_names::{self, LostNames};
-use crate::message::{Begin, Dump, DumpStats, Reply, Restore, Step, Verdict};
+use crate::message::{Begin, Reply, Restore, Step, Verdict};
 use crate::outputs::{self, Output};
 use crate::overlay::Layers;
 use crate::rpc::{self, Options};
-use crate::severed::{self, Taking};
+use crate::severed;
 use crate::terminal::Terminal;
-use crate::tracer::Place;
 use crate::wire::Channel;
 use crate::{devshm, input, process, socket_places};
 
-/// CRIU's log of a dump, among the images.
-pub const DUMP_LOG: &str = "dump.log";
-/// CRIU's log of a restore, in the run directory.
+/// CRIU's log, in the run directory.
 pub const RESTORE_LOG: &str = "restore.log";
-
-impl From<Failed> for Reply {
-    fn from(failed: Failed) -> Self {
-        match failed {
-            Failed::Aborted(cause) => Self::Aborted(cause),
-            Failed::Criu(cause) => Self::Failed(cause),
-        }
-    }
-}
-
-pub fn dump(
-    dump: &Dump,
-    layers: &Layers,
-    descriptors: Vec<OwnedFd>,
-    program: Pid,
-    daemon: &Daemon<'_>,
-) -> Result<DumpStats, Failed> {
-    let (images, servers) = descriptors
-        .split_first()
-        .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into()))?;
-    let page_server = servers.first().map(AsRawFd::as_raw_fd);
-    refuse_strays(program)?;
-    let dir = PathBuf::from(format!("/proc/self/fd/{}", images.as_raw_fd()));
-    let tree = process::tree(program.as_raw());
-    let connections = Taking::of(&tree);
-    let sockets = dump.external_sockets.iter().map(|inode| format!("unix[{inode}]"));
-    let lost_names = LostNames::find(&tree);
-    let options = Options {
-        images_dir: images.as_raw_fd(),
-        work_dir: None,
-        pid: Some(program.as_raw()),
-        shell_job: process::is_session_outside(&tree),
-        leave_running: dump.leave_running,
-        tcp_established: connections == Taking::Read,
-        timeout_seconds: Some(dump.freeze_seconds),
-        log_file: DUMP_LOG,
-        log_level: if dump.steps_told { rpc::LOG_DEBUG } else { rpc::LOG_TROUBLE },
-        external: sockets
-            .chain(outputs::external(&outputs::outside(&tree)))
-            .chain(lost_names.external())
-            .collect(),
-        inherit: Vec::new(),
-        page_server,
-    };
-    let shm = Path::new("/dev/shm");
-    let keep_shared = || {
-        lost_names::settle(&process::tree(program.as_raw()), &dir)?;
-        devshm::all(shm)
-            .and_then(|paths| devshm::pack(shm, &paths, &dir.join(devshm::NAME)))
-            .map_err(|error| format!("packing the files in /dev/shm: {error}"))?;
-        layers.keep(&dir)
-    };
-    let course = Course { whole: None, log: dir.join(DUMP_LOG), restores: None };
-    let patience = Duration::from_millis(dump.verdict_millis);
-    let passed: Vec<_> = page_server.into_iter().collect();
-    let mut criu = Service::spawn(&dump.criu, &passed, Some(Place::Here { hides_unwritten: dump.ahead }))?;
-    let finished = criu.converse(&rpc::dump_request(&options), &course, &mut |step, steps| match step {
-        "post-dump" => keep_shared()
-            .and_then(|()| {
-                let tree = process::tree(program.as_raw());
-                severed::sever(&dir, &tree, connections, dump.leave_running)
-            })
-            .and_then(|()| daemon.ask(patience, steps)),
-        _ => Ok(()),
-    });
-    criu.wait();
-    finished?;
-    let stats = fs::read(dir.join("stats-dump")).ok().and_then(|file| rpc::dump_stats(&file));
-    Ok(stats.unwrap_or_default())
-}
 
 /// A program that CRIU has brought back.
 pub struct Restored {
@@ -269,20 +193,6 @@ fn begin(channel: &Channel) -> Result<(Begin, OwnedFd), Failed> {
             .ok_or_else(|| Failed::Criu("the images directory did not come with the command".into())),
         Ok(None) => Err(Failed::Aborted("the daemon is gone".into())),
         Err(error) => Err(Failed::Criu(format!("hearing of the image: {error}"))),
-    }
-}
-
-/// A process that left the program's tree would be missing from the dump.
-fn refuse_strays(program: Pid) -> Result<(), Failed> {
-    let tree = process::tree(program.as_raw());
-    let stray = |pid: &i32| *pid != 1 && !tree.contains(pid) && !process::is_zombie(*pid);
-    // A parent of 0 is outside: somebody looks into the sandbox from there.
-    match process::all().into_iter().find(|pid| stray(pid) && process::parent(*pid) == Some(1)) {
-        None => Ok(()),
-        Some(pid) => Err(Failed::Criu(format!(
-            "process {pid} ({}) has outlived its parent and is no longer a descendant of the program",
-            process::name(pid)
-        ))),
     }
 }
 

@@ -1,0 +1,57 @@
+//! CRIU, asked for a dump before the program is brought to a stand.
+
+use std::fs::File;
+
+use nix::unistd::Pid;
+
+use crate::conversation::{Course, Failed, Leave, Service};
+use crate::severed::Taking;
+
+/// It waits for leave at its first step, before it looks at the program. Dropped, it ends.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// None once it has been told to begin, or to give up.
+    criu: Option<Service>,
+    /// CRIU opens it by our number for it.
+    pub images: File,
+    request: Vec<u8>,
+    pub connections: Taking,
+}
+
+impl Waiting {
+    pub fn begin(
+        mut criu: Service,
+        images: File,
+        request: Vec<u8>,
+        connections: Taking,
+    ) -> Result<Self, Failed> {
+        let asked = criu.ask(&request);
+        let waiting = Self { criu: Some(criu), images, request, connections };
+        asked.map(|()| waiting)
+    }
+
+    /// Whether it still waits, and was asked just this.
+    pub fn is_asked(&mut self, request: &[u8]) -> bool {
+        self.criu.as_mut().is_some_and(Service::is_there) && self.request == request
+    }
+
+    pub fn pid(&self) -> Option<Pid> {
+        self.criu.as_ref().map(Service::pid)
+    }
+
+    /// Has it begin, and answers it until it is done.
+    pub fn attend(mut self, course: &Course, leave: &mut Leave<'_>) -> Result<(), Failed> {
+        let Some(mut criu) = self.criu.take() else { return Ok(()) };
+        let finished = criu.attend(course, leave);
+        criu.wait();
+        finished.map(|_| ())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(criu) = self.criu.take() {
+            criu.dismiss();
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The driver half of the client's process: the real driver, open there without a context, which CRIU cannot take. The
+//! driver detaches it, and attaches it again when the client asks for that.
+
+use crate::dispatch::Remote;
+
+/// `pid`: the client's, if it is not known yet. It stays detached until the client needs it.
+pub(crate) fn detach(remote: &Remote, pid: Option<i32>, limit_ms: u32) -> Result<(), String> {
+    let (platform, pid) = remote.ask(move |dispatcher| {
+        let client = &mut dispatcher.client;
+        client.pid = pid.unwrap_or(client.pid);
+        (client.gpus.platform.clone(), client.pid)
+    })?;
+    let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
+    platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
+    if let Err(code) = platform.process_checkpoint(pid) {
+        let _ = platform.process_unlock(pid);
+        return Err(failed("detach from")(code));
+    }
+    remote.run(|dispatcher| dispatcher.client.driver_attached = false);
+    Ok(())
+}
+
+pub(crate) fn attach(remote: &Remote) -> Result<(), String> {
+    let (platform, pid) =
+        remote.ask(|dispatcher| (dispatcher.client.gpus.platform.clone(), dispatcher.client.pid))?;
+    if pid == 0 {
+        return Err("the worker was not told the program's pid".to_string());
+    }
+    let attached = platform.process_restore(pid).and_then(|()| platform.process_unlock(pid));
+    attached.map_err(|code| format!("the driver answered {code}"))?;
+    remote.run(|dispatcher| dispatcher.client.driver_attached = true);
+    Ok(())
+}

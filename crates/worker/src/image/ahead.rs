@@ -1,0 +1,347 @@
+//! GPU memory that is written to an image in the making while the program runs, where there is no room for a copy of all of
+//! it: so little is new when it stands still.
+//!
+//! ```text
+//!  buffers  ═ wave ═ wave ═ wave ═ …        copied within the GPU, hashed there
+//!  image         └─ drained └─ drained      what the store does not have
+//! ```
+//!
+//! The dispatch thread has each wave copied to a slot on the GPU, so a buffer that is freed or mapped anew meanwhile is seen
+//! to ([`crate::memory::Heap::note_copy`]). From there the worker's other threads take it. A chunk may be torn that the
+//! program writes to while it is copied: its name is the hash of what lies in the slot, which is what is stored. Nothing else
+//! is remembered of it but that name, so a guess that was wrong costs time, and no more.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use rekindle_protocol::fault;
+use rekindle_protocol::worker::{Phase, Way};
+use rekindle_store::{ContentHash, PartKind, Staging};
+use serde_json::Value;
+
+use super::block::{Blocks, Gpu, Preparing};
+use super::contents::{self, Place};
+use super::copy_out::{self, Span};
+use super::drain::{Drain, Shadow};
+use super::error::{Error, Result, device};
+use super::hashed::{Hashes, INPUT};
+use super::waves::{Filled, Slot, Wave, fill, waves};
+use super::way::{self, Looked};
+use super::{LOOK, save_memory};
+use crate::client::{Client, Room};
+use crate::dispatch::{Activity, Dispatcher, Remote};
+
+/// Between two looks at what has changed since it was written, at least this part of all is written.
+const STEPS: u64 = 8;
+
+/// What was done before the program stands still.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    pub(super) way: Way,
+    pub(super) why: String,
+    /// Knows the chunks that were written.
+    pub(super) staging: Option<Staging>,
+    pub(super) bytes: u64,
+    /// What they were copied through.
+    blocks: Option<Blocks>,
+}
+
+/// Where it is found once it is done.
+type Outcome = Arc<Mutex<Ahead>>;
+
+impl Ahead {
+    /// For what copies through the same.
+    pub(crate) fn take_blocks(&mut self) -> Option<Preparing> {
+        self.blocks.take().map(Preparing::Ready)
+    }
+
+    fn none(why: String) -> Ahead {
+        Ahead { why, ..Ahead::default() }
+    }
+
+    /// What is known of the image in the making, if it is that one.
+    pub(super) fn join(&self, staging: Staging) -> Staging {
+        match &self.staging {
+            Some(written) if written.path() == staging.path() => staging.joined(written),
+            _ => staging,
+        }
+    }
+}
+
+/// Writing that goes on.
+pub(crate) struct Begun {
+    pub(crate) drain: Arc<Drain>,
+    outcome: Outcome,
+}
+
+impl Begun {
+    /// Once it has ended.
+    pub(crate) fn outcome(&self) -> Ahead {
+        std::mem::take(&mut *self.outcome.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Begins to write GPU memory into the image in the making at `staging`; nothing where that is of no use.
+pub(crate) fn begin(
+    dispatcher: &mut Dispatcher,
+    staging: &Path,
+    remote: Remote,
+) -> Result<std::result::Result<Begun, Ahead>> {
+    let began = Instant::now();
+    let client = &mut dispatcher.client;
+    client.shadow_gives_way();
+    let places = save_memory::places(client);
+    let lack = way::lack(client, &places).map_err(device("tell its free memory"))?;
+    let Some(why) = lack else { return Ok(Err(Ahead::default())) };
+    let gpus = save_memory::gpus(client);
+    let is_used = |index: usize| places.iter().any(|place| place.device == index);
+    if gpus
+        .iter()
+        .enumerate()
+        .any(|(index, gpu)| is_used(index) && gpu.as_ref().is_none_or(|gpu| gpu.hasher.is_none()))
+    {
+        return Ok(Err(Ahead::none(format!("{why}, and does not hash what it has"))));
+    }
+    if !matches!(dispatcher.activity, Activity::Running) || !dispatcher.client.data.is_settled() {
+        return Ok(Err(Ahead::none(format!(
+            "{why}, and the program's memory is still being loaded, or shared"
+        ))));
+    }
+    let client = &mut dispatcher.client;
+    let mut rooms = Vec::new();
+    let mut slots = Vec::new();
+    for index in (0..client.contexts.len()).filter(|index| is_used(*index)) {
+        match slots_on(client, index) {
+            Some((room, both)) => {
+                rooms.push(room);
+                slots.push(both);
+            }
+            None => {
+                for room in rooms {
+                    let _ = Room::close(room, client);
+                }
+                return Ok(Err(Ahead::none(format!("{why}, and none to copy it through"))));
+            }
+        }
+    }
+    let preparing = client.any_device().map(contents::prepare_beside);
+    let preparing = preparing.map_err(device("pin host memory to copy through"))?;
+    let outcome = Outcome::default();
+    let (told, staging) = (outcome.clone(), Staging::open(staging)?);
+    let writer =
+        Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
+    let shadow = Shadow::begin(rooms, move |stop| {
+        let (ahead, phase) = writer.run(&places, preparing, why, began, stop)?;
+        *told.lock().unwrap_or_else(PoisonError::into_inner) = ahead;
+        Ok(((Vec::new(), vec![phase]), None))
+    });
+    let shadow = client.shadow.insert(shadow.giving_way());
+    Ok(Ok(Begun { drain: shadow.drain(), outcome }))
+}
+
+/// None if there is no room for them.
+fn slots_on(client: &mut Client, index: usize) -> Option<(Room, [Slot; 2])> {
+    let bytes = way::slot(client, index).ok()??;
+    let room = Room::new(client, index, 2 * Slot::room(bytes)).ok()?;
+    let slot = |number| Slot { device: index, address: room.address + number * Slot::room(bytes), bytes };
+    let slots = [slot(0), slot(1)];
+    Some((room, slots))
+}
+
+/// A chunk that was written, and by which name.
+type Written = (Place, ContentHash);
+
+struct Writer {
+    remote: Remote,
+    gpus: Vec<Option<Gpu>>,
+    /// Two of each device.
+    slots: Vec<[Slot; 2]>,
+    staging: Staging,
+    blocks: Option<Blocks>,
+    /// In this round.
+    written: Vec<Written>,
+    bytes: u64,
+    copied: u64,
+}
+
+impl Writer {
+    fn run(
+        mut self,
+        places: &[Place],
+        preparing: Preparing,
+        mut why: String,
+        began: Instant,
+        stop: &AtomicBool,
+    ) -> Result<(Ahead, Phase)> {
+        let (mut way, mut rounds) = (Way::Ahead, 0);
+        let written = preparing.wait().map_err(device("pin host memory to copy through"));
+        let written = written.and_then(|blocks| {
+            self.blocks = Some(blocks);
+            fault::point("gpu-ahead-begun").map_err(|fault| Error::Refused(fault.to_string()))?;
+            self.rounds(places, &mut rounds, stop)
+        });
+        match written {
+            Ok(true) => {}
+            Ok(false) => {
+                way = Way::Still;
+                why += ", and the program writes to nearly all of its memory";
+            }
+            Err(Error::Cancelled) => why += ", which the program needed meanwhile",
+            Err(Error::Device { action, code }) => {
+                log::warn!("less is written before the program stands still: cannot {action}: {code}");
+                why += ", and not all could be copied before";
+            }
+            Err(error) => return Err(error),
+        }
+        let phase = Phase {
+            name: "write ahead".to_string(),
+            duration_us: began.elapsed().as_micros() as u64,
+            bytes: self.bytes,
+            from: copy_out::origin(self.bytes, self.copied),
+            counts: [("rounds".to_string(), u64::from(rounds))].into(),
+            ..Phase::default()
+        };
+        let Writer { staging, blocks, bytes, .. } = self;
+        Ok((Ahead { way, why, staging: Some(staging), bytes, blocks }, phase))
+    }
+
+    /// False if it was of no use.
+    fn rounds(&mut self, places: &[Place], rounds: &mut u32, stop: &AtomicBool) -> Result<bool> {
+        let all: u64 = places.iter().map(|place| place.bytes).sum();
+        while *rounds < way::ROUNDS {
+            *rounds += 1;
+            self.written.clear();
+            for number in 0..self.slots.len() {
+                if !self.round(places, number, stop)? {
+                    return Ok(false);
+                }
+            }
+            fault::point("gpu-ahead-round").map_err(|fault| Error::Refused(fault.to_string()))?;
+            let looked = self.look(way::LOOKED_AT, stop)?;
+            let indexes: Vec<usize> = self.slots.iter().map(|[slot, _]| slot.device).collect();
+            let room = self.ask(stop, move |dispatcher| {
+                let room = |index: &usize| way::room(&mut dispatcher.client, *index).unwrap_or_default();
+                indexes.iter().map(room).sum::<u64>()
+            })?;
+            if looked.is_hopeless() {
+                return Ok(false);
+            }
+            if !looked.is_worth_more(all, room) {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes all of a device once. False if most of it has changed before all was written.
+    fn round(&mut self, places: &[Place], number: usize, stop: &AtomicBool) -> Result<bool> {
+        let [slot, _] = self.slots[number];
+        let mut waves = waves(places, slot).into_iter();
+        let all: u64 =
+            places.iter().filter(|place| place.device == slot.device).map(|place| place.bytes).sum();
+        let (mut turn, mut done, mut next_look) = (0, 0, all / STEPS);
+        let mut begin = |writer: &Writer| {
+            turn ^= 1;
+            waves.next().map(|wave| writer.fill(wave, writer.slots[number][turn]))
+        };
+        let mut next = begin(self);
+        while let Some(filling) = next.take() {
+            let filled = self.wait(filling, stop)??;
+            let looks = done >= next_look;
+            if !looks {
+                next = begin(self);
+            }
+            done += filled.bytes();
+            self.write(&filled, stop)?;
+            fault::point("gpu-ahead-wave").map_err(|fault| Error::Refused(fault.to_string()))?;
+            if looks {
+                next_look = done + all / STEPS;
+                if self.look(way::GLANCED_AT, stop)?.is_hopeless() {
+                    return Ok(false);
+                }
+                next = begin(self);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the dispatch thread enqueue the copy of a wave.
+    fn fill(&self, wave: Wave, slot: Slot) -> Receiver<Result<Filled>> {
+        self.remote.start(move |dispatcher| fill(dispatcher, wave, slot))
+    }
+
+    fn wait<T>(&self, answer: Receiver<T>, stop: &AtomicBool) -> Result<T> {
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Refused(self.remote.problem())),
+                Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                    return Err(Error::Cancelled);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        stop: &AtomicBool,
+        ask: impl FnOnce(&mut Dispatcher) -> T + Send + 'static,
+    ) -> Result<T> {
+        self.wait(self.remote.start(ask), stop)
+    }
+
+    fn hashes(&mut self, filled: &Filled) -> Result<Hashes> {
+        let blocks = self.blocks.as_mut().ok_or(Error::Cancelled)?;
+        Hashes::fetch(&self.gpus, blocks, &[filled.hashing()])
+    }
+
+    /// Writes what lies in a slot.
+    fn write(&mut self, filled: &Filled, stop: &AtomicBool) -> Result<()> {
+        if filled.bytes() == 0 {
+            return Ok(());
+        }
+        let hashes = self.hashes(filled)?;
+        let part = |place: &Place| self.staging.part(PartKind::GpuBuffer, "ahead", Value::Null, place.bytes);
+        let parts: Vec<_> = filled.copies().map(part).collect::<std::result::Result<_, _>>()?;
+        let spans =
+            filled.copies().zip(&parts).map(|(place, writer)| Span { place: *place, from: 0, writer });
+        let spans: Vec<_> = spans.collect();
+        let blocks = self.blocks.take().map(Preparing::Ready);
+        let known = |place: &Place, piece| hashes.of(place, piece);
+        let (copied, blocks) = copy_out::save(&self.gpus, blocks, &spans, Some(&known), stop)?;
+        self.blocks = blocks;
+        self.bytes += filled.bytes();
+        self.copied += copied;
+        self.written.extend(filled.chunks(&hashes));
+        Ok(())
+    }
+
+    /// How much has changed since of at most so many chunks of each device that were written in this round.
+    fn look(&mut self, most: usize, stop: &AtomicBool) -> Result<Looked> {
+        let mut looked = Looked::default();
+        for number in 0..self.slots.len() {
+            let slot = self.slots[number][0];
+            let written: Vec<_> =
+                self.written.iter().filter(|(place, _)| place.device == slot.device).copied().collect();
+            let step = written.len().div_ceil(most).max(1);
+            let some: Vec<Written> = written.into_iter().step_by(step).collect();
+            for some in some.chunks((slot.bytes / INPUT) as usize) {
+                let wave = Wave(some.iter().map(|(place, _)| *place).collect());
+                let filled = self.wait(self.fill(wave, slot), stop)??;
+                let hashes = self.hashes(&filled)?;
+                let now: HashMap<u64, ContentHash> =
+                    filled.chunks(&hashes).map(|(place, hash)| (place.address, hash)).collect();
+                for (place, hash) in some {
+                    looked.bytes += place.bytes;
+                    looked.changed += if now.get(&place.address) == Some(hash) { 0 } else { place.bytes };
+                }
+            }
+        }
+        Ok(looked)
+    }
+}

@@ -1,0 +1,121 @@
+//! What of GPU memory is written while the program stands still, and what beside it when it goes on.
+
+use std::time::Instant;
+
+use rekindle_protocol::worker::{Way, WayTaken};
+
+use super::ahead::Ahead;
+use super::block::{Gpu, Preparing};
+use super::contents::Place;
+use super::copy_out::{self, Span};
+use super::drain::Shadow;
+use super::error::{Result, device};
+use super::partial::Partial;
+use super::shadow::{Copies, Work};
+use super::timer::Timer;
+use super::way;
+use crate::client::Client;
+
+pub(super) enum Cut {
+    /// All is written at once.
+    Still,
+    /// Of all there is a copy.
+    Whole(Copies),
+    /// Of some of what is new there is a copy.
+    Part(Partial),
+}
+
+impl Cut {
+    /// The program stands still, and devices are idle. The work goes with a copy of all of it. Blocks that are needed no more
+    /// are given up.
+    pub(super) fn make(
+        client: &mut Client,
+        gpus: &[Option<Gpu>],
+        blocks: &mut Option<Preparing>,
+        work: &mut Work,
+        ahead: &Ahead,
+        timer: &mut Timer,
+    ) -> Result<(Cut, WayTaken)> {
+        client.shadow_gives_way();
+        let places: Vec<Place> = work.iter().map(|(place, _)| *place).collect();
+        let bytes = places.iter().map(|place| place.bytes).sum();
+        let why = way::lack(client, &places).map_err(device("tell its free memory"))?;
+        if let Some(made) = Copies::make(client, work)? {
+            timer.lap("shadow copy", bytes);
+            let why = "the GPU has room for a copy of all".to_string();
+            let taken = WayTaken { way: Way::Shadow, why, bytes, new_bytes: bytes, ..WayTaken::default() };
+            return Ok((Cut::Whole(made), taken));
+        }
+        let why = if ahead.why.is_empty() { why.unwrap_or_default() } else { ahead.why.clone() };
+        let ahead_bytes = ahead.bytes;
+        let taken =
+            WayTaken { way: ahead.way, why, bytes, ahead_bytes, new_bytes: bytes, still_bytes: bytes };
+        let Some(preparing) = blocks.take() else { return Ok((Cut::Still, taken)) };
+        let mut ready = preparing.wait().map_err(device("pin host memory to copy through"))?;
+        let found = Partial::find(client, gpus, &mut ready, work)?;
+        let Some(mut partial) = found else { return Ok((Cut::Still, taken)) };
+        *blocks = Some(Preparing::Ready(ready));
+        timer.lap("hashes", bytes);
+        if let Err(error) = partial.shadow(client) {
+            partial.close(client);
+            return Err(error);
+        }
+        let (copied, still_bytes) = partial.bytes();
+        if copied > 0 {
+            timer.lap("shadow copy", copied);
+        }
+        let taken = WayTaken { new_bytes: copied + still_bytes, still_bytes, ..taken };
+        Ok((Cut::Part(partial), taken))
+    }
+
+    /// What is to be written at once.
+    pub(super) fn at_once<'w>(&self, work: &'w Work) -> Vec<Span<'w>> {
+        match self {
+            Cut::Still | Cut::Whole(_) => copy_out::whole(work),
+            Cut::Part(partial) => partial.rest(work),
+        }
+    }
+
+    pub(super) fn partial(&self) -> Option<&Partial> {
+        match self {
+            Cut::Part(partial) => Some(partial),
+            Cut::Still | Cut::Whole(_) => None,
+        }
+    }
+
+    /// Whether parts are whole only when they are drained.
+    pub(super) fn is_drained(&self) -> bool {
+        match self {
+            Cut::Still => false,
+            Cut::Whole(_) => true,
+            Cut::Part(partial) => partial.bytes().0 > 0,
+        }
+    }
+
+    pub(super) fn close(self, client: &mut Client) {
+        match self {
+            Cut::Still => {}
+            Cut::Whole(copies) => copies.close(client),
+            Cut::Part(partial) => partial.close(client),
+        }
+    }
+
+    /// What writes the rest of it, `work` with a copy of a part of it; none if there is nothing. `since` is when the save began.
+    pub(super) fn drain(
+        self,
+        client: &mut Client,
+        work: Work,
+        gpus: Vec<Option<Gpu>>,
+        blocks: Option<Preparing>,
+        since: Instant,
+    ) -> Option<Shadow> {
+        match self {
+            Cut::Whole(copies) => Some(copies.drain(gpus, blocks, since)),
+            Cut::Part(partial) if partial.bytes().0 > 0 => Some(partial.drain(work, gpus, blocks, since)),
+            nothing => {
+                nothing.close(client);
+                None
+            }
+        }
+    }
+}

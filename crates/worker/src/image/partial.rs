@@ -1,0 +1,259 @@
+//! GPU memory where there is no room for a copy of all of it: what the image has already, since it was written ahead or by an
+//! earlier one, stays where it is. Of the rest as much as there is room for is copied within the GPU and drained beside the
+//! program; what is left after that is to be written at once.
+//!
+//! ```text
+//!  program      ──runs────────────────────┬ stands still ─────────────────┬──runs──────────────────▶
+//!  GPU memory     written ahead, in waves ═ hashes ═ copy of what is new ═
+//!  image        ◀──────────────────────┘             └ what has no room  └── the copy is drained
+//! ```
+//!
+//! What is there when the program stands still is all that decides: a chunk is in the image by the hash that it has then.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_store::ContentHash;
+
+use super::block::{Blocks, Gpu, Preparing};
+use super::contents::{Place, threads};
+use super::copy_out::Span;
+use super::drain::{Draining, Shadow};
+use super::error::{Error, Result, device};
+use super::hashed::{Hashes, Hashing, INPUT, taken_by, values_of};
+use super::shadow::{Work, stream};
+use super::{copy_out, way};
+use crate::client::{Client, Room};
+
+/// Bytes of a part that are new, and where they lie.
+struct Run {
+    number: usize,
+    from: u64,
+    place: Place,
+}
+
+/// What is new.
+pub(super) struct Partial {
+    rooms: Vec<Room>,
+    shadowed: Vec<Run>,
+    rest: Vec<Run>,
+    /// By device and address of what is to be copied.
+    hashes: HashMap<(usize, u64), ContentHash>,
+}
+
+/// A chunk that is new: the number of its part, its place there, and its hash.
+type New = (usize, Range<u64>, Option<ContentHash>);
+
+impl Partial {
+    /// Enters what the image has already into its parts. None where devices do not hash, or have no room for hashes. They are
+    /// idle.
+    pub(super) fn find(
+        client: &mut Client,
+        gpus: &[Option<Gpu>],
+        blocks: &mut Blocks,
+        work: &Work,
+    ) -> Result<Option<Partial>> {
+        let mut partial =
+            Partial { rooms: Vec::new(), shadowed: Vec::new(), rest: Vec::new(), hashes: HashMap::new() };
+        let Some(hashes) = partial.hash(client, gpus, blocks, work)? else {
+            partial.close(client);
+            return Ok(None);
+        };
+        match new_chunks(work, &hashes) {
+            Ok(new) => {
+                new.into_iter().for_each(|chunk| partial.add(work, chunk));
+                Ok(Some(partial))
+            }
+            Err(error) => {
+                partial.close(client);
+                Err(error)
+            }
+        }
+    }
+
+    /// Hashes all of it where it lies.
+    fn hash(
+        &mut self,
+        client: &mut Client,
+        gpus: &[Option<Gpu>],
+        blocks: &mut Blocks,
+        work: &Work,
+    ) -> Result<Option<Hashes>> {
+        let mut all = Vec::new();
+        for (index, gpu) in gpus.iter().enumerate() {
+            let places = || work.iter().map(|(place, _)| place).filter(|place| place.device == index);
+            let bytes: u64 = places().map(|place| values_of(place.bytes)).sum();
+            if bytes == 0 {
+                continue;
+            }
+            let Some((gpu, hasher)) = gpu.as_ref().and_then(|gpu| Some((gpu, gpu.hasher.as_ref()?))) else {
+                return Ok(None);
+            };
+            let Some(room) = room(client, index, bytes)? else { return Ok(None) };
+            let hashing = Hashing::of(index, places(), room.address);
+            self.rooms.push(room);
+            gpu.device.bind().map_err(device("hash its memory"))?;
+            hashing.enqueue(hasher, stream(&gpu.streams)).map_err(device("hash its memory"))?;
+            all.push(hashing);
+        }
+        Hashes::fetch(gpus, blocks, &all).map(Some)
+    }
+
+    /// Chunks of one part come in order.
+    fn add(&mut self, work: &Work, (number, chunk, hash): New) {
+        let Place { device, address, .. } = work[number].0;
+        let (address, bytes) = (address + chunk.start, chunk.end - chunk.start);
+        if let Some(hash) = hash {
+            self.hashes.insert((device, address), hash);
+        }
+        match self.rest.last_mut() {
+            Some(run) if run.number == number && run.from + run.place.bytes == chunk.start => {
+                run.place.bytes += bytes;
+            }
+            _ => self.rest.push(Run { number, from: chunk.start, place: Place { device, address, bytes } }),
+        }
+    }
+
+    /// Copies of it what there is room for.
+    pub(super) fn shadow(&mut self, client: &mut Client) -> Result<()> {
+        let failed = || device("copy its memory");
+        for index in 0..client.contexts.len() {
+            let new: u64 = self.rest.iter().filter(|run| run.place.device == index).map(Run::taken).sum();
+            if new == 0 {
+                continue;
+            }
+            let left = way::room(client, index).map_err(device("tell its free memory"))?;
+            let bytes = new.min(left / INPUT * INPUT);
+            let Some(room) = (if bytes > 0 { room(client, index, bytes)? } else { None }) else { continue };
+            let begin = room.address;
+            self.rooms.push(room);
+            client.bind(index).map_err(failed())?;
+            let context = client.context(index).map_err(failed())?;
+            let (gpu, stream) = (context.device.clone(), stream(&context.gpu.copies));
+            let mut at = begin;
+            for run in std::mem::take(&mut self.rest) {
+                let fits = (begin + bytes - at).min(run.taken()).min(run.place.bytes);
+                if run.place.device != index || fits == 0 {
+                    self.rest.push(run);
+                    continue;
+                }
+                let (here, beyond) = run.split(fits);
+                gpu.copy(at, here.place.address, here.place.bytes, stream).map_err(failed())?;
+                for chunk in (0..here.place.bytes).step_by(INPUT as usize) {
+                    if let Some(hash) = self.hashes.remove(&(index, here.place.address + chunk)) {
+                        self.hashes.insert((index, at + chunk), hash);
+                    }
+                }
+                let taken = here.taken();
+                self.shadowed.push(Run { place: Place { address: at, ..here.place }, ..here });
+                at += taken;
+                self.rest.extend(beyond);
+            }
+            gpu.stream_synchronize(stream).map_err(failed())?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that have a copy on the GPU, and that have none.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        let sum = |runs: &[Run]| runs.iter().map(|run| run.place.bytes).sum();
+        (sum(&self.shadowed), sum(&self.rest))
+    }
+
+    /// What is to be written at once.
+    pub(super) fn rest<'w>(&self, work: &'w Work) -> Vec<Span<'w>> {
+        spans(&self.rest, work)
+    }
+
+    pub(super) fn hash_of(&self, place: &Place, piece: Range<u64>) -> Option<ContentHash> {
+        self.hashes.get(&(place.device, place.address + piece.start)).copied()
+    }
+
+    pub(super) fn close(self, client: &mut Client) {
+        for room in self.rooms {
+            if let Err(code) = room.close(client) {
+                log::warn!("the memory of a checkpoint's copy stays in use: {code}");
+            }
+        }
+    }
+
+    /// What writes the copy to the image. `since` is when the save began.
+    pub(super) fn drain(
+        mut self,
+        work: Work,
+        gpus: Vec<Option<Gpu>>,
+        blocks: Option<Preparing>,
+        since: Instant,
+    ) -> Shadow {
+        Shadow::begin(std::mem::take(&mut self.rooms), move |stop| {
+            let drain = Draining::begin(since)?;
+            let known = |place: &Place, piece| self.hash_of(place, piece);
+            let spans = spans(&self.shadowed, &work);
+            let (copied, blocks) = copy_out::save(&gpus, blocks, &spans, Some(&known), stop)?;
+            drop(spans);
+            Ok((drain.finish(work, self.bytes().0, copied)?, blocks))
+        })
+    }
+}
+
+impl Run {
+    fn taken(&self) -> u64 {
+        taken_by(&self.place)
+    }
+
+    /// Its first bytes, and the others.
+    fn split(self, bytes: u64) -> (Run, Option<Run>) {
+        let Run { number, from, place } = self;
+        let beyond = Place { address: place.address + bytes, bytes: place.bytes - bytes, ..place };
+        let beyond = (beyond.bytes > 0).then_some(Run { number, from: from + bytes, place: beyond });
+        (Run { number, from, place: Place { bytes, ..place } }, beyond)
+    }
+}
+
+fn spans<'w>(runs: &[Run], work: &'w Work) -> Vec<Span<'w>> {
+    runs.iter().map(|run| Span { place: run.place, from: run.from, writer: &work[run.number].1 }).collect()
+}
+
+/// None if the device has none.
+fn room(client: &mut Client, index: usize, bytes: u64) -> Result<Option<Room>> {
+    match Room::new(client, index, bytes) {
+        Ok(room) => Ok(Some(room)),
+        Err(CUDA_ERROR_OUT_OF_MEMORY) => Ok(None),
+        Err(code) => Err(device("make room for a copy of its memory")(code)),
+    }
+}
+
+/// Enters chunks that the image has, or the store, or that are all zero; the others, in order. On several threads: there are
+/// tens of thousands.
+fn new_chunks(work: &Work, hashes: &Hashes) -> Result<Vec<New>> {
+    let chunks = |(number, (place, writer)): (usize, &(Place, _))| {
+        let (bytes, size) = (place.bytes, rekindle_store::PartWriter::chunk_bytes(writer));
+        let range = move |start: u64| start..(start + size).min(bytes);
+        (0..bytes).step_by(size as usize).map(move |start| (number, range(start)))
+    };
+    let all: Vec<(usize, Range<u64>)> = work.iter().enumerate().flat_map(chunks).collect();
+    let look = |some: &[(usize, Range<u64>)]| {
+        let mut new = Vec::new();
+        for (number, chunk) in some {
+            let (place, writer) = &work[*number];
+            let hash = hashes.of(place, chunk.clone());
+            let is_there = hash.map(|hash| writer.enter_known(chunk.start, hash)).transpose()?;
+            if is_there != Some(true) {
+                new.push((*number, chunk.clone(), hash));
+            }
+        }
+        Ok(new)
+    };
+    std::thread::scope(|scope| {
+        let share = all.len().div_ceil(threads()).max(1);
+        let threads: Vec<_> = all.chunks(share).map(|some| scope.spawn(move || look(some))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Vec<New>>>| {
+            let panicked = |_| Err(Error::Refused("a thread that looked at hashes panicked".to_string()));
+            thread.join().unwrap_or_else(panicked)
+        };
+        let found: Vec<_> = threads.into_iter().map(join).collect();
+        Ok(found.into_iter().collect::<Result<Vec<_>>>()?.concat())
+    })
+}

@@ -1,0 +1,111 @@
+"""A program that has most of a GPU, and knows what it has there: `weights` that are written once, and a `state`.
+
+memory.py COMMANDS WEIGHTS STATE     does each line of the file COMMANDS, and prints it with what came of it
+
+weights SEED   writes the weights anew
+state N        writes N to all of the state
+check          compares all with what it should be
+renew N        frees the state, and takes another one of the same size
+fill BYTES     takes so much memory, waiting for it
+busy           writes to all of the state from now on, and looks at each pass whether it is there
+calm           no more, and how often it found something else
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "features"))
+
+from gpu import call, open_device  # noqa: E402
+
+CHUNK = 1 << 20
+
+
+class Memory:
+    def __init__(self, weights, state):
+        self.context = open_device()
+        self.weights_bytes, self.state_bytes = weights, state
+        self.weights_at, self.state_at = int(call("cuMemAlloc", weights)), int(call("cuMemAlloc", state))
+        self.seed, self.number, self.held = 0, 0, []
+        self.stop, self.wrong, self.passes = threading.Event(), 0, 0
+        self.weights(1)
+        self.state(1)
+
+    def words(self):
+        return np.random.default_rng(self.seed).integers(0, 1 << 32, self.weights_bytes // 4, np.uint32)
+
+    def weights(self, seed):
+        self.seed = seed
+        words = self.words()
+        call("cuMemcpyHtoD", self.weights_at, words.ctypes.data, words.nbytes)
+        return "written"
+
+    def state(self, number):
+        """Each chunk its own, so that none is as another one."""
+        self.number = number
+        for chunk in range(self.state_bytes // CHUNK):
+            call("cuMemsetD32", self.state_at + chunk * CHUNK, number << 8 | chunk, CHUNK // 4)
+        call("cuCtxSynchronize")
+        return "written"
+
+    def is_state(self, number):
+        found = self.read(self.state_at, self.state_bytes).reshape(-1, CHUNK // 4)
+        return bool((found == (number << 8 | np.arange(len(found), dtype=np.uint32))[:, None]).all())
+
+    def read(self, address, size):
+        words = np.empty(size // 4, np.uint32)
+        call("cuMemcpyDtoH", words.ctypes.data, address, size)
+        return words
+
+    def check(self):
+        same = bool(np.array_equal(self.read(self.weights_at, self.weights_bytes), self.words()))
+        return f"weights {same} state {self.is_state(self.number)}"
+
+    def renew(self, number):
+        call("cuMemFree", self.state_at)
+        self.state_at = int(call("cuMemAlloc", self.state_bytes))
+        return self.state(number)
+
+    def fill(self, size):
+        self.held.append(call("cuMemAlloc", size))
+        return "taken"
+
+    def busy(self):
+        def write():
+            call("cuCtxSetCurrent", self.context)
+            while not self.stop.is_set():
+                self.state(self.number % 1000 + 1)
+                self.wrong += not self.is_state(self.number)
+                self.passes += 1
+
+        self.thread = threading.Thread(target=write)
+        self.thread.start()
+        return "begun"
+
+    def calm(self):
+        before = self.passes
+        while self.passes < before + 2:
+            time.sleep(0.005)
+        self.stop.set()
+        self.thread.join()
+        return f"wrong {self.wrong}"
+
+
+def main():
+    commands, (weights, state) = Path(sys.argv[1]), map(int, sys.argv[2:4])
+    memory, done = Memory(weights, state), 0
+    print("ready", flush=True)
+    while True:
+        lines = commands.read_text().split("\n")[:-1] if commands.exists() else []
+        for line in lines[done:]:
+            name, *numbers = line.split()
+            print(line, getattr(memory, name)(*map(int, numbers)), flush=True)
+        done = max(done, len(lines))
+        time.sleep(0.005)
+
+
+main()
