@@ -7,6 +7,7 @@ import rekindle
 from rekindle import dlpack
 from rekindle.data import LoadedArray
 from rekindle.device_array import DTYPES
+from rekindle.limits import Limits
 
 pointer = ctypes.pythonapi.PyCapsule_GetPointer
 pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -44,6 +45,21 @@ def test_declarations_that_cannot_be_are_refused():
             class _Model:
                 @rekindle.method()
                 def method(self): ...
+
+
+def test_parts_of_a_shared_context_are_passed_on_and_checked():
+    declared = Limits.declared({"share": "us", "link_weight": 30, "sm_share": 25}, "f")
+    options = declared.serve_options()
+    for option, value in (("--share", "us"), ("--link-weight", "30"), ("--sm-share", "25")):
+        assert options[options.index(option) + 1] == value
+    assert not {"--link-weight", "--sm-share"} & set(Limits.declared({"share": "us"}, "f").serve_options())
+    for wrong, words in (
+        ({"share": "us", "link_weight": 101}, "link_weight is 101; give a whole number from 1 to 100"),
+        ({"share": "us", "sm_share": 0.5}, "sm_share is 0.5; give"),
+        ({"sm_share": 25}, "sm_share is for instances that share GPU contexts"),
+    ):
+        with pytest.raises(rekindle.DeclarationError, match=words):
+            Limits.declared(wrong, "f")
 
 
 def test_outside_of_a_sandbox_data_is_refused_in_a_sentence(monkeypatch):
