@@ -301,6 +301,17 @@ pub enum Error {
     OwnContext,
 
     #[error(
+        "`--link-weight` and `--sm-share` say what a program has of GPU contexts that it shares with others; say with whose \
+         programs it does by `--share TENANT`"
+    )]
+    NoPortion,
+
+    #[error(
+        "the sandbox {name:?} has a GPU context of its own, and nothing to divide; run it with `--share TENANT`"
+    )]
+    NotShared { name: String },
+
+    #[error(
         "the image {image:?} has {count} processes that used the GPU, and only one with a single such process can be {wanted}; \
          `rekindle restore` by itself brings all of them back"
     )]
