@@ -84,7 +84,8 @@ def test_a_request_has_spans_of_its_queue_its_instance_s_coming_and_the_program(
         assert request(web, "crash", "/crash")[0] == 502
         crash = come(rekindle, collector, "crash")
         names = [one.name for one in collector.below(crash)]
-        assert crash.failed and names.count("program") == 2 and names.count("queue") == 2
+        # A third, if it came where the first instance was just going.
+        assert crash.failed and names.count("program") == names.count("queue") >= 2
         assert collector.one(**{"rekindle.request_id": "no"}) is None
 
 
