@@ -72,7 +72,11 @@ def test_requests_starts_wakes_and_memory_are_told(page):
     woken = now.get("service_start_seconds_count", **{"from": "asleep-host"})
     assert 2 <= woken <= now.get("operation_seconds_count", operation="wake") and now.get("service_start_failures_total") == 0
     assert now.get("operation_seconds_count", operation="checkpoint") == 1 and now.get("operation_failures_total") == 0
-    took = sum(trace["total_us"] for trace in page.rekindle.json("trace", "web-1")["traces"] if trace["operation"] == "restore")
+    took = sum(
+        trace["total_us"]
+        for trace in page.rekindle.json("trace", "web-1", "--svg", page.rekindle.root / "picture.svg")["traces"]
+        if trace["operation"] == "restore"
+    )
     assert took / 1e6 <= now.get("operation_seconds_sum", operation="restore")
     assert now.get("operation_standstill_seconds_sum", operation="checkpoint") <= now.get("operation_seconds_sum", operation="checkpoint")
     assert now.get("sandboxes", state="asleep") == 1

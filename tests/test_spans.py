@@ -23,6 +23,10 @@ def come(rekindle, collector, name):
     return collector.one(**{"rekindle.request_id": name})
 
 
+def traced(rekindle):
+    return rekindle.json("trace", "web-1", "--svg", rekindle.root / "picture.svg")["traces"]
+
+
 def nanoseconds(text):
     since = datetime.datetime.fromisoformat(text) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return since // datetime.timedelta(microseconds=1) * 1000
@@ -59,7 +63,7 @@ def test_a_request_has_spans_of_its_queue_its_instance_s_coming_and_the_program(
         assert parts["program"].attributes["rekindle.instance"] == "web-1" and parts["program"].kind == "client"
         # The instance was there before it had the request.
         assert first.begin <= parts["restore"].begin and parts["restore"].end <= parts["queue"].end
-        (trace,) = [one for one in rekindle.json("trace", "web-1")["traces"] if one["operation"] == "restore"]
+        (trace,) = [one for one in traced(rekindle) if one["operation"] == "restore"]
         is_as_traced(collector, parts["restore"], trace)
         web.serve("one", "--idle", "10ms")
         web.come_to("asleep")
@@ -67,7 +71,7 @@ def test_a_request_has_spans_of_its_queue_its_instance_s_coming_and_the_program(
         request(web, "second")
         second = come(rekindle, collector, "second")
         wakes = [one for one in collector.below(second) if one.name == "wake"]
-        trace = [one for one in rekindle.json("trace", "web-1")["traces"] if one["operation"] == "wake"][0]
+        trace = [one for one in traced(rekindle) if one["operation"] == "wake"][0]
         assert len(wakes) == 1 and second.parent == "" and second.trace != first.trace
         is_as_traced(collector, wakes[0], trace)
         web.serve("one", "--idle", "1h")
@@ -80,7 +84,8 @@ def test_a_request_has_spans_of_its_queue_its_instance_s_coming_and_the_program(
         assert request(web, "crash", "/crash")[0] == 502
         crash = come(rekindle, collector, "crash")
         names = [one.name for one in collector.below(crash)]
-        assert crash.failed and names.count("program") == 2 and names.count("queue") == 2
+        # A third, if it came where the first instance was just going.
+        assert crash.failed and names.count("program") == names.count("queue") >= 2
         assert collector.one(**{"rekindle.request_id": "no"}) is None
 
 
