@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rekindle import Rekindle
+from rekindle import CommandError, Rekindle
 
 COPIES = Path(__file__).parent / "link/copies.py"
 GPU = "emulated:bandwidth=256M"
@@ -29,8 +29,9 @@ def begin():
         one.__exit__()
 
 
-def start(rekindle, name, *arguments):
-    rekindle("run", "-d", "--share", "us", "--name", name, "--gpu", GPU, "--", sys.executable, COPIES, *arguments)
+def start(rekindle, name, *arguments, options=()):
+    sharing = ("--share", "us", *options)
+    rekindle("run", "-d", *sharing, "--name", name, "--gpu", GPU, "--", sys.executable, COPIES, *arguments)
 
 
 def worker(rekindle, name):
@@ -59,6 +60,50 @@ def test_a_copy_waits_for_what_is_under_way_and_not_for_all_that_others_copy(beg
 def test_without_the_scheduler_it_waits_for_all(begin):
     times = times_beside_a_flood(begin("off"))
     assert max(times["small"]) > 0.4, times
+
+
+def ratio(rekindle):
+    """How many copies `heavy` makes while `light` makes 48."""
+    for name in ("heavy", "light"):
+        # What it had before the other one came, or was weighed anew.
+        rekindle.wait_lines(name, len(rekindle.lines(name)) + 2)
+    before = [len(rekindle.lines(name)) for name in ("light", "heavy")]
+    rekindle.wait_lines("light", before[0] + 6)
+    light, heavy = (len(rekindle.lines(name)) - count for name, count in zip(("light", "heavy"), before, strict=True))
+    return heavy / light
+
+
+def used(rekindle, name):
+    (used,) = rekindle.json("stats", "--no-stream", name)["sandboxes"]
+    return used
+
+
+def test_programs_have_bytes_by_their_weights_which_change_while_they_run(begin):
+    rekindle = begin(LINK)
+    start(rekindle, "light", "steady")
+    start(rekindle, "heavy", "steady", options=("--link-weight", 30))
+    assert 2 < ratio(rekindle) < 4
+    assert [used(rekindle, name)["link_weight"] for name in ("light", "heavy")] == [10, 30]
+    assert used(rekindle, "light")["link_waited_us"] > 0
+    assert worker(rekindle, "light") == worker(rekindle, "heavy")
+    assert rekindle.json("limits", "heavy", "--link-weight", 10)["link_weight"] == 10
+    assert 0.6 < ratio(rekindle) < 1.6
+    assert used(rekindle, "heavy")["link_weight"] == 10
+
+
+def test_an_image_keeps_the_weight_and_one_without_a_shared_context_has_none(begin):
+    rekindle = begin(LINK)
+    start(rekindle, "heavy", "steady", options=("--link-weight", 30))
+    rekindle.wait_lines("heavy", 1)
+    rekindle("checkpoint", "heavy", "--to", "heavy", "--stop")
+    rekindle("restore", "-d", "heavy", "--share", "us", "--gpu", GPU)
+    assert used(rekindle, "heavy")["link_weight"] == 30
+    rekindle("kill", "heavy")
+    rekindle("restore", "-d", "heavy", "--name", "own", "--gpu", GPU)
+    assert used(rekindle, "own")["link_weight"] is None
+    for arguments in (("limits", "own", "--link-weight", 3), ("run", "-d", "--link-weight", 3, "--", "true")):
+        with pytest.raises(CommandError, match="--share TENANT"):
+            rekindle(*arguments)
 
 
 def rounds(rekindle, name, more):

@@ -2,6 +2,7 @@
 
 copies.py flood           copies 256 MB at once to the GPU, again and again: `round N`
 copies.py beside MARK     once the file MARK is there, times of small and of large copies in seconds, as one line of JSON
+copies.py steady          copies 4 MB at once to the GPU, four of them always under way: `copies N` after each eighth
 copies.py random SEED     random copies on several streams, all of them compared: `round N right`
 """
 
@@ -38,6 +39,19 @@ def flood():
             call("cuMemcpyHtoDAsync", buffer, source.ctypes.data, PIECE, stream)
         print("round", number, flush=True)
         call("cuStreamSynchronize", stream)
+
+
+def steady():
+    count, depth = 4 * MB, 4
+    source, buffer = pinned(count), int(call("cuMemAlloc", count))
+    stream, events = call("cuStreamCreate", 1), [call("cuEventCreate", 2) for _ in range(depth)]
+    for number in range(100_000):
+        if number >= depth:
+            call("cuEventSynchronize", events[number % depth])
+        call("cuMemcpyHtoDAsync", buffer, source.ctypes.data, count, stream)
+        call("cuEventRecord", events[number % depth], stream)
+        if number % 8 == 7:
+            print("copies", number + 1, flush=True)
 
 
 def beside(mark):
@@ -103,4 +117,4 @@ def random_copies(seed):
 
 
 open_device()
-{"flood": flood, "beside": beside, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])
+{"flood": flood, "steady": steady, "beside": beside, "random": lambda seed: random_copies(int(seed))}[sys.argv[1]](*sys.argv[2:])

@@ -15,7 +15,8 @@ use rekindle_protocol::network::Port;
 
 pub use choices::{EngineArgument, LevelArgument, ModeArgument, OrderArgument};
 pub use sandbox::{
-    LimitArguments, NetworkArguments, SandboxArguments, SettingArguments, TerminalArguments, VolumeArguments,
+    LimitArguments, NetworkArguments, PortionArguments, SandboxArguments, SettingArguments,
+    TerminalArguments, VolumeArguments,
 };
 pub use service::{ScaleArguments, ServiceArguments};
 pub use tenant::TenantCommand;
@@ -276,6 +277,13 @@ pub enum Command {
         /// What sends the request, and its arguments; it ends when the request is answered.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "REQUEST")]
         request: Vec<String>,
+    },
+    /// Change what a program has of GPU contexts that it shares, while it runs.
+    Limits {
+        #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::running))]
+        name: String,
+        #[command(flatten)]
+        portion: PortionArguments,
     },
     /// Give a program's GPU back while it needs none. It wakes by itself at its next GPU call.
     Sleep {

@@ -229,6 +229,11 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 desktop::open(answer["address"].as_str().unwrap_or_default());
             }
         }
+        Command::Limits { name, portion } => {
+            let request = Request::SetLimits { name: name.clone(), link_weight: portion.link_weight };
+            let answer = simply_ask(&places, &request)?;
+            printer.print(&answer, || format!("{name} has it from now on"));
+        }
         Command::Scale { name, scale } => {
             let answer = simply_ask(&places, &Request::Scale { name, min: scale.min, max: scale.max })?;
             printer.print_json(&answer);

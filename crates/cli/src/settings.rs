@@ -41,7 +41,7 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 34] = [
+const SETTINGS: [Setting; 35] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -57,6 +57,7 @@ const SETTINGS: [Setting; 34] = [
     setting("services.memory", "REKINDLE_SERVICE_MEMORY", Kind::Bytes),
     setting("nodes.port", "REKINDLE_NODE_PORT", Kind::Text),
     setting("services.access-log", "REKINDLE_ACCESS_LOG", Kind::Text),
+    setting("services.otlp-endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", Kind::Text),
     setting("page.port", "REKINDLE_PAGE_PORT", Kind::Text),
     setting("page.names", "REKINDLE_PAGE_NAMES", Kind::Text),
     setting("data.memory", "REKINDLE_DATA_MEMORY", Kind::Bytes),

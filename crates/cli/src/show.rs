@@ -77,19 +77,26 @@ fn used(all: &[Used]) -> String {
         "PINNED",
         "TO GPU",
         "FROM GPU",
+        "WAIT",
+        "WEIGHT",
+        "SHARE",
         "PROCESSES",
     ]);
-    let size = |known: Option<u64>| known.map_or_else(|| "-".to_string(), bytes);
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+    let size = |size: Option<u64>| known(size.map(bytes));
     for Used { stats, processor_percent } in all {
         table.add_row([
             stats.name.clone(),
             text(&serde_json::to_value(stats.state).unwrap_or_default()),
-            processor_percent.map_or_else(|| "-".to_string(), |percent| format!("{percent:.1} %")),
+            known(processor_percent.map(|percent| format!("{percent:.1} %"))),
             size(stats.host_bytes),
             size(stats.device_bytes),
             size(stats.pinned_bytes),
             size(stats.to_gpu_bytes),
             size(stats.from_gpu_bytes),
+            known(stats.link_waited_us.map(|waited| format!("{:.1} s", waited as f64 / 1e6))),
+            known(stats.link_weight.map(|weight| weight.to_string())),
+            known(stats.sm_share.map(|percent| format!("{percent} %"))),
             stats.processes.to_string(),
         ]);
     }

@@ -98,6 +98,9 @@ mod tests {
             pinned_bytes: None,
             to_gpu_bytes: None,
             from_gpu_bytes: None,
+            link_waited_us: None,
+            link_weight: None,
+            sm_share: None,
         }
     }
 

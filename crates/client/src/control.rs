@@ -98,7 +98,9 @@ fn serve(session: &'static Session) {
             }
             ToClient::Attached { problem } => genuine::attached(problem),
             ToClient::Release => {
-                genuine::release(|released| drop(session.send(&ToWorker::Released(released))));
+                genuine::release(|released| {
+                    let _ = session.send(&ToWorker::Released(released));
+                });
             }
             ToClient::Kept => genuine::set_attached(true),
         }

@@ -67,7 +67,12 @@ impl AccessLog {
     }
 
     pub fn shown(&self) -> Value {
-        json!({ "to": self.to, "lost": self.lost.load(Ordering::Relaxed) })
+        json!({ "to": self.to, "lost": self.lost() })
+    }
+
+    /// How many lines it lacks.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 }
 
@@ -218,6 +223,7 @@ mod tests {
         Record {
             time: UNIX_EPOCH,
             service: "web".into(),
+            tenant: None,
             instance: Some("web-1".into()),
             method: "GET".into(),
             path: path.into(),
@@ -226,8 +232,10 @@ mod tests {
             bytes_out: 7,
             queued: Duration::from_micros(3),
             at_instance: None,
+            took: Duration::ZERO,
             client: [127, 0, 0, 1].into(),
             request_id: "a\"b".into(),
+            span: None,
         }
     }
 

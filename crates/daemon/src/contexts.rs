@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rekindle_device::Slice;
 use rekindle_protocol::daemon::SharedContexts as Shown;
-use rekindle_protocol::worker::{Sharing, ask};
+use rekindle_protocol::worker::{Portion, Sharing, ask};
 
 use crate::error::{Error, Result};
 use crate::host::places::{Places, private_directory};
@@ -39,6 +39,7 @@ pub struct Share {
     /// Whose programs they are: none of another tenant's ever have the same context.
     pub tenant: String,
     pub slice: Slice,
+    pub portion: Portion,
 }
 
 struct Shared {
@@ -70,7 +71,7 @@ impl Contexts {
         let mut all = self.all();
         all.retain(|shared| shared.process.ended().is_none());
         for shared in all.iter().filter(|shared| shared.tenant == share.tenant && shared.gpu == gpu) {
-            match shared.admit(&address, share.slice) {
+            match shared.admit(&address, share) {
                 Ok(true) => return shared.worker(address, on()),
                 Ok(false) => {}
                 Err(error) => log::warn!("a process with shared contexts takes no program: {error}"),
@@ -78,7 +79,7 @@ impl Contexts {
         }
         let shared =
             Shared { tenant: share.tenant.clone(), gpu: gpu.to_string(), process: self.start(gpu, share)? };
-        if !shared.admit(&address, share.slice)? {
+        if !shared.admit(&address, share)? {
             let (action, reason) = (ADMISSION, "its new context has failed already".to_string());
             return Err(Error::Worker { action, reason });
         }
@@ -150,9 +151,9 @@ impl Shared {
     }
 
     /// False if it takes no program with this slice.
-    fn admit(&self, address: &Address, slice: Slice) -> Result<bool> {
+    fn admit(&self, address: &Address, &Share { slice, portion, .. }: &Share) -> Result<bool> {
         let [listen, log] = [&address.socket, &address.log].map(|path| path.to_string_lossy().into_owned());
-        self.process.ask_within(ADMISSION, ask::Admit { listen, log, slice }, &[], Some(LIMIT))
+        self.process.ask_within(ADMISSION, ask::Admit { listen, log, slice, portion }, &[], Some(LIMIT))
     }
 }
 

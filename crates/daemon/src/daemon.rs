@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rekindle_driver::Helper;
-use rekindle_gateway::{Access, Gateway};
+use rekindle_gateway::{Access, Gateway, HeaderMap, Record, Span, Watch};
 use rekindle_sandbox::Criu;
 use rekindle_store::Store;
 
@@ -23,6 +23,7 @@ use crate::peers::Peers;
 use crate::pool::WorkerPool;
 use crate::sandboxes::Sandbox;
 use crate::sandboxes::registry::Registry;
+use crate::spans::Spans;
 
 /// A client of a service takes a descriptor, and its request another; all of them at most half of what the process may
 /// have.
@@ -35,6 +36,37 @@ pub struct ServiceSettings {
     pub memory: Option<u64>,
     /// Where a line is written for each request: a file, or `-`.
     pub access_log: Option<PathBuf>,
+    /// The collector that is told of requests as spans of traces.
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Who is told of requests to services.
+#[derive(Clone, Default)]
+pub struct Watchers {
+    pub access_log: Option<Arc<AccessLog>>,
+    pub spans: Option<Arc<Spans>>,
+}
+
+impl Watchers {
+    /// None if nobody is.
+    fn access(self) -> Option<Access> {
+        (self.access_log.is_some() || self.spans.is_some()).then(|| -> Access { Arc::new(self) })
+    }
+}
+
+impl Watch for Watchers {
+    fn comes(&self, headers: &mut HeaderMap) -> Option<Span> {
+        self.spans.as_ref()?.comes(headers)
+    }
+
+    fn through(&self, record: Record) {
+        if let Some(spans) = self.spans.as_ref().filter(|_| record.span.is_some()) {
+            spans.note(record.clone());
+        }
+        if let Some(log) = &self.access_log {
+            log.note(record);
+        }
+    }
 }
 
 pub struct Daemon {
@@ -42,7 +74,7 @@ pub struct Daemon {
     /// `rekindled`, as workers and sandboxes are started from it.
     pub program: PathBuf,
     pub store: Store,
-    pub sandboxes: Registry,
+    pub sandboxes: Arc<Registry>,
     /// What the driver itself takes and brings back.
     pub driver: Helper,
     /// Processes that are being checkpointed.
@@ -62,6 +94,7 @@ pub struct Daemon {
     pub gateway: Gateway,
     /// What is told of their requests.
     pub access_log: Option<Arc<AccessLog>>,
+    pub spans: Option<Arc<Spans>>,
     pub gpu_usage: GpuUsage,
     /// Names of services that are being changed.
     pub serving: Claims<String>,
@@ -82,9 +115,9 @@ impl Daemon {
         driver: Helper,
         pool: Arc<WorkerPool>,
         data: Arc<Data>,
-        (service_memory, access_log, lock): (Option<u64>, Option<Arc<AccessLog>>, Lock),
+        (service_memory, watchers, lock): (Option<u64>, Watchers, Lock),
     ) -> Result<Daemon> {
-        let access = access_log.clone().map(|log| -> Access { Arc::new(move |record| log.note(record)) });
+        let Watchers { access_log, spans } = watchers.clone();
         let publisher = Publisher::new(places.publish_wait);
         Ok(Daemon {
             peers: Peers::open(places.nodes())?,
@@ -93,7 +126,7 @@ impl Daemon {
             driver,
             program,
             store,
-            sandboxes: Registry::default(),
+            sandboxes: Arc::default(),
             claims: Claims::default(),
             making: Claims::default(),
             pool,
@@ -101,8 +134,9 @@ impl Daemon {
             data,
             wakes: Mutex::default(),
             gpu_usage: GpuUsage::default(),
-            gateway: Gateway::new(room(), service_memory).with_access(access),
+            gateway: Gateway::new(room(), service_memory).with_access(watchers.access()),
             access_log,
+            spans,
             serving: Claims::default(),
             page: OnceLock::new(),
             tenants: Mutex::default(),

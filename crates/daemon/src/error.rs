@@ -214,6 +214,12 @@ pub enum Error {
     )]
     NoPagePort { address: SocketAddr, why: String },
 
+    #[error(
+        "spans cannot be sent to {endpoint:?}: {reason}; give the address of a collector, as \
+         `rekindled --otlp-endpoint http://localhost:4318`"
+    )]
+    NoCollector { endpoint: String, reason: String },
+
     #[error("{why}")]
     NoPage { why: String },
 
@@ -293,6 +299,17 @@ pub enum Error {
         "a program of mode driver has a context of its own; leave `--share` out, or run it with `--mode sandbox`"
     )]
     OwnContext,
+
+    #[error(
+        "`--link-weight` and `--sm-share` say what a program has of GPU contexts that it shares with others; say with whose \
+         programs it does by `--share TENANT`"
+    )]
+    NoPortion,
+
+    #[error(
+        "the sandbox {name:?} has a GPU context of its own, and nothing to divide; run it with `--share TENANT`"
+    )]
+    NotShared { name: String },
 
     #[error(
         "the image {image:?} has {count} processes that used the GPU, and only one with a single such process can be {wanted}; \

@@ -11,7 +11,7 @@
 //! | what goes wrong, faults on purpose | `error`, `fault` |
 //! | what is in use, how many may be connected, phases, answers | `claims`, `connection_limit`, `timeline`, `reply` |
 //! | this machine: places on disk, locks, processes, GPUs | `host` |
-//! | who is told of what happens, and of requests to services | `events`, `access_log` |
+//! | who is told of what happens, and of requests to services; what is counted | `events`, `access_log`, `tally` |
 //! | other nodes, and connections to them | `peers` |
 //! | objects of stores in memory | `data` |
 //! | GPU workers | `workers` |
@@ -20,6 +20,7 @@
 //! | workers that wait for sandboxes | `pool` |
 //! | what the daemon puts into images, and whether it can be used here | `images` |
 //! | sandboxes, their records, admission sockets and logs, and networks of their own | `sandboxes`, `network` |
+//! | requests to services as spans of traces | `spans` |
 //! | images that apps start from | `frameworks` |
 //! | what the daemon has | `daemon` |
 //! | giving GPUs back and getting them again | `sleep` |
@@ -32,7 +33,7 @@
 //! | whose services are whose | `tenants` |
 //! | services that scale to zero | `services` |
 //! | containers, by Podman and containerd | `containers` |
-//! | what a browser shows of all that | `page` |
+//! | what a browser shows of all that, and what Prometheus is told | `page`, `metrics` |
 //! | the command line's requests, and what an earlier daemon left | `server` |
 
 mod access_log;
@@ -51,6 +52,7 @@ mod frameworks;
 mod host;
 mod images;
 mod lifecycle;
+mod metrics;
 mod migration;
 mod network;
 mod nodes;
@@ -64,6 +66,8 @@ mod sandboxes;
 mod server;
 mod services;
 mod sleep;
+mod spans;
+mod tally;
 mod tenants;
 mod timeline;
 mod workers;

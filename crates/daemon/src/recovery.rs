@@ -26,6 +26,7 @@ use crate::sandboxes::Sandbox;
 use crate::sandboxes::record::Record;
 use crate::sandboxes::recovery::{End, Next, Recovery, unix_ms};
 use crate::sandboxes::steps::Steps;
+use crate::tally;
 
 /// How often it is looked how many steps a program has done.
 const LOOK: Duration = Duration::from_millis(10);
@@ -149,6 +150,7 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
         };
         match again(daemon, sandbox, &recovery) {
             Ok(next) => {
+                tally::recoveries().done.inc();
                 sandbox.set_successor(&next);
                 if !sandbox.record().goes_on() || !next.record().goes_on() {
                     // The user has ended it while it was brought back, and nothing could be sent to it.
@@ -157,7 +159,10 @@ fn bring_back(daemon: &Arc<Daemon>, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbo
                 }
                 return Some(next);
             }
-            Err(error) => next = plan(sandbox, |recovery| recovery.stayed(&error.to_string()))?,
+            Err(error) => {
+                tally::recoveries().failed.inc();
+                next = plan(sandbox, |recovery| recovery.stayed(&error.to_string()))?;
+            }
         }
     }
 }

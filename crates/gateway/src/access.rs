@@ -1,8 +1,8 @@
-//! What becomes of each request, told once its answer is through, and the id that it has on its way.
+//! What becomes of each request, told once its answer is through, and the id and the span that it has on its way.
 //!
 //! ```text
-//!   client ─ X-Request-Id? ─▶ Entry ─ X-Request-Id ─▶ instance
-//!          ◀─ X-Request-Id ── Logged: counts the answer ─ through, or dropped ─▶ Record
+//!   client ─ X-Request-Id?, traceparent? ─▶ Entry ─ X-Request-Id, traceparent ─▶ instance
+//!          ◀───────────── X-Request-Id ──── Logged: counts the answer ─ through, or dropped ─▶ Record
 //! ```
 
 use std::net::IpAddr;
@@ -15,18 +15,50 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response};
+use opentelemetry::trace::SpanContext;
 
 use crate::refusal::Answer;
 use crate::relay::Relay;
+use crate::tally::{Reason, Tally};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id of a client's that is taken over.
 const LONGEST_ID: usize = 128;
 
-/// Who is told of each request. It must not block.
-pub type Access = Arc<dyn Fn(Record) + Send + Sync>;
+/// Who is told of each request.
+pub type Access = Arc<dyn Watch>;
+
+/// Nothing of this may block.
+pub trait Watch: Send + Sync {
+    /// A request has come. If it is to be followed through a trace, which span of that it is; its headers say so from then on.
+    fn comes(&self, headers: &mut HeaderMap) -> Option<Span>;
+
+    /// It is through.
+    fn through(&self, record: Record);
+}
+
+/// A request as a span of a trace.
+#[derive(Clone, Debug)]
+pub struct Span {
+    pub context: SpanContext,
+    /// The client's, if it is in a trace already.
+    pub parent: Option<SpanContext>,
+    /// At which instances it was tried.
+    pub tries: Vec<Try>,
+}
+
+/// The way of a request to one instance. Times are counted from when the request came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Try {
+    /// When it came to the queue.
+    pub since: Duration,
+    /// When it had its place, or was refused one.
+    pub placed: Duration,
+    pub instance: Option<String>,
+    pub until: Duration,
+}
 
 /// A request that is through.
 #[derive(Clone, Debug)]
@@ -34,6 +66,8 @@ pub struct Record {
     /// When it came.
     pub time: SystemTime,
     pub service: String,
+    /// Whose service it is, if it is somebody's.
+    pub tenant: Option<String>,
     /// The last one that it was sent to.
     pub instance: Option<String>,
     pub method: String,
@@ -48,22 +82,38 @@ pub struct Record {
     pub queued: Duration,
     /// How long the last one had it, until its answer was through.
     pub at_instance: Option<Duration>,
+    /// How long all of it took.
+    pub took: Duration,
     pub client: IpAddr,
     pub request_id: String,
+    /// If it is followed.
+    pub span: Option<Span>,
+}
+
+/// What a request comes to.
+pub struct Asked<'a> {
+    pub service: &'a str,
+    /// Whose it is.
+    pub tenant: Option<&'a str>,
+    pub tally: &'a Arc<Tally>,
 }
 
 /// A request under way.
 pub struct Entry {
     record: Record,
     came_in: Arc<AtomicU64>,
+    came: Instant,
+    /// Whether it came to the queue.
+    waited: bool,
     sent: Option<Instant>,
+    tally: Arc<Tally>,
     access: Option<Access>,
 }
 
 impl Entry {
     /// Has the request have an id, if it has none that can be taken over.
     pub fn begin<B>(
-        service: &str,
+        Asked { service, tenant, tally }: Asked<'_>,
         client: IpAddr,
         request: &mut Request<B>,
         access: Option<Access>,
@@ -75,9 +125,12 @@ impl Entry {
         if let Ok(value) = HeaderValue::from_str(&request_id) {
             request.headers_mut().insert(REQUEST_ID, value);
         }
+        let span = access.as_ref().and_then(|access| access.comes(request.headers_mut()));
         let record = Record {
+            span,
             time: SystemTime::now(),
             service: service.to_string(),
+            tenant: tenant.map(str::to_string),
             instance: None,
             method: request.method().to_string(),
             path: request.uri().path().to_string(),
@@ -86,10 +139,12 @@ impl Entry {
             bytes_out: 0,
             queued: Duration::ZERO,
             at_instance: None,
+            took: Duration::ZERO,
             client: client.to_canonical(),
             request_id,
         };
-        Entry { record, came_in: Arc::default(), sent: None, access }
+        let (came, tally) = (Instant::now(), tally.clone());
+        Entry { record, came_in: Arc::default(), came, waited: false, sent: None, tally, access }
     }
 
     /// The client's body, whose bytes count.
@@ -98,13 +153,32 @@ impl Entry {
     }
 
     pub fn waited(&mut self, time: Duration) {
+        self.waited = true;
         self.record.queued += time;
+        let now = self.came.elapsed();
+        let Some(span) = &mut self.record.span else { return };
+        let since = now.saturating_sub(time);
+        span.tries.last_mut().map(|last| last.until = since);
+        span.tries.push(Try { since, placed: now, instance: None, until: now });
+    }
+
+    /// No instance gets it.
+    pub fn rejected(&self, why: impl Into<Reason>) {
+        self.tally.rejected(why.into());
+    }
+
+    /// It goes to a further instance.
+    pub fn retried(&self) {
+        self.tally.retries.inc();
     }
 
     /// It goes to this instance.
     pub fn sent_to(&mut self, instance: &str) {
         self.record.instance = Some(instance.to_string());
         self.sent = Some(Instant::now());
+        if let Some(last) = self.record.span.as_mut().and_then(|span| span.tries.last_mut()) {
+            last.instance = Some(instance.to_string());
+        }
     }
 
     /// The answer as the client gets it.
@@ -119,11 +193,23 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        self.tally.answered(self.record.status);
+        if self.waited {
+            self.tally.queued.observe(self.record.queued.as_secs_f64());
+        }
+        let took = self.came.elapsed();
+        if self.sent.is_some() {
+            self.tally.whole.observe(took.as_secs_f64());
+        }
         let Some(access) = &self.access else { return };
         let mut record = self.record.clone();
         record.bytes_in = self.came_in.load(Ordering::Relaxed);
+        record.took = took;
         record.at_instance = self.sent.map(|sent| sent.elapsed());
-        access(record);
+        if let Some(last) = record.span.as_mut().and_then(|span| span.tries.last_mut()) {
+            last.until = took;
+        }
+        access.through(record);
     }
 }
 
@@ -199,13 +285,32 @@ mod tests {
     use super::*;
     use crate::refusal::say;
 
+    fn begin<B>(client: IpAddr, request: &mut Request<B>, access: Option<Access>) -> Entry {
+        Entry::begin(Asked { service: "web", tenant: None, tally: &Arc::default() }, client, request, access)
+    }
+
+    /// Keeps what it is told, and follows requests that ask for it.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Record>>);
+
+    impl Watch for Told {
+        fn comes(&self, headers: &mut HeaderMap) -> Option<Span> {
+            headers.remove("follow")?;
+            Some(Span { context: SpanContext::NONE, parent: None, tries: Vec::new() })
+        }
+
+        fn through(&self, record: Record) {
+            self.0.lock().unwrap().push(record);
+        }
+    }
+
     fn id(given: Option<&str>) -> (String, String) {
         let mut request = Request::get("/a?secret");
         if let Some(given) = given {
             request = request.header(REQUEST_ID, given);
         }
         let mut request = request.body(()).unwrap();
-        let entry = Entry::begin("web", [127, 0, 0, 1].into(), &mut request, None);
+        let entry = begin([127, 0, 0, 1].into(), &mut request, None);
         let answer = entry.answered(say(StatusCode::OK, String::new()));
         let text = |headers: &hyper::HeaderMap| headers[REQUEST_ID].to_str().unwrap().to_string();
         (text(request.headers()), text(answer.headers()))
@@ -225,19 +330,19 @@ mod tests {
 
     #[test]
     fn each_request_is_told_of_once_when_its_answer_goes() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let log = told.clone();
-        let access: Access = Arc::new(move |record| log.lock().unwrap().push(record));
+        let told = Arc::new(Told::default());
+        let access: Access = told.clone();
         let mut request = Request::post("/a?secret").body(()).unwrap();
         let client = "::ffff:192.0.2.1".parse().unwrap();
-        let mut entry = Entry::begin("web", client, &mut request, Some(access.clone()));
+        let mut entry = begin(client, &mut request, Some(access.clone()));
         entry.waited(Duration::from_millis(2));
         entry.waited(Duration::from_millis(3));
         entry.sent_to("web-1");
         let answer = entry.answered(say(StatusCode::BAD_GATEWAY, "why".to_string()));
-        assert!(told.lock().unwrap().is_empty());
+        assert!(told.0.lock().unwrap().is_empty());
         drop(answer);
-        let record = told.lock().unwrap().pop().unwrap();
+        let record = told.0.lock().unwrap().pop().unwrap();
+        assert!(record.span.is_none());
         assert_eq!((record.method.as_str(), record.path.as_str(), record.status), ("POST", "/a", Some(502)));
         assert_eq!((record.instance.as_deref(), record.queued.as_millis()), (Some("web-1"), 5));
         assert_eq!(
@@ -245,8 +350,29 @@ mod tests {
             ("192.0.2.1".to_string(), true)
         );
         // Whose client has gone has no status.
-        drop(Entry::begin("web", client, &mut request, Some(access)));
-        let record = told.lock().unwrap().pop().unwrap();
+        drop(begin(client, &mut request, Some(access)));
+        let record = told.0.lock().unwrap().pop().unwrap();
         assert_eq!((record.status, record.instance, record.at_instance), (None, None, None));
+    }
+
+    #[test]
+    fn a_request_that_is_followed_tells_of_its_tries() {
+        let told = Arc::new(Told::default());
+        let mut request = Request::get("/").header("follow", "yes").body(()).unwrap();
+        let client = [127, 0, 0, 1].into();
+        let mut entry = begin(client, &mut request, Some(told.clone()));
+        assert!(!request.headers().contains_key("follow"));
+        for instance in ["web-1", "web-2"] {
+            entry.waited(Duration::ZERO);
+            entry.sent_to(instance);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        entry.waited(Duration::from_millis(1));
+        drop(entry);
+        let tries = told.0.lock().unwrap().pop().unwrap().span.unwrap().tries;
+        let instances: Vec<_> = tries.iter().map(|one| one.instance.as_deref()).collect();
+        assert_eq!(instances, [Some("web-1"), Some("web-2"), None]);
+        assert!(tries.iter().all(|one| one.since <= one.placed && one.placed <= one.until), "{tries:?}");
+        assert!(tries.windows(2).all(|pair| pair[0].until == pair[1].since), "{tries:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rekindle_protocol::daemon::Level;
+use rekindle_protocol::daemon::{Level, Limits};
 use serde::{Deserialize, Serialize};
 
 /// How many instances a service has, and what they take.
@@ -73,6 +73,9 @@ pub struct Source {
     /// Whose programs instances share GPU contexts with; none: nobody's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// What an instance has of those, as far as it is not as the image has it.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
     /// Where the GPU memory of an idle instance goes.
     pub level: Level,
     /// URLs of the data that instances are about to want.

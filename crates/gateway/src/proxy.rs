@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
-use crate::access::{Access, Entry, Logged};
+use crate::access::{Access, Asked, Entry, Logged};
 use crate::canary::Canary;
 use crate::headers;
 use crate::limits;
@@ -41,7 +41,9 @@ pub async fn answer(
     access: Option<Access>,
     mut request: Request<Incoming>,
 ) -> Response<Logged> {
-    let mut entry = Entry::begin(&service.name, client.ip, &mut request, access);
+    let tenant = service.tenant().map(|tenant| tenant.name.as_str());
+    let asked = Asked { service: &service.name, tenant, tally: service.tally() };
+    let mut entry = Entry::begin(asked, client.ip, &mut request, access);
     let answer = attempt(service, client, request, &mut entry).await;
     entry.answered(answer)
 }
@@ -55,6 +57,7 @@ async fn attempt(
     if let Some(entrance) = &service.entrance
         && let Err(why) = entrance.tenants.admit(&entrance.tenant, request.headers_mut())
     {
+        entry.rejected(&why);
         return denied(&service.name, why);
     }
     if request.method() == Method::CONNECT {
@@ -79,7 +82,10 @@ async fn attempt(
             Verdict::Sent(place) => place,
             // The others have it instead.
             Verdict::Refused(_) if canary.take().is_some() => continue,
-            Verdict::Refused(why) => return refused(&service.name, why),
+            Verdict::Refused(why) => {
+                entry.rejected(&why);
+                return refused(&service.name, why);
+            }
         };
         let Some(request) = unsent.take().or_else(|| again.take()) else {
             return say(StatusCode::BAD_GATEWAY, "the request was sent already".to_string());
@@ -100,6 +106,7 @@ async fn attempt(
                 stop(canary.as_ref(), || why.clone());
                 place.service.act(|policy, now| policy.unreachable(place.instance, why, now));
                 avoid = canary.take().is_none().then_some(place.instance);
+                entry.retried();
             }
             Err(Failure::Unreachable(error)) => {
                 place.outcome = Outcome::Broken;
@@ -117,6 +124,7 @@ async fn attempt(
                     place.outcome = Outcome::Broken;
                     return say(StatusCode::BAD_GATEWAY, sentence);
                 }
+                entry.retried();
             }
         }
     }

@@ -24,6 +24,7 @@ use crate::memory::Memory;
 use crate::place::Place;
 use crate::plan::{Plan, Source};
 use crate::policy::{Action, Counts, Outcome, Policy, Refusal, Stage};
+use crate::tally::{Origin, Tally};
 use crate::tenant::{Tenant, Tenants};
 use crate::upstream::Upstream;
 use room::resting;
@@ -49,6 +50,7 @@ pub struct Service {
     sooner: Arc<Notify>,
     /// Another image that some of its requests go to.
     canary: Mutex<Option<Arc<Canary>>>,
+    tally: Arc<Tally>,
 }
 
 /// What the clients of a tenant's service come by.
@@ -140,6 +142,7 @@ impl Service {
             drained: Condvar::new(),
             sooner: Arc::default(),
             canary: Mutex::default(),
+            tally: Arc::default(),
         });
         service.memory.join(&service);
         runtime.spawn(keep_time(Arc::downgrade(&service), service.sooner.clone()));
@@ -149,6 +152,11 @@ impl Service {
     /// Whose it is, if it is somebody's.
     pub fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.entrance.as_ref().map(|entrance| &entrance.tenant)
+    }
+
+    /// What is counted of it. A canary's requests count with its service's, and its instances by themselves.
+    pub fn tally(&self) -> &Arc<Tally> {
+        &self.tally
     }
 
     /// Waits for a place at an instance.
@@ -409,13 +417,18 @@ impl Service {
             Action::Wake { instance } => {
                 let Some(upstream) = upstream(instance) else { return };
                 self.runtime.spawn_blocking(move || {
+                    let began = Instant::now();
                     match (upstream.instance.wake(), service.instance(instance)) {
                         (Err(Failure { why, missing: Some(missing) }), Some((source, Stage::Waking))) => {
                             log::info!("the instance {} waits to be woken: {why}", upstream.name);
                             let (key, now) = (service.key(instance), Instant::now());
                             service.memory.found_full(key, &source, resting(&source), (missing, why), now);
                         }
-                        (woke, _) => {
+                        (woke, made) => {
+                            if let Some((source, _)) = made {
+                                let took = woke.is_ok().then(|| began.elapsed());
+                                service.tally.came(source.level.into(), took);
+                            }
                             let woke = woke.map_err(|failure| failure.why);
                             service.act(|policy, now| policy.woke(instance, woke, now));
                         }
@@ -433,6 +446,7 @@ impl Service {
 
     /// Brings an instance up, and sees to it until its end.
     async fn start(self: Arc<Self>, (number, seat): (u32, u32), source: Source, limit: Duration) {
+        let began = Instant::now();
         let (maker, name) = (self.maker.clone(), self.instance_name(seat));
         let wanted = source.clone();
         let made = spawn_blocking(move || maker.start(&wanted, &name)).await;
@@ -442,7 +456,7 @@ impl Service {
         };
         let instance = match made.unwrap_or_else(panicked) {
             Ok(instance) => instance,
-            Err(Failure { why, missing: None }) => return self.not_started(number, why),
+            Err(Failure { why, missing: None }) => return self.has_failed(number, why),
             Err(Failure { why, missing: Some(missing) }) => {
                 log::info!("the service {:?} waits for GPU memory: {why}", self.name);
                 self.act(|policy, now| policy.found_full(number, now));
@@ -466,14 +480,15 @@ impl Service {
             how = &mut end => {
                 let how = how.unwrap_or_default();
                 let why = format!("the program of image {:?} {how} before it listened", source.image);
-                return self.not_started(number, why);
+                return self.has_failed(number, why);
             }
         };
         if let Some(why) = failed {
             let _ = spawn_blocking(move || instance.end()).await;
-            return self.not_started(number, why);
+            return self.has_failed(number, why);
         }
         let name = upstream.name.clone();
+        self.tally.came(Origin::Image, Some(began.elapsed()));
         self.change(|state, now| {
             state.upstreams.insert(number, upstream);
             state.policy.ready(number, now);
@@ -489,6 +504,12 @@ impl Service {
             state.policy.ended(number, why, now);
         });
         self.memory.gone(self.key(number));
+    }
+
+    /// One that was being started has come to nothing.
+    fn has_failed(self: &Arc<Self>, number: u32, why: String) {
+        self.tally.came(Origin::Image, None);
+        self.not_started(number, why);
     }
 
     fn not_started(self: &Arc<Self>, number: u32, why: String) {

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rekindle_gateway::{Failure, Gateway, Instance, Maker, Need, Plan, Source, TcpSocket};
-use rekindle_protocol::daemon::Level;
+use rekindle_protocol::daemon::{Level, Limits};
 
 /// A program that listens on a port of this machine's.
 struct Program {
@@ -101,6 +101,7 @@ fn requests_beside_each_other_on_one_connection_reach_the_program_beside_each_ot
         ready: None,
         gpu: None,
         tenant: None,
+        limits: Limits::default(),
         data: Vec::new(),
         level: Level::Host,
         need: Need::default(),

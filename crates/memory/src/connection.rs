@@ -38,6 +38,7 @@ fn converse(stream: &UnixStream, objects: &Arc<Objects>, exchange: &Arc<Exchange
     }
     match wish {
         Wish::Object { url, bytes } => tell(stream, objects, &url, bytes),
+        Wish::Count {} => frame::send(stream, &Answer::Count(objects.count()), &[]),
         Wish::Exchange(wish) => exchange::serve(stream, exchange, wish),
     }
 }

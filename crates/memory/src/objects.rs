@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rekindle_protocol::data::{Problem, ProblemKind};
+use rekindle_protocol::data::{Count, Problem, ProblemKind};
 use tokio::runtime::Handle;
 
 use crate::fetch::{self, Version};
@@ -111,16 +112,50 @@ struct Known {
     asked: u64,
 }
 
+impl Tally {
+    /// So many bytes, or none for it failed.
+    fn fetched(&self, bytes: Option<u64>) {
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        match bytes {
+            Some(bytes) => self.fetched_bytes.fetch_add(bytes, Ordering::Relaxed),
+            None => self.failures.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+}
+
 pub struct Objects {
     stores: Stores,
     budget: Arc<Budget>,
     runtime: Handle,
     known: Mutex<Known>,
+    tally: Tally,
+}
+
+/// What was done since the process began.
+#[derive(Default)]
+struct Tally {
+    fetches: AtomicU64,
+    failures: AtomicU64,
+    fetched_bytes: AtomicU64,
 }
 
 impl Objects {
     pub fn new(stores: Stores, budget: Arc<Budget>, runtime: Handle) -> Arc<Objects> {
-        Arc::new(Objects { stores, budget, runtime, known: Mutex::default() })
+        Arc::new(Objects { stores, budget, runtime, known: Mutex::default(), tally: Tally::default() })
+    }
+
+    pub fn count(&self) -> Count {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Tally { fetches, failures, fetched_bytes } = &self.tally;
+        let (fetches, failures, fetched_bytes) = (load(fetches), load(failures), load(fetched_bytes));
+        Count {
+            hits: self.known().asked.saturating_sub(fetches),
+            fetches,
+            failures,
+            fetched_bytes,
+            held_bytes: self.budget.taken(),
+            limit_bytes: self.budget.most(),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -165,10 +200,12 @@ impl Objects {
                     Err(problem) => log::warn!("{}", problem.sentence),
                 }
                 let is_whole = fetched.is_ok();
+                self.tally.fetched(is_whole.then_some(bytes));
                 object.end(fetched);
                 is_whole.then_some(object)
             }
             Err(problem) => {
+                self.tally.fetched(None);
                 log::warn!("{}", problem.sentence);
                 None
             }

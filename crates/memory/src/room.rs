@@ -27,6 +27,11 @@ impl Budget {
         self.most
     }
 
+    /// What was taken, and not given back.
+    pub fn taken(&self) -> u64 {
+        *self.used()
+    }
+
     fn used(&self) -> MutexGuard<'_, u64> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }

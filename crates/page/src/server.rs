@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::files;
 use crate::hosts::Hosts;
-use crate::state::State;
+use crate::state::{Collect, State};
 
 /// How many connections there are at once; others wait.
 const ROOM: usize = 64;
@@ -47,29 +47,36 @@ const HEADERS: [(&str, &str); 6] = [
 
 type Answer = Response<Full<Bytes>>;
 
-/// Serves the page for as long as the process lives: to those who ask for one of these hosts, with the state that
-/// `collect` gives as JSON.
-pub fn serve(
-    listener: StdListener,
-    hosts: Hosts,
-    collect: impl Fn() -> String + Send + Sync + 'static,
-) -> io::Result<()> {
+/// The text that Prometheus reads.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What is collected of the daemon.
+pub struct Documents {
+    /// What the page shows, as JSON.
+    pub state: Collect,
+    /// What is counted, as OpenMetrics.
+    pub metrics: Collect,
+}
+
+struct States {
+    state: State,
+    metrics: State,
+}
+
+/// Serves the page for as long as the process lives: to those who ask for one of these hosts.
+pub fn serve(listener: StdListener, hosts: Hosts, Documents { state, metrics }: Documents) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
     let entered = runtime.enter();
     let listener = TcpListener::from_std(listener)?;
     drop(entered);
-    let state = Arc::new(State::new(collect));
-    let run = move || runtime.block_on(welcome(listener, Arc::new(hosts), state));
+    let states = Arc::new(States { state: State::new(state), metrics: State::new(metrics) });
+    let run = move || runtime.block_on(welcome(listener, Arc::new(hosts), states));
     std::thread::Builder::new().name("page".into()).spawn(run)?;
     Ok(())
 }
 
-async fn welcome<F: Fn() -> String + Send + Sync + 'static>(
-    listener: TcpListener,
-    hosts: Arc<Hosts>,
-    state: Arc<State<F>>,
-) {
+async fn welcome(listener: TcpListener, hosts: Arc<Hosts>, states: Arc<States>) {
     let room = Arc::new(Semaphore::new(ROOM));
     loop {
         let place = room.clone().acquire_owned().await;
@@ -81,11 +88,11 @@ async fn welcome<F: Fn() -> String + Send + Sync + 'static>(
                 continue;
             }
         };
-        let (hosts, state) = (hosts.clone(), state.clone());
+        let (hosts, states) = (hosts.clone(), states.clone());
         tokio::spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let (hosts, state) = (hosts.clone(), state.clone());
-                async move { Ok::<_, Infallible>(answer(&request, &hosts, &state).await) }
+                let (hosts, states) = (hosts.clone(), states.clone());
+                async move { Ok::<_, Infallible>(answer(&request, &hosts, &states).await) }
             });
             let mut builder = Connection::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(16 << 10);
@@ -98,11 +105,7 @@ async fn welcome<F: Fn() -> String + Send + Sync + 'static>(
     }
 }
 
-async fn answer<B, F: Fn() -> String + Send + Sync + 'static>(
-    request: &Request<B>,
-    hosts: &Hosts,
-    state: &State<F>,
-) -> Answer {
+async fn answer<B>(request: &Request<B>, hosts: &Hosts, states: &States) -> Answer {
     let named = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     let named = named.or_else(|| request.headers().get(HOST).map(HeaderValue::as_bytes));
     let named = named.and_then(|host| std::str::from_utf8(host).ok()).unwrap_or_default();
@@ -117,20 +120,25 @@ async fn answer<B, F: Fn() -> String + Send + Sync + 'static>(
         return answer;
     }
     match request.uri().path() {
-        "/state.json" => match state.get().await {
-            Some(document) => give(StatusCode::OK, "application/json", document),
-            None => say(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "the state could not be collected; see the daemon's log",
-            ),
-        },
+        "/state.json" => collected(&states.state, "application/json").await,
+        "/metrics" => collected(&states.metrics, OPEN_METRICS).await,
         path => match files::find(path) {
             Some(file) => give(StatusCode::OK, file.kind, Bytes::from_static(file.text.as_bytes())),
             None => say(
                 StatusCode::NOT_FOUND,
-                "there is nothing here; the page is at /, its state at /state.json",
+                "there is nothing here; the page is at /, its state at /state.json, metrics at /metrics",
             ),
         },
+    }
+}
+
+async fn collected(state: &State, kind: &'static str) -> Answer {
+    match state.get().await {
+        Some(document) => give(StatusCode::OK, kind, document),
+        None => {
+            let sentence = "this could not be collected; see the daemon's log";
+            say(StatusCode::INTERNAL_SERVER_ERROR, sentence)
+        }
     }
 }
 
@@ -161,8 +169,9 @@ mod tests {
         let request = Request::builder().method(method).uri(path).header(HOST, host).body(()).unwrap();
         let runtime = Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let state = State::new(|| "{}".to_string());
-            let answer = answer(&request, &Hosts::new([]), &state).await;
+            let state = State::new(Box::new(|| Some("{}".to_string())));
+            let metrics = State::new(Box::new(|| None));
+            let answer = answer(&request, &Hosts::new([]), &States { state, metrics }).await;
             let (head, body) = answer.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
             (head.status.as_u16(), head.headers, String::from_utf8(body.to_vec()).unwrap())
@@ -177,6 +186,8 @@ mod tests {
         let (status, headers, body) = ask("GET", "/state.json?x", "localhost");
         assert_eq!((status, body.as_str()), (200, "{}"));
         assert_eq!(headers[CONTENT_TYPE], "application/json");
+        // What cannot be collected just now is told apart from what is not there.
+        assert_eq!(ask("GET", "/metrics", "localhost").0, 500);
         assert_eq!(ask("GET", "/../etc/passwd", "localhost").0, 404);
         assert_eq!(ask("GET", "/", "evil.example").0, 421);
         assert_eq!(ask("GET", "/state.json", "").0, 421);
@@ -201,10 +212,10 @@ mod tests {
         runtime.block_on(async {
             let count = Arc::new(AtomicU32::new(0));
             let counted = count.clone();
-            let state = State::new(move || {
+            let state = State::new(Box::new(move || {
                 assert!(counted.fetch_add(1, Ordering::Relaxed) > 0, "the first time it fails");
-                "{}".to_string()
-            });
+                Some("{}".to_string())
+            }));
             assert!(state.get().await.is_none());
             let (first, second) = tokio::join!(state.get(), state.get());
             assert_eq!((first.as_deref(), second.as_deref()), (Some(&b"{}"[..]), Some(&b"{}"[..])));

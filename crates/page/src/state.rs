@@ -1,4 +1,4 @@
-//! The document that the page shows: collected when somebody asks, once for all who ask within a moment.
+//! A document about the daemon: collected when somebody asks, once for all who ask within a moment.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +10,16 @@ use tokio::task::spawn_blocking;
 /// For how long it is not collected again.
 const FRESH: Duration = Duration::from_millis(500);
 
-pub struct State<F> {
-    collect: Arc<F>,
+/// Collects a document; none if that cannot be.
+pub type Collect = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+pub struct State {
+    collect: Arc<Collect>,
     last: Mutex<Option<(Instant, Bytes)>>,
 }
 
-impl<F: Fn() -> String + Send + Sync + 'static> State<F> {
-    pub fn new(collect: F) -> State<F> {
+impl State {
+    pub fn new(collect: Collect) -> State {
         State { collect: Arc::new(collect), last: Mutex::new(None) }
     }
 
@@ -27,7 +30,7 @@ impl<F: Fn() -> String + Send + Sync + 'static> State<F> {
             return Some(known.clone());
         }
         let collect = self.collect.clone();
-        let collected = Bytes::from(spawn_blocking(move || collect()).await.ok()?);
+        let collected = Bytes::from(spawn_blocking(move || collect()).await.ok()??);
         *last = Some((Instant::now(), collected.clone()));
         Some(collected)
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::exchange;
 
 /// Of all that is said here. Raised with every change.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// By this variable workers are told where the memory daemon listens.
 pub const SOCKET_VARIABLE: &str = "REKINDLE_DATA_SOCKET";
@@ -35,6 +35,8 @@ pub enum Wish {
         /// How many bytes it is to have, if the asker knows.
         bytes: Option<u64>,
     },
+    /// How much there was, and is, of objects.
+    Count {},
     /// Something about what functions hand on.
     Exchange(exchange::Wish),
 }
@@ -58,7 +60,23 @@ pub enum Answer {
     },
     /// All are.
     Whole {},
+    Count(Count),
     Failed(Problem),
+}
+
+/// What the memory daemon has done since it began, and has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// How often an object was asked for that was in memory already, or on its way there.
+    pub hits: u64,
+    /// How often one had to be fetched, and how often that failed.
+    pub fetches: u64,
+    pub failures: u64,
+    /// Bytes that came from stores.
+    pub fetched_bytes: u64,
+    /// Bytes of memory that objects have, and may have.
+    pub held_bytes: u64,
+    pub limit_bytes: u64,
 }
 
 /// Why an object cannot be had.

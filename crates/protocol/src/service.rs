@@ -23,6 +23,11 @@ pub struct ServiceWish {
     /// Whose programs instances share GPU contexts with.
     #[serde(default)]
     pub share: Option<String>,
+    /// What an instance has of those.
+    #[serde(default)]
+    pub link_weight: Option<u32>,
+    #[serde(default)]
+    pub sm_share: Option<u32>,
     /// Further images of the same program, of which instances are made too.
     #[serde(default)]
     pub variants: Vec<String>,

@@ -209,6 +209,24 @@ pub struct Sharing {
     pub gpu: String,
 }
 
+/// The weight of a client of which nothing is said.
+pub const DEFAULT_LINK_WEIGHT: u32 = 10;
+
+/// What a client has of contexts that it shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Portion {
+    /// While several copy, each has bytes by its weight.
+    pub link_weight: u32,
+    /// How much of a GPU's multiprocessors are its own, in percent; none: those that are nobody's.
+    pub sm_share: Option<u32>,
+}
+
+impl Default for Portion {
+    fn default() -> Portion {
+        Portion { link_weight: DEFAULT_LINK_WEIGHT, sm_share: None }
+    }
+}
+
 /// What a worker's sentence names if GPU memory was missing, as the driver does.
 pub const NO_GPU_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 
@@ -282,6 +300,12 @@ pub struct Status {
     pub to_gpu_bytes: u64,
     #[serde(default)]
     pub from_gpu_bytes: u64,
+    /// What the client has of contexts that it shares, where it does.
+    #[serde(default)]
+    pub portion: Option<Portion>,
+    /// How long copies of its program have waited for their turn there.
+    #[serde(default)]
+    pub link_waited_us: u64,
 }
 
 #[cfg(test)]

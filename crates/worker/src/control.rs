@@ -396,6 +396,10 @@ impl Control {
             Request::Admit(_) | Request::GetSharing(_) => {
                 Err("this worker's contexts are not shared".to_string())
             }
+            Request::SetPortion(ask::SetPortion { portion }) => self
+                .remote
+                .ask(move |dispatcher| dispatcher.client.gpus.set_portion(portion))?
+                .map(answer::<ask::SetPortion>),
             Request::Watch(_) => self.watch(descriptors).map(answer::<ask::Watch>),
             Request::Resume(ask::Resume { restored, driver_attached }) => {
                 self.resume(restored, driver_attached).map(answer::<ask::Resume>)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_DEVICE;
 use rekindle_device::{Device, DeviceInfo, Placement, Platform, Result, Slice, Stream};
+use rekindle_protocol::worker::Portion;
 
 use crate::code::CodeCache;
 use crate::gpu::Opened;
@@ -39,7 +40,7 @@ enum Source {
     /// They are made for the one client.
     Own,
     /// Others have them too, and the client has a view of each.
-    Shared { common: Arc<Common>, views: Mutex<Vec<Arc<ClientDevice>>> },
+    Shared { common: Arc<Common>, views: Mutex<Vec<Arc<ClientDevice>>>, portion: Mutex<Portion> },
 }
 
 /// One GPU, as programs number them.
@@ -85,14 +86,15 @@ impl Gpus {
     }
 
     /// The same GPUs for a client that shares their contexts with others.
-    pub(crate) fn for_client(common: &Arc<Common>, slice: Slice) -> Gpus {
+    pub(crate) fn for_client(common: &Arc<Common>, slice: Slice, portion: Portion) -> Gpus {
         let all = &common.gpus;
         let regions = Arc::new(Regions::new());
         regions.confine(slice);
         let slot =
             |slot: &Slot| Slot { index: slot.index, info: slot.info.clone(), context: OnceLock::new() };
+        let (common, views, portion) = (common.clone(), Mutex::default(), Mutex::new(portion));
         Gpus {
-            source: Source::Shared { common: common.clone(), views: Mutex::default() },
+            source: Source::Shared { common, views, portion },
             slots: all.slots.iter().map(slot).collect(),
             platform: all.platform.clone(),
             real_driver: all.real_driver.clone(),
@@ -114,6 +116,30 @@ impl Gpus {
             Source::Own => None,
             Source::Shared { common, .. } => Some(&common.shelf),
         }
+    }
+
+    /// What a client has of contexts that it shares.
+    pub(crate) fn portion(&self) -> Option<Portion> {
+        match &self.source {
+            Source::Own => None,
+            Source::Shared { portion, .. } => Some(*portion.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// How long copies of its program have waited there for their turn.
+    pub(crate) fn link_waited(&self) -> Duration {
+        self.views().iter().map(|view| view.link_waited()).sum()
+    }
+
+    /// Has the client have this of them from now on.
+    pub(crate) fn set_portion(&self, wanted: Portion) -> std::result::Result<(), String> {
+        let Source::Shared { portion, .. } = &self.source else {
+            return Err("its context is its own".to_string());
+        };
+        let mut portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
+        self.views().iter().for_each(|view| view.set_link_weight(wanted.link_weight));
+        *portion = wanted;
+        Ok(())
     }
 
     /// Gives back all that a client has in contexts that it shares; false if its work is not done within the limit. It
@@ -175,11 +201,13 @@ impl Gpus {
         }
         let context = Arc::new(match &self.source {
             Source::Own => GpuContext::new(self.platform.open(slot.index)?, device)?,
-            Source::Shared { common, views } => {
+            Source::Shared { common, views, portion } => {
+                let portion = portion.lock().unwrap_or_else(PoisonError::into_inner);
                 let shared = common.gpus.open(device)?;
                 shared.device.bind()?;
                 let link = common.link(device, &shared.device)?;
                 let view = ClientDevice::new(shared.device.clone(), link, common.health.clone())?;
+                view.set_link_weight(portion.link_weight);
                 views.lock().unwrap_or_else(PoisonError::into_inner).push(view.clone());
                 GpuContext::of_client(&shared, view)?
             }

@@ -15,7 +15,7 @@ use common::{Client, Daemon, LIMIT, Lane, alone};
 use rekindle_cuda::CUDA_ERROR_ILLEGAL_ADDRESS;
 use rekindle_device::{ModuleKind, Slice};
 use rekindle_protocol::operation::*;
-use rekindle_protocol::worker::{Contents, ContextLost, ask};
+use rekindle_protocol::worker::{Contents, ContextLost, Portion, ask};
 use rekindle_ring::{BoardMapping, Ring};
 use rekindle_store::Store;
 use rekindle_worker::{Ended, Gpu, Opened, serve_shared};
@@ -71,7 +71,12 @@ impl Host {
 
     fn admits(&self, slice: Slice) -> bool {
         let listen = self.socket(slice).to_str().unwrap().to_string();
-        self.daemon.ask(ask::Admit { log: format!("{listen}.log"), listen, slice })
+        self.daemon.ask(ask::Admit {
+            log: format!("{listen}.log"),
+            listen,
+            slice,
+            portion: Portion::default(),
+        })
     }
 
     /// The daemon of a client that was admitted, and what closes at its end.

@@ -83,11 +83,23 @@ pub struct LimitArguments {
     /// How many processors it may keep busy, such as 1.5.
     #[arg(long, value_name = "NUMBER", value_parser = processors)]
     cpus: Option<u32>,
+    #[command(flatten)]
+    portion: PortionArguments,
+}
+
+/// What a program has of GPU contexts that it shares.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct PortionArguments {
+    /// With --share: by which weight it has bytes over the link to the GPU while others copy too, from 1 to 100 (10).
+    #[arg(long, value_name = "WEIGHT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub link_weight: Option<u32>,
 }
 
 impl LimitArguments {
     pub fn wanted(self) -> Limits {
-        Limits { memory: self.memory, processors: self.cpus }
+        let (memory, processors) = (self.memory, self.cpus);
+        let PortionArguments { link_weight } = self.portion;
+        Limits { memory, processors, link_weight, sm_share: None }
     }
 }
 

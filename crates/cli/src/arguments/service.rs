@@ -9,6 +9,7 @@ use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
 
 use crate::arguments::choices::LevelArgument;
+use crate::arguments::sandbox::PortionArguments;
 use crate::completion;
 
 /// What is not said of a service that is there stays as it is.
@@ -36,6 +37,8 @@ pub struct ServiceArguments {
     /// with `run --share`, and instances do not sleep.
     #[arg(long, value_name = "TENANT")]
     share: Option<String>,
+    #[command(flatten)]
+    portion: PortionArguments,
     /// A further image of the same program, taken from a start of its own, of which instances are made too: those of
     /// different images fit in one GPU context. With --share; may be given again.
     #[arg(long, value_name = "IMAGE")]
@@ -99,6 +102,8 @@ impl ServiceArguments {
             gpu: self.gpu,
             tenant: self.tenant,
             share: self.share,
+            link_weight: self.portion.link_weight,
+            sm_share: None,
             variants: self.variant,
             level: self.level.map(LevelArgument::wanted),
             min: self.scale.min,

@@ -64,6 +64,10 @@ struct Arguments {
     /// The file that has a line of JSON for each request to a service, or - for standard output. None if nothing is said.
     #[arg(long, value_name = "PATH", env = "REKINDLE_ACCESS_LOG")]
     access_log: Option<PathBuf>,
+    /// The collector that is told of requests to services as spans of traces, by OTLP over HTTP, such as
+    /// http://localhost:4318. None if nothing is said.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
     /// Where the daemon's page is; without an address, for this machine alone. None if nothing is said.
     #[arg(long, value_name = "[ADDRESS:]PORT", env = "REKINDLE_PAGE_PORT", value_parser = parse_page_address)]
     page_port: Option<SocketAddr>,
@@ -209,7 +213,8 @@ fn serve(arguments: Arguments) -> rekindle_daemon::Result<()> {
         exchange_host: arguments.exchange_host,
     };
     let memory = arguments.service_memory.filter(|bytes| *bytes > 0);
-    let services = ServiceSettings { memory, access_log: arguments.access_log };
+    let otlp_endpoint = arguments.otlp_endpoint.filter(|endpoint| !endpoint.is_empty());
+    let services = ServiceSettings { memory, access_log: arguments.access_log, otlp_endpoint };
     let daemon = Daemon::open(places, pool, caches, data, services)?;
     if let Some(address) = &arguments.node_port {
         rekindle_daemon::listen_to_nodes(&daemon, address)?;

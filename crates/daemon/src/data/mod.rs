@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
-use rekindle_protocol::data::{Answer, Problem, Want, Wish};
+use rekindle_protocol::data::{Answer, Count as ObjectCount, Problem, Want, Wish};
 use rekindle_protocol::exchange::{self, Count};
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
@@ -102,6 +102,27 @@ impl Data {
         }
     }
 
+    /// What was fetched, and is in memory. Nothing if there is no memory daemon, or it cannot say.
+    pub fn objects(&self) -> Option<ObjectCount> {
+        if !self.runs.load(Ordering::Acquire) {
+            return None;
+        }
+        let ask = || {
+            let stream = UnixStream::connect(&self.socket)?;
+            frame::send(&stream, &Want::new(Wish::Count {}), &[])?;
+            let limits = Limits { time: Some(GLANCE), ..Limits::default() };
+            frame::receive_within::<Answer>(&stream, &limits)
+        };
+        match ask() {
+            Ok((Answer::Count(count), _)) => Some(count),
+            Ok(_) => None,
+            Err(error) => {
+                log::warn!("what was fetched is not known: {error}");
+                None
+            }
+        }
+    }
+
     /// Has an object fetched for a program that is about to want it. What fails is said to whoever wants it then.
     pub fn prefetch(self: &Arc<Data>, url: &str) {
         let (data, url) = (self.clone(), url.to_string());
@@ -143,7 +164,7 @@ impl Data {
             match frame::receive(&stream)?.0 {
                 Answer::Whole {} => return Ok(Ok(())),
                 Answer::Failed(problem) => return Ok(Err(problem)),
-                Answer::Object { .. } | Answer::Ready { .. } => {}
+                Answer::Object { .. } | Answer::Ready { .. } | Answer::Count(_) => {}
             }
         }
     }

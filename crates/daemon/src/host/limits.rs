@@ -37,7 +37,7 @@ pub struct Group {
 impl Group {
     /// Makes the group of the sandbox `id`, or finds it as it was made; none if it has no limits.
     pub fn make(limits: &Limits, id: &str) -> Result<Option<Group>> {
-        if limits.is_none() {
+        if limits.memory.is_none() && limits.processors.is_none() {
             return Ok(None);
         }
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -186,7 +186,8 @@ fn named(path: &Path, error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    const BOTH: Limits = Limits { memory: Some(64 << 20), processors: Some(1500) };
+    const BOTH: Limits =
+        Limits { memory: Some(64 << 20), processors: Some(1500), link_weight: None, sm_share: None };
 
     fn text(path: PathBuf) -> String {
         fs::read_to_string(path).unwrap_or_default()

@@ -3,5 +3,6 @@
 pub mod end;
 pub mod exec;
 pub mod images;
+pub mod portions;
 pub mod run;
 pub mod slices;

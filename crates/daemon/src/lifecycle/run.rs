@@ -25,7 +25,7 @@ use crate::sandboxes::{logs, names};
 use crate::sleep::wake;
 use crate::{fault, frameworks, network};
 
-use super::slices;
+use super::{portions, slices};
 
 /// What the user asks for.
 pub struct RunRequest {
@@ -73,6 +73,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         (Some(tenant), Mode::Sandbox) => Some(slices::choose(daemon, tenant)?),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
+    portions::check(&request.limits, request.tenant.as_deref())?;
     let sandbox =
         daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, former| {
             // One that starts anew goes on with its log.

@@ -1,6 +1,6 @@
 //! The page that a browser shows of the daemon: where it is, and what it is told.
 
-mod gpus;
+pub mod gpus;
 mod images;
 mod state;
 
@@ -8,12 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-use rekindle_page::Hosts;
+use rekindle_page::{Collect, Documents, Hosts};
 use serde_json::{Value, json};
 
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::machine;
+use crate::metrics;
 use images::Images;
 
 /// Where the page is to be, and by which names of this machine it may be asked for beside its own.
@@ -50,9 +51,12 @@ fn begin(daemon: &Arc<Daemon>, settings: &PageSettings) -> std::io::Result<Socke
     let hosts = Hosts::new(settings.names.iter().cloned().chain([machine::this().host]));
     let (daemon, images, began): (Weak<Daemon>, _, _) =
         (Arc::downgrade(daemon), Images::default(), SystemTime::now());
+    let for_metrics = daemon.clone();
     let collect =
         move || daemon.upgrade().map_or(Value::Null, |daemon| state::collect(&daemon, &images, began));
-    rekindle_page::serve(listener, hosts, move || collect().to_string())?;
+    let state: Collect = Box::new(move || Some(collect().to_string()));
+    let metrics: Collect = Box::new(move || metrics::collect(&*for_metrics.upgrade()?, began));
+    rekindle_page::serve(listener, hosts, Documents { state, metrics })?;
     Ok(address)
 }
 

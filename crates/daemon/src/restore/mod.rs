@@ -33,7 +33,7 @@ use crate::images::verify::cpu_half;
 use crate::images::verify::page_files::{First, Mapped};
 use crate::images::{driver_half, machine, preflight};
 use crate::lifecycle::run::{create, give_back};
-use crate::lifecycle::slices;
+use crate::lifecycle::{portions, slices};
 use crate::reply::Reply;
 use crate::restore::loading::PendingLoad;
 use crate::sandboxes::Sandbox;
@@ -165,6 +165,7 @@ pub fn restore(
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     }
+    portions::check(&request.limits, request.tenant)?;
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
         preflight::check_machine(&daemon.places, &image, &metadata, &mounts)?;
@@ -210,7 +211,10 @@ pub fn restore(
             Error::WorkerEnded { .. } if never_ran && tries < MOST_TRIES => {
                 log::warn!("{error}; the restore begins again with another worker");
             }
-            _ => return Err(error),
+            _ => {
+                tracing.failed();
+                return Err(error);
+            }
         }
     };
     tracing.end(&sandbox, &timeline, timeline.elapsed_us(), Ok(()))?;

@@ -184,7 +184,7 @@ impl Record {
             Some(tenant) => format!("{tenant}/{name}"),
             None => name,
         };
-        Some(Share { tenant, slice })
+        Some(Share { tenant, slice, portion: self.limits.portion() })
     }
 
     /// Whose arrays its program has and hands on: those of the tenant whose service it is an instance of, else of those that it
@@ -392,7 +392,7 @@ mod tests {
             recovery: None,
             network: Network::Private,
             ports: vec!["8080:80".parse().unwrap()],
-            limits: Limits { memory: Some(1), processors: None },
+            limits: Limits { memory: Some(1), ..Limits::default() },
             mounts: Mounts {
                 volumes: vec!["/a:/b:ro".parse().unwrap()],
                 overlays: vec!["/c".parse().unwrap()],

@@ -19,6 +19,7 @@ impl Sandbox {
         let known = !told.is_empty() && told.len() == workers.len();
         let sum =
             |of: fn(&rekindle_protocol::worker::Status) -> u64| known.then(|| told.iter().map(of).sum());
+        let portion = record.share().map(|share| share.portion);
         Stats {
             name: record.name,
             state: record.state,
@@ -30,6 +31,9 @@ impl Sandbox {
             pinned_bytes: sum(|status| status.pinned_bytes),
             to_gpu_bytes: sum(|status| status.to_gpu_bytes),
             from_gpu_bytes: sum(|status| status.from_gpu_bytes),
+            link_waited_us: portion.and_then(|_| sum(|status| status.link_waited_us)),
+            link_weight: portion.map(|portion| portion.link_weight),
+            sm_share: portion.and_then(|portion| portion.sm_share),
         }
     }
 }

@@ -5,14 +5,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rekindle_protocol::daemon::{Operation, Trace};
 use rekindle_protocol::worker::Phase;
+use rekindle_sandbox::log_index;
 use rekindle_store::bounded;
 
 use crate::error::Result;
 use crate::host::clock;
 use crate::sandboxes::Sandbox;
+use crate::tally;
 use crate::timeline::Timeline;
 
 /// How many are kept of one sandbox, the newest.
@@ -29,7 +32,12 @@ pub struct Tracing {
 
 impl Tracing {
     pub fn begin(operation: Operation, image: &str) -> Tracing {
-        Tracing { operation, image: image.to_string(), began: clock::now() }
+        Tracing { operation, image: image.to_string(), began: clock::microseconds(log_index::now_us()) }
+    }
+
+    /// Nothing is left with which a trace could be kept.
+    pub fn failed(self) {
+        tally::failed(self.operation);
     }
 
     /// Keeps the trace with the sandbox, and passes on how the work ended.
@@ -50,6 +58,13 @@ impl Tracing {
             phases: timeline.phases(),
             memory: timeline.memory(),
         };
+        match &result {
+            Ok(_) => {
+                let [took, stood] = [trace.total_us, stopped_us].map(Duration::from_micros);
+                tally::done(self.operation, took, stood);
+            }
+            Err(_) => tally::failed(self.operation),
+        }
         if let Err(error) = add(&sandbox.traces, trace) {
             log::warn!("the trace of {:?} is not kept: {error}", sandbox.name());
         }

@@ -28,7 +28,7 @@ use crate::host::doctor;
 use crate::host::places::Places;
 use crate::images::PASSING;
 use crate::lifecycle::run::{self, RunRequest};
-use crate::lifecycle::{exec, images};
+use crate::lifecycle::{exec, images, portions};
 use crate::recovery;
 use crate::reply::Reply;
 use crate::restore::{load_order, unwritten};
@@ -461,6 +461,7 @@ fn answer(
         Request::KeepOrder { name } => load_order::keep(daemon, &*sandbox(&name)?)?,
         Request::Mark { name } => unwritten::mark(&*sandbox(&name)?)?,
         Request::KeepUnwritten { name } => unwritten::keep(daemon, &*sandbox(&name)?)?,
+        Request::SetLimits { name, link_weight } => portions::set(&*sandbox(&name)?, link_weight)?,
         Request::Sleep { name, level } => json!(sleep::sleep(daemon, &sandbox(&name)?, level, reply)?),
         Request::Wake { name } => json!(wake::wake(&sandbox(&name)?, reply)?),
         Request::Migrate { name, gpu, rounds } => {

@@ -12,7 +12,7 @@ use crate::access_log::AccessLog;
 use crate::caches::{CacheLimits, Caches};
 use crate::containers::{self, device};
 use crate::contexts::Contexts;
-use crate::daemon::{Daemon, ServiceSettings};
+use crate::daemon::{Daemon, ServiceSettings, Watchers};
 use crate::data::{Data, DataLimits};
 use crate::error::{Error, Result};
 use crate::host::client_library;
@@ -36,6 +36,7 @@ use crate::sandboxes::{Sandbox, remove_directory};
 use crate::services;
 use crate::sleep;
 use crate::sleep::wake;
+use crate::spans::Spans;
 use crate::tenants;
 use crate::workers::Spares;
 
@@ -67,6 +68,8 @@ impl Daemon {
             store
         };
         let access_log = services.access_log.map(|to| AccessLog::open(&to, places.log_max)).transpose()?;
+        let spans = services.otlp_endpoint.map(|endpoint| Spans::open(&endpoint)).transpose()?;
+        let watchers = Watchers { access_log, spans };
         let log = places.logs().join("driver-helper.log");
         let driver = Helper::new(&program, places.driver(), log);
         let spares = Spares::open(&places, program.clone());
@@ -81,8 +84,11 @@ impl Daemon {
             driver,
             pool,
             data,
-            (services.memory, access_log, lock),
+            (services.memory, watchers, lock),
         )?);
+        if let Some(spans) = &daemon.spans {
+            spans.begin(Arc::downgrade(&daemon.sandboxes))?;
+        }
         daemon.clear_dumps();
         daemon.adopt()?;
         daemon.driver.recover_all();

@@ -57,7 +57,7 @@ impl InstanceMaker {
     }
 
     fn make(&self, source: &Source, name: &str) -> Result<Arc<Sandbox>> {
-        let Source { gpu, tenant, .. } = source;
+        let Source { gpu, tenant, limits, .. } = source;
         let coming = self.coming.choose(source, || variants::running(&self.daemon, &self.service));
         let Variant { image, id } = coming.variant();
         let request = restore::RestoreRequest {
@@ -65,6 +65,7 @@ impl InstanceMaker {
             name: Some(name),
             gpu: gpu.as_deref(),
             tenant: tenant.as_deref(),
+            limits: *limits,
             order: load_order::usual(),
             service: Some(&self.service),
             service_tenant: self.tenant.as_deref(),

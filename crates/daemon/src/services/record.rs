@@ -78,7 +78,7 @@ mod tests {
     use std::fs;
 
     use rekindle_gateway::Need;
-    use rekindle_protocol::daemon::Level;
+    use rekindle_protocol::daemon::{Level, Limits};
 
     use super::*;
 
@@ -95,6 +95,7 @@ mod tests {
             ready: None,
             gpu: None,
             tenant: None,
+            limits: Limits::default(),
             data: Vec::new(),
             level: Level::Host,
             need: Need::default(),

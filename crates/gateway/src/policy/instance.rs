@@ -19,6 +19,18 @@ pub enum Stage {
     Ending,
 }
 
+impl Stage {
+    pub const ALL: [Stage; 7] = [
+        Stage::Waiting,
+        Stage::Starting,
+        Stage::Running,
+        Stage::FallingAsleep,
+        Stage::Asleep,
+        Stage::Waking,
+        Stage::Ending,
+    ];
+}
+
 #[derive(Clone, Debug)]
 pub struct Instance {
     pub stage: Stage,

@@ -234,6 +234,11 @@ pub enum Request {
     KeepUnwritten {
         name: String,
     },
+    /// Changes what a program has of GPU contexts that it shares. None: as it is.
+    SetLimits {
+        name: String,
+        link_weight: Option<u32>,
+    },
     /// Gives a program's GPU back while it needs none.
     Sleep {
         name: String,

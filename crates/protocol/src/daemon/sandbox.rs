@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Recovery;
 use crate::mounts::Mounts;
 use crate::network::{Network, Port};
+use crate::worker::{DEFAULT_LINK_WEIGHT, Portion};
 
 /// A user by numbers, and the groups that they belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,12 @@ pub struct Limits {
     pub memory: Option<u64>,
     /// Thousandths of a processor.
     pub processors: Option<u32>,
+    /// In a shared context, by which it has bytes over the link while others copy too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_weight: Option<u32>,
+    /// There, how much of the multiprocessors are its own, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm_share: Option<u32>,
 }
 
 impl Limits {
@@ -30,7 +37,22 @@ impl Limits {
 
     /// These, and for what they leave open the others.
     pub fn or(self, others: Limits) -> Limits {
-        Limits { memory: self.memory.or(others.memory), processors: self.processors.or(others.processors) }
+        Limits {
+            memory: self.memory.or(others.memory),
+            processors: self.processors.or(others.processors),
+            link_weight: self.link_weight.or(others.link_weight),
+            sm_share: self.sm_share.or(others.sm_share),
+        }
+    }
+
+    /// What it has of contexts that it shares.
+    pub fn portion(&self) -> Portion {
+        Portion { link_weight: self.link_weight.unwrap_or(DEFAULT_LINK_WEIGHT), sm_share: self.sm_share }
+    }
+
+    /// Whether anything is said of contexts that it shares.
+    pub fn names_portion(&self) -> bool {
+        self.link_weight.is_some() || self.sm_share.is_some()
     }
 }
 
@@ -99,6 +121,13 @@ pub struct Stats {
     /// What was copied to its GPUs and from them, for the program by its worker.
     pub to_gpu_bytes: Option<u64>,
     pub from_gpu_bytes: Option<u64>,
+    /// In a context that it shares: how long its copies have waited for their turn, and what it has of the context.
+    #[serde(default)]
+    pub link_waited_us: Option<u64>,
+    #[serde(default)]
+    pub link_weight: Option<u32>,
+    #[serde(default)]
+    pub sm_share: Option<u32>,
 }
 
 /// A worker that waits for a sandbox, as `rekindle ps --json` prints it.

@@ -3,7 +3,7 @@
 use rekindle_device::Slice;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{CacheMemory, Cached, Contents, Parted, Phase, Recording, Saved, Sharing, Status};
+use super::{CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, Saved, Sharing, Status};
 use crate::client::Quiesced;
 
 /// A request that has an answer of this type.
@@ -207,13 +207,19 @@ requests! {
         copy: bool,
     } => ();
     /// To a worker whose contexts are shared: serve one client more, whose own requests come to the socket that is made at
-    /// this path, and whose failure is said in this log. False if it takes no client with these addresses: one has them, or
+    /// this path, whose failure is said in this log, and which has this of the contexts. False if it takes no client with these addresses: one has them, or
     /// the contexts have failed.
     Admit {
         listen: String,
         log: String,
         slice: Slice,
+        portion: Portion,
     } => bool;
+    /// What the client has of the contexts that it shares from now on. It is refused if others have so much that there is no
+    /// room for its share of the multiprocessors.
+    SetPortion {
+        portion: Portion,
+    } => ();
     /// To a worker whose contexts are shared: who shares them.
     GetSharing {} => Sharing;
     /// With a descriptor, which is closed when all that the client had is given back. A byte in it says what becomes of the

@@ -56,6 +56,8 @@ impl Client {
             operations: self.operations,
             to_gpu_bytes: self.transferred.to_gpu,
             from_gpu_bytes: self.transferred.from_gpu,
+            portion: self.gpus.portion(),
+            link_waited_us: self.gpus.link_waited().as_micros() as u64,
         }
     }
 

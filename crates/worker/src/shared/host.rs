@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rekindle_device::Slice;
 use rekindle_protocol::frame::{self, FrameError};
-use rekindle_protocol::worker::{Message, Request, Sharing, ask};
+use rekindle_protocol::worker::{Message, Portion, Request, Sharing, ask};
 use rekindle_ring::{Board, BoardMapping, Ring};
 
 use super::Common;
@@ -108,8 +108,8 @@ impl Host {
                 Err(error) => return log::warn!("the daemon's connection: {error}"),
             };
             let obeyed: Result<Answer, String> = match request {
-                Request::Admit(ask::Admit { listen, log, slice }) => {
-                    self.admit(listen.as_ref(), log.into(), slice).map(answer::<ask::Admit>)
+                Request::Admit(ask::Admit { listen, log, slice, portion }) => {
+                    self.admit(listen.as_ref(), log.into(), (slice, portion)).map(answer::<ask::Admit>)
                 }
                 Request::GetSharing(_) => Ok(answer::<ask::GetSharing>(self.sharing())),
                 Request::Shutdown(_) => {
@@ -135,9 +135,14 @@ impl Host {
         Sharing { pid: std::process::id() as i32, tenant: self.tenant.clone(), gpu: self.gpu.clone() }
     }
 
-    fn admit(self: &Arc<Host>, socket: &Path, log: PathBuf, slice: Slice) -> Result<bool, String> {
+    fn admit(
+        self: &Arc<Host>,
+        socket: &Path,
+        log: PathBuf,
+        (slice, portion): (Slice, Portion),
+    ) -> Result<bool, String> {
         let Some(link) = self.make_room(slice) else { return Ok(false) };
-        self.begin(socket, log, (slice, link)).inspect_err(|_| self.forget(slice))?;
+        self.begin(socket, log, (slice, link, portion)).inspect_err(|_| self.forget(slice))?;
         Ok(true)
     }
 
@@ -173,7 +178,7 @@ impl Host {
         self: &Arc<Host>,
         socket: &Path,
         log: PathBuf,
-        (slice, link): (Slice, Arc<Link>),
+        (slice, link, portion): (Slice, Arc<Link>, Portion),
     ) -> Result<(), String> {
         let _ = std::fs::remove_file(socket);
         let listener =
@@ -181,7 +186,7 @@ impl Host {
         let (host, own, (made, outcome)) = (self.clone(), socket.to_owned(), channel());
         let spawned =
             std::thread::Builder::new().name(format!("client {}", slice.number())).spawn(move || {
-                let served = Served::begin(&host, (own, log), slice, link);
+                let served = Served::begin(&host, (own, log), (slice, portion), link);
                 let _ = made.send(served.as_ref().map(drop).map_err(String::clone));
                 if let Ok(served) = served {
                     served.run(listener, &host);
@@ -213,10 +218,10 @@ impl Served {
     fn begin(
         host: &Host,
         (socket, log): (PathBuf, PathBuf),
-        slice: Slice,
+        (slice, portion): (Slice, Portion),
         link: Arc<Link>,
     ) -> Result<Served, String> {
-        let gpus = Arc::new(Gpus::for_client(&host.common, slice));
+        let gpus = Arc::new(Gpus::for_client(&host.common, slice, portion));
         let made = Client::new(gpus.clone(), ProgramOutput::default(), link.clone());
         let dispatcher = made.map(Dispatcher::new).map_err(|code| {
             gpus.close(END_LIMIT);

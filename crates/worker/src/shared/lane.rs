@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use rekindle_device::{Device, Event, Result, Stream};
 
-use super::link::{Link, Rank};
+use super::link::Link;
 use super::piece::{Rest, Way};
+use super::turns::Rank;
 
 /// What is issued to a stream later.
 pub(super) type Work = Box<dyn FnOnce(&dyn Device, Stream) -> Result<()> + Send>;

@@ -23,6 +23,7 @@ mod queues;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub(crate) use client_device::ClientDevice;
 pub(crate) use common::Common;

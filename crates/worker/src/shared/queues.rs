@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rekindle_cuda::CuResult;
 use rekindle_device::{Device, Event, Result, Stream};
 
 use super::lane::{Destroy, Lane, Number, Op, Task};
-use super::link::{ClientId, Link, Rank};
+use super::link::Link;
 use super::piece::{Piece, Rest, Way};
+use super::turns::{ClientId, Rank};
 
 /// A copy of no more is issued at once, where a stream has not more than [`AT_ONCE`] of such under way.
 const SMALL: u64 = 64 << 10;
@@ -142,6 +144,14 @@ impl Queues {
         self.lanes.entry(stream).or_default().rank = rank;
     }
 
+    pub(super) fn set_link_weight(&self, weight: u32) {
+        self.link.iter().for_each(|link| link.set_weight(self.client, weight));
+    }
+
+    pub(super) fn link_waited(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.waited(self.client))
+    }
+
     pub(super) fn capture(&mut self, stream: Stream, begins: bool) {
         if begins {
             self.capturing.insert(stream);
@@ -171,7 +181,7 @@ impl Queues {
             None => Vec::new(),
         };
         if after.is_empty() && !self.is_behind(stream) {
-            self.note_work(stream);
+            // It takes no time of its own: a copy behind it waits for nothing but what was before.
             return true;
         }
         let number = self.push(stream, after, Task::Record(event, flags));
@@ -299,7 +309,6 @@ impl Queues {
                 work(&*self.device, stream)
             }
             Task::Record(event, flags) => {
-                lane.works += 1;
                 let done = self.device.event_record(event, stream, flags);
                 self.settle(event, number);
                 done

@@ -9,7 +9,7 @@ mod rollouts;
 
 use std::time::{Duration, Instant};
 
-use rekindle_protocol::daemon::Level;
+use rekindle_protocol::daemon::{Level, Limits};
 
 use super::*;
 use crate::plan::Need;
@@ -37,6 +37,7 @@ fn source(image: &str) -> Source {
         ready: None,
         gpu: None,
         tenant: None,
+        limits: Limits::default(),
         data: Vec::new(),
         level: Level::Host,
         need: Need::default(),

@@ -18,10 +18,11 @@ use rekindle_device::{Device, Global, Memory, Module, Result, Stream};
 use crate::shared::health::Health;
 use crate::shared::lane::Work;
 use crate::shared::lanes::{Lanes, Place};
-use crate::shared::link::{Link, Rank, UNTIMED};
+use crate::shared::link::{Link, UNTIMED};
 use crate::shared::order::are_done;
 use crate::shared::owned::Owned;
 use crate::shared::piece::Rest;
+use crate::shared::turns::Rank;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -176,6 +177,16 @@ impl ClientDevice {
     /// What is copied on this stream is not the program's own.
     pub(crate) fn set_background(&self, stream: Stream) {
         self.lanes.state().queues.set_rank(stream, Rank::Background);
+    }
+
+    /// From now on its copies take turns by this weight.
+    pub(crate) fn set_link_weight(&self, weight: u32) {
+        self.lanes.state().queues.set_link_weight(weight);
+    }
+
+    /// How long copies of the program have waited for their turn.
+    pub(crate) fn link_waited(&self) -> Duration {
+        self.lanes.state().queues.link_waited()
     }
 
     fn open(&self) -> Result<Open<'_>> {

@@ -1,0 +1,237 @@
+//! Whose turn it is in one direction of the link.
+//!
+//! Turns go by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each flow has a tag, how much it has had
+//! in virtual time, which passes the slower for it the larger its weight is, and the one with the least is next. One that
+//! begins has the tag of whoever is served now.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use rekindle_device::Event;
+use rekindle_protocol::worker::DEFAULT_LINK_WEIGHT;
+
+use super::settings::Settings;
+
+/// Of so many pieces at least one is of others than the programs, if they wait.
+const TURNS: u32 = 16;
+/// The weight by which virtual time passes as bytes do.
+const EVEN: u64 = DEFAULT_LINK_WEIGHT as u64;
+
+/// Whose copies go first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum Rank {
+    /// What the program copies.
+    #[default]
+    Program,
+    /// What is copied for it: restores, declared data, checkpoints.
+    Background,
+}
+
+pub(super) type ClientId = u64;
+
+/// Who asks, and for what.
+pub(super) type Key = (ClientId, Rank);
+
+/// One direction.
+#[derive(Default)]
+pub(super) struct WayState {
+    pub under_way: VecDeque<UnderWay>,
+    /// Since when the first of them is the first.
+    pub first_since: Option<Instant>,
+    /// Bytes under way, by rank.
+    pub bytes: [u64; 2],
+    pub flows: HashMap<Key, Flow>,
+    /// Virtual time.
+    now: u64,
+    /// Pieces of programs since the last one of others.
+    since_others: u32,
+}
+
+pub(super) struct UnderWay {
+    pub event: Event,
+    pub bytes: u64,
+    pub rank: Rank,
+}
+
+#[derive(Default)]
+pub(super) struct Flow {
+    tag: u64,
+    pub waits: bool,
+}
+
+impl WayState {
+    pub fn flow(&mut self, key: Key) -> &mut Flow {
+        self.flows.entry(key).or_default()
+    }
+
+    /// Whether any flow of the rank waits.
+    fn waits(&self, rank: Rank) -> bool {
+        self.flows.iter().any(|((_, other), flow)| flow.waits && *other == rank)
+    }
+
+    /// The rank whose turn it is, if both ask.
+    fn turn(&self) -> Rank {
+        if self.since_others >= TURNS - 1 { Rank::Background } else { Rank::Program }
+    }
+
+    fn room(&self, rank: Rank, settings: &Settings) -> u64 {
+        let most = match rank {
+            Rank::Program => settings.window,
+            Rank::Background => settings.window / 2,
+        };
+        most.saturating_sub(self.bytes[rank as usize])
+    }
+
+    /// The bytes that this flow, of a client of this weight, may issue now, taken from the window; none if it is not its turn
+    /// or there is no room.
+    pub fn grant(&mut self, key: Key, weight: u32, left: u64, settings: &Settings) -> Option<u64> {
+        let rank = key.1;
+        let another_first = match (self.turn(), rank) {
+            (Rank::Program, Rank::Background) => self.waits(Rank::Program),
+            (Rank::Background, Rank::Program) => {
+                self.waits(Rank::Background) && self.room(Rank::Background, settings) >= settings.piece
+            }
+            _ => false,
+        };
+        if another_first {
+            return None;
+        }
+        let tag = self.flow(key).tag.max(self.now);
+        let rivals: Vec<u64> = self.rivals(key).map(|flow| flow.tag.max(self.now)).collect();
+        if rivals.iter().any(|rival| *rival < tag) {
+            return None;
+        }
+        let room = self.room(rank, settings);
+        if room < left.min(settings.piece) {
+            return None;
+        }
+        let most = if rivals.is_empty() { settings.window / 2 } else { settings.piece };
+        let bytes = left.min(most).min(room);
+        // Another copy of it may still wait: its lanes are looked at all the same.
+        self.flow(key).tag = tag + bytes * EVEN / u64::from(weight);
+        self.now = tag;
+        self.bytes[rank as usize] += bytes;
+        self.since_others = if rank == Rank::Program { self.since_others.saturating_add(1) } else { 0 };
+        Some(bytes)
+    }
+
+    /// Others of the rank that wait.
+    fn rivals(&self, key: Key) -> impl Iterator<Item = &Flow> {
+        let rival = move |other: &Key| *other != key && other.1 == key.1;
+        self.flows.iter().filter(move |(other, flow)| flow.waits && rival(other)).map(|(_, flow)| flow)
+    }
+
+    /// Who is next of those that wait, if there is room for a piece.
+    pub fn next(&self, settings: &Settings) -> Option<Key> {
+        let may = |rank: Rank| self.waits(rank) && self.room(rank, settings) >= settings.piece;
+        let rank = match self.turn() {
+            Rank::Background if may(Rank::Background) => Rank::Background,
+            _ if self.waits(Rank::Program) => Some(Rank::Program).filter(|rank| may(*rank))?,
+            _ => Some(Rank::Background).filter(|rank| may(*rank))?,
+        };
+        let waiting = self.flows.iter().filter(|((_, other), flow)| flow.waits && *other == rank);
+        waiting.min_by_key(|(key, flow)| (flow.tag.max(self.now), key.0)).map(|(key, _)| *key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SETTINGS: Settings = Settings { piece: 2, window: 8 };
+    const LARGE: Settings = Settings { piece: 2 << 20, window: 8 << 20 };
+    const WEIGHT: u32 = DEFAULT_LINK_WEIGHT;
+    const PLENTY: u64 = 1000;
+
+    /// The clients that are served when all of these copy without end, one piece after the other.
+    fn served(way: &mut WayState, asking: &[Key], count: usize) -> Vec<ClientId> {
+        served_by_weight(way, asking, (|_| WEIGHT, &SETTINGS), count)
+    }
+
+    fn served_by_weight(
+        way: &mut WayState,
+        asking: &[Key],
+        (weight, settings): (impl Fn(ClientId) -> u32, &Settings),
+        count: usize,
+    ) -> Vec<ClientId> {
+        asking.iter().for_each(|key| way.flow(*key).waits = true);
+        let mut served = Vec::new();
+        while served.len() < count {
+            let next = way.next(settings).unwrap();
+            let bytes = way.grant(next, weight(next.0), 1000 * settings.piece, settings).unwrap();
+            way.bytes[next.1 as usize] -= bytes;
+            served.push(next.0);
+        }
+        served
+    }
+
+    #[test]
+    fn programs_that_copy_take_turns_and_who_comes_is_next() {
+        let mut way = WayState::default();
+        let (a, b, c) = ((1, Rank::Program), (2, Rank::Program), (3, Rank::Program));
+        assert_eq!(served(&mut way, &[a, b], 6), [1, 2, 1, 2, 1, 2]);
+        assert_eq!(served(&mut way, &[a, b, c], 4)[0], 3);
+        // Who asks for nothing saves nothing up.
+        way.flow(b).waits = false;
+        served(&mut way, &[a, c], 20);
+        let turns = served(&mut way, &[a, b, c], 10);
+        let counts = [1, 2, 3].map(|id| turns.iter().filter(|one| **one == id).count());
+        assert_eq!((turns[0], counts), (2, [3, 4, 3]), "{turns:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn who_copies_has_bytes_by_weight_and_who_comes_is_next(
+            weights in prop::collection::vec(1u32..=100, 2..6),
+            before in 0usize..200,
+        ) {
+            let mut way = WayState::default();
+            let keys: Vec<Key> = (1..=weights.len() as u64).map(|id| (id, Rank::Program)).collect();
+            let weight = |id: ClientId| weights[id as usize - 1];
+            let sum: u32 = weights.iter().sum();
+            // All but the last one copy, then it too.
+            let others = &keys[..keys.len() - 1];
+            served_by_weight(&mut way, others, (weight, &LARGE), before);
+            let count = 40 * sum as usize;
+            let turns = served_by_weight(&mut way, &keys, (weight, &LARGE), count);
+            let last = keys.len() as u64;
+            prop_assert!(turns[..keys.len()].contains(&last), "{turns:?}");
+            for (id, _) in &keys {
+                let had = turns.iter().filter(|one| *one == id).count() as f64;
+                let due = count as f64 * f64::from(weight(*id)) / f64::from(sum);
+                // What each has had at the begin, and is about to have at the end.
+                prop_assert!((had - due).abs() <= 3.0 + due * 0.05, "{id} had {had} of {due}: {weights:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_copied_for_programs_has_a_sixteenth_beside_their_own_copies_and_all_else_without() {
+        let mut way = WayState::default();
+        let (program, restore) = ((1, Rank::Program), (2, Rank::Background));
+        let turns = served(&mut way, &[program, restore], 64);
+        assert_eq!(turns.iter().filter(|one| **one == 2).count(), 4);
+        assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
+        way.flow(program).waits = false;
+        assert_eq!(served(&mut way, &[restore], 8), [2; 8]);
+    }
+
+    #[test]
+    fn no_more_is_under_way_than_the_window_has_room_for() {
+        let mut way = WayState::default();
+        let (a, b) = ((1, Rank::Program), (2, Rank::Program));
+        assert_eq!(way.grant(a, WEIGHT, PLENTY, &SETTINGS), Some(4));
+        way.flow(b).waits = true;
+        assert_eq!(way.grant(b, WEIGHT, PLENTY, &SETTINGS), Some(4));
+        assert_eq!((way.grant(a, WEIGHT, PLENTY, &SETTINGS), way.next(&SETTINGS)), (None, None));
+        way.bytes[Rank::Program as usize] -= 1;
+        assert_eq!(way.grant(b, WEIGHT, 1, &SETTINGS), Some(1));
+        // Others have half a window of their own.
+        way.flow(b).waits = false;
+        let restore = (3, Rank::Background);
+        assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), Some(4));
+        assert_eq!(way.grant(restore, WEIGHT, PLENTY, &SETTINGS), None);
+    }
+}
