@@ -92,7 +92,7 @@ def test_what_is_written_ahead_is_in_the_image_as_it_is_in_the_stop():
         assert STATE <= taken["new_bytes"] < WEIGHTS, taken
         names = [phase["name"] for phase in report["phases"]]
         assert {"write ahead", "hashes", "shadow copy", "drain"} <= set(names) and "GPU memory" not in names, names
-        assert "written ahead" in rekindle("trace", "memory")
+        assert "written ahead" in rekindle("trace", "memory", "--svg", rekindle.root / "trace.svg")
         memory.told("state 3")
         memory.check()
         memory.restored()

@@ -112,6 +112,8 @@ pub(crate) fn begin(
         ))));
     }
     let client = &mut dispatcher.client;
+    let staging = Staging::open(staging)?;
+    let any = client.any_device().map_err(device("be used"))?;
     let mut rooms = Vec::new();
     let mut slots = Vec::new();
     for index in (0..client.contexts.len()).filter(|index| is_used(*index)) {
@@ -128,10 +130,9 @@ pub(crate) fn begin(
             }
         }
     }
-    let preparing = client.any_device().map(contents::prepare_beside);
-    let preparing = preparing.map_err(device("pin host memory to copy through"))?;
+    let preparing = contents::prepare_beside(any);
     let outcome = Outcome::default();
-    let (told, staging) = (outcome.clone(), Staging::open(staging)?);
+    let told = outcome.clone();
     let writer =
         Writer { remote, gpus, slots, staging, blocks: None, written: Vec::new(), bytes: 0, copied: 0 };
     let shadow = Shadow::begin(rooms, move |stop| {

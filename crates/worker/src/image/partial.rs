@@ -57,18 +57,16 @@ impl Partial {
     ) -> Result<Option<Partial>> {
         let mut partial =
             Partial { rooms: Vec::new(), shadowed: Vec::new(), rest: Vec::new(), hashes: HashMap::new() };
-        let Some(hashes) = partial.hash(client, gpus, blocks, work)? else {
-            partial.close(client);
-            return Ok(None);
-        };
-        match new_chunks(work, &hashes) {
-            Ok(new) => {
+        let hashes = partial.hash(client, gpus, blocks, work);
+        let new = hashes.and_then(|hashes| hashes.map(|hashes| new_chunks(work, &hashes)).transpose());
+        match new {
+            Ok(Some(new)) => {
                 new.into_iter().for_each(|chunk| partial.add(work, chunk));
                 Ok(Some(partial))
             }
-            Err(error) => {
+            nothing => {
                 partial.close(client);
-                Err(error)
+                nothing.map(|_| None)
             }
         }
     }
