@@ -63,7 +63,9 @@ pub fn done(operation: Operation, took: Duration, stood: Duration) {
 
 /// An operation that had begun came to nothing.
 pub fn failed(operation: Operation) {
-    of(operation).map(|work| work.failed.inc());
+    if let Some(work) = of(operation) {
+        work.failed.inc();
+    }
 }
 
 fn of(operation: Operation) -> Option<&'static Work> {

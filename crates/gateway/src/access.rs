@@ -158,7 +158,9 @@ impl Entry {
         let now = self.came.elapsed();
         let Some(span) = &mut self.record.span else { return };
         let since = now.saturating_sub(time);
-        span.tries.last_mut().map(|last| last.until = since);
+        if let Some(last) = span.tries.last_mut() {
+            last.until = since;
+        }
         span.tries.push(Try { since, placed: now, instance: None, until: now });
     }
 
