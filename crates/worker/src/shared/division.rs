@@ -10,8 +10,6 @@ use rekindle_device::{Device, Part, Result, Units};
 
 use super::ClientDevice;
 
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
-const MULTIPROCESSORS: i32 = 16;
 
 /// Multiprocessors that streams are made on, until nobody has such streams.
 pub(crate) struct Portion {
@@ -102,7 +100,7 @@ impl Division {
                 .values()
                 .map(|member| (member.percent, member.portion.as_ref().map_or(0, |portion| portion.units)))
                 .collect();
-            assign(units, self.device.info().attribute(MULTIPROCESSORS).unwrap_or_default() as u32, &have)?
+            assign(units, &have)?
         } else {
             vec![0; members.len()]
         };
@@ -172,40 +170,30 @@ impl Drop for Seat {
 }
 
 /// The units of each, of which this is the share in percent and what it has had; those without a share have all that is left.
-fn assign(
-    units: Units,
-    multiprocessors: u32,
-    members: &[(Option<u32>, u64)],
-) -> std::result::Result<Vec<u64>, String> {
-    let count = |percent: u32| {
-        (u64::from(percent) * u64::from(multiprocessors) / 100 / u64::from(units.multiprocessors.max(1)))
-            .max(1) as u32
-    };
-    let shares = || members.iter().filter_map(|(percent, _)| *percent);
-    let percents: u32 = shares().sum();
-    let wanted: u32 = shares().map(count).sum();
+fn assign(units: Units, members: &[(Option<u32>, u64)]) -> std::result::Result<Vec<u64>, String> {
+    let percents: Vec<u32> = members.iter().map(|(percent, _)| percent.unwrap_or(0)).collect();
+    let sizes = sizes(units.count, &percents);
+    let (all, wanted): (u32, u32) = (percents.iter().sum(), sizes.iter().sum());
     let least = u32::from(members.iter().any(|(percent, _)| percent.is_none()));
-    if percents > 100 || wanted + least > units.count {
+    if all > 100 || wanted + least > units.count {
         let others = if least > 0 { ", and others without a share have to have some too" } else { "" };
         return Err(format!(
-            "the programs of this context would have {percents} % of its multiprocessors, in {wanted} units of {} where there \
+            "the programs of this context would have {all} % of its multiprocessors, in {wanted} units of {} where there \
              are {}{others}; give it a smaller share, or take some from others by `rekindle limits`",
             units.multiprocessors, units.count
         ));
     }
     // Who keeps the size keeps the units.
-    let is_share =
-        |percent: &Option<u32>, had: u64| percent.is_some_and(|percent| had.count_ones() == count(percent));
     let mut free = units.all();
     let mut taken = vec![0; members.len()];
-    for (place, (percent, had)) in taken.iter_mut().zip(members) {
-        if is_share(percent, *had) && had & free == *had {
+    for ((place, (percent, had)), size) in taken.iter_mut().zip(members).zip(&sizes) {
+        if percent.is_some() && had.count_ones() == *size && had & free == *had {
             *place = *had;
             free &= !had;
         }
     }
-    for (place, (percent, _)) in taken.iter_mut().zip(members) {
-        while place.count_ones() < percent.map_or(0, count) {
+    for (place, size) in taken.iter_mut().zip(&sizes) {
+        while place.count_ones() < *size {
             let lowest = free & free.wrapping_neg();
             *place |= lowest;
             free &= !lowest;
@@ -217,6 +205,19 @@ fn assign(
     Ok(taken)
 }
 
+/// How many of `count` units each share has: rounded down, one at least. What they have together beyond that goes to those that
+/// lose most by it.
+fn sizes(count: u32, percents: &[u32]) -> Vec<u32> {
+    let least = |percent: u32| if percent == 0 { 0 } else { (percent * count / 100).max(1) };
+    let mut sizes: Vec<u32> = percents.iter().map(|percent| least(*percent)).collect();
+    let together = percents.iter().sum::<u32>() * count / 100;
+    let spare = together.saturating_sub(sizes.iter().sum()) as usize;
+    let mut order: Vec<usize> = (0..percents.len()).filter(|at| percents[*at] > 0).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(percents[*at] * count % 100));
+    order.into_iter().take(spare).for_each(|at| sizes[at] += 1);
+    sizes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,15 +225,18 @@ mod tests {
     const UNITS: Units = Units { count: 16, multiprocessors: 8 };
 
     fn counts(members: &[(Option<u32>, u64)]) -> Vec<u32> {
-        assign(UNITS, 132, members).unwrap().iter().map(|units| units.count_ones()).collect()
+        assign(UNITS, members).unwrap().iter().map(|units| units.count_ones()).collect()
     }
 
     #[test]
     fn shares_are_units_and_who_has_none_has_the_rest() {
         assert_eq!(counts(&[(Some(25), 0), (Some(75), 0)]), [4, 12]);
+        assert_eq!(sizes(15, &[25, 75]), [4, 11]);
+        assert_eq!(sizes(15, &[33, 0, 33, 33]), [5, 0, 5, 4]);
+        assert_eq!(sizes(15, &[1, 99]), [1, 14]);
         assert_eq!(counts(&[(Some(50), 0), (None, 0), (None, 0)]), [8, 8, 8]);
         assert_eq!(counts(&[(Some(1), 0), (None, 0)]), [1, 15]);
-        let given = assign(UNITS, 132, &[(Some(25), 0), (None, 0), (Some(25), 0b1111)]).unwrap();
+        let given = assign(UNITS, &[(Some(25), 0), (None, 0), (Some(25), 0b1111)]).unwrap();
         assert_eq!(given[2], 0b1111, "who keeps its size keeps its units");
         assert_eq!(given[0] & given[2], 0);
         assert_eq!(given[1] & (given[0] | given[2]), 0);
@@ -241,9 +245,9 @@ mod tests {
 
     #[test]
     fn more_than_there_is_is_refused_with_what_there_is() {
-        let refused = assign(UNITS, 132, &[(Some(80), 0), (Some(30), 0)]).unwrap_err();
+        let refused = assign(UNITS, &[(Some(80), 0), (Some(30), 0)]).unwrap_err();
         assert!(refused.contains("110 %"), "{refused}");
-        let refused = assign(UNITS, 132, &[(Some(100), 0), (None, 0)]).unwrap_err();
+        let refused = assign(UNITS, &[(Some(100), 0), (None, 0)]).unwrap_err();
         assert!(refused.contains("without a share"), "{refused}");
     }
 }
