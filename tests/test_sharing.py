@@ -157,17 +157,21 @@ def test_instances_of_services_share_and_end_when_they_are_idle():
             rekindle("run", "-d", "--name", name, *options, "--", sys.executable, SERVER, name)
             assert rekindle.wait_lines(name, 1)
             rekindle("checkpoint", name, "--to", name, "--stop")
-        ports = {}
-        for name in ("red", "blue"):
-            # An instance that is about to end still has its place in the context, and the next one of its image gets another.
-            times = ("--idle", "10ms", "--idle-end", "6s")
-            ports[name] = rekindle.json("serve", name, "--name", name, "--port", "127.0.0.1:0", "--to", 8000, "--share", "us", *times)["port"]
+
+        def serve(name, idle_end):
+            times = ("--idle", "10ms", "--idle-end", idle_end)
+            return rekindle.json("serve", name, "--name", name, "--port", "127.0.0.1:0", "--to", 8000, "--share", "us", *times)["port"]
+
+        # An instance that is about to end still has its place in the context, and the next one of its image gets another.
+        ports = {name: serve(name, "10m") for name in ("red", "blue")}
         for name in ("red", "blue", "red"):
             with urllib.request.urlopen(f"http://127.0.0.1:{ports[name]}/", timeout=PATIENCE) as answer:
                 assert json.load(answer)["tag"] == name
         assert len(contexts(rekindle)) == 1
         served = lambda: [row for row in rekindle.sandboxes() if row["pid"]]
-        assert {row["tenant"] for row in served()} <= {"us"}
+        assert {row["tenant"] for row in served()} == {"us"}
+        for name in ports:
+            serve(name, "10ms")
         rekindle.wait(lambda: not served(), "the end of idle instances")
 
 
