@@ -283,7 +283,8 @@ fn control(socket: &UnixStream, seen: &Seen, ready: &Sender<u32>) {
                 seen.resumed.fetch_add(1, Ordering::AcqRel);
                 frame::send(socket, &ToWorker::Resumed, &[]).unwrap();
             }
-            ToClient::Sleep | ToClient::Attached { .. } => {}
+            ToClient::Release => frame::send(socket, &ToWorker::Released(false), &[]).unwrap(),
+            ToClient::Sleep | ToClient::Attached { .. } | ToClient::Kept => {}
         }
     }
 }
