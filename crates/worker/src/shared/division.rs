@@ -10,7 +10,6 @@ use rekindle_device::{Device, Part, Result, Units};
 
 use super::ClientDevice;
 
-
 /// Multiprocessors that streams are made on, until nobody has such streams.
 pub(crate) struct Portion {
     device: Arc<dyn Device>,
