@@ -54,25 +54,29 @@ def training(rekindle, way, work):
     took = with_images[-1][1] - with_images[0][1]
     lost = [lost_by(seen, report, step) for report in reports]
     rekindle("kill", name)
-    before = {i: digest for i, _, digest in rows(file)}
-    file.unlink()
-    restored = rekindle.restore(f"{name}-{IMAGES - 1}", f"{name}-restored")
-    wait_for_step(rekindle, f"{name}-restored", file, 3)
-    again = {i: digest for i, _, digest in rows(file)}
-    rekindle("kill", f"{name}-restored")
-    rekindle("rmi", f"{name}-{IMAGES - 1}")
-    common = sorted(set(before) & set(again))
     return {
-        "ok": len(common) > 0 and all(before[i] == again[i] for i in common),
-        "steps_compared": len(common),
+        **gone_on(rekindle, name, f"{name}-{IMAGES - 1}", file),
         "step_s": step,
         "steps": len(with_images) - 1,
         "throughput": step * (len(with_images) - 1) / took,
         "lost_s": lost,
         "stopped_s": [report["stopped_us"] / 1e6 for report in reports],
         "checkpoints": reports,
-        "restore": restored,
     }
+
+
+def gone_on(rekindle, name, image, file):
+    """Restores the image of a run that has ended, and compares the steps that follow with those that the run had. The image goes."""
+    before = {i: digest for i, _, digest in rows(file)}
+    file.unlink()
+    restored = rekindle.restore(image, f"{name}-restored")
+    wait_for_step(rekindle, f"{name}-restored", file, 3)
+    again = {i: digest for i, _, digest in rows(file)}
+    rekindle("kill", f"{name}-restored")
+    rekindle("rmi", image)
+    common = sorted(set(before) & set(again))
+    ok = len(common) > 0 and all(before[i] == again[i] for i in common)
+    return {"ok": ok, "steps_compared": len(common), "restore": restored}
 
 
 def lost_by(seen, report, step):

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from cut import lost_by, rows, wait_for_step
+from cut import gone_on, lost_by, rows, wait_for_step
 from images import ask
 from programs import Native, python_program, wait_for
 from rekindle import Rekindle
@@ -113,21 +113,11 @@ def training(rekindle, way, work):
     finally:
         rekindle("kill", name)
         fill.end()
-    before = {i: digest for i, _, digest in rows(file)}
-    file.unlink()
-    restored = rekindle.restore(f"{name}-{IMAGES - 1}", f"{name}-restored")
-    wait_for_step(rekindle, f"{name}-restored", file, 3)
-    again = {i: digest for i, _, digest in rows(file)}
-    rekindle("kill", f"{name}-restored")
-    rekindle("rmi", f"{name}-{IMAGES - 1}")
-    common = sorted(set(before) & set(again))
     return {
-        "ok": len(common) > 0 and all(before[i] == again[i] for i in common),
-        "steps_compared": len(common),
+        **gone_on(rekindle, name, f"{name}-{IMAGES - 1}", file),
         "step_s": step,
         "lost_s": [lost_by(seen, report, step) for report in reports],
         **figures(reports),
-        "restore": restored,
     }
 
 

@@ -21,8 +21,14 @@ pub(crate) fn detach(remote: &Remote, pid: Option<i32>, limit_ms: u32) -> Result
 }
 
 pub(crate) fn attach(remote: &Remote) -> Result<(), String> {
-    let (platform, pid) =
-        remote.ask(|dispatcher| (dispatcher.client.gpus.platform.clone(), dispatcher.client.pid))?;
+    let (platform, pid, is_attached) = remote.ask(|dispatcher| {
+        let client = &dispatcher.client;
+        (client.gpus.platform.clone(), client.pid, client.driver_attached)
+    })?;
+    // The client had given it up, and it could not be detached.
+    if is_attached {
+        return Ok(());
+    }
     if pid == 0 {
         return Err("the worker was not told the program's pid".to_string());
     }
