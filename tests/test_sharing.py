@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -61,6 +62,16 @@ def programs(rekindle):
 
 def contexts(rekindle):
     return rekindle.json("ps")["contexts"]
+
+
+def test_programs_that_start_at_once_have_one_context(rekindle, programs):
+    names = [f"at-once-{number}" for number in range(8)]
+    start = (rekindle.command, "run", "-d", "--share", "us", "--gpu", rekindle.gpu)
+    starting = [subprocess.Popen([*start, "--name", name, "--", sys.executable, STEPS, programs.limit], env=rekindle.environment) for name in names]
+    assert [one.wait(PATIENCE) for one in starting] == [0] * len(names)
+    programs.go_on(*names)
+    (shared,) = contexts(rekindle)
+    assert {programs.worker(name) for name in names} == {shared["pid"]}
 
 
 def test_programs_of_a_tenant_have_one_context_and_their_images_come_back_to_it(rekindle, programs):

@@ -52,9 +52,11 @@ fn add(daemon: &Daemon, name: &str, id: String, gpu: &str) -> Result<Arc<Sandbox
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
         return Err(Error::BadDeviceName { shown: name.chars().take(40).collect() });
     }
-    let sandbox = daemon.sandboxes.add(Some(name), "", |name, _| {
-        let record =
-            Record { device: true, ..Record::new(id, name, Mode::Sandbox, State::Running, gpu.to_string()) };
+    let sandbox = daemon.sandboxes.add(Some(name), "", |at| {
+        let record = Record {
+            device: true,
+            ..Record::new(id, at.name, Mode::Sandbox, State::Running, gpu.to_string())
+        };
         create(daemon, record, None, None)
     })?;
     if let Err(error) = AdmissionSocket::open(&sandbox, wake::knocked)

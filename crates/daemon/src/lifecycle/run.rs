@@ -68,32 +68,32 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
         Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
     };
-    let slice = match (&request.tenant, request.mode) {
+    let shares = match (&request.tenant, request.mode) {
         (None, _) => None,
-        (Some(tenant), Mode::Sandbox) => Some(slices::choose(daemon, tenant)?),
+        (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
     portions::check(&request.limits, request.tenant.as_deref())?;
-    let sandbox =
-        daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |name, former| {
-            // One that starts anew goes on with its log.
-            let former = former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));
-            let record = Record {
-                command: request.command.clone(),
-                directory: request.directory.clone(),
-                recovery: request.recovery.clone(),
-                network,
-                ports: ports.clone(),
-                limits: request.limits,
-                mounts: mounts.clone(),
-                tenant: request.tenant.clone(),
-                slice,
-                user: request.user.clone(),
-                terminal: request.terminal,
-                ..Record::new(daemon.places.new_id()?, name, request.mode, State::Starting, gpu)
-            };
-            create(daemon, record, former, None)
-        })?;
+    let sandbox = daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |at| {
+        // One that starts anew goes on with its log.
+        let former = at.former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));
+        let slice = shares.map(|(tenant, of_images)| slices::choose(tenant, of_images, at.live()));
+        let record = Record {
+            command: request.command.clone(),
+            directory: request.directory.clone(),
+            recovery: request.recovery.clone(),
+            network,
+            ports: ports.clone(),
+            limits: request.limits,
+            mounts: mounts.clone(),
+            tenant: request.tenant.clone(),
+            slice,
+            user: request.user.clone(),
+            terminal: request.terminal,
+            ..Record::new(daemon.places.new_id()?, at.name, request.mode, State::Starting, gpu)
+        };
+        create(daemon, record, former, None)
+    })?;
     if request.mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
         gpu::tell(&sandbox.record().gpu, &mut environment);

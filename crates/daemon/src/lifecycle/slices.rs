@@ -5,6 +5,7 @@ use rekindle_device::Slice;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::metadata::ImageMetadata;
+use crate::sandboxes::Sandbox;
 
 /// The longest name of a tenant.
 const LONGEST: usize = 64;
@@ -15,19 +16,29 @@ pub fn check(tenant: &str, image: &str, slice: Option<Slice>) -> Result<()> {
     slice.map(drop).ok_or_else(|| Error::CannotShare { image: image.to_string() })
 }
 
-/// For a new program: the slice that the fewest others have, live ones and images.
-pub fn choose(daemon: &Daemon, tenant: &str) -> Result<Slice> {
+/// The slices that images have.
+pub fn of_images(daemon: &Daemon, tenant: &str) -> Result<Vec<Slice>> {
     check_name(tenant)?;
-    let live = daemon.sandboxes.all();
-    let live = live.iter().filter(|sandbox| sandbox.is_live());
-    let mut used: Vec<Slice> = live.filter_map(|sandbox| sandbox.record().slice).collect();
+    let mut slices = Vec::new();
     for image in daemon.store.images()? {
         let metadata =
             daemon.store.image(&image.name).ok().and_then(|image| ImageMetadata::read(&image).ok());
-        used.extend(metadata.and_then(|metadata| metadata.slice));
+        slices.extend(metadata.and_then(|metadata| metadata.slice));
     }
-    let count = |slice: &Slice| used.iter().filter(|other| *other == slice).count();
-    Ok(Slice::all().min_by_key(count).unwrap_or(Slice::FIRST))
+    Ok(slices)
+}
+
+/// For a new program: of the slices that the fewest live programs of its tenant have, so that these find room in one
+/// process, the one that the fewest others have, live ones and images.
+pub fn choose<'a>(tenant: &str, of_images: Vec<Slice>, live: impl Iterator<Item = &'a Sandbox>) -> Slice {
+    let (mut theirs, mut others) = (Vec::new(), of_images);
+    for record in live.map(Sandbox::record) {
+        let used = if record.tenant.as_deref() == Some(tenant) { &mut theirs } else { &mut others };
+        used.extend(record.slice);
+    }
+    let count = |used: &[Slice], slice: &Slice| used.iter().filter(|other| *other == slice).count();
+    let users = |slice: &Slice| (count(&theirs, slice), count(&others, slice));
+    Slice::all().min_by_key(users).unwrap_or(Slice::FIRST)
 }
 
 pub fn check_name(tenant: &str) -> Result<()> {

@@ -272,7 +272,7 @@ fn hold(
             (request.name.or(old), metadata.name.clone(), program.argv.clone(), directory)
         }
     };
-    daemon.sandboxes.add(name, &stem, |name, former| {
+    daemon.sandboxes.add(name, &stem, |at| {
         let record = Record {
             command,
             directory,
@@ -286,11 +286,11 @@ fn hold(
             slice: metadata.slice,
             service: request.service.map(str::to_string),
             service_tenant: request.service_tenant.map(str::to_string),
-            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, gpu)
+            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Restoring, gpu)
         };
         // An app from a framework image is a program of its own, and one that comes from elsewhere brings its log.
         let goes_on = request.app.is_none() && request.gate.is_none();
-        create(daemon, record, former.filter(|_| goes_on), Some(image))
+        create(daemon, record, at.former.filter(|_| goes_on), Some(image))
     })
 }
 

@@ -166,13 +166,13 @@ pub fn in_place(
     preflight::check_machine(&daemon.places, image, metadata, &metadata.mounts)?;
     fault::point("proof-begun")?;
     let mode = machine::shown_mode(image.manifest().mode);
-    let sandbox = daemon.sandboxes.add(None, "proof", |name, _| {
+    let sandbox = daemon.sandboxes.add(None, "proof", |at| {
         let record = Record {
             command: image.manifest().program.argv.clone(),
             directory: image.manifest().program.cwd.to_string_lossy().into_owned(),
             image: Some(image.manifest().name.clone()),
             mounts: metadata.mounts.clone(),
-            ..Record::new(daemon.places.new_id()?, name, mode, State::Restoring, metadata.gpu.clone())
+            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Restoring, metadata.gpu.clone())
         };
         create(daemon, record, None, Some(image))
     })?;

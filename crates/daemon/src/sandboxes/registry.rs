@@ -17,6 +17,21 @@ pub struct Registry {
     sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
 }
 
+/// The place of a sandbox that is being made. Nobody else is given one meanwhile.
+pub struct Vacancy<'a> {
+    pub name: String,
+    /// The ended one that had the name.
+    pub former: Option<&'a Sandbox>,
+    known: &'a HashMap<String, Arc<Sandbox>>,
+}
+
+impl Vacancy<'_> {
+    /// The sandboxes that run, or are about to.
+    pub fn live(&self) -> impl Iterator<Item = &Sandbox> {
+        self.known.values().map(|sandbox| &**sandbox).filter(|sandbox| sandbox.is_live())
+    }
+}
+
 impl Registry {
     pub fn get(&self, name: &str) -> Result<Arc<Sandbox>> {
         self.lock().get(name).cloned().ok_or_else(|| Error::UnknownSandbox { name: name.to_string() })
@@ -32,13 +47,13 @@ impl Registry {
         all.into_iter().map(|(_, sandbox)| sandbox).collect()
     }
 
-    /// Adds a sandbox under the name given, or under one made from `stem`. `make` is called with the name while it is
-    /// reserved, and with the ended sandbox that had it, which is forgotten when the new one is up.
+    /// Adds a sandbox under the name given, or under one made from `stem`. `make` is called while its place is reserved;
+    /// the ended sandbox that had the name is forgotten when the new one is up.
     pub fn add(
         &self,
         name: Option<&str>,
         stem: &str,
-        make: impl FnOnce(String, Option<&Sandbox>) -> Result<Arc<Sandbox>>,
+        make: impl FnOnce(Vacancy<'_>) -> Result<Arc<Sandbox>>,
     ) -> Result<Arc<Sandbox>> {
         let mut sandboxes = self.lock();
         let name = match name {
@@ -51,7 +66,8 @@ impl Registry {
             }
             None => names::unused(stem, |name| sandboxes.contains_key(name)),
         };
-        let sandbox = make(name.clone(), sandboxes.get(&name).map(|former| &**former))?;
+        let former = sandboxes.get(&name).map(|former| &**former);
+        let sandbox = make(Vacancy { name: name.clone(), former, known: &sandboxes })?;
         if let Some(former) = sandboxes.insert(name, sandbox.clone()) {
             sandbox.set_former(former);
         }
@@ -196,11 +212,11 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         let name = |n: usize| format!("../job {n} $(x)");
         for n in 0..10_000 {
-            registry.add(Some(&name(n)), "", |name, _| Ok(sandbox(&places, &name, State::Running))).unwrap();
+            registry.add(Some(&name(n)), "", |at| Ok(sandbox(&places, &at.name, State::Running))).unwrap();
         }
         for n in 0..10_000 {
             assert_eq!(registry.get(&name(n)).unwrap().name(), name(n));
-            let again = registry.add(Some(&name(n)), "", |_, _| panic!("a name was given twice"));
+            let again = registry.add(Some(&name(n)), "", |_| panic!("a name was given twice"));
             assert!(matches!(again, Err(Error::NameInUse { .. })));
         }
         assert!(matches!(registry.get("job"), Err(Error::UnknownSandbox { .. })));
@@ -212,7 +228,7 @@ mod tests {
         let (places, registry) = (places(root.path()), Registry::default());
         for n in 0..ENDED_KEPT + 50 {
             let name = format!("{n:04}");
-            let add = || registry.add(Some(&name), "", |name, _| Ok(sandbox(&places, &name, State::Exited)));
+            let add = || registry.add(Some(&name), "", |at| Ok(sandbox(&places, &at.name, State::Exited)));
             let first = add().unwrap();
             let second = add().unwrap();
             registry.remove(&second);
