@@ -29,13 +29,18 @@ pub fn per_thread(stream: Handle) -> Handle {
     if stream.is_null() { PER_THREAD } else { stream }
 }
 
-/// Environment variable: any value has every call that fails named on standard error.
+/// Environment variable: any value has every call that fails named on standard error, and every private table that is
+/// asked for.
 const TRACE: &str = "REKINDLE_TRACE";
+
+pub fn is_traced() -> bool {
+    static TRACED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(TRACE).is_some());
+    *TRACED
+}
 
 #[cold]
 fn failed(name: &str, code: CuResult) -> i32 {
-    static TRACED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(TRACE).is_some());
-    if *TRACED && code != CUDA_ERROR_NOT_READY {
+    if is_traced() && code != CUDA_ERROR_NOT_READY {
         report(format_args!("{name} returned {code}"));
     }
     code.0

@@ -14,7 +14,7 @@ use rekindle_device::DeviceInfo;
 use rekindle_protocol::client::ToWorker;
 
 use crate::abi::{Handle, In, Out, Result};
-use crate::export::exports;
+use crate::export::{exports, is_traced};
 use crate::report::report;
 use crate::{connect, control, session, tables, visible};
 
@@ -192,6 +192,16 @@ pub fn primary_context(device: i32) -> Result<Option<Handle>> {
     Ok((!handle.is_null()).then_some(handle))
 }
 
+/// Says once what a profiler can see.
+fn without_profiler() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        report(format_args!(
+            "a profiler asked to see the GPU's work, which is not done in this process; it sees what the CPU does alone"
+        ));
+    }
+}
+
 /// Says once why there are no tables, to the runtime; NVRTC and others do without.
 fn without_tables(id: &TableId, why: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -204,9 +214,16 @@ exports! {
     free fn cuGetExportTable(out: Out<*const *const c_void>, id: In<TableId>) {
         out.put(std::ptr::null())?;
         let id = id.get()?;
+        if is_traced() {
+            report(format_args!("the driver's private table {:032x} was asked for", u128::from_be_bytes(id)));
+        }
         connect::initialise(0)?;
         let _inside = crate::gate::enter()?;
         match opened() {
+            Driver::Open(_) if tables::is_profilers(&id) => {
+                without_profiler();
+                Err(CUDA_ERROR_NOT_FOUND)
+            }
             Driver::Open(get) => {
                 let _used = used()?;
                 let table = table(get, &id)?;

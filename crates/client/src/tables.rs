@@ -6,6 +6,9 @@
 //! | `6e163fbe` | cuFFT | 7: the functions of a module |
 //!
 //! All other entries stay the driver's own. What these do was measured on driver 580.
+//!
+//! CUPTI, by which profilers see kernels, asks for four more tables. A program that has them can no longer be detached
+//! from the driver, and sees no kernels all the same, since those run in the worker: they [are not given](is_profilers).
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -18,6 +21,15 @@ use crate::genuine::TableId;
 use crate::{context, export, module};
 
 type Table = *const *const c_void;
+
+/// How the ids of CUPTI's own tables begin.
+const PROFILERS: [[u8; 4]; 4] =
+    [[0x2c, 0x8e, 0x0a, 0xd8], [0xb1, 0x05, 0x41, 0xe1], [0xd7, 0xbd, 0x8a, 0xf8], [0xf6, 0xd3, 0xf4, 0xd9]];
+
+/// Whether the table is one by which profilers attach themselves to the driver.
+pub fn is_profilers(id: &TableId) -> bool {
+    PROFILERS.iter().any(|begin| id.starts_with(begin))
+}
 
 /// The driver's table, or a copy of it in which some entries are ours.
 pub fn with_ours(id: &TableId, genuine: Table) -> Table {
@@ -118,6 +130,16 @@ extern "C" fn module_functions(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_of_profilers_are_told_from_others() {
+        let mut id = [0; 16];
+        assert!(!is_profilers(&id));
+        id[..4].copy_from_slice(&[0xd7, 0xbd, 0x8a, 0xf8]);
+        assert!(is_profilers(&id));
+        id[0] ^= 1;
+        assert!(!is_profilers(&id));
+    }
 
     #[test]
     fn only_the_entries_about_modules_are_ours() {
