@@ -59,6 +59,11 @@ pub fn resolve(handle: Handle) -> Result<Place> {
     Ok(place)
 }
 
+/// Whether a handle is that of a stream that was made and is there.
+pub fn check(handle: Handle) -> Result<()> {
+    arena::get::<Stream>(handle).map(drop)
+}
+
 /// Waits for the stream's work; asynchronous errors come out here.
 pub fn synchronize(place: Place) -> Result<()> {
     let Place { device, id: stream, .. } = place;

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `c693336e` | the CUDA runtime | context-local storage: put, delete, get |
 //! | `6e163fbe` | cuFFT | 7: the functions of a module |
+//! | `21318c60` | cuBLAS, cuBLASLt | 51: what tells a stream from others, default streams too |
 //!
 //! All other entries stay the driver's own. What these do was measured on driver 580.
 //!
@@ -12,13 +13,14 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
 
 use crate::abi::{Handle, Out};
 use crate::genuine::TableId;
-use crate::{context, export, module};
+use crate::{context, export, module, stream, thread};
 
 type Table = *const *const c_void;
 
@@ -35,6 +37,7 @@ pub fn is_profilers(id: &TableId) -> bool {
 pub fn with_ours(id: &TableId, genuine: Table) -> Table {
     static LOCAL_STORAGE: OnceLock<Vec<usize>> = OnceLock::new();
     static MODULES: OnceLock<Vec<usize>> = OnceLock::new();
+    static STREAMS: OnceLock<Vec<usize>> = OnceLock::new();
     match id[..4] {
         // Its entries begin at once: it does not say how many there are.
         [0xc6, 0x93, 0x33, 0x6e] => replaced(
@@ -48,17 +51,19 @@ pub fn with_ours(id: &TableId, genuine: Table) -> Table {
             ],
         ),
         [0x6e, 0x16, 0x3f, 0xbe] => {
-            // SAFETY: the table is the driver's own, and its first word is its size in bytes.
-            let bytes = unsafe { genuine.cast::<usize>().read() };
-            replaced(
-                &MODULES,
-                genuine,
-                bytes / size_of::<usize>(),
-                &[(7, module_functions as *const () as usize)],
-            )
+            replaced(&MODULES, genuine, entries(genuine), &[(7, module_functions as *const () as usize)])
+        }
+        [0x21, 0x31, 0x8c, 0x60] => {
+            replaced(&STREAMS, genuine, entries(genuine), &[(51, stream_identity as *const () as usize)])
         }
         _ => genuine,
     }
+}
+
+/// How many entries a table has that says so.
+fn entries(genuine: Table) -> usize {
+    // SAFETY: the table is the driver's own, and its first word is its size in bytes.
+    unsafe { genuine.cast::<usize>().read() / size_of::<usize>() }
 }
 
 /// A copy of the first `count` entries; none are ours where the table is too short for them.
@@ -127,6 +132,18 @@ extern "C" fn module_functions(
     functions.len() as i32
 }
 
+/// Gives a number that no other stream has at the time: a library keeps what belongs to a stream under it.
+extern "C" fn stream_identity(context: Handle, stream: Handle, out: Out<usize>) -> i32 {
+    export::ready("the driver's identity of a stream", || {
+        let identity = match stream {
+            export::PER_THREAD => ptr::from_ref(thread::current()).addr(),
+            Handle(..=1) => meant(context),
+            created => stream::check(created).map(|()| created.0)?,
+        };
+        if identity == 0 { Err(CUDA_ERROR_INVALID_HANDLE) } else { out.put(identity) }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,17 +158,22 @@ mod tests {
         assert!(!is_profilers(&id));
     }
 
-    #[test]
-    fn only_the_entries_about_modules_are_ours() {
+    /// Which entries of a table that says its size are ours.
+    fn ours(begin: [u8; 4]) -> Vec<usize> {
         let mut genuine: Vec<usize> = (1000..1099).collect();
         genuine[0] = genuine.len() * size_of::<usize>();
-        let id =
-            [0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e];
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&begin);
         let given = with_ours(&id, genuine.as_ptr().cast());
-        // SAFETY: the copy has as many words as the table.
+        // SAFETY: the table, or the copy of it, has as many words.
         let given = unsafe { std::slice::from_raw_parts(given.cast::<usize>(), genuine.len()) };
-        let changed: Vec<_> = (0..genuine.len()).filter(|&index| given[index] != genuine[index]).collect();
-        assert_eq!(changed, [7]);
-        assert_eq!(with_ours(&[0; 16], genuine.as_ptr().cast()), genuine.as_ptr().cast());
+        (0..genuine.len()).filter(|&index| given[index] != genuine[index]).collect()
+    }
+
+    #[test]
+    fn only_the_entries_about_objects_of_ours_are_ours() {
+        assert_eq!(ours([0x6e, 0x16, 0x3f, 0xbe]), [7]);
+        assert_eq!(ours([0x21, 0x31, 0x8c, 0x60]), [51]);
+        assert!(ours([0; 4]).is_empty());
     }
 }
