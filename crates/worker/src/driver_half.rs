@@ -1,6 +1,8 @@
 //! The driver half of the client's process: the real driver, open there without a context, which CRIU cannot take. The
 //! driver detaches it, and attaches it again when the client asks for that.
 
+use rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED;
+
 use crate::dispatch::Remote;
 
 /// `pid`: the client's, if it is not known yet. It stays detached until the client needs it.
@@ -11,7 +13,14 @@ pub(crate) fn detach(remote: &Remote, pid: Option<i32>, limit_ms: u32) -> Result
         (client.gpus.platform.clone(), client.pid)
     })?;
     let failed = |step| move |code| format!("the driver could not {step} process {pid}: {code}");
-    platform.process_lock(pid, limit_ms).map_err(failed("lock"))?;
+    platform.process_lock(pid, limit_ms).map_err(|code| match code {
+        // What the driver says of a process to which CUPTI has attached itself.
+        CUDA_ERROR_NOT_SUPPORTED => format!(
+            "{}: a profiler or debugger has been used in it, such as torch.profiler; run it without, and take it then",
+            failed("lock")(code)
+        ),
+        code => failed("lock")(code),
+    })?;
     if let Err(code) = platform.process_checkpoint(pid) {
         let _ = platform.process_unlock(pid);
         return Err(failed("detach from")(code));
