@@ -3,6 +3,7 @@
 //! It belongs to its dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of [`waiting`]
 //! and answered when the work is done.
 
+mod arrays;
 mod capture;
 mod constants;
 mod context;
@@ -14,6 +15,7 @@ mod handler;
 mod links;
 mod memory;
 mod modules;
+mod numbers;
 mod objects;
 mod outlive;
 mod pieces;
@@ -48,10 +50,12 @@ use crate::link::Link;
 use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
+pub(crate) use arrays::{ArrayObject, ViewObject};
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
+pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
@@ -106,6 +110,9 @@ pub(crate) struct Client {
     pub functions: Table<FunctionObject>,
     pub graphs: Table<GraphObject>,
     pub execs: Table<ExecObject>,
+    pub arrays: Table<ArrayObject>,
+    /// Textures and surfaces, in the order in which they were made.
+    pub views: Vec<ViewObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
     /// Faults are to be mended, and the program is not to see them.
@@ -170,6 +177,8 @@ impl Client {
             functions: Table::default(),
             graphs: Table::default(),
             execs: Table::default(),
+            arrays: Table::default(),
+            views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
             mending: None,
