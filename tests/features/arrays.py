@@ -51,6 +51,7 @@ def setup():
         given = call("cuArrayGetDescriptor", flat)
         assert (given.Width, given.Height, int(given.Format)) == (300, 200, 1)
         call("cuMemsetD8", target, 0, big.nbytes)
+        call("cuStreamSynchronize", 0)
         call("cuGraphLaunch", instance, stream)
         call("cuStreamSynchronize", stream)
         assert np.array_equal(download(target, big.size, np.uint8), big.ravel())

@@ -157,6 +157,7 @@ def setup():
     def verify():
         compare()
         call("cuMemsetD8", out, 0, data.nbytes)
+        call("cuStreamSynchronize", 0)
         call("cuGraphLaunch", instance, stream)
         call("cuStreamSynchronize", stream)
         assert np.array_equal(download(out, data.size).reshape(data.shape), data)
