@@ -159,7 +159,7 @@ fn memory(
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let size = [width as u32, height as u32, 1];
-    Ok(Image { address, format, channels: channels as u8, size, pitch, slice: pitch * height })
+    Ok(Image { address, format, channels: channels as u8, size, pitch, slice: pitch.saturating_mul(height) })
 }
 
 /// Levels and layers as a view of the resource shows them.

@@ -12,6 +12,9 @@ use rekindle_protocol::operation::{
 
 use super::{Client, Step};
 
+/// More halvings than any size has.
+const MOST_LEVELS: u32 = 32;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArrayObject {
     pub device: usize,
@@ -31,18 +34,19 @@ pub(crate) struct ViewObject {
 impl Client {
     pub(super) fn create_array(&mut self, request: ArrayCreate) -> Result<()> {
         let ArrayCreate { device, id, description } = request;
-        if !self.arrays.is_free(id) {
+        let levels = description.levels.unwrap_or(1);
+        if self.arrays.contains_key(&id) || levels > MOST_LEVELS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let device = usize::from(device);
         let handle = self.with_memory(device, |client| client.on(device)?.array_create(&description))?;
-        self.arrays.insert(id, ArrayObject { device, description, handle })
+        self.arrays.insert(id, ArrayObject { device, description, handle });
+        Ok(())
     }
 
     pub(super) fn destroy_array(&mut self, origin: Origin, request: ArrayDestroy) -> Answer<()> {
-        let array = match self.arrays.remove(request.id) {
-            Ok(array) => array,
-            Err(code) => return Answer::Now(Err(code)),
+        let Some(array) = self.arrays.remove(&request.id) else {
+            return Answer::Now(Err(CUDA_ERROR_INVALID_HANDLE));
         };
         self.when_idle(origin, array.device, move |client| {
             client.on(array.device)?.array_destroy(array.handle)
@@ -51,7 +55,7 @@ impl Client {
 
     /// What an array's number stands for on the device that it is on.
     fn array(&self, device: usize, id: Id) -> Result<Array> {
-        let array = self.arrays.get(id)?;
+        let array = self.arrays.get(&id).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         if array.device == device { Ok(array.handle) } else { Err(CUDA_ERROR_INVALID_HANDLE) }
     }
 
@@ -96,7 +100,7 @@ impl Client {
 
     /// Bytes of all arrays, as far as is known of how a device lays them out.
     pub(crate) fn array_bytes(&self) -> u64 {
-        self.arrays.iter().map(|(_, array)| array.description.bytes()).sum()
+        self.arrays.values().map(|array| array.description.bytes()).sum()
     }
 
     /// Why some texture or surface could not be made again, if that is so.
@@ -111,7 +115,7 @@ impl Client {
                 },
                 View::Surface(_) => None,
             };
-            let gone = view.view.array().is_some_and(|id| self.arrays.get(id).is_err());
+            let gone = view.view.array().is_some_and(|id| !self.arrays.contains_key(&id));
             let what = what.or(gone.then_some("an array that was destroyed"))?;
             Some(format!(
                 "its {} object {} is of {what}, and could not be made again; have the program destroy it, or wait until it has",
@@ -128,7 +132,7 @@ impl Client {
         for view in self.views.extract_if(.., |view| view.device == index) {
             first = first.and(device.view_destroy(view.view.kind(), view.number));
         }
-        for array in self.arrays.extract(|array| array.device == index) {
+        for array in self.arrays.extract_if(.., |_, array| array.device == index).map(|(_, array)| array) {
             first = first.and(device.array_destroy(array.handle));
         }
         first

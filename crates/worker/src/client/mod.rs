@@ -32,13 +32,14 @@ mod virtual_memory;
 mod waiting;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::client::Uncollected;
+use rekindle_protocol::operation::Id;
 use rekindle_ring::{Board, Ring};
 
 use crate::data::Data;
@@ -110,7 +111,8 @@ pub(crate) struct Client {
     pub functions: Table<FunctionObject>,
     pub graphs: Table<GraphObject>,
     pub execs: Table<ExecObject>,
-    pub arrays: Table<ArrayObject>,
+    /// By the client's numbers, which go on.
+    pub arrays: BTreeMap<Id, ArrayObject>,
     /// Textures and surfaces, in the order in which they were made.
     pub views: Vec<ViewObject>,
     pub virtual_memory: VirtualMemory,
@@ -177,7 +179,7 @@ impl Client {
             functions: Table::default(),
             graphs: Table::default(),
             execs: Table::default(),
-            arrays: Table::default(),
+            arrays: BTreeMap::new(),
             views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),

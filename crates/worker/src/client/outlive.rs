@@ -60,7 +60,7 @@ impl Client {
             .or_else(|| is(self.exchange.is_busy(), "it has arrays that others handed on"))
             .or_else(|| {
                 is(
-                    self.arrays.count() > 0 || !self.views.is_empty(),
+                    !self.arrays.is_empty() || !self.views.is_empty(),
                     "it has arrays or textures, which only its context has",
                 )
             })

@@ -48,7 +48,7 @@ impl Client {
             device_bytes: held + physical + self.array_bytes(),
             shared_bytes: shared,
             pinned_bytes: self.pinned.iter().map(|pinned| pinned.bytes).sum(),
-            buffers: (buffers + self.virtual_memory.physical.len() + self.arrays.count()) as u64,
+            buffers: (buffers + self.virtual_memory.physical.len() + self.arrays.len()) as u64,
             modules: self.modules.count() as u64,
             streams: self.streams.count() as u64,
             events: self.events.count() as u64,

@@ -3,7 +3,7 @@
 //!
 //! They come back before the program goes on. Textures and surfaces get the numbers that they had, or the restore is refused.
 
-use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_OUT_OF_MEMORY};
 use rekindle_device::{Array, ArrayCopy, ArrayDescription, ArrayLevel, CopyEnd, Device, Stream, View};
 use rekindle_protocol::operation::Id;
 use rekindle_store::{Image, Part, PartKind, Staging};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::block::{Block, Blocks, Gpu};
-use super::contents::BLOCK;
+use super::contents::{BLOCK, Gpus};
 use super::error::{Error, Result, device};
 use super::save_memory;
 use super::state::State;
@@ -89,10 +89,21 @@ fn pieces(description: &ArrayDescription, most: u64) -> Vec<Piece> {
     pieces
 }
 
-/// A block that holds at least a row of each.
-fn blocks(device_: std::sync::Arc<dyn Device>, rows: impl Iterator<Item = u64>) -> Result<Blocks> {
+/// One block, which holds at least a row of each of these.
+fn block_for<'d>(client: &Client, all: impl Iterator<Item = &'d ArrayDescription>) -> Result<Blocks> {
+    let rows = all.map(|description| description.extent(0)[0]);
     let widest = rows.max().unwrap_or(0).next_multiple_of(4096).max(BLOCK as u64);
-    Blocks::new(device_, widest as usize, 1).map_err(device("pin a block of host memory"))
+    let any = client.any_device().map_err(device("be used"))?;
+    Blocks::new(any, widest as usize, 1).map_err(device("pin a block of host memory"))
+}
+
+fn no_block() -> Error {
+    Error::State("there is no block of host memory to copy arrays through".to_string())
+}
+
+fn gpu_of(gpus: &Gpus, index: usize) -> Result<&Gpu> {
+    let found = gpus.get(index).and_then(Option::as_ref);
+    found.ok_or_else(|| Error::State(format!("an array is on device {index}, which has no context")))
 }
 
 /// Describes arrays, textures and surfaces, and writes the contents of the arrays.
@@ -106,14 +117,17 @@ pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Res
         .map(|&ViewObject { device, number, view }| ViewState { device, number, view })
         .collect();
     let mut parts = Vec::new();
+    if client.arrays.is_empty() {
+        return Ok(parts);
+    }
     let gpus = save_memory::gpus(client);
-    for (id, array) in client.arrays.iter() {
+    let mut blocks = block_for(client, client.arrays.values().map(|array| &array.description))?;
+    let mut blocks = blocks.split();
+    let block = blocks.first_mut().ok_or_else(no_block)?;
+    for (&id, array) in &client.arrays {
         let &ArrayObject { device: index, description, handle } = array;
         state.arrays.push(ArrayState { id, device: index, description });
-        let Some(Some(gpu)) = gpus.get(index) else { continue };
-        let mut blocks = blocks(gpu.device.clone(), std::iter::once(description.extent(0)[0]))?;
-        let mut blocks = blocks.split();
-        let Some(block) = blocks.first_mut() else { continue };
+        let gpu = gpu_of(&gpus, index)?;
         let attributes = json!({ "device": index, "holds": "array" });
         let writer = staging.part(PartKind::GpuBuffer, &array_part(id), attributes, description.bytes())?;
         let mut at = 0;
@@ -136,14 +150,9 @@ fn read<'b>(block: &'b mut Block<'_>, bytes: u64) -> Result<&'b mut [u8]> {
 
 /// Makes arrays with their contents, and then textures and surfaces under their numbers. Buffers are in their places.
 pub(super) fn restore(client: &mut Client, image: &Image, state: &State) -> Result<()> {
-    for row in &state.arrays {
-        one(client, image, row).map_err(|error| match error {
-            Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
-                let (free, total) = client.memory_space(row.device).unwrap_or_default();
-                Error::Taken { action, free: free >> 20, total: total >> 20 }
-            }
-            other => other,
-        })?;
+    if !state.arrays.is_empty() {
+        let mut blocks = block_for(client, state.arrays.iter().map(|row| &row.description))?;
+        fill(client, image, state, &mut blocks)?;
     }
     for index in client.open_devices() {
         views(client, state, index)?;
@@ -151,7 +160,22 @@ pub(super) fn restore(client: &mut Client, image: &Image, state: &State) -> Resu
     Ok(())
 }
 
-fn one(client: &mut Client, image: &Image, row: &ArrayState) -> Result<()> {
+fn fill(client: &mut Client, image: &Image, state: &State, blocks: &mut Blocks) -> Result<()> {
+    let mut blocks = blocks.split();
+    let block = blocks.first_mut().ok_or_else(no_block)?;
+    for row in &state.arrays {
+        one(client, image, row, block).map_err(|error| match error {
+            Error::Device { action, code: CUDA_ERROR_OUT_OF_MEMORY } => {
+                let (free, total) = client.memory_space(row.device).unwrap_or_default();
+                Error::Taken { action, free: free >> 20, total: total >> 20 }
+            }
+            other => other,
+        })?;
+    }
+    Ok(())
+}
+
+fn one(client: &mut Client, image: &Image, row: &ArrayState, block: &mut Block<'_>) -> Result<()> {
     let ArrayState { id, device: index, description } = *row;
     let name = array_part(id);
     let part = image.part(PartKind::GpuBuffer, &name);
@@ -165,12 +189,9 @@ fn one(client: &mut Client, image: &Image, row: &ArrayState) -> Result<()> {
     let handle =
         gpu.array_create(&description).map_err(device(format!("make an array of {} bytes", part.bytes)))?;
     let array = ArrayObject { device: index, description, handle };
-    client.arrays.insert(id, array).map_err(device("number an array as before"))?;
+    client.arrays.insert(id, array);
     let gpus = save_memory::gpus(client);
-    let Some(Some(gpu)) = gpus.get(index) else { return Ok(()) };
-    let mut blocks = blocks(gpu.device.clone(), std::iter::once(description.extent(0)[0]))?;
-    let mut blocks = blocks.split();
-    let Some(block) = blocks.first_mut() else { return Ok(()) };
+    let gpu = gpu_of(&gpus, index)?;
     let mut at = 0;
     for piece in pieces(&description, block.capacity() as u64) {
         image.read_part(part, at, read(block, piece.bytes())?)?;
@@ -202,7 +223,9 @@ impl Maker<Both> for Views<'_> {
 fn views(client: &mut Client, state: &State, index: usize) -> Result<()> {
     let mut wanted = Vec::new();
     for row in state.views.iter().filter(|row| row.device == index) {
-        let made = row.view.try_map(|id| client.arrays.get(id).map(|array| array.handle));
+        let made = row
+            .view
+            .try_map(|id| client.arrays.get(&id).map(|array| array.handle).ok_or(CUDA_ERROR_INVALID_HANDLE));
         let made =
             made.map_err(device(format!("find the array of {} object {}", row.view.kind(), row.number)))?;
         wanted.push((row.number, (row.view, made)));
