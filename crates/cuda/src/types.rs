@@ -57,6 +57,26 @@ pub struct Memcpy3D {
     pub depth: usize,
 }
 
+/// `CUmemcpy3DOperand`: a pointer with the elements of its rows and rows of its layers, or an array and where in it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DOperand {
+    pub kind: u32,
+    pub address: u64,
+    pub sizes: [usize; 3],
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DBatchOp {
+    pub from: Memcpy3DOperand,
+    pub to: Memcpy3DOperand,
+    pub extent: [usize; 3],
+    pub order: u32,
+    pub flags: u32,
+}
+
 /// `CU_MEMORYTYPE_*`.
 pub mod memory_type {
     pub const HOST: u32 = 1;
@@ -296,6 +316,7 @@ pub struct TensorMap(pub [u8; 128]);
 const _: () = assert!(
     size_of::<Memcpy2D>() == 128
         && size_of::<Memcpy3D>() == 200
+        && size_of::<Memcpy3DBatchOp>() == 112
         && size_of::<MemAllocationProp>() == 32
         && size_of::<MemPoolProps>() == 88
         && size_of::<LaunchAttribute>() == 72

@@ -4,6 +4,7 @@
 //! ring's staging area in pieces: an upload returns when its bytes are staged, a download when they have arrived.
 
 mod array;
+mod batch;
 mod bulk;
 mod linear;
 mod memcpy;

@@ -43,7 +43,7 @@ pub(super) struct Described {
 }
 
 /// Both sides, where the copy goes first, and its width in bytes, height and depth.
-type Whole = (Described, Described, [u64; 3]);
+pub(super) type Whole = (Described, Described, [u64; 3]);
 
 pub(super) fn face(described: &Described, [width, rows, slices]: [u64; 3]) -> Result<Face> {
     let Described { kind, host, device, x, y, z, pitch, height, .. } = *described;
@@ -151,7 +151,7 @@ fn shared(b: &Box3) -> Option<Copy3D> {
     })
 }
 
-fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
+pub(super) fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
     if [&whole.0, &whole.1].iter().any(|side| side.kind == memory_type::ARRAY) {
         let (to, from, size) = whole;
         return array::copy(place, &to, &from, size, when);

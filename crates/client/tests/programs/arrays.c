@@ -79,7 +79,21 @@ CUresult cuTexObjectGetResourceViewDesc(Seen *, unsigned long long);
 CUresult cuSurfObjectCreate(unsigned long long *, const Resource *);
 CUresult cuSurfObjectDestroy(unsigned long long);
 CUresult cuSurfObjectGetResourceDesc(Resource *, unsigned long long);
+CUresult cuMemcpy3DBatchAsync_v2(size_t, void *, unsigned long long, CUstream);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
+
+typedef struct {
+    int kind;
+    uint64_t address;
+    size_t sizes[3];
+} Operand;
+
+typedef struct {
+    Operand from, to;
+    size_t extent[3];
+    int order;
+    unsigned flags;
+} Box;
 
 enum { U8 = 1, FLOAT = 32, NV12 = 0xb0, HOST = 1, DEVICE = 2, ARRAY = 3, SURFACE = 2, SPARSE = 0x40 };
 
@@ -149,6 +163,45 @@ static void arrays(void) {
     EXPECT_CODE(cuArrayGetDescriptor_v2(&plain, other), INVALID_HANDLE);
     EXPECT_CODE(cuMemcpyHtoA_v2(other, 0, bytes, 4), INVALID_HANDLE);
     CHECK(cuArrayDestroy(array));
+}
+
+/* Boxes of elements: memory to an array, between arrays, and back to rows of another length. */
+static void batches(void) {
+    enum { POINTER = 1, IN_ARRAY = 2 };
+    CUarray array, other;
+    CUstream stream;
+    CUdeviceptr device;
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuMemAlloc_v2(&device, 4096));
+    CHECK(cuArrayCreate_v2(&array, &(Plain){16, 8, FLOAT, 1}));
+    CHECK(cuArrayCreate_v2(&other, &(Plain){16, 8, FLOAT, 1}));
+    float numbers[16 * 8], back[20 * 4] = {0};
+    for (int n = 0; n < 16 * 8; n++) numbers[n] = n;
+    uint64_t from = (uint64_t)array, to = (uint64_t)other;
+    Box boxes[] = {
+        {{POINTER, (uint64_t)numbers, {0}}, {IN_ARRAY, from, {0}}, {16, 8, 1}, 1, 0},
+        {{IN_ARRAY, from, {2, 3, 0}}, {IN_ARRAY, to, {1, 1, 0}}, {10, 4, 1}, 1, 0},
+        {{IN_ARRAY, to, {1, 1, 0}}, {POINTER, device, {20, 4}}, {10, 4, 1}, 1, 0},
+    };
+    CHECK(cuMemcpy3DBatchAsync_v2(3, boxes, 0, stream));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuMemcpyDtoH_v2(back, device, sizeof back));
+    for (int y = 0; y < 4; y++)
+        for (int x = 0; x < 10; x++) EXPECT(back[20 * y + x] == 16 * (y + 3) + x + 2);
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(0, boxes, 0, stream), INVALID_VALUE);
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(1, boxes, 1, stream), INVALID_VALUE);
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(1, boxes, 0, 0), INVALID_VALUE);
+    boxes[1].extent[0] = 16;
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(3, boxes, 0, stream), INVALID_VALUE);
+    boxes[1].extent[0] = 0;
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(3, boxes, 0, stream), INVALID_VALUE);
+    boxes[0].to.kind = 9;
+    EXPECT_CODE(cuMemcpy3DBatchAsync_v2(1, boxes, 0, stream), INVALID_VALUE);
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuStreamDestroy_v2(stream));
+    CHECK(cuArrayDestroy(array));
+    CHECK(cuArrayDestroy(other));
+    CHECK(cuMemFree_v2(device));
 }
 
 static void mipmaps(void) {
@@ -244,6 +297,7 @@ int main(int argc, char **argv) {
     CHECK(cuMemGetInfo_v2(&after, &all));
     EXPECT(after == before);
     arrays();
+    batches();
     mipmaps();
     objects();
     /* What is left goes with the context. */
