@@ -37,7 +37,7 @@ def run(rekindle, program, *arguments):
     return lines
 
 
-@pytest.mark.parametrize("program", ["arithmetic", "control", "grid", "library", "linked", "matmul", "reduce"])
+@pytest.mark.parametrize("program", ["arithmetic", "control", "grid", "library", "linked", "matmul", "reduce", "texture"])
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
 def test_results_are_those_of_numpy(rekindle, compiled, compiler, program):
     run(rekindle, program, compiled if compiler == "nvcc" else rekindle.root)

@@ -79,8 +79,12 @@ def moved(rekindle, name, before):
     return pid
 
 
+# What arrays hold only their context knows.
+ARRAYS = ("arrays", "surfaces", "textures")
+
+
 # What kernels print comes to the log of the process whose contexts are shared.
-@pytest.mark.parametrize("name", [name for name in ALONE if name != "printing"])
+@pytest.mark.parametrize("name", [name for name in ALONE if name not in ("printing", *ARRAYS)])
 def test_features_outlive_a_fault(rekindle, name):
     share(rekindle, name, sys.executable, FEATURES / f"{name}.py", rekindle.root / "go")
     assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
@@ -89,6 +93,16 @@ def test_features_outlive_a_fault(rekindle, name):
     moved(rekindle, name, before)
     (rekindle.root / "go").touch()
     assert rekindle.wait_end(name) == ["ready", "ok"]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_who_has_arrays_is_told(rekindle, name):
+    share(rekindle, name, sys.executable, FEATURES / f"{name}.py", rekindle.root / "go")
+    assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
+    Faulty(rekindle)()
+    assert rekindle.wait_lines("faulty", 2)[1] == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    (rekindle.root / "go").touch()
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in rekindle.wait_end(name)[-1]
 
 
 def test_who_is_at_rest_goes_on_and_who_is_at_work_is_told(rekindle):

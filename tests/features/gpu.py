@@ -69,8 +69,14 @@ class Module:
 
 
 def pack(arguments):
-    """Arguments as the driver wants them: floats as 32 bits, addresses (anything over 2**31) as 64, other integers as 32."""
-    slots = [np.array([a], np.float32) if isinstance(a, float) else np.array([int(a)], np.uint64 if int(a) > 2**31 else np.int32) for a in arguments]
+    """Arguments as the driver wants them: floats as 32 bits, addresses (`np.uint64`, or anything over 2**31) as 64, other integers as 32."""
+
+    def slot(a):
+        if isinstance(a, float):
+            return np.array([a], np.float32)
+        return np.array([int(a)], np.uint64 if isinstance(a, np.uint64) or int(a) > 2**31 else np.int32)
+
+    slots = [slot(a) for a in arguments]
     return slots, np.array([s.ctypes.data for s in slots], np.uint64)
 
 
@@ -94,6 +100,98 @@ def at(pointer, count, kind=np.float32):
 
     bytes_ = np.dtype(kind).itemsize * count
     return np.frombuffer((ctypes.c_uint8 * bytes_).from_address(int(pointer)), kind)
+
+
+FORMATS = {"uint8": 1, "uint16": 2, "uint32": 3, "int8": 8, "int16": 9, "int32": 10, "float16": 16, "float32": 32}
+LAYERED, SURFACE, CUBEMAP, GATHER = 1, 2, 4, 8
+
+
+def make_array(shape, kind=np.float32, channels=1, flags=0, levels=None):
+    """A CUDA array of `shape` (width, height, depth), with `levels` mipmaps."""
+    given = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    given.Width, given.Height, given.Depth = (*shape, 0, 0)[:3]
+    given.Format = driver.CUarray_format(FORMATS[np.dtype(kind).name])
+    given.NumChannels, given.Flags = channels, flags
+    if levels is None:
+        return call("cuArray3DCreate", given)
+    return call("cuMipmappedArrayCreate", given, levels)
+
+
+def _side(copy, name, end, row, rows):
+    kinds = driver.CUmemorytype
+    if isinstance(end, np.ndarray):
+        setattr(copy, f"{name}MemoryType", kinds.CU_MEMORYTYPE_HOST)
+        setattr(copy, f"{name}Host", end.ctypes.data)
+    elif isinstance(end, driver.CUarray):
+        setattr(copy, f"{name}MemoryType", kinds.CU_MEMORYTYPE_ARRAY)
+        setattr(copy, f"{name}Array", end)
+        return
+    else:
+        setattr(copy, f"{name}MemoryType", kinds.CU_MEMORYTYPE_UNIFIED)
+        setattr(copy, f"{name}Device", int(end))
+    setattr(copy, f"{name}Pitch", row)
+    setattr(copy, f"{name}Height", rows)
+
+
+def copy_box(to, source, size, at_to=(0, 0, 0), at_source=(0, 0, 0), pitch=None, stream=None):
+    """Copies `size` (bytes, rows, slices) between arrays of NumPy, CUDA arrays and addresses, whose rows have `pitch` bytes."""
+    copy = driver.CUDA_MEMCPY3D()
+    row, rows = pitch or size[0], size[1]
+    _side(copy, "dst", to, row, rows)
+    _side(copy, "src", source, row, rows)
+    copy.dstXInBytes, copy.dstY, copy.dstZ = at_to
+    copy.srcXInBytes, copy.srcY, copy.srcZ = at_source
+    copy.WidthInBytes, copy.Height, copy.Depth = size
+    if stream is None:
+        call("cuMemcpy3D", copy)
+    else:
+        call("cuMemcpy3DAsync", copy, stream)
+
+
+def fill_array(array, data):
+    """Puts `data`, whose last axis is the width (or, behind it, the channels given by `data.dtype`'s shape), into an array."""
+    data = np.ascontiguousarray(data)
+    slices, rows, row = (1, 1, *data.shape)[-3:]
+    copy_box(array, data, (row * data.itemsize, rows, slices))
+
+
+def read_array(array, like):
+    """What an array holds, in the shape of `like`."""
+    data = np.zeros_like(like)
+    slices, rows, row = (1, 1, *data.shape)[-3:]
+    copy_box(data, array, (row * data.itemsize, rows, slices))
+    return data
+
+
+def array_resource(array):
+    resource = driver.CUDA_RESOURCE_DESC()
+    if isinstance(array, driver.CUmipmappedArray):
+        resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
+        resource.res.mipmap.hMipmappedArray = array
+    else:
+        resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_ARRAY
+        resource.res.array.hArray = array
+    return resource
+
+
+WRAP, CLAMP, MIRROR, BORDER = range(4)
+AS_INTEGER, NORMALIZED = 1, 2
+
+
+def make_texture(resource, mode=CLAMP, linear=False, flags=0, border=(0.0, 0.0, 0.0, 0.0), **more):
+    """The number of a texture object, as kernels take it."""
+    given = driver.CUDA_TEXTURE_DESC()
+    given.addressMode = [driver.CUaddress_mode(mode)] * 3
+    given.filterMode = driver.CUfilter_mode(int(linear))
+    given.flags = flags
+    given.borderColor = list(border)
+    for name, value in more.items():
+        setattr(given, name, value)
+    return np.uint64(int(call("cuTexObjectCreate", resource, given, None)))
+
+
+def make_surface(array):
+    return np.uint64(int(call("cuSurfObjectCreate", array_resource(array))))
 
 
 ADD = """extern "C" __global__ void add(float *a, float x, int n) {

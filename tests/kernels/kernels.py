@@ -13,8 +13,9 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "features"))
+import gpu  # noqa: E402
 import nvidia  # noqa: E402
-from gpu import call, compile_ptx, open_device  # noqa: E402
+from gpu import call, open_device  # noqa: E402
 
 INCLUDE = next(path for root in nvidia.__path__ for path in Path(root).glob("cu13/include"))
 
@@ -24,7 +25,7 @@ def ptx(source, *options):
     if compiled.exists():
         return compiled.read_bytes()
     folders = [f"--include-path={path}".encode() for path in (INCLUDE, INCLUDE / "cccl")]
-    return compile_ptx((HERE / f"{source}.cu").read_text(), *folders, *options)
+    return gpu.compile_ptx((HERE / f"{source}.cu").read_text(), *folders, *options)
 
 
 class Kernels:

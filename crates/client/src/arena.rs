@@ -33,6 +33,8 @@ pub enum Kind {
     Pool,
     Link,
     UserObject,
+    Array,
+    MipmappedArray,
 }
 
 /// Something that the program has a handle of.

@@ -14,7 +14,7 @@ use rekindle_protocol::operation::{ContextOpen, ContextReset};
 
 use crate::abi::{Handle, Out, Result};
 use crate::export::exports;
-use crate::{arena, genuine, lane, memory, session, stream, thread};
+use crate::{arena, genuine, lane, memory, session, stream, texture, thread};
 
 pub struct Context {
     pub handle: Handle,
@@ -139,6 +139,7 @@ fn reset_device(device: u8) -> Result<()> {
     memory::forget(|allocation| allocation.device == device)?;
     arena::remove_device(device);
     stream::forget_device(device);
+    texture::forget_device(device);
     lane::ask(&ContextReset { device })
 }
 

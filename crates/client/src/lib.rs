@@ -18,6 +18,7 @@
 
 mod abi;
 mod arena;
+mod array;
 mod capture;
 mod connect;
 mod context;
@@ -53,6 +54,7 @@ mod stream;
 mod stream_value;
 mod tables;
 mod tensor_map;
+mod texture;
 mod thread;
 mod visible;
 

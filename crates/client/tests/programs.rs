@@ -73,8 +73,13 @@ fn order() {
 #[test]
 fn errors_are_named_once() {
     let said = run("errors");
-    let named = "rekindle: cuTexObjectCreate is not implemented; returned CUDA_ERROR_NOT_SUPPORTED";
+    let named = "rekindle: cuVDPAUGetDevice is not implemented; returned CUDA_ERROR_NOT_SUPPORTED";
     assert_eq!(said.matches(named).count(), 1, "{said}");
+}
+
+#[test]
+fn arrays_and_textures() {
+    run("arrays");
 }
 
 #[test]

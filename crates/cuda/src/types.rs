@@ -57,6 +57,26 @@ pub struct Memcpy3D {
     pub depth: usize,
 }
 
+/// `CUmemcpy3DOperand`: a pointer with the elements of its rows and rows of its layers, or an array and where in it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DOperand {
+    pub kind: u32,
+    pub address: u64,
+    pub sizes: [usize; 3],
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DBatchOp {
+    pub from: Memcpy3DOperand,
+    pub to: Memcpy3DOperand,
+    pub extent: [usize; 3],
+    pub order: u32,
+    pub flags: u32,
+}
+
 /// `CU_MEMORYTYPE_*`.
 pub mod memory_type {
     pub const HOST: u32 = 1;
@@ -213,6 +233,81 @@ pub struct DeviceProperties {
     pub texture_alignment: i32,
 }
 
+/// `CUDA_ARRAY_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub format: u32,
+    pub channels: u32,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Array3DDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub format: u32,
+    pub channels: u32,
+    pub flags: u32,
+}
+
+/// `CUDA_RESOURCE_DESC`. What follows `kind` is a union; these are the fields of `pitch2D`. The others begin as it does, but for
+/// `linear`, whose size lies where `width` is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ResourceDescriptor {
+    pub kind: u32,
+    /// An array, an array with mipmaps, or an address.
+    pub handle: u64,
+    pub format: u32,
+    pub channels: u32,
+    pub width: usize,
+    pub height: usize,
+    pub pitch: usize,
+    pub rest: [u64; 11],
+    pub flags: u32,
+}
+
+/// `CUDA_TEXTURE_DESC`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TextureDescriptor {
+    pub address_modes: [u32; 3],
+    pub filter: u32,
+    pub flags: u32,
+    pub anisotropy: u32,
+    pub mipmap_filter: u32,
+    pub level_bias: f32,
+    pub level_clamp: [f32; 2],
+    pub border: [f32; 4],
+    pub reserved: [i32; 12],
+}
+
+/// `CUDA_RESOURCE_VIEW_DESC`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ResourceViewDescriptor {
+    pub format: u32,
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub levels: [u32; 2],
+    pub layers: [u32; 2],
+    pub reserved: [u32; 16],
+}
+
+/// `CU_RESOURCE_TYPE_*`.
+pub mod resource_type {
+    pub const ARRAY: u32 = 0;
+    pub const MIPMAPPED_ARRAY: u32 = 1;
+    pub const LINEAR: u32 = 2;
+    pub const PITCH2D: u32 = 3;
+}
+
 /// A 128-byte tensor map, 64-byte aligned.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
@@ -221,6 +316,7 @@ pub struct TensorMap(pub [u8; 128]);
 const _: () = assert!(
     size_of::<Memcpy2D>() == 128
         && size_of::<Memcpy3D>() == 200
+        && size_of::<Memcpy3DBatchOp>() == 112
         && size_of::<MemAllocationProp>() == 32
         && size_of::<MemPoolProps>() == 88
         && size_of::<LaunchAttribute>() == 72
@@ -229,4 +325,9 @@ const _: () = assert!(
         && size_of::<KernelNodeParamsV1>() == 56
         && size_of::<BatchMemOp>() == 48
         && size_of::<GraphInstantiateParams>() == 32
+        && size_of::<ArrayDescriptor>() == 24
+        && size_of::<Array3DDescriptor>() == 40
+        && size_of::<ResourceDescriptor>() == 144
+        && size_of::<TextureDescriptor>() == 104
+        && size_of::<ResourceViewDescriptor>() == 112
 );

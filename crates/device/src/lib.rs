@@ -5,6 +5,7 @@
 //! called [`Device::bind`]; work on streams is asynchronous and its errors come from the next synchronising call,
 //! as CUDA's rules say.
 
+mod array;
 mod code;
 mod copy;
 mod info;
@@ -12,7 +13,12 @@ mod launch;
 mod prepared;
 mod slice;
 mod tensor_map;
+mod texture;
 
+pub use array::{
+    ARRAY_CUBEMAP, ARRAY_GATHER, ARRAY_LAYERED, ARRAY_SURFACE, ArrayCopy, ArrayDescription, ArrayFormat,
+    ArrayLevel, CopyEnd,
+};
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement, uuid_text};
@@ -20,6 +26,10 @@ pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use prepared::{Constants, Piece, PreparedCode};
 pub use slice::{PROGRAM_RANGE, Slice};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
+pub use texture::{
+    ResourceView, Sampler, TEXTURE_AS_INTEGER, TEXTURE_NORMALIZED, TEXTURE_SRGB, Texture, TextureResource,
+    View, ViewKind,
+};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -62,6 +72,8 @@ handles! {
     GraphExec;
     /// Multiprocessors that streams are made on ([`Device::part_create`]).
     Part;
+    /// An array, with mipmaps or without.
+    Array;
 }
 
 /// How the multiprocessors of a device can be divided: into so many units of so many each. A set of units is a number with a
@@ -260,6 +272,27 @@ pub trait Device: Send + Sync {
 
     /// `cuTensorMapEncode*`: arguments packed as [`TensorMapArguments`], 128 bytes back. `kind` 0 tiled, 1 im2col.
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]>;
+    // Arrays, and the objects by which kernels read and write them.
+
+    fn array_create(&self, _description: &ArrayDescription) -> Result<Array> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// No work uses it any more.
+    fn array_destroy(&self, _array: Array) -> Result<()> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// Asynchronous, as [`Device::copy_3d`].
+    fn copy_array(&self, _copy: &ArrayCopy<Array>, _stream: Stream) -> Result<()> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// The number of a texture or surface object, as kernels take it. Which one it is the device decides.
+    fn view_create(&self, _view: &View<Array>) -> Result<u64> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn view_destroy(&self, _kind: ViewKind, _number: u64) -> Result<()> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+
     /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
     fn fault(&self) -> Option<String>;
 }

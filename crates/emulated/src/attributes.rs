@@ -25,8 +25,7 @@ pub(crate) const CAPABILITY: (u32, u32) = (9, 0);
 pub(crate) const PRIORITIES: (i32, i32) = (0, -5);
 const CONSTANT: i32 = 64 << 10;
 
-/// Ascending (attribute, value) rows. Those of textures and surfaces are the documented sizes, though no call makes
-/// one: programs read them at start.
+/// Ascending (attribute, value) rows. Those of textures and surfaces are the documented sizes.
 fn rows(index: u32, config: &Config) -> Vec<(i32, i32)> {
     let l2 = 50 << 20;
     let mut rows = vec![

@@ -11,12 +11,13 @@ use rekindle_cuda::{
     CuResult,
 };
 use rekindle_device::{
-    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, View, ViewKind,
 };
 
 use crate::arena::Arena;
+use crate::arrays::Arrays;
 use crate::attributes::LIMIT_HEAP;
 use crate::common::Common;
 use crate::context::Context;
@@ -30,6 +31,7 @@ use crate::physical::Budget;
 use crate::prepared::EmulatedCode;
 use crate::scheduler::Scheduler;
 use crate::space::{GRANULARITY, Space};
+use crate::views::Views;
 use crate::work::{Engine, Executor, Op, Services};
 use crate::{Config, Error};
 
@@ -41,6 +43,7 @@ pub(crate) struct EmulatedDevice {
     limits: Mutex<BTreeMap<u32, u64>>,
     arena: Arc<Arena>,
     pub(crate) space: Arc<Space>,
+    pub(crate) arrays: Arrays,
     budget: Arc<Budget>,
 }
 
@@ -60,6 +63,7 @@ impl EmulatedDevice {
         let services = Services {
             arena: Arc::clone(&arena),
             output,
+            views: Views::default(),
             cancelled: AtomicBool::new(false),
             heap_limit: AtomicU64::new(heap),
         };
@@ -71,6 +75,7 @@ impl EmulatedDevice {
             limits: Mutex::new(limits),
             arena,
             space,
+            arrays: Arrays::default(),
             budget,
         })
     }
@@ -86,6 +91,10 @@ impl EmulatedDevice {
     pub fn kernel(&self, function: Function) -> Result<Kernel> {
         self.check()?;
         self.modules.lock().kernel(function).cloned()
+    }
+
+    fn views(&self) -> &Views {
+        &self.context.scheduler.executor().services.views
     }
 
     fn add_node(&self, graph: Graph, after: &[GraphNode], op: Option<Op>) -> Result<GraphNode> {
@@ -427,7 +436,11 @@ impl Device for EmulatedDevice {
     }
 
     fn graph_add_copy(&self, graph: Graph, after: &[GraphNode], copy: &Copy3D) -> Result<GraphNode> {
-        let op = self.copy_op(copy)?.unwrap_or(Op::Copy { copy: *copy, engine: Engine::Compute });
+        let op = self.copy_op(copy)?.unwrap_or(Op::Copy {
+            copy: *copy,
+            engine: Engine::Compute,
+            _arrays: Vec::new(),
+        });
         self.add_node(graph, after, Some(op))
     }
 
@@ -473,6 +486,31 @@ impl Device for EmulatedDevice {
 
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
         self.context.graphs(|graphs| graphs.destroy_exec(exec))
+    }
+
+    fn array_create(&self, description: &ArrayDescription) -> Result<Array> {
+        self.check()?;
+        self.arrays.create(description, &self.budget)
+    }
+
+    fn array_destroy(&self, array: Array) -> Result<()> {
+        self.check()?;
+        self.arrays.destroy(array)
+    }
+
+    fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
+        self.check()?;
+        self.array_copy_op(copy)?.map_or(Ok(()), |op| self.context.submit(stream, op))
+    }
+
+    fn view_create(&self, view: &View<Array>) -> Result<u64> {
+        self.check()?;
+        self.views().create(view, &self.arrays, &self.space)
+    }
+
+    fn view_destroy(&self, kind: ViewKind, number: u64) -> Result<()> {
+        self.check()?;
+        self.views().destroy(kind, number)
     }
 
     fn tensor_map(&self, _kind: u32, _arguments: &[u8]) -> Result<[u8; 128]> {

@@ -1,7 +1,7 @@
 //! What calls ask of a stream or a graph, checked: shapes and places before anything is queued.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{Copy3D, Function, Launch, MemorySet, Result};
+use rekindle_device::{Array, ArrayCopy, Copy3D, CopyEnd, Function, Launch, MemorySet, Result};
 
 use crate::device::EmulatedDevice;
 use crate::space::Place;
@@ -26,7 +26,39 @@ impl EmulatedDevice {
         }
         let to = self.place(copy.to, extent(shape, copy.to_pitch, copy.to_slice)?)?;
         let from = self.place(copy.from, extent(shape, copy.from_pitch, copy.from_slice)?)?;
-        Ok(Some(Op::Copy { copy: *copy, engine: copy_engine(to, from) }))
+        Ok(Some(Op::Copy { copy: *copy, engine: copy_engine(to, from), _arrays: Vec::new() }))
+    }
+
+    /// As [`EmulatedDevice::copy_op`], from or to arrays.
+    pub fn array_copy_op(&self, copy: &ArrayCopy<Array>) -> Result<Option<Op>> {
+        let shape = [copy.width, copy.height, copy.depth];
+        if shape.contains(&0) {
+            return Ok(None);
+        }
+        let mut arrays = Vec::new();
+        let mut end = |end: &CopyEnd<Array>| match end {
+            CopyEnd::Linear { address, pitch, slice } => {
+                let place = self.place(*address, extent(shape, *pitch, *slice)?)?;
+                Ok((*address, *pitch, *slice, place))
+            }
+            CopyEnd::Array { at, x, y, z } => {
+                let (array, level) = self.arrays.level(at)?;
+                let [row, rows, slices] = array.description.extent(level);
+                let mut sides = [(*x, row), (*y, rows), (*z, slices)].into_iter().zip(shape);
+                if !sides.all(|((at, most), size)| at.checked_add(size).is_some_and(|end| end <= most)) {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                let image = array.image(level);
+                let address = image.address + z * image.slice + y * image.pitch + x;
+                arrays.push(array.storage);
+                Ok((address, image.pitch, image.slice, Place::Device))
+            }
+        };
+        let (to, to_pitch, to_slice, to_place) = end(&copy.to)?;
+        let (from, from_pitch, from_slice, from_place) = end(&copy.from)?;
+        let [width, height, depth] = shape;
+        let copy = Copy3D { to, to_pitch, to_slice, from, from_pitch, from_slice, width, height, depth };
+        Ok(Some(Op::Copy { copy, engine: copy_engine(to_place, from_place), _arrays: arrays }))
     }
 
     pub fn set_op(&self, set: &MemorySet) -> Result<Option<Op>> {

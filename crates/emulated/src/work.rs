@@ -15,11 +15,13 @@ use rekindle_ptx as ptx;
 
 use crate::access::{self, Miss, Piece};
 use crate::arena::Arena;
+use crate::arrays::Storage;
 use crate::attributes::{CLOCK_KHZ, SHARED_OPTIN};
 use crate::crew::{Crew, Stop};
 use crate::function::{Kernel, is_cooperative};
 use crate::output::Output;
 use crate::space::{Place, Space};
+use crate::views::Views;
 
 /// What does a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +48,11 @@ pub(crate) enum Op {
         parameters: Arc<[u8]>,
         units: u64,
     },
+    /// Keeps the arrays that it copies.
     Copy {
         copy: Copy3D,
         engine: Engine,
+        _arrays: Vec<Arc<Storage>>,
     },
     Set(MemorySet),
     WaitValue {
@@ -92,6 +96,7 @@ impl Failure {
 pub(crate) struct Services {
     pub arena: Arc<Arena>,
     pub output: Arc<Output>,
+    pub views: Views,
     /// Set to end whatever runs.
     pub cancelled: AtomicBool,
     pub heap_limit: AtomicU64,
@@ -137,7 +142,7 @@ impl Executor {
             Op::Kernel { kernel, launch, parameters, units } => {
                 self.kernel(kernel, launch, parameters, *units)
             }
-            Op::Copy { copy, engine } => self.copy(copy, *engine),
+            Op::Copy { copy, engine, .. } => self.copy(copy, *engine),
             Op::Set(set) => self.set(set),
             Op::WriteValue { address, value, width } => self.write_value(*address, *value, *width),
             Op::WaitValue { .. } => Ok(()),
@@ -281,6 +286,10 @@ impl ptx::Host for Services {
 
     fn free(&self, address: u64) {
         self.arena.heap_give(address);
+    }
+
+    fn view(&self, number: u64) -> Option<Arc<ptx::View>> {
+        self.views.get(number)
     }
 
     fn cancelled(&self) -> bool {

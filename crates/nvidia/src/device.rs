@@ -8,9 +8,9 @@ use std::sync::{Arc, OnceLock};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
-    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, View, ViewKind,
 };
 
 use crate::driver::{Driver, call};
@@ -418,6 +418,26 @@ impl Device for NvidiaDevice {
 
     fn graph_exec_destroy(&self, exec: GraphExec) -> Result<()> {
         ask!(self, cuGraphExecDestroy(exec.0))
+    }
+
+    fn array_create(&self, description: &ArrayDescription) -> Result<Array> {
+        self.create_array(description)
+    }
+
+    fn array_destroy(&self, array: Array) -> Result<()> {
+        self.destroy_array(array)
+    }
+
+    fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
+        self.copy_arrays(copy, stream)
+    }
+
+    fn view_create(&self, view: &View<Array>) -> Result<u64> {
+        self.create_view(view)
+    }
+
+    fn view_destroy(&self, kind: ViewKind, number: u64) -> Result<()> {
+        self.destroy_view(kind, number)
     }
 
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {

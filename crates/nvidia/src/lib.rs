@@ -8,6 +8,7 @@
 //! to a device must be one that this device gave and that was not destroyed since.** The driver dereferences it.
 //! A worker keeps its own table from the program's handles to these, and so never passes on what a program made up.
 
+mod array;
 mod context;
 mod device;
 mod driver;

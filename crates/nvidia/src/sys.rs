@@ -151,6 +151,18 @@ functions! {
         fn cuStreamWriteValue32_v2(u64, u64, u32, c_uint);
         fn cuStreamWriteValue64_v2(u64, u64, u64, c_uint);
 
+        fn cuArray3DCreate_v2(*mut u64, *const ArrayDescriptor);
+        fn cuArrayDestroy(u64);
+        fn cuMipmappedArrayCreate(*mut u64, *const ArrayDescriptor, c_uint);
+        fn cuMipmappedArrayGetLevel(*mut u64, u64, c_uint);
+        fn cuMipmappedArrayDestroy(u64);
+        fn cuTexObjectCreate(
+            *mut u64, *const ResourceDescriptor, *const TextureDescriptor, *const ResourceViewDescriptor
+        );
+        fn cuTexObjectDestroy(u64);
+        fn cuSurfObjectCreate(*mut u64, *const ResourceDescriptor);
+        fn cuSurfObjectDestroy(u64);
+
         fn cuStreamBeginCapture_v2(u64, c_uint);
         fn cuStreamEndCapture(u64, *mut u64);
         fn cuStreamGetCaptureInfo_v2(u64, *mut c_uint, *mut u64, *mut u64, *mut *const u64, *mut usize);
@@ -273,6 +285,7 @@ pub const LAUNCH_END: usize = 0;
 pub const LAUNCH_BUFFER: usize = 1;
 pub const LAUNCH_SIZE: usize = 2;
 
+pub const MEMORY_ARRAY: c_uint = 3;
 pub const MEMORY_UNIFIED: c_uint = 4;
 
 /// One side of `CUDA_MEMCPY3D`.
@@ -301,6 +314,75 @@ pub struct Memcpy3D {
     pub width: usize,
     pub height: usize,
     pub depth: usize,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+pub struct ArrayDescriptor {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub format: c_uint,
+    pub channels: c_uint,
+    pub flags: c_uint,
+}
+
+/// `CUDA_RESOURCE_DESC`. The union's fields are those of its largest member in use, `pitch2D`: the others begin as it does,
+/// but for `linear`, whose size lies where `width` is.
+#[repr(C)]
+pub struct ResourceDescriptor {
+    pub kind: c_uint,
+    /// `CUarray`, `CUmipmappedArray` or `CUdeviceptr`.
+    pub handle: u64,
+    pub format: c_uint,
+    pub channels: c_uint,
+    pub width: usize,
+    pub height: usize,
+    pub pitch: usize,
+    pub rest: [u64; 11],
+    pub flags: c_uint,
+}
+
+impl Default for ResourceDescriptor {
+    fn default() -> ResourceDescriptor {
+        ResourceDescriptor {
+            kind: 0,
+            handle: 0,
+            format: 0,
+            channels: 0,
+            width: 0,
+            height: 0,
+            pitch: 0,
+            rest: [0; 11],
+            flags: 0,
+        }
+    }
+}
+
+/// `CUDA_TEXTURE_DESC`.
+#[repr(C)]
+pub struct TextureDescriptor {
+    pub address_modes: [c_uint; 3],
+    pub filter: c_uint,
+    pub flags: c_uint,
+    pub anisotropy: c_uint,
+    pub mipmap_filter: c_uint,
+    pub level_bias: f32,
+    pub level_clamp: [f32; 2],
+    pub border: [f32; 4],
+    pub reserved: [c_int; 12],
+}
+
+/// `CUDA_RESOURCE_VIEW_DESC`.
+#[repr(C)]
+pub struct ResourceViewDescriptor {
+    pub format: c_uint,
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+    pub levels: [c_uint; 2],
+    pub layers: [c_uint; 2],
+    pub reserved: [c_uint; 16],
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
@@ -387,6 +469,19 @@ mod tests {
         assert_eq!(offset_of!(MemcpySide, device), 48);
         assert_eq!(offset_of!(MemcpySide, pitch), 72);
         assert_eq!(offset_of!(Memcpy3D, width), 176);
+        assert_eq!(size_of::<ArrayDescriptor>(), 40);
+        assert_eq!(offset_of!(ArrayDescriptor, flags), 32);
+        assert_eq!(size_of::<ResourceDescriptor>(), 144);
+        assert_eq!(offset_of!(ResourceDescriptor, handle), 8);
+        assert_eq!(offset_of!(ResourceDescriptor, format), 16);
+        assert_eq!(offset_of!(ResourceDescriptor, width), 24);
+        assert_eq!(offset_of!(ResourceDescriptor, pitch), 40);
+        assert_eq!(offset_of!(ResourceDescriptor, flags), 136);
+        assert_eq!(size_of::<TextureDescriptor>(), 104);
+        assert_eq!(offset_of!(TextureDescriptor, border), 40);
+        assert_eq!(size_of::<ResourceViewDescriptor>(), 112);
+        assert_eq!(offset_of!(ResourceViewDescriptor, levels), 32);
+        assert_eq!(offset_of!(ResourceViewDescriptor, layers), 40);
         assert_eq!(size_of::<KernelNode>(), 72);
         assert_eq!(offset_of!(KernelNode, parameters), 40);
         assert_eq!(offset_of!(KernelNode, context), 64);

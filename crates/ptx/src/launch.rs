@@ -1,6 +1,8 @@
 //! What a launch gives the interpreter, and what the interpreter asks of the device.
 
-use crate::Module;
+use std::sync::Arc;
+
+use crate::{Module, View};
 
 /// Device addresses `start..end` that kernels may touch; pages within may still be unmapped or read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,10 @@ pub trait Host: Sync {
     /// Device-side heap; zero when it is exhausted.
     fn malloc(&self, bytes: u64) -> u64;
     fn free(&self, address: u64);
+    /// The texture or surface of this number.
+    fn view(&self, _number: u64) -> Option<Arc<View>> {
+        None
+    }
     /// Polled now and then; `true` stops the launch.
     fn cancelled(&self) -> bool;
 }

@@ -141,6 +141,11 @@ pub(crate) enum Op {
         store: bool,
         offset: i64,
     },
+    /// Sources: texture, layer, coordinates, level or gradients, offsets.
+    Fetch(crate::machine::texture::Fetch),
+    /// Sources: surface, layer, coordinates, values.
+    Surface(crate::machine::texture::SurfaceAccess),
+    ViewQuery(crate::machine::texture::Query),
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -20,7 +20,10 @@ fn unknown_instructions_are_named_with_their_line() {
         ("add.rn.u32 %r1, %r2, %r3;", "add.rn.u32"),
         ("add.u32.sideways %r1, %r2, %r3;", "add.u32.sideways"),
         ("tex.2d.v4.f32.f32 {%r0,%r1,%r2,%r3}, [%r1, {%r2, %r3}];", "tex.2d.v4.f32.f32"),
-        ("sust.b.1d.b32.trap [%r1, {%r2}], %r3;", "sust.b.1d.b32.trap"),
+        ("tex.2d.v4.f16.f32 {%r0,%r1,%r2,%r3}, [%r1, {%r2, %r3}];", "tex.2d.v4.f16.f32"),
+        ("tex.2dms.v4.f32.s32 {%r0,%r1,%r2,%r3}, [%r1, {%r0, %r2, %r3, %r3}];", "tex.2dms.v4.f32.s32"),
+        ("sust.p.1d.b32.trap [%r1, {%r2}], {%r3};", "sust.p.1d.b32.trap"),
+        ("sured.b.add.1d.u32.trap [%r1, {%r2}], %r3;", "sured.b.add.1d.u32.trap"),
         (
             "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%r2, {%r3}], [%r1];",
             "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",

@@ -3,6 +3,8 @@
 //! Device memory and shared host memory are copied by the worker where they are. Pageable memory goes through the
 //! ring's staging area in pieces: an upload returns when its bytes are staged, a download when they have arrived.
 
+mod array;
+mod batch;
 mod bulk;
 mod linear;
 mod memcpy;
@@ -13,7 +15,7 @@ use crate::memory;
 
 /// One end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+pub enum Side {
     /// Memory that the worker reaches at this address.
     Shared(u64),
     /// Memory of the program's own.

@@ -10,14 +10,14 @@ use crate::export::exports;
 use crate::stream::{self, Place, resolve};
 use crate::{lane, memory};
 
-use super::Side;
 use super::linear::{self, When};
+use super::{Side, array};
 
 /// One side of a box: its first byte, and the bytes from row to row and from slice to slice.
-struct Face {
-    side: Side,
-    pitch: u64,
-    slice: u64,
+pub(super) struct Face {
+    pub side: Side,
+    pub pitch: u64,
+    pub slice: u64,
 }
 
 struct Box3 {
@@ -29,19 +29,24 @@ struct Box3 {
 }
 
 /// One side as the C structures describe it.
-struct Described {
-    kind: u32,
-    host: u64,
-    device: u64,
-    x: usize,
-    y: usize,
-    z: usize,
-    pitch: usize,
-    height: usize,
+pub(super) struct Described {
+    pub kind: u32,
+    pub host: u64,
+    pub device: u64,
+    pub array: Handle,
+    pub x: usize,
+    pub y: usize,
+    pub z: usize,
+    pub level: usize,
+    pub pitch: usize,
+    pub height: usize,
 }
 
-fn face(described: Described, width: u64, rows: u64, slices: u64) -> Result<Face> {
-    let Described { kind, host, device, x, y, z, pitch, height } = described;
+/// Both sides, where the copy goes first, and its width in bytes, height and depth.
+pub(super) type Whole = (Described, Described, [u64; 3]);
+
+pub(super) fn face(described: &Described, [width, rows, slices]: [u64; 3]) -> Result<Face> {
+    let Described { kind, host, device, x, y, z, pitch, height, .. } = *described;
     let pitch = if pitch == 0 { width } else { pitch as u64 };
     if pitch < width && rows > 1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -59,18 +64,16 @@ fn face(described: Described, width: u64, rows: u64, slices: u64) -> Result<Face
     Ok(Face { side, pitch, slice })
 }
 
-fn from_2d(c: &Memcpy2D) -> Result<Option<Box3>> {
-    let (width, height) = (c.width as u64, c.height as u64);
-    if width == 0 || height == 0 {
-        return Ok(None);
-    }
+fn of_2d(c: &Memcpy2D) -> Whole {
     let to = Described {
         kind: c.dst_type,
         host: c.dst_host as u64,
         device: c.dst_device,
+        array: c.dst_array.into(),
         x: c.dst_x,
         y: c.dst_y,
         z: 0,
+        level: 0,
         pitch: c.dst_pitch,
         height: 0,
     };
@@ -78,28 +81,27 @@ fn from_2d(c: &Memcpy2D) -> Result<Option<Box3>> {
         kind: c.src_type,
         host: c.src_host as u64,
         device: c.src_device,
+        array: c.src_array.into(),
         x: c.src_x,
         y: c.src_y,
         z: 0,
+        level: 0,
         pitch: c.src_pitch,
         height: 0,
     };
-    let (to, from) = (face(to, width, height, 1)?, face(from, width, height, 1)?);
-    Ok(Some(Box3 { to, from, width, height, depth: 1 }))
+    (to, from, [c.width as u64, c.height as u64, 1])
 }
 
-fn from_3d(c: &Memcpy3D) -> Result<Option<Box3>> {
-    let (width, height, depth) = (c.width as u64, c.height as u64, c.depth as u64);
-    if width == 0 || height == 0 || depth == 0 {
-        return Ok(None);
-    }
+fn of_3d(c: &Memcpy3D) -> Whole {
     let to = Described {
         kind: c.dst_type,
         host: c.dst_host as u64,
         device: c.dst_device,
+        array: c.dst_array.into(),
         x: c.dst_x,
         y: c.dst_y,
         z: c.dst_z,
+        level: c.dst_lod,
         pitch: c.dst_pitch,
         height: c.dst_height,
     };
@@ -107,19 +109,30 @@ fn from_3d(c: &Memcpy3D) -> Result<Option<Box3>> {
         kind: c.src_type,
         host: c.src_host as u64,
         device: c.src_device,
+        array: c.src_array.into(),
         x: c.src_x,
         y: c.src_y,
         z: c.src_z,
+        level: c.src_lod,
         pitch: c.src_pitch,
         height: c.src_height,
     };
-    let (to, from) = (face(to, width, height, depth)?, face(from, width, height, depth)?);
+    (to, from, [c.width as u64, c.height as u64, c.depth as u64])
+}
+
+/// A box of memory on both sides; none where it is empty.
+fn box_of((to, from, size): &Whole) -> Result<Option<Box3>> {
+    if size.contains(&0) {
+        return Ok(None);
+    }
+    let [width, height, depth] = *size;
+    let (to, from) = (face(to, *size)?, face(from, *size)?);
     Ok(Some(Box3 { to, from, width, height, depth }))
 }
 
 /// For graph nodes: the copy if both of its sides are memory that the worker reaches.
 pub fn for_graph(c: &Memcpy3D) -> Result<Copy3D> {
-    let wanted = from_3d(c)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let wanted = box_of(&of_3d(c))?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     shared(&wanted).ok_or(CUDA_ERROR_NOT_SUPPORTED)
 }
 
@@ -138,8 +151,12 @@ fn shared(b: &Box3) -> Option<Copy3D> {
     })
 }
 
-fn copy(place: Place, wanted: Option<Box3>, when: When) -> Result<()> {
-    let Some(b) = wanted else { return Ok(()) };
+pub(super) fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
+    if [&whole.0, &whole.1].iter().any(|side| side.kind == memory_type::ARRAY) {
+        let (to, from, size) = whole;
+        return array::copy(place, &to, &from, size, when);
+    }
+    let Some(b) = box_of(&whole)? else { return Ok(()) };
     let packed = |face: &Face| {
         (face.pitch == b.width || b.height == 1 && b.depth == 1)
             && (face.slice == b.width * b.height || b.depth == 1)
@@ -164,24 +181,24 @@ fn copy(place: Place, wanted: Option<Box3>, when: When) -> Result<()> {
 
 exports! {
     call fn cuMemcpy2D_v2 | cuMemcpy2D_v2_ptds {stream} (description: In<Memcpy2D>) {
-        copy(resolve(stream)?, from_2d(&description.get()?)?, When::Synchronous)
+        copy(resolve(stream)?, of_2d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy2DUnaligned_v2 | cuMemcpy2DUnaligned_v2_ptds {stream} (description: In<Memcpy2D>) {
-        copy(resolve(stream)?, from_2d(&description.get()?)?, When::Synchronous)
+        copy(resolve(stream)?, of_2d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy2DAsync_v2 | cuMemcpy2DAsync_v2_ptsz [stream] (description: In<Memcpy2D>, stream: Handle) {
-        copy(resolve(stream)?, from_2d(&description.get()?)?, When::Enqueued)
+        copy(resolve(stream)?, of_2d(&description.get()?), When::Enqueued)
     }
     call fn cuMemcpy3D_v2 | cuMemcpy3D_v2_ptds {stream} (description: In<Memcpy3D>) {
-        copy(resolve(stream)?, from_3d(&description.get()?)?, When::Synchronous)
+        copy(resolve(stream)?, of_3d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz [stream] (description: In<Memcpy3D>, stream: Handle) {
-        copy(resolve(stream)?, from_3d(&description.get()?)?, When::Enqueued)
+        copy(resolve(stream)?, of_3d(&description.get()?), When::Enqueued)
     }
     call fn cuMemcpy3DPeer | cuMemcpy3DPeer_ptds {stream} (description: In<Memcpy3D>) {
-        copy(resolve(stream)?, from_3d(&description.get()?)?, When::Synchronous)
+        copy(resolve(stream)?, of_3d(&description.get()?), When::Synchronous)
     }
     call fn cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz [stream] (description: In<Memcpy3D>, stream: Handle) {
-        copy(resolve(stream)?, from_3d(&description.get()?)?, When::Enqueued)
+        copy(resolve(stream)?, of_3d(&description.get()?), When::Enqueued)
     }
 }

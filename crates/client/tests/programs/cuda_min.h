@@ -80,7 +80,7 @@ CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 CUresult cuGetErrorName(CUresult, const char **);
 CUresult cuOccupancyMaxPotentialBlockSize(int *, int *, CUfunction, size_t (*)(int), size_t, int);
-CUresult cuTexObjectCreate(void *, const void *, const void *, const void *);
+CUresult cuVDPAUGetDevice(CUdevice *, unsigned, void *);
 
 #define EXPECT(condition) \
     do { \

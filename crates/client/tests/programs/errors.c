@@ -31,8 +31,8 @@ int main(int argc, char **argv) {
     CHECK(cuModuleGetFunction(&bounded, module, "bounded"));
     CHECK(cuLaunchKernel(bounded, 1, 1, 1, 64, 1, 1, 0, 0, 0, 0));
     EXPECT_CODE(cuLaunchKernel(bounded, 1, 1, 1, 65, 1, 1, 0, 0, 0, 0), INVALID_VALUE);
-    EXPECT_CODE(cuTexObjectCreate(0, 0, 0, 0), NOT_SUPPORTED);
-    EXPECT_CODE(cuTexObjectCreate(0, 0, 0, 0), NOT_SUPPORTED);
+    EXPECT_CODE(cuVDPAUGetDevice(0, 0, 0), NOT_SUPPORTED);
+    EXPECT_CODE(cuVDPAUGetDevice(0, 0, 0), NOT_SUPPORTED);
     const char *name;
     CHECK(cuGetErrorName(700, &name));
     EXPECT(!strcmp(name, "CUDA_ERROR_ILLEGAL_ADDRESS"));

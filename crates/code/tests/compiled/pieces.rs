@@ -174,6 +174,23 @@ fn each_piece_has_a_bank_of_the_user_constants_and_the_buffer_has_them_by_name()
 }
 
 #[test]
+fn textures_that_kernels_get_as_arguments_need_nothing_of_the_module() {
+    let source =
+        "extern \"C\" __global__ void reads(cudaTextureObject_t t, cudaSurfaceObject_t s, float *x) {
+            x[0] = tex2D<float>(t, x[1], x[2]) + tex1Dfetch<float>(t, 3);
+            surf2Dwrite(x[3], s, 4, 5);
+        }
+        extern \"C\" __global__ void other(float *x) { x[0] = 1; }";
+    let code = compile(source, &[HOPPER, "-cubin"]);
+    let piece = prepared(&code).piece("reads", ADDRESS).unwrap();
+    let (before, after) = (sections(&code), sections(&piece));
+    for name in [".text.reads", ".nv.info.reads", ".nv.constant0.reads"] {
+        assert_eq!(after.get(name), before.get(name), "{name}");
+    }
+    assert!(!after.contains_key(".text.other"));
+}
+
+#[test]
 fn a_kernel_that_is_not_there_is_an_error() {
     let error = prepared(&SAMPLE).piece("nowhere", ADDRESS).unwrap_err();
     assert_eq!(error.to_string(), "the cubin has no kernel nowhere");

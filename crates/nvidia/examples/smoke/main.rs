@@ -3,6 +3,7 @@
 //! `cargo run -p rekindle-nvidia --example smoke` prints a line a check (`name ok …` or `name FAILED why`) and exits
 //! with 1 when one failed; without a driver it says so and exits with 2.
 
+mod arrays;
 mod code;
 mod gpu;
 mod graphs;
@@ -87,6 +88,8 @@ fn checks() -> ExitCode {
         ("memory/pinned", memory::pinned),
         ("memory/copies", memory::copies),
         ("memory/fills", memory::fills),
+        ("arrays/copies", arrays::copies),
+        ("arrays/numbers", arrays::numbers),
         ("code/functions", code::functions),
         ("code/logs", code::logs),
         ("code/library", code::library),

@@ -1,6 +1,9 @@
 //! The table of operations. Order is the wire format: further ones come last, since the client of an image may be older.
 
-use rekindle_device::{Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind};
+use rekindle_device::{
+    ArrayCopy, ArrayDescription, Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet,
+    ModuleKind, View, ViewKind,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Id, operations};
@@ -233,6 +236,16 @@ operations! {
     sync graph_set_child GraphSetChild { of: NodesOf, node: u32, child: Id } -> ();
     /// An instance does what the graph does, if that has the same shape: `CUgraphExecUpdateResult`.
     sync graph_exec_update GraphExecUpdate { exec: Id, graph: Id } -> u32;
+
+    // Arrays, and the textures and surfaces by which kernels use them.
+
+    sync array_create ArrayCreate { device: u8, id: Id, description: ArrayDescription } -> ();
+    /// Waits for the device.
+    sync array_destroy ArrayDestroy { id: Id } -> ();
+    async copy_array CopyArray { device: u8, stream: Id, copy: ArrayCopy<Id> };
+    /// The object's number, which is the device's own: kernels get it as an argument.
+    sync view_create ViewCreate { device: u8, view: View<Id> } -> u64;
+    sync view_destroy ViewDestroy { device: u8, kind: ViewKind, number: u64 } -> ();
 }
 
 #[cfg(test)]

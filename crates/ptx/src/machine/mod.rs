@@ -25,5 +25,6 @@ mod printf;
 mod schedule;
 mod special;
 mod step;
+pub(crate) mod texture;
 mod warp;
 pub(crate) mod windows;

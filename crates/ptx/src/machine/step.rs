@@ -310,6 +310,9 @@ impl<'a> Exec<'a> {
             Op::LoadMatrix { count, transposed, store, offset } => {
                 self.move_matrix(path, *count, *transposed, *store, *offset, operands)?;
             }
+            Op::Fetch(fetch) => self.fetch(path, fetch, operands, mask)?,
+            Op::Surface(surface) => self.surface(path, surface, operands, mask)?,
+            Op::ViewQuery(query) => self.query_view(path, *query, operands, mask)?,
             Op::WarpBarrier
             | Op::Branch(_)
             | Op::BranchTable(_)

@@ -83,7 +83,7 @@ impl Parser<'_> {
                 };
                 let offset = self.addend()?;
                 if self.eat(',') {
-                    return Ok(Operand::Coordinates(self.operands_until(']')?));
+                    return Ok(Operand::Coordinates(Box::new(base), self.operands_until(']')?));
                 }
                 self.expect(']')?;
                 Ok(Operand::Address(Box::new(base), offset))

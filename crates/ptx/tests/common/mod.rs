@@ -1,11 +1,12 @@
 //! A device of one memory range, to run kernels on.
 #![allow(dead_code)]
 
-use std::sync::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rekindle_ptx::{
-    AddressRange, DeviceLimits, Error, Fault, Grid, Host, Launch, Module, install_fault_handler,
+    AddressRange, DeviceLimits, Error, Fault, Grid, Host, Launch, Module, View, install_fault_handler,
 };
 
 static NEXT: AtomicU64 = AtomicU64::new(0x6000_0000_0000);
@@ -70,6 +71,8 @@ pub struct TestHost {
     pub polls: AtomicU64,
     /// Cancels after so many polls, if not zero.
     pub patience: u64,
+    /// Textures and surfaces.
+    pub views: BTreeMap<u64, Arc<View>>,
 }
 
 impl Host for TestHost {
@@ -82,6 +85,10 @@ impl Host for TestHost {
     }
 
     fn free(&self, _: u64) {}
+
+    fn view(&self, number: u64) -> Option<Arc<View>> {
+        self.views.get(&number).cloned()
+    }
 
     fn cancelled(&self) -> bool {
         self.patience != 0 && self.polls.fetch_add(1, Ordering::Relaxed) > self.patience

@@ -111,7 +111,8 @@ impl Step {
             | Step::HostCall { stream, .. }
             | Step::Record { stream, .. }
             | Step::Wait { stream, .. }
-            | Step::Graph { stream, .. } => *stream,
+            | Step::Graph { stream, .. }
+            | Step::CopyArray { stream, .. } => *stream,
         }
     }
 }

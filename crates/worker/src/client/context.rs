@@ -120,6 +120,7 @@ impl Client {
             note(device.stream_destroy(stream.handle));
             self.former_streams.push(StreamObject { busy: false, ..stream });
         }
+        note(self.reset_arrays(index));
         for pinned in self.pinned.extract_if(.., |pinned| pinned.device == index) {
             note(device.host_unregister(pinned.address));
         }

@@ -344,6 +344,26 @@ impl Handler for Client {
         self.add_child(request).into()
     }
 
+    fn array_create(&mut self, _: Origin, request: ArrayCreate, _: No) -> Answer<()> {
+        self.create_array(request).into()
+    }
+
+    fn array_destroy(&mut self, origin: Origin, request: ArrayDestroy, _: No) -> Answer<()> {
+        self.destroy_array(origin, request)
+    }
+
+    fn copy_array(&mut self, origin: Origin, request: CopyArray, _: No) -> Result<()> {
+        self.copy_array_rows(origin, request)
+    }
+
+    fn view_create(&mut self, _: Origin, request: ViewCreate, _: No) -> Answer<u64> {
+        self.create_view(request).into()
+    }
+
+    fn view_destroy(&mut self, _: Origin, request: ViewDestroy, _: No) -> Answer<()> {
+        self.destroy_view(request).into()
+    }
+
     fn graph_set_kernel(&mut self, _: Origin, request: GraphSetKernel, parameters: &[u8]) -> Answer<()> {
         self.set_kernel(request, parameters).into()
     }

@@ -3,6 +3,7 @@
 //! It belongs to its dispatch thread. Nothing here blocks on the GPU: whoever must wait is put on the list of [`waiting`]
 //! and answered when the work is done.
 
+mod arrays;
 mod capture;
 mod constants;
 mod context;
@@ -14,6 +15,7 @@ mod handler;
 mod links;
 mod memory;
 mod modules;
+mod numbers;
 mod objects;
 mod outlive;
 mod pieces;
@@ -30,13 +32,14 @@ mod virtual_memory;
 mod waiting;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE};
 use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::client::Uncollected;
+use rekindle_protocol::operation::Id;
 use rekindle_ring::{Board, Ring};
 
 use crate::data::Data;
@@ -48,10 +51,12 @@ use crate::link::Link;
 use crate::memory::{Heap, Pinned, VirtualMemory};
 use crate::printed::ProgramOutput;
 
+pub(crate) use arrays::{ArrayObject, ViewObject};
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
+pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };
@@ -106,6 +111,10 @@ pub(crate) struct Client {
     pub functions: Table<FunctionObject>,
     pub graphs: Table<GraphObject>,
     pub execs: Table<ExecObject>,
+    /// By the client's numbers, which go on.
+    pub arrays: BTreeMap<Id, ArrayObject>,
+    /// Textures and surfaces, in the order in which they were made.
+    pub views: Vec<ViewObject>,
     pub virtual_memory: VirtualMemory,
     pub pinned: Vec<Pinned>,
     /// Faults are to be mended, and the program is not to see them.
@@ -170,6 +179,8 @@ impl Client {
             functions: Table::default(),
             graphs: Table::default(),
             execs: Table::default(),
+            arrays: BTreeMap::new(),
+            views: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
             mending: None,

@@ -58,6 +58,12 @@ impl Client {
             .or_else(|| is(!self.data.is_settled(), "data that it declared is being loaded"))
             .or_else(|| is(self.data.problem().is_some(), "it holds data that could not be loaded"))
             .or_else(|| is(self.exchange.is_busy(), "it has arrays that others handed on"))
+            .or_else(|| {
+                is(
+                    !self.arrays.is_empty() || !self.views.is_empty(),
+                    "it has arrays or textures, which only its context has",
+                )
+            })
             .or_else(|| is(self.ipc.is_used(), "it has memory or events that other processes have too"))
     }
 

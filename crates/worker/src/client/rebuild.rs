@@ -15,6 +15,7 @@ const EXTERNAL: u32 = 1;
 
 /// What stands for the streams and events of one recording while it is played, and is destroyed afterwards.
 struct Stage<'d> {
+    index: usize,
     device: &'d dyn Device,
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
@@ -82,6 +83,7 @@ impl Client {
     /// Captures once more what a recording holds.
     fn play(&mut self, index: usize, device: &dyn Device, recording: &Recording) -> Result<Graph> {
         let mut stage = Stage {
+            index,
             device,
             streams: HashMap::new(),
             events: HashMap::new(),
@@ -133,6 +135,7 @@ impl Client {
             }
             Step::Copy { to, from, bytes, .. } => device.copy(*to, *from, *bytes, on),
             Step::CopyStrided { copy, .. } => device.copy_3d(copy, on),
+            Step::CopyArray { copy, .. } => device.copy_array(&self.array_copy(stage.index, *copy)?, on),
             Step::Set { set, .. } => device.set(set, on),
             Step::WaitValue { address, value, width, flags, .. } => {
                 device.wait_value(on, *address, *value, *width, *flags)

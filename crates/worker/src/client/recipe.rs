@@ -4,7 +4,7 @@
 //! the graph again puts its own in their places.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{Copy3D, Launch, MemorySet, Result};
+use rekindle_device::{ArrayCopy, Copy3D, Launch, MemorySet, Result};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -141,5 +141,9 @@ pub(crate) enum Step {
         stream: u64,
         recipe: Recipe,
         flags: u64,
+    },
+    CopyArray {
+        stream: u64,
+        copy: ArrayCopy<Id>,
     },
 }

@@ -62,7 +62,7 @@ impl Client {
     }
 
     /// Issues one piece of work, and records it if the stream is under capture.
-    fn issue(
+    pub(super) fn issue(
         &mut self,
         origin: Origin,
         device: u8,
@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// Counts what goes between the host and a GPU. What is being recorded for a graph goes nowhere yet.
-    fn count_copy(&mut self, to: u64, from: u64, bytes: u64) {
+    pub(super) fn count_copy(&mut self, to: u64, from: u64, bytes: u64) {
         if self.recordings.is_empty() {
             match (self.is_pinned(to), self.is_pinned(from)) {
                 (false, true) => self.transferred.to_gpu += bytes,

@@ -5,12 +5,14 @@
 //! | `worker-state`, "worker-state" | [`state::State`]: all but contents |
 //! | `gpu-buffer`, named by address | a handle of the heap: a large allocation or a slab |
 //! | `gpu-buffer`, "physical-N" | a handle that the program made itself |
+//! | `gpu-buffer`, "array-N" | a CUDA array's levels, one after the other |
 //! | `gpu-buffer`, "globals-N" | the globals and constants of the module that was loaded Nth, one after the other |
 //! | `module`, named by hash | code that came from no file |
 //! | `module`, "kernels" | kernels of modules in pieces, as they were cut and loaded |
 //! | `pinned`, named as the file | pinned host memory |
 
 mod ahead;
+mod arrays;
 mod block;
 mod cache;
 mod cache_fill;

@@ -21,7 +21,8 @@ use super::state::{MOST_BYTES, PinnedState, State};
 use super::timer::Timer;
 use super::whole::{self, OwnStreams};
 use super::{
-    LeftMemory, STATE_PART, contents, kernels, lent, restore_code, restore_memory, save_memory, uncollected,
+    LeftMemory, STATE_PART, arrays, contents, kernels, lent, restore_code, restore_memory, save_memory,
+    uncollected,
 };
 use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending, Recipe};
 use crate::dispatch::{Activity, Dispatcher, Remote};
@@ -77,7 +78,13 @@ pub(crate) fn restore(
     dispatcher.client.directory = directory;
     dispatcher.client.board_name = state.board.clone();
     // What others have too is there for all of them at once.
-    let can_wait = left.is_empty() && lent.is_empty() && !graphs_copy(&state) && state.ipc.is_empty();
+    let can_wait = left.is_empty()
+        && lent.is_empty()
+        && !graphs_copy(&state)
+        && state.ipc.is_empty()
+        && state.arrays.is_empty()
+        // Arguments do not name the memory that textures read.
+        && state.views.is_empty();
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
@@ -103,6 +110,10 @@ pub(crate) fn restore(
         }
     }
     timer.lap("GPU addresses", 0);
+    if !state.arrays.is_empty() || !state.views.is_empty() {
+        arrays::restore(&mut dispatcher.client, &image, &state)?;
+        timer.lap("arrays", state.arrays.iter().map(|row| row.description.bytes()).sum());
+    }
     if !lent.is_empty() {
         let bytes = lent::copy(&mut dispatcher.client, restore_memory::wanted(&state, &windows), &lent)?;
         timer.lap("GPU memory, from the other GPU", bytes);

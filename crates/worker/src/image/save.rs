@@ -20,7 +20,7 @@ use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
 use super::timer::Timer;
-use super::{LeftMemory, contents, copy_out, save_code, save_memory, uncollected};
+use super::{LeftMemory, arrays, contents, copy_out, save_code, save_memory, uncollected};
 use crate::client::{Body, Client, Context, ModuleObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
@@ -65,6 +65,7 @@ pub(crate) fn save(
     graphs(client, &mut state);
     state.ipc = client.ipc_state();
     check_shared(&state)?;
+    let arrays = arrays::save(client, &staging, &mut state)?;
     timer.lap("GPU objects", 0);
     let mut left = LeftMemory::new();
     if contents == Contents::Left {
@@ -109,6 +110,7 @@ pub(crate) fn save(
         let code = code?;
         timer.lap("modules, beyond that", code.iter().map(|part| part.bytes).sum());
         parts.extend(code);
+        parts.extend(arrays);
         parts.push(put_state(&staging, &state, &mut timer)?);
         parts.iter().map(describe).collect::<Result<_>>()
     });

@@ -13,15 +13,16 @@ use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
+use super::arrays::{ArrayState, ViewState};
 use super::error::{Error, Result};
 use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
 use crate::ipc::IpcState;
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 5] = [(6, 6), (5, 7), (4, 8), (3, 11), (2, 12)];
+const EARLIER: [(u32, usize); 6] = [(7, 2), (6, 8), (5, 9), (4, 10), (3, 13), (2, 14)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -59,6 +60,9 @@ pub(super) struct State {
     pub uncollected: Vec<UncollectedState>,
     /// What other processes of the program have too.
     pub ipc: IpcState,
+    pub arrays: Vec<ArrayState>,
+    /// Textures and surfaces, in the order in which they were made.
+    pub views: Vec<ViewState>,
 }
 
 /// A piece of a staging area.

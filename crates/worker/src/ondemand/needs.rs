@@ -165,7 +165,10 @@ impl Touched {
             Step::Set { set, .. } => self.set(set),
             Step::Graph { recipe, .. } => self.recipe(client, recipe),
             Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
-            Step::WaitValue { .. } | Step::WriteValue { .. } | Step::HostCall { .. } => false,
+            Step::WaitValue { .. }
+            | Step::WriteValue { .. }
+            | Step::HostCall { .. }
+            | Step::CopyArray { .. } => false,
         }
     }
 }

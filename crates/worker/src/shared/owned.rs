@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use rekindle_device::{Device, Event, Graph, GraphExec, Memory, Module, Result, Stream};
+use rekindle_device::{Array, Device, Event, Graph, GraphExec, Memory, Module, Result, Stream, ViewKind};
 
 use super::division::Portion;
 
@@ -18,6 +18,8 @@ pub(super) struct Owned {
     pub modules: HashSet<Module>,
     pub graphs: HashSet<Graph>,
     pub execs: HashSet<GraphExec>,
+    pub views: HashSet<(ViewKind, u64)>,
+    pub arrays: HashSet<Array>,
     pub memory: HashSet<Memory>,
     /// Where something is mapped, and its bytes.
     pub mapped: HashMap<u64, u64>,
@@ -46,6 +48,8 @@ impl Owned {
         self.execs.drain().for_each(|exec| left.note(device.graph_exec_destroy(exec)));
         self.graphs.drain().for_each(|graph| left.note(device.graph_destroy(graph)));
         self.modules.drain().for_each(|module| left.note(device.module_unload(module)));
+        self.views.drain().for_each(|(kind, number)| left.note(device.view_destroy(kind, number)));
+        self.arrays.drain().for_each(|array| left.note(device.array_destroy(array)));
         self.events.drain().for_each(|event| left.note(device.event_destroy(event)));
         self.streams.drain().for_each(|(stream, _)| left.note(device.stream_destroy(stream)));
         self.former.drain(..).for_each(|(stream, _)| left.note(device.stream_destroy(stream)));

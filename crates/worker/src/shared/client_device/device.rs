@@ -5,9 +5,9 @@ use std::sync::{Arc, PoisonError};
 
 use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
-    Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, PreparedCode, Result, Stream,
+    Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
+    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
+    Memory, MemorySet, Module, ModuleKind, PreparedCode, Result, Stream, View, ViewKind,
 };
 
 use super::{ClientDevice, NON_BLOCKING, create_on, lock};
@@ -381,6 +381,28 @@ impl Device for ClientDevice {
         };
         self.lanes.state().queues.do_later(Box::new(destroy));
         Ok(())
+    }
+
+    fn array_create(&self, description: &ArrayDescription) -> Result<Array> {
+        self.make(|device| device.array_create(description), |owned, made| owned.arrays.insert(made))
+    }
+    fn array_destroy(&self, array: Array) -> Result<()> {
+        // Copies of it may be in lanes.
+        let _ = self.lanes.wait_for_all();
+        self.give(|owned| owned.arrays.remove(&array), |device| device.array_destroy(array))
+    }
+    fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
+        let copy = *copy;
+        self.small_work(stream, move |device, stream| device.copy_array(&copy, stream))
+    }
+    fn view_create(&self, view: &View<Array>) -> Result<u64> {
+        let note = |owned: &mut Owned, number| owned.views.insert((view.kind(), number));
+        self.make(|device| device.view_create(view), note)
+    }
+    fn view_destroy(&self, kind: ViewKind, number: u64) -> Result<()> {
+        // Launches that name it may be in lanes.
+        let _ = self.lanes.wait_for_all();
+        self.give(|owned| owned.views.remove(&(kind, number)), |device| device.view_destroy(kind, number))
     }
 
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {

@@ -1,0 +1,101 @@
+//! Batches of boxes. Sizes, offsets and lengths are in elements: an array's where one takes part, else bytes.
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_cuda::types::{Memcpy3DBatchOp, Memcpy3DOperand, memory_type};
+
+use crate::abi::{Handle, In, Out, Result};
+use crate::arena;
+use crate::array::Array;
+use crate::export::exports;
+use crate::stream::{Place, resolve};
+
+use super::linear::When;
+use super::strided::{Described, copy};
+
+/// `CU_MEMCPY_OPERAND_TYPE_*`.
+const POINTER: u32 = 1;
+const ARRAY: u32 = 2;
+
+/// Bytes of an element of an operand that is an array.
+fn element(operand: &Memcpy3DOperand) -> Result<Option<usize>> {
+    match operand.kind {
+        POINTER => Ok(None),
+        ARRAY => Ok(Some(
+            arena::get::<Array>(Handle(operand.address as usize))?.description.element_bytes() as usize
+        )),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+fn described(operand: &Memcpy3DOperand, element: usize) -> Result<Described> {
+    let bytes = |elements: usize| elements.checked_mul(element).ok_or(CUDA_ERROR_INVALID_VALUE);
+    let none = Described {
+        kind: memory_type::UNIFIED,
+        host: 0,
+        device: 0,
+        array: Handle::NULL,
+        x: 0,
+        y: 0,
+        z: 0,
+        level: 0,
+        pitch: 0,
+        height: 0,
+    };
+    let [first, second, third] = operand.sizes;
+    Ok(match operand.kind {
+        ARRAY => Described {
+            kind: memory_type::ARRAY,
+            array: Handle(operand.address as usize),
+            x: bytes(first)?,
+            y: second,
+            z: third,
+            ..none
+        },
+        _ => Described { device: operand.address, pitch: bytes(first)?, height: second, ..none },
+    })
+}
+
+fn one(place: Place, op: &Memcpy3DBatchOp) -> Result<()> {
+    let [width, height, depth] = op.extent;
+    if op.extent.contains(&0) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let size = match (element(&op.from)?, element(&op.to)?) {
+        (Some(from), Some(to)) if from != to => return Err(CUDA_ERROR_INVALID_VALUE),
+        (from, to) => from.or(to).unwrap_or(1),
+    };
+    let bytes = width.checked_mul(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let whole =
+        (described(&op.to, size)?, described(&op.from, size)?, [bytes, height, depth].map(|n| n as u64));
+    copy(place, whole, When::Enqueued)
+}
+
+fn batch(
+    stream: Handle,
+    ops: In<Memcpy3DBatchOp>,
+    count: usize,
+    flags: u64,
+    failed: Option<Out<usize>>,
+) -> Result<()> {
+    if count == 0 || stream.0 <= 1 || flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let place = resolve(stream)?;
+    for (index, op) in ops.slice(count)?.iter().enumerate() {
+        one(place, op).inspect_err(|_| {
+            if let Some(failed) = failed {
+                failed.offer(index);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+exports! {
+    call fn cuMemcpy3DBatchAsync | cuMemcpy3DBatchAsync_ptsz [stream] (count: usize, ops: In<Memcpy3DBatchOp>, failed: Out<usize>, flags: u64, stream: Handle) {
+        batch(stream, ops, count, flags, Some(failed))
+    }
+    call fn cuMemcpy3DBatchAsync_v2 | cuMemcpy3DBatchAsync_v2_ptsz [stream] (count: usize, ops: In<Memcpy3DBatchOp>, flags: u64, stream: Handle) {
+        batch(stream, ops, count, flags, None)
+    }
+}
