@@ -15,7 +15,7 @@ use rekindle_device::{Capture, Event, Graph, GraphExec, Part, Result, Stream};
 use crate::capture::Captures;
 use crate::graph::{Action, Graphs, Node};
 use crate::parts::{self, Parts};
-use crate::scheduler::{Batch, Record, Scheduler, TaskId, Work};
+use crate::scheduler::{Batch, NO_TASK, Record, Scheduler, TaskId, Work};
 use crate::stream::{NON_BLOCKING, Streams};
 use crate::work::{Engine, Op};
 
@@ -354,6 +354,15 @@ impl Inner {
             node.after.iter().for_each(|index| is_leaf[*index] = false);
             let task = match &node.action {
                 Action::Op(op) => batch.add(Work::Op(op.clone()), op.engine(), priority, &after),
+                Action::Ops(ops) => ops.iter().fold(NO_TASK, |last, op| {
+                    let own = [last];
+                    let after: &[TaskId] = if last == NO_TASK { &after } else { &own };
+                    batch.add(Work::Op(op.clone()), op.engine(), priority, after)
+                }),
+                Action::Call(call) => {
+                    let call = Arc::clone(call);
+                    batch.add(Work::Call(Box::new(move || call())), Engine::Host, priority, &after)
+                }
                 Action::Empty => batch.add(Work::Mark(None), Engine::Compute, priority, &after),
                 Action::Child(child) => self.launch_nodes(batch, child, priority, &after)?,
                 Action::Wait(event) => {

@@ -12,8 +12,8 @@ use rekindle_cuda::{
 };
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet,
+    Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, ValueOperation,
 };
 
 use crate::arena::Arena;
@@ -93,9 +93,6 @@ impl EmulatedDevice {
         self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
 }
-
-/// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
-const FLUSH: u32 = 1 << 30;
 
 impl Device for EmulatedDevice {
     fn info(&self) -> &DeviceInfo {
@@ -383,20 +380,14 @@ impl Device for EmulatedDevice {
 
     fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
         self.check()?;
-        self.check_value(address, width)?;
-        if flags & !(FLUSH | 3) != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.context.submit(stream, Op::WaitValue { address, value, width, condition: flags & 3 })
+        let op = self.wait_op(address, value, width, flags)?;
+        self.context.submit(stream, op)
     }
 
     fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
         self.check()?;
-        self.check_value(address, width)?;
-        if flags > 1 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.context.submit(stream, Op::WriteValue { address, value, width })
+        let op = self.write_op(address, value, width, flags)?;
+        self.context.submit(stream, op)
     }
 
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
@@ -445,6 +436,30 @@ impl Device for EmulatedDevice {
             let nodes = graphs.contents(child)?.into();
             graphs.add(graph, after, Action::Child(nodes))
         })
+    }
+
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Call(call)))
+    }
+
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Record(event)))
+    }
+
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Wait(event)))
+    }
+
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        let ops = operations.iter().filter_map(|operation| self.value_op(*operation).transpose());
+        let ops = ops.collect::<Result<Vec<Op>>>()?;
+        let action = if ops.is_empty() { Action::Empty } else { Action::Ops(ops.into()) };
+        self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
 
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {

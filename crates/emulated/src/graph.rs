@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_device::{Event, Graph, GraphExec, GraphNode, Result};
+use rekindle_device::{Event, Graph, GraphCall, GraphExec, GraphNode, Result};
 
 use crate::scheduler::{NO_TASK, TaskId};
 use crate::work::Op;
@@ -13,6 +13,7 @@ use crate::work::Op;
 const KERNEL: u32 = 0;
 const COPY: u32 = 1;
 const SET: u32 = 2;
+const CALL: u32 = 3;
 const CHILD: u32 = 4;
 const EMPTY: u32 = 5;
 const WAIT_EVENT: u32 = 6;
@@ -27,6 +28,9 @@ const KIND_CHANGED: u32 = 3;
 #[derive(Clone)]
 pub(crate) enum Action {
     Op(Op),
+    /// One after the other.
+    Ops(Arc<[Op]>),
+    Call(GraphCall),
     Empty,
     Child(Arc<[Node]>),
     Record(Event),
@@ -40,6 +44,8 @@ impl Action {
             Action::Op(Op::Copy { .. }) => COPY,
             Action::Op(Op::Set(_)) => SET,
             Action::Op(Op::WaitValue { .. } | Op::WriteValue { .. }) => MEMORY_OPERATION,
+            Action::Ops(_) => MEMORY_OPERATION,
+            Action::Call(_) => CALL,
             Action::Child(_) => CHILD,
             Action::Empty => EMPTY,
             Action::Wait(_) => WAIT_EVENT,

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet,
+    Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, ValueOperation,
 };
 
 use crate::driver::{Driver, call};
@@ -21,7 +21,7 @@ use crate::parts::Division;
 use crate::placement::in_code;
 use crate::prepared::NvidiaCode;
 use crate::work::Attributes;
-use crate::{context, graph, tensor};
+use crate::{context, graph, graph_work, tensor};
 
 pub struct NvidiaDevice {
     pub(crate) driver: Arc<Driver>,
@@ -385,6 +385,27 @@ impl Device for NvidiaDevice {
 
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
         graph::add_child(&self.driver, graph, after, child)
+    }
+
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        graph_work::add_call(&self.driver, graph, after, call)
+    }
+
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        graph_work::add_record(&self.driver, graph, after, event)
+    }
+
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        graph_work::add_wait(&self.driver, graph, after, event)
+    }
+
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        graph_work::add_values(self, graph, after, operations)
     }
 
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {

@@ -3,15 +3,16 @@
 use rekindle_cuda::types::{Memcpy2D, Memcpy3D, memory_type};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Copy3D;
-use rekindle_protocol::operation::CopyStrided;
+use rekindle_protocol::operation::{CopyStrided, NodeAction};
 
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
+use crate::graph::Kept;
 use crate::stream::{self, Place, resolve};
 use crate::{lane, memory};
 
-use super::Side;
 use super::linear::{self, When};
+use super::{Side, staged};
 
 /// One side of a box: its first byte, and the bytes from row to row and from slice to slice.
 struct Face {
@@ -117,25 +118,34 @@ fn from_3d(c: &Memcpy3D) -> Result<Option<Box3>> {
     Ok(Some(Box3 { to, from, width, height, depth }))
 }
 
-/// For graph nodes: the copy if both of its sides are memory that the worker reaches.
-pub fn for_graph(c: &Memcpy3D) -> Result<Copy3D> {
+/// What a node of a graph does for a copy, and what it uses.
+pub fn for_graph(c: &Memcpy3D) -> Result<(NodeAction, Option<Kept>)> {
     let wanted = from_3d(c)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    shared(&wanted).ok_or(CUDA_ERROR_NOT_SUPPORTED)
+    match shared(&wanted) {
+        Some(copy) => Ok((NodeAction::Copy(copy), None)),
+        None => staged::node(wanted.to.side, wanted.from.side, wanted.copy())
+            .map(|(action, kept)| (action, Some(kept))),
+    }
+}
+
+impl Box3 {
+    fn copy(&self) -> Copy3D {
+        Copy3D {
+            to: self.to.side.address(),
+            to_pitch: self.to.pitch,
+            to_slice: self.to.slice,
+            from: self.from.side.address(),
+            from_pitch: self.from.pitch,
+            from_slice: self.from.slice,
+            width: self.width,
+            height: self.height,
+            depth: self.depth,
+        }
+    }
 }
 
 fn shared(b: &Box3) -> Option<Copy3D> {
-    let (Side::Shared(to), Side::Shared(from)) = (b.to.side, b.from.side) else { return None };
-    Some(Copy3D {
-        to,
-        to_pitch: b.to.pitch,
-        to_slice: b.to.slice,
-        from,
-        from_pitch: b.from.pitch,
-        from_slice: b.from.slice,
-        width: b.width,
-        height: b.height,
-        depth: b.depth,
-    })
+    matches!((b.to.side, b.from.side), (Side::Shared(_), Side::Shared(_))).then(|| b.copy())
 }
 
 fn copy(place: Place, wanted: Option<Box3>, when: When) -> Result<()> {
@@ -154,6 +164,9 @@ fn copy(place: Place, wanted: Option<Box3>, when: When) -> Result<()> {
             When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(place),
             _ => Ok(()),
         };
+    }
+    if when == When::Enqueued && staged::captured(place, b.to.side, b.from.side, b.copy())? {
+        return Ok(());
     }
     let (to, from) = (&b.to, &b.from);
     let offsets = (0..b.depth).flat_map(|z| {

@@ -1,20 +1,23 @@
 //! Executable graphs.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::{GraphExecUpdateResultInfo, GraphInstantiateParams};
-use rekindle_cuda::{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_cuda::{
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+};
 use rekindle_protocol::operation::{GraphExecDestroy, GraphExecUpdate, GraphInstantiate, GraphLaunch, Id};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::lane;
-use crate::stream::resolve;
+use crate::stream::{self, resolve};
+use crate::{capture, lane};
 
-use super::user_object::Held;
-use super::{Graph, Node};
+use super::memory::{self, MemoryNode};
+use super::{Graph, Held, Kept, Node};
 
 struct Exec {
     id: Id,
@@ -24,6 +27,17 @@ struct Exec {
     of: Handle,
     /// What the graph held when this was made of it.
     held: Mutex<Held>,
+    taken: Mutex<Taken>,
+    /// Nodes that do nothing.
+    resting: Mutex<HashSet<u32>>,
+}
+
+/// What an instance has until it is destroyed.
+struct Taken {
+    /// Nodes that take memory, or give it back.
+    memory: Vec<MemoryNode>,
+    /// A graph that takes memory has no other instance while this is there.
+    _only: Option<Arc<()>>,
 }
 
 impl Object for Exec {
@@ -34,6 +48,10 @@ impl Object for Exec {
 }
 
 impl Exec {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,12 +69,23 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if flags & DEVICE_LAUNCH != 0 {
-        return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
+    // One that is being captured has no end yet.
+    graph.refresh(of)?;
+    let memory = {
+        let state = graph.state();
+        if !state.memory.is_empty() && state.instance.strong_count() != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        state.memory.clone()
+    };
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
-    let held = Mutex::new(graph.state().held.clone());
-    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held })?)
+    let (held, only, resting) = (Mutex::new(graph.all_held()), Arc::new(()), Mutex::default());
+    graph.state().instance = Arc::downgrade(&only);
+    let taken = Mutex::new(Taken { memory, _only: Some(only) });
+    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held, taken, resting })?)
 }
 
 fn instantiate_with_log(
@@ -80,21 +109,62 @@ pub(super) fn having(exec: Handle, node: &Node) -> Result<(Id, u8)> {
 }
 
 /// Has the instance hold what a graph that is in it now holds, too.
-pub(super) fn hold(exec: Handle, graph: &Graph) -> Result<()> {
-    let held = graph.state().held.clone();
+pub(super) fn hold(exec: Handle, held: Held) -> Result<()> {
     arena::get::<Exec>(exec)?.held().extend(held);
     Ok(())
+}
+
+/// What a node of the instance uses from now on.
+pub(super) fn keep(exec: Handle, node: u32, kept: Option<Kept>) -> Result<Held> {
+    Ok(arena::get::<Exec>(exec)?.held().keep(node, kept))
+}
+
+/// What an instance holds, for a graph that it is in.
+fn held(exec: Handle) -> Result<Held> {
+    Ok(arena::get::<Exec>(exec)?.held().clone())
+}
+
+pub(super) fn set_enabled(exec: Handle, node: u32, enabled: bool) -> Result<()> {
+    let exec = arena::get::<Exec>(exec)?;
+    let mut resting = exec.resting.lock().unwrap_or_else(PoisonError::into_inner);
+    if enabled {
+        resting.remove(&node);
+    } else {
+        resting.insert(node);
+    }
+    Ok(())
+}
+
+pub(super) fn is_enabled(exec: Handle, node: u32) -> Result<bool> {
+    let exec = arena::get::<Exec>(exec)?;
+    Ok(!exec.resting.lock().unwrap_or_else(PoisonError::into_inner).contains(&node))
+}
+
+fn launch(handle: Handle, stream: Handle) -> Result<()> {
+    /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
+    const AUTO_FREE: u64 = 1;
+    let (exec, place) = (arena::get::<Exec>(handle)?, resolve(stream)?);
+    let captured = stream::capture(place)?;
+    if captured.status != 0 {
+        if !exec.taken().memory.is_empty() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        capture::hold(captured.id, held(handle)?);
+    } else {
+        memory::launch(&exec.taken().memory, exec.flags & AUTO_FREE != 0)?;
+    }
+    lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
 }
 
 /// `CUgraphExecUpdateResult`.
 fn update(exec: Handle, graph: Handle) -> Result<u32> {
     let (id, of) = (arena::get::<Exec>(exec)?.id, arena::get::<Graph>(graph)?);
     // One that is being captured has no end yet.
-    of.entries(graph)?;
+    of.refresh(graph)?;
     let result = lane::ask(&GraphExecUpdate { exec: id, graph: of.id })?;
     if result == 0 {
         let exec = arena::get::<Exec>(exec)?;
-        let held = of.state().held.clone();
+        let held = of.all_held();
         std::mem::replace(&mut *exec.held(), held).let_go(exec.device);
     }
     Ok(result)
@@ -121,8 +191,7 @@ exports! {
         result
     }
     call fn cuGraphLaunch | cuGraphLaunch_ptsz [stream] (exec: Handle, stream: Handle) {
-        let (exec, place) = (arena::get::<Exec>(exec)?, resolve(stream)?);
-        lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
+        launch(exec, stream)
     }
     call fn cuGraphUpload | cuGraphUpload_ptsz [stream] (exec: Handle, stream: Handle) {
         arena::get::<Exec>(exec)?;
@@ -132,6 +201,8 @@ exports! {
         let exec = arena::remove::<Exec>(exec)?;
         let held = std::mem::take(&mut *exec.held());
         held.let_go(exec.device);
+        let taken = std::mem::replace(&mut *exec.taken(), Taken { memory: Vec::new(), _only: None });
+        drop(taken);
         lane::ask(&GraphExecDestroy { exec: exec.id })
     }
     ready fn cuGraphExecGetFlags(exec: Handle, out: Out<u64>) { out.put(arena::get::<Exec>(exec)?.flags) }

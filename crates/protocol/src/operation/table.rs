@@ -3,7 +3,7 @@
 use rekindle_device::{Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind};
 use serde::{Deserialize, Serialize};
 
-use super::{Id, operations};
+use super::{CaptureEnds, Id, NodeAction, NodeFound, operations};
 
 /// Where code lies that the client wants loaded.
 #[derive(Debug, Serialize, Deserialize)]
@@ -223,7 +223,7 @@ operations! {
     /// Has a stream wait for what such an event was recorded for last.
     sync ipc_event_wait IpcEventWait { device: u8, stream: Id, event: Id } -> ();
 
-    // Changes of what nodes do. A captured node cannot be changed.
+    // Changes of what nodes do.
 
     /// Trailer: packed parameters.
     sync graph_set_kernel GraphSetKernel { of: NodesOf, node: u32, function: Id, launch: Launch } -> ();
@@ -233,6 +233,34 @@ operations! {
     sync graph_set_child GraphSetChild { of: NodesOf, node: u32, child: Id } -> ();
     /// An instance does what the graph does, if that has the same shape: `CUgraphExecUpdateResult`.
     sync graph_exec_update GraphExecUpdate { exec: Id, graph: Id } -> u32;
+
+    // Nodes of any kind, edges, and captures into graphs. From here on captured nodes are as others: they are numbered in the
+    // order in which they were captured.
+
+    sync graph_add GraphAdd { graph: Id, after: Vec<u32>, action: NodeAction } -> u32;
+    sync graph_set GraphSet { of: NodesOf, node: u32, action: NodeAction } -> ();
+    /// As many of the nodes from this number on as fit an answer.
+    sync graph_topology GraphTopology { graph: Id, from: u32 } -> Vec<Option<NodeFound>>;
+    /// What a node does.
+    sync graph_node GraphNode { graph: Id, node: u32 } -> NodeAction;
+    /// Adds edges, or takes them away: the second of each pair comes after the first.
+    sync graph_edges GraphEdges { graph: Id, edges: Vec<(u32, u32)>, add: bool } -> ();
+    /// Takes a node out. Its number is not used again.
+    sync graph_remove GraphRemove { graph: Id, node: u32 } -> ();
+    sync graph_clone GraphClone { graph: Id, clone: Id } -> ();
+    /// The graph in a child node gets a number of its own. It lives as long as its node.
+    sync graph_inside GraphInside { graph: Id, node: u32, inside: Id } -> ();
+    /// Whether a node of an instance does something.
+    sync graph_enable GraphEnable { exec: Id, node: u32, enabled: bool } -> ();
+    /// What is captured becomes part of a graph: its first nodes come after these.
+    sync capture_begin_into CaptureBeginInto { device: u8, stream: Id, mode: u32, graph: Id, after: Vec<u32> } -> ();
+    /// How many nodes the graph has now.
+    sync capture_end_into CaptureEndInto { device: u8, stream: Id, graph: Id } -> u32;
+    sync capture_ends CaptureEndsOf { device: u8, stream: Id, from: u32 } -> CaptureEnds;
+    /// What the next node of a captured stream comes after: these nodes too, or alone.
+    sync capture_depend CaptureDepend { device: u8, stream: Id, after: Vec<u32>, alone: bool } -> ();
+    /// A node of a captured stream.
+    sync capture_add CaptureAdd { device: u8, stream: Id, action: NodeAction } -> ();
 }
 
 #[cfg(test)]

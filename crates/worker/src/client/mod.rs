@@ -9,6 +9,7 @@ mod context;
 mod events;
 mod faults;
 mod graph_changes;
+mod graph_shape;
 mod graphs;
 mod handler;
 mod links;
@@ -26,6 +27,7 @@ mod staging;
 mod status;
 mod streams;
 mod table;
+mod unfold;
 mod virtual_memory;
 mod waiting;
 mod work;
@@ -121,6 +123,8 @@ pub(crate) struct Client {
     pub operations: u64,
     /// Whether streams were told to wait for values, which the program may write.
     pub waits_for_values: bool,
+    /// Whether graphs were launched that call the program's functions.
+    pub calls_in_graphs: bool,
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
@@ -180,6 +184,7 @@ impl Client {
             history: 0,
             operations: 0,
             waits_for_values: false,
+            calls_in_graphs: false,
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),

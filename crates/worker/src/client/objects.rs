@@ -86,11 +86,11 @@ pub(crate) struct FunctionObject {
 
 pub(crate) struct GraphObject {
     pub device: usize,
-    pub handle: Graph,
-    pub nodes: Vec<GraphNode>,
+    /// What the device has, with its nodes by their numbers; none where the recipe was changed since.
+    pub built: Option<(Graph, Vec<GraphNode>)>,
     pub recipe: Arc<Recipe>,
-    /// The recipe was changed since the graph was made.
-    pub is_stale: bool,
+    /// The graph and the node that have this one in them.
+    pub within: Option<(Id, u32)>,
 }
 
 pub(crate) struct ExecObject {

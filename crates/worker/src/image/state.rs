@@ -19,9 +19,9 @@ use crate::ipc::IpcState;
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 5] = [(6, 6), (5, 7), (4, 8), (3, 11), (2, 12)];
+const EARLIER: [(u32, usize); 6] = [(7, 1), (6, 7), (5, 8), (4, 9), (3, 12), (2, 13)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -59,6 +59,8 @@ pub(super) struct State {
     pub uncollected: Vec<UncollectedState>,
     /// What other processes of the program have too.
     pub ipc: IpcState,
+    /// Graphs that are in a node of another: that one, and the node's number.
+    pub inside: BTreeMap<Id, (Id, u32)>,
 }
 
 /// A piece of a staging area.

@@ -150,6 +150,10 @@ impl Touched {
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
             GraphStep::Child { recipe, .. } => self.recipe(client, recipe),
+            GraphStep::Action { action, .. } => {
+                matches!(action, NodeAction::Allocate { .. } | NodeAction::Free { .. })
+            }
+            GraphStep::Disabled(_) | GraphStep::Gone => true,
         })
     }
 
@@ -165,7 +169,12 @@ impl Touched {
             Step::Set { set, .. } => self.set(set),
             Step::Graph { recipe, .. } => self.recipe(client, recipe),
             Step::Record { flags, .. } | Step::Wait { flags, .. } => flags & EXTERNAL == 0,
-            Step::WaitValue { .. } | Step::WriteValue { .. } | Step::HostCall { .. } => false,
+            Step::WaitValue { .. }
+            | Step::WriteValue { .. }
+            | Step::HostCall { .. }
+            | Step::Node { .. }
+            | Step::Depend { .. }
+            | Step::Into { .. } => false,
         }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function, FunctionInfo, Global, Graph,
-    GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet, Module,
-    ModuleKind, PreparedCode, Result, Stream,
+    GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded, Memory, MemorySet,
+    Module, ModuleKind, PreparedCode, Result, Stream, ValueOperation,
 };
 
 use super::{ClientDevice, NON_BLOCKING, create_on, lock};
@@ -349,6 +349,23 @@ impl Device for ClientDevice {
     }
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
         self.open()?.graph_add_child(graph, after, child)
+    }
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        self.open()?.graph_add_call(graph, after, call)
+    }
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.open()?.graph_add_record(graph, after, event)
+    }
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.open()?.graph_add_wait(graph, after, event)
+    }
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        self.open()?.graph_add_values(graph, after, operations)
     }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         self.open()?.graph_nodes(graph)

@@ -1,0 +1,49 @@
+//! The graph that is in a child node. What is changed of it is changed in the node.
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
+use rekindle_protocol::operation::GraphInside;
+
+use crate::abi::{Handle, Out, Result};
+use crate::export::exports;
+use crate::{arena, lane};
+
+use super::parameters::CHILD;
+use super::{Graph, Node, Origin, insert_as, new_id};
+
+/// The handle of the graph in a node, made when it is first asked for.
+pub(super) fn graph_in(node: Handle) -> Result<Handle> {
+    let node = arena::get::<Node>(node)?;
+    let graph = arena::get::<Graph>(node.graph)?;
+    graph.refresh(node.graph)?;
+    let mut state = graph.state();
+    if state.entry(node.number)?.kind != CHILD {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if let Some(inside) = state.inside.get(&node.number) {
+        return Ok(*inside);
+    }
+    let id = new_id();
+    lane::ask(&GraphInside { graph: graph.id, node: node.number, inside: id })?;
+    let inside = insert_as(id, graph.device, Origin::Worker(0), Some(node.graph), None)?;
+    state.inside.insert(node.number, inside);
+    Ok(inside)
+}
+
+impl Graph {
+    /// Another graph is in its node now: its nodes are that one's.
+    pub(super) fn begin_anew(&self) -> Result<()> {
+        // What it held, instances may have.
+        let held = self.end_handles()?;
+        let mut state = self.state();
+        state.origin = Origin::Worker(0);
+        state.held.extend(held);
+        Ok(())
+    }
+}
+
+exports! {
+    call fn cuGraphChildGraphNodeGetGraph(node: Handle, out: Out<Handle>) {
+        out.check()?;
+        out.put(graph_in(node)?)
+    }
+}
