@@ -219,6 +219,17 @@ pub struct HostNodeParams {
     pub data: *mut c_void,
 }
 
+/// `CUDA_CONDITIONAL_NODE_PARAMS`; the driver fills in where its array of `size` graphs is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionalNodeParams {
+    pub handle: u64,
+    pub kind: u32,
+    pub size: u32,
+    pub graphs: *const *mut c_void,
+    pub context: *mut c_void,
+}
+
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`; the driver fills in `address`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -264,5 +275,6 @@ const _: () = assert!(
         && size_of::<GraphInstantiateParams>() == 32
         && size_of::<BatchMemOpNodeParams>() == 32
         && size_of::<HostNodeParams>() == 16
+        && size_of::<ConditionalNodeParams>() == 32
         && size_of::<MemAllocNodeParams>() == 120
 );

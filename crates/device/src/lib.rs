@@ -262,6 +262,17 @@ pub trait Device: Send + Sync {
         after: &[GraphNode],
         operations: &[ValueOperation],
     ) -> Result<GraphNode>;
+    /// A handle for one conditional node of the graph. `default` is what each launch begins with.
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64>;
+    /// `kind` is `CUgraphConditionalNodeType`. The graphs are the bodies, empty, and belong to the node.
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)>;
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>>;
     fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind>;
     fn graph_destroy(&self, graph: Graph) -> Result<()>;

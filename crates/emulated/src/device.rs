@@ -62,6 +62,7 @@ impl EmulatedDevice {
             output,
             cancelled: AtomicBool::new(false),
             heap_limit: AtomicU64::new(heap),
+            conditions: Mutex::default(),
         };
         let executor = Executor::new(Arc::clone(&space), services, config);
         Ok(EmulatedDevice {
@@ -433,7 +434,7 @@ impl Device for EmulatedDevice {
 
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
         self.context.graphs(|graphs| {
-            let nodes = graphs.contents(child)?.into();
+            let nodes = graphs.child(child)?;
             graphs.add(graph, after, Action::Child(nodes))
         })
     }
@@ -460,6 +461,21 @@ impl Device for EmulatedDevice {
         let ops = ops.collect::<Result<Vec<Op>>>()?;
         let action = if ops.is_empty() { Action::Empty } else { Action::Ops(ops.into()) };
         self.context.graphs(|graphs| graphs.add(graph, after, action))
+    }
+
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        self.context.graphs(|graphs| graphs.condition(graph, default))
+    }
+
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        self.context.graphs(|graphs| graphs.add_conditional(graph, after, handle, kind, bodies))
     }
 
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {

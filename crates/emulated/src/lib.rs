@@ -28,6 +28,7 @@ mod fatbin;
 mod function;
 mod graph;
 mod image;
+mod launch;
 mod module;
 mod modules;
 mod occupancy;

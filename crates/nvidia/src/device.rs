@@ -408,6 +408,21 @@ impl Device for NvidiaDevice {
         graph_work::add_values(self, graph, after, operations)
     }
 
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        graph_work::condition(self, graph, default)
+    }
+
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        graph_work::add_conditional(self, graph, after, handle, kind, bodies)
+    }
+
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         graph::nodes(&self.driver, graph)
     }

@@ -119,6 +119,53 @@ fn batch_operation(operation: ValueOperation) -> Result<sys::BatchOperation> {
     })
 }
 
+/// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+const ASSIGN_DEFAULT: u32 = 1;
+
+pub fn condition(device: &NvidiaDevice, graph: Graph, default: Option<u32>) -> Result<u64> {
+    let (value, flags) = default.map_or((0, 0), |value| (value, ASSIGN_DEFAULT));
+    let mut handle = 0;
+    // SAFETY: live handles by the crate's contract; writes one value.
+    unsafe {
+        call!(
+            device.driver,
+            cuGraphConditionalHandleCreate(&mut handle, graph.0, device.context, value, flags)
+        )
+    }?;
+    Ok(handle)
+}
+
+pub fn add_conditional(
+    device: &NvidiaDevice,
+    graph: Graph,
+    after: &[GraphNode],
+    handle: u64,
+    kind: u32,
+    bodies: u32,
+) -> Result<(GraphNode, Vec<Graph>)> {
+    let after = handles(after);
+    let inner = sys::NodeUnion {
+        handle,
+        kind,
+        size: bodies,
+        bodies: std::ptr::null(),
+        context: device.context,
+        rest: [0; 25],
+    };
+    let mut wanted = sys::AnyNode { kind: sys::NODE_CONDITIONAL, reserved: [0; 3], inner, last_reserved: 0 };
+    let mut node = 0;
+    // SAFETY: live handles by the crate's contract; the driver reads and writes the description during the call.
+    unsafe {
+        call!(device.driver, cuGraphAddNode(&mut node, graph.0, after.as_ptr(), after.len(), &mut wanted))
+    }?;
+    if wanted.inner.bodies.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: the driver's array has as many graphs as the node has bodies, and lives as long as the node.
+    let graphs = unsafe { std::slice::from_raw_parts(wanted.inner.bodies, bodies as usize) };
+    Ok((GraphNode(node), graphs.iter().map(|graph| Graph(*graph)).collect()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -167,6 +167,8 @@ functions! {
         fn cuGraphAddEventRecordNode(*mut u64, u64, *const u64, usize, u64);
         fn cuGraphAddEventWaitNode(*mut u64, u64, *const u64, usize, u64);
         fn cuGraphAddBatchMemOpNode(*mut u64, u64, *const u64, usize, *const BatchNode);
+        fn cuGraphConditionalHandleCreate(*mut u64, u64, u64, c_uint, c_uint);
+        fn cuGraphAddNode(*mut u64, u64, *const u64, usize, *mut AnyNode);
         fn cuUserObjectCreate(*mut u64, *mut c_void, HostFn, c_uint, c_uint);
         fn cuUserObjectRelease(u64, c_uint);
         fn cuGraphRetainUserObject(u64, u64, c_uint, c_uint);
@@ -356,7 +358,36 @@ pub struct BatchNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOperation(pub [u64; 6]);
 
-const _: () = assert!(size_of::<HostNode>() == 16 && size_of::<BatchNode>() == 32);
+/// `CUgraphNodeParams`: the type, and a union.
+#[repr(C)]
+pub struct AnyNode {
+    pub kind: c_uint,
+    pub reserved: [c_int; 3],
+    pub inner: NodeUnion,
+    pub last_reserved: i64,
+}
+
+/// The union of `CUgraphNodeParams`, of 29 words, as a conditional node has it.
+#[repr(C)]
+pub struct NodeUnion {
+    pub handle: u64,
+    /// `CUgraphConditionalNodeType`.
+    pub kind: c_uint,
+    pub size: c_uint,
+    /// The driver puts the place of an array of its own here.
+    pub bodies: *const u64,
+    pub context: u64,
+    pub rest: [u64; 25],
+}
+
+pub const NODE_CONDITIONAL: c_uint = 13;
+
+const _: () = assert!(
+    size_of::<HostNode>() == 16
+        && size_of::<BatchNode>() == 32
+        && size_of::<NodeUnion>() == 29 * 8
+        && size_of::<AnyNode>() == 256
+);
 
 /// `CUdevResource` of version 1.
 #[repr(C)]

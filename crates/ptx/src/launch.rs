@@ -73,6 +73,8 @@ pub trait Host: Sync {
     /// Device-side heap; zero when it is exhausted.
     fn malloc(&self, bytes: u64) -> u64;
     fn free(&self, address: u64);
+    /// `cudaGraphSetConditional`: the value by which a graph's conditional node decides.
+    fn set_conditional(&self, handle: u64, value: u32);
     /// Polled now and then; `true` stops the launch.
     fn cancelled(&self) -> bool;
 }

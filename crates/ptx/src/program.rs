@@ -215,6 +215,7 @@ pub(crate) enum Builtin {
     AssertFail,
     Malloc,
     Free,
+    SetConditional,
 }
 
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::export::exports;
 use crate::{arena, lane};
 
 use super::parameters::{CHILD, Parameters, Told, first_version, read, told};
-use super::{Graph, memory, numbers};
+use super::{Graph, condition, memory, numbers};
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
 pub(super) struct Where(pub Out<Handle>, pub Handle, pub In<Handle>, pub usize);
@@ -45,6 +45,7 @@ fn add(place: Where, parameters: Parameters) -> Result<()> {
         Parameters::Child(child) => add_child(&place, child),
         Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
         Parameters::Free(address) => memory::add_free(&place, address),
+        Parameters::Conditional(parameters) => condition::add(&place, parameters),
         other => {
             let (graph, after) = place.find()?;
             add_told(&place, graph, after, told(other, graph.device)?).map(drop)
@@ -60,7 +61,7 @@ fn add_child(place: &Where, child: Handle) -> Result<()> {
     }
     // One that is being captured has no end yet.
     found.refresh(child)?;
-    if found.takes_memory() {
+    if found.has_one_instance() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let (graph, after) = place.find()?;

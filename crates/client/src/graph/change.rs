@@ -1,42 +1,51 @@
 //! Changing what nodes do: in a graph, for whatever is made of it later, or in an instance.
 
-use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::{
     BatchMemOpNodeParams, HostNodeParams, KernelNodeParams, KernelNodeParamsV1, Memcpy3D, MemsetNodeParams,
 };
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_protocol::operation::{GraphEnable, GraphSet, GraphSetChild, NodesOf};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, lane};
 
+use super::exec::{self, Having};
 use super::parameters::{KERNEL, MEMCPY, MEMSET, Parameters, Told, first_version, read, told};
-use super::{Graph, Node, exec};
+use super::{Graph, Node};
 
-/// The node, of its graph or of the instance that is given.
-fn place(instance: Option<Handle>, node: Handle) -> Result<(NodesOf, u32, u8)> {
+/// A node of its graph, or of the instance that is given.
+struct Place {
+    of: NodesOf,
+    path: Vec<(u32, u32)>,
+    number: u32,
+    device: u8,
+}
+
+fn place(instance: Option<Handle>, node: Handle) -> Result<Place> {
     let node = arena::get::<Node>(node)?;
-    let (of, device) = match instance {
+    let number = node.number;
+    match instance {
         Some(instance) => {
-            let (id, device) = exec::having(instance, node)?;
-            (NodesOf::Exec(id), device)
+            let Having { id, device, path } = exec::having(instance, node)?;
+            Ok(Place { of: NodesOf::Exec(id), path, number, device })
         }
         None => {
             let graph = arena::get::<Graph>(node.graph)?;
             graph.refresh(node.graph)?;
-            (NodesOf::Graph(graph.id), node.device)
+            Ok(Place { of: NodesOf::Graph(graph.id), path: Vec::new(), number, device: node.device })
         }
-    };
-    Ok((of, node.number, device))
+    }
 }
 
 /// A node becomes what was told; what it used before is let go of in time.
 pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: Told) -> Result<()> {
-    let (of, number, device) = place(instance, node)?;
+    let Place { of, path, number, device } = place(instance, node)?;
     let Told { action, kept } = told;
-    lane::ask(&GraphSet { of, node: number, action })?;
+    let is_inside = !path.is_empty();
+    lane::ask(&GraphSet { of, path, node: number, action })?;
     let replaced = match instance {
-        Some(instance) => exec::keep(instance, number, kept)?,
+        Some(instance) => exec::keep(instance, (!is_inside).then_some(number), kept)?,
         None => {
             let graph = arena::get::<Graph>(arena::get::<Node>(node)?.graph)?;
             graph.state().held.keep(number, kept)
@@ -47,7 +56,10 @@ pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: Told) -> Re
 }
 
 fn set_child(instance: Option<Handle>, node: Handle, child: Handle) -> Result<()> {
-    let (of, number, _) = place(instance, node)?;
+    let Place { of, path, number, .. } = place(instance, node)?;
+    if !path.is_empty() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let found = arena::get::<Graph>(child)?;
     // One that is being captured has no end yet.
     found.refresh(child)?;
@@ -58,7 +70,7 @@ fn set_child(instance: Option<Handle>, node: Handle, child: Handle) -> Result<()
         None => {
             let parent = arena::get::<Graph>(arena::get::<Node>(node)?.graph)?;
             parent.state().held.extend(held);
-            let inside = parent.state().inside.get(&number).copied();
+            let inside = parent.state().inside.get(&(number, 0)).copied();
             inside.map_or(Ok(()), |inside| arena::get::<Graph>(inside)?.begin_anew())
         }
     }
@@ -69,7 +81,7 @@ fn set(instance: Option<Handle>, node: Handle, parameters: Parameters) -> Result
         Parameters::Child(child) => set_child(instance, node, child),
         Parameters::Empty => Err(CUDA_ERROR_INVALID_VALUE),
         other => {
-            let (_, _, device) = place(instance, node)?;
+            let device = place(instance, node)?.device;
             set_told(instance, node, told(other, device)?)
         }
     }
@@ -136,14 +148,14 @@ exports! {
     call fn cuGraphNodeSetEnabled(exec: Handle, node: Handle, enabled: u32) {
         check_can_rest(node)?;
         let found = arena::get::<Node>(node)?;
-        let (id, _) = exec::having(exec, found)?;
-        lane::ask(&GraphEnable { exec: id, node: found.number, enabled: enabled != 0 })?;
-        exec::set_enabled(exec, found.number, enabled != 0)
+        let Having { id, path, .. } = exec::having(exec, found)?;
+        lane::ask(&GraphEnable { exec: id, path, node: found.number, enabled: enabled != 0 })?;
+        exec::set_enabled(exec, node, enabled != 0)
     }
     call fn cuGraphNodeGetEnabled(exec: Handle, node: Handle, out: Out<u32>) {
         check_can_rest(node)?;
         let found = arena::get::<Node>(node)?;
         exec::having(exec, found)?;
-        out.put(exec::is_enabled(exec, found.number)?.into())
+        out.put(exec::is_enabled(exec, node)?.into())
     }
 }

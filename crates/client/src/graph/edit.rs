@@ -50,9 +50,11 @@ fn destroy_node(handle: Handle) -> Result<()> {
         for entry in state.nodes.iter_mut().flatten() {
             entry.after.retain(|before| *before != node.number);
         }
-        (state.inside.remove(&node.number), state.held.keep(node.number, None))
+        let inside: Vec<Handle> =
+            state.inside.extract_if(|(of, _), _| *of == node.number).map(|(_, graph)| graph).collect();
+        (inside, state.held.keep(node.number, None))
     };
-    if let Some(inside) = inside {
+    for inside in inside {
         // Instances may have what it held.
         let held = arena::remove::<Graph>(inside)?.end_handles()?;
         graph.state().held.extend(held);
@@ -66,7 +68,7 @@ fn clone(out: Out<Handle>, original: Handle) -> Result<()> {
     out.check()?;
     let graph = arena::get::<Graph>(original)?;
     graph.refresh(original)?;
-    if graph.takes_memory() {
+    if graph.has_one_instance() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let id = new_id();

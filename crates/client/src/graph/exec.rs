@@ -16,6 +16,7 @@ use crate::export::exports;
 use crate::stream::{self, resolve};
 use crate::{capture, lane};
 
+use super::condition;
 use super::memory::{self, MemoryNode};
 use super::{Graph, Held, Kept, Node};
 
@@ -29,7 +30,7 @@ struct Exec {
     held: Mutex<Held>,
     taken: Mutex<Taken>,
     /// Nodes that do nothing.
-    resting: Mutex<HashSet<u32>>,
+    resting: Mutex<HashSet<Handle>>,
 }
 
 /// What an instance has until it is destroyed.
@@ -59,6 +60,8 @@ impl Exec {
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// `CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED`.
+const CONDITION_UNUSED: u32 = 5;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
 
@@ -75,8 +78,11 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
     graph.refresh(of)?;
     let memory = {
         let state = graph.state();
-        if !state.memory.is_empty() && state.instance.strong_count() != 0 {
+        if state.has_one_instance() && state.instance.strong_count() != 0 {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if !state.conditions.is_empty() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
         state.memory.clone()
     };
@@ -102,10 +108,23 @@ fn instantiate_with_log(
     instantiate(out, graph, 0)
 }
 
-/// The instance's number and device, for a node of the graph that it was made of.
-pub(super) fn having(exec: Handle, node: &Node) -> Result<(Id, u8)> {
+/// A node of the graph that an instance was made of, or of a graph in that.
+pub(super) struct Having {
+    pub id: Id,
+    pub device: u8,
+    /// Node and body, from the outermost graph on.
+    pub path: Vec<(u32, u32)>,
+}
+
+pub(super) fn having(exec: Handle, node: &Node) -> Result<Having> {
     let exec = arena::get::<Exec>(exec)?;
-    if node.graph == exec.of { Ok((exec.id, exec.device)) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    let (mut graph, mut path) = (node.graph, Vec::new());
+    while graph != exec.of {
+        let (owner, number, body) = arena::get::<Graph>(graph)?.owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        path.insert(0, (number, body));
+        graph = owner;
+    }
+    Ok(Having { id: exec.id, device: exec.device, path })
 }
 
 /// Has the instance hold what a graph that is in it now holds, too.
@@ -114,9 +133,17 @@ pub(super) fn hold(exec: Handle, held: Held) -> Result<()> {
     Ok(())
 }
 
-/// What a node of the instance uses from now on.
-pub(super) fn keep(exec: Handle, node: u32, kept: Option<Kept>) -> Result<Held> {
-    Ok(arena::get::<Exec>(exec)?.held().keep(node, kept))
+/// What a node of the instance uses from now on; none: one of a graph in it.
+pub(super) fn keep(exec: Handle, node: Option<u32>, kept: Option<Kept>) -> Result<Held> {
+    let exec = arena::get::<Exec>(exec)?;
+    let mut held = exec.held();
+    match node {
+        Some(node) => Ok(held.keep(node, kept)),
+        None => {
+            held.keep_captured(kept);
+            Ok(Held::default())
+        }
+    }
 }
 
 /// What an instance holds, for a graph that it is in.
@@ -124,7 +151,7 @@ fn held(exec: Handle) -> Result<Held> {
     Ok(arena::get::<Exec>(exec)?.held().clone())
 }
 
-pub(super) fn set_enabled(exec: Handle, node: u32, enabled: bool) -> Result<()> {
+pub(super) fn set_enabled(exec: Handle, node: Handle, enabled: bool) -> Result<()> {
     let exec = arena::get::<Exec>(exec)?;
     let mut resting = exec.resting.lock().unwrap_or_else(PoisonError::into_inner);
     if enabled {
@@ -135,7 +162,7 @@ pub(super) fn set_enabled(exec: Handle, node: u32, enabled: bool) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn is_enabled(exec: Handle, node: u32) -> Result<bool> {
+pub(super) fn is_enabled(exec: Handle, node: Handle) -> Result<bool> {
     let exec = arena::get::<Exec>(exec)?;
     Ok(!exec.resting.lock().unwrap_or_else(PoisonError::into_inner).contains(&node))
 }
@@ -186,7 +213,10 @@ exports! {
         let mut answer = parameters.current()?;
         let result = instantiate(out, graph, answer.flags);
         answer.error_node = std::ptr::null_mut();
-        answer.result = result.is_err().into();
+        answer.result = match result {
+            Err(_) if condition::is_unused(graph) => CONDITION_UNUSED,
+            _ => result.is_err().into(),
+        };
         parameters.put(answer)?;
         result
     }

@@ -1,4 +1,4 @@
-//! The graph that is in a child node. What is changed of it is changed in the node.
+//! Graphs that are in nodes. What is changed of one is changed in its node.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_protocol::operation::GraphInside;
@@ -11,21 +11,27 @@ use super::parameters::CHILD;
 use super::{Graph, Node, Origin, insert_as, new_id};
 
 /// The handle of the graph in a node, made when it is first asked for.
-pub(super) fn graph_in(node: Handle) -> Result<Handle> {
-    let node = arena::get::<Node>(node)?;
+pub(super) fn graph_in(handle: Handle) -> Result<Handle> {
+    let node = arena::get::<Node>(handle)?;
     let graph = arena::get::<Graph>(node.graph)?;
     graph.refresh(node.graph)?;
-    let mut state = graph.state();
-    if state.entry(node.number)?.kind != CHILD {
+    if graph.state().entry(node.number)?.kind != CHILD {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if let Some(inside) = state.inside.get(&node.number) {
+    body_of(node.graph, node.number, 0)
+}
+
+/// The handle of a graph in a node.
+pub(super) fn body_of(of: Handle, node: u32, body: u32) -> Result<Handle> {
+    let graph = arena::get::<Graph>(of)?;
+    let mut state = graph.state();
+    if let Some(inside) = state.inside.get(&(node, body)) {
         return Ok(*inside);
     }
     let id = new_id();
-    lane::ask(&GraphInside { graph: graph.id, node: node.number, inside: id })?;
-    let inside = insert_as(id, graph.device, Origin::Worker(0), Some(node.graph), None)?;
-    state.inside.insert(node.number, inside);
+    lane::ask(&GraphInside { graph: graph.id, node, body, inside: id })?;
+    let inside = insert_as(id, graph.device, Origin::Worker(0), Some((of, node, body)), None)?;
+    state.inside.insert((node, body), inside);
     Ok(inside)
 }
 

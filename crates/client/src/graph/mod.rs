@@ -3,6 +3,7 @@
 mod add;
 mod attributes;
 mod change;
+mod condition;
 mod dot;
 mod edit;
 mod exec;
@@ -34,8 +35,8 @@ pub struct Graph {
     id: Id,
     device: u8,
     state: Mutex<State>,
-    /// The graph of whose node it is a part, if it is no graph by itself.
-    owner: Option<Handle>,
+    /// The graph of whose node it is a part, if it is no graph by itself: that, the node's number, and which body of it.
+    owner: Option<(Handle, u32, u32)>,
     /// The graph that it is a copy of.
     original: Option<Handle>,
 }
@@ -47,9 +48,11 @@ struct State {
     held: Held,
     /// Nodes that take memory, or give it back.
     memory: Vec<MemoryNode>,
-    /// Graphs in nodes that the program has asked for.
-    inside: HashMap<u32, Handle>,
-    /// Of a graph that takes memory: what its one instance holds.
+    /// Graphs in nodes that the program has asked for, by node and body.
+    inside: HashMap<(u32, u32), Handle>,
+    /// Handles of conditions that were made for it, each with what launches begin with, until a node has it.
+    conditions: HashMap<u64, Option<u32>>,
+    /// Of a graph that has one instance at a time: what that holds.
     instance: Weak<()>,
 }
 
@@ -108,7 +111,7 @@ fn insert_as(
     id: Id,
     device: u8,
     origin: Origin,
-    owner: Option<Handle>,
+    owner: Option<(Handle, u32, u32)>,
     original: Option<Handle>,
 ) -> Result<Handle> {
     let state = State {
@@ -117,6 +120,7 @@ fn insert_as(
         held: Held::default(),
         memory: Vec::new(),
         inside: HashMap::new(),
+        conditions: HashMap::new(),
         instance: Weak::new(),
     };
     arena::insert(Graph { id, device, state: Mutex::new(state), owner, original })
@@ -199,6 +203,11 @@ pub fn known_nodes(handle: Handle) -> Result<u32> {
 }
 
 impl State {
+    fn has_one_instance(&self) -> bool {
+        let is_conditional = |entry: &Entry| entry.kind == parameters::CONDITIONAL;
+        !self.memory.is_empty() || self.nodes.iter().flatten().any(is_conditional)
+    }
+
     fn entry(&self, number: u32) -> Result<&Entry> {
         self.nodes.get(number as usize).and_then(Option::as_ref).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
@@ -277,8 +286,9 @@ impl Graph {
         held
     }
 
-    fn takes_memory(&self) -> bool {
-        !self.state().memory.is_empty()
+    /// Whether it has one instance at a time, no copies, and is in no other: it takes memory, or has conditions.
+    fn has_one_instance(&self) -> bool {
+        self.state().has_one_instance()
     }
 
     /// Ends the handles of its nodes, and of the graphs in them.

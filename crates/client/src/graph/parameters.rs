@@ -1,8 +1,8 @@
 //! What calls say of nodes, turned into what the worker is told.
 
 use rekindle_cuda::types::{
-    BatchMemOpNodeParams, HostNodeParams, KernelNodeParams, KernelNodeParamsV1, MemAllocNodeParams, Memcpy3D,
-    MemsetNodeParams,
+    BatchMemOpNodeParams, ConditionalNodeParams, HostNodeParams, KernelNodeParams, KernelNodeParamsV1,
+    MemAllocNodeParams, Memcpy3D, MemsetNodeParams,
 };
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Launch, MemorySet, ValueOperation};
@@ -30,6 +30,7 @@ pub const RECORD_EVENT: u32 = 7;
 pub const ALLOCATE: u32 = 10;
 pub const FREE: u32 = 11;
 pub const VALUES: u32 = 12;
+pub const CONDITIONAL: u32 = 13;
 
 /// What a call says of a node.
 pub enum Parameters {
@@ -44,6 +45,7 @@ pub enum Parameters {
     Values(BatchMemOpNodeParams),
     Allocate(Out<MemAllocNodeParams>),
     Free(u64),
+    Conditional(Out<ConditionalNodeParams>),
 }
 
 /// `CUgraphNodeParams`: the type, then after 16 bytes the parameters of that type.
@@ -64,6 +66,7 @@ pub fn read(parameters: In<u32>) -> Result<Parameters> {
         ALLOCATE => Parameters::Allocate(Out(inner.cast_mut().cast())),
         FREE => Parameters::Free(In(inner.cast()).get()?),
         VALUES => Parameters::Values(In(inner.cast()).get()?),
+        CONDITIONAL => Parameters::Conditional(Out(inner.cast_mut().cast())),
         _ => return Err(CUDA_ERROR_NOT_SUPPORTED),
     })
 }
@@ -102,7 +105,7 @@ pub fn told(parameters: Parameters, device: u8) -> Result<Told> {
             NodeAction::Record { event: number }.into()
         }
         Parameters::Values(batch) => NodeAction::Values(values(&batch)?).into(),
-        Parameters::Child(_) | Parameters::Allocate(_) | Parameters::Free(_) => {
+        Parameters::Child(_) | Parameters::Allocate(_) | Parameters::Free(_) | Parameters::Conditional(_) => {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
     })

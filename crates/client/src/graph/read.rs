@@ -27,6 +27,18 @@ pub struct Given {
     _packed: Vec<u128>,
     places: Vec<usize>,
     operations: Vec<BatchMemOpWords>,
+    /// The bodies of a conditional node.
+    graphs: Vec<Handle>,
+}
+
+impl Given {
+    pub fn graphs(graphs: Vec<Handle>) -> Given {
+        Given { _packed: Vec::new(), places: Vec::new(), operations: Vec::new(), graphs }
+    }
+
+    pub fn first_graph(&self) -> *const Handle {
+        self.graphs.as_ptr()
+    }
 }
 
 /// What a node does.
@@ -59,7 +71,8 @@ fn kernel(handle: Handle) -> Result<KernelNodeParams> {
     let first = packed.as_ptr() as usize;
     let places = found.parameters.iter().map(|parameter| first + parameter.offset as usize).collect();
     let is_empty = found.parameters.is_empty();
-    let (places, _) = give(handle, Given { _packed: packed, places, operations: Vec::new() })?;
+    let (places, _) =
+        give(handle, Given { _packed: packed, places, operations: Vec::new(), graphs: Vec::new() })?;
     Ok(KernelNodeParams {
         function: kernel.0 as *mut c_void,
         grid: launch.grid,
@@ -164,7 +177,8 @@ fn values(node: Handle) -> Result<BatchMemOpNodeParams> {
     let NodeAction::Values(operations) = action(node)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
     let count = operations.len() as u32;
     let operations = operations.iter().map(|one: &ValueOperation| stream_value::words(one)).collect();
-    let (_, operations) = give(node, Given { _packed: Vec::new(), places: Vec::new(), operations })?;
+    let (_, operations) =
+        give(node, Given { _packed: Vec::new(), places: Vec::new(), operations, graphs: Vec::new() })?;
     Ok(BatchMemOpNodeParams {
         context: ptr::null_mut(),
         count,

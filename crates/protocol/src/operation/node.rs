@@ -44,6 +44,14 @@ pub enum NodeAction {
         token: u64,
         up: bool,
     },
+    /// Does what a value says that kernels set; `kind` is `CUgraphConditionalNodeType`, `default` what launches begin with. The
+    /// handle is the client's: the worker puts the device's in its place among parameters of kernels.
+    Conditional {
+        handle: u64,
+        default: Option<u32>,
+        kind: u32,
+        bodies: u32,
+    },
 }
 
 impl NodeAction {
@@ -61,6 +69,7 @@ impl NodeAction {
             NodeAction::Allocate { .. } => 10,
             NodeAction::Free { .. } => 11,
             NodeAction::Values(_) => 12,
+            NodeAction::Conditional { .. } => 13,
         }
     }
 }

@@ -238,7 +238,8 @@ operations! {
     // order in which they were captured.
 
     sync graph_add GraphAdd { graph: Id, after: Vec<u32>, action: NodeAction } -> u32;
-    sync graph_set GraphSet { of: NodesOf, node: u32, action: NodeAction } -> ();
+    /// The path leads into graphs in nodes: node and body, from the outermost on.
+    sync graph_set GraphSet { of: NodesOf, path: Vec<(u32, u32)>, node: u32, action: NodeAction } -> ();
     /// As many of the nodes from this number on as fit an answer.
     sync graph_topology GraphTopology { graph: Id, from: u32 } -> Vec<Option<NodeFound>>;
     /// What a node does.
@@ -248,10 +249,10 @@ operations! {
     /// Takes a node out. Its number is not used again.
     sync graph_remove GraphRemove { graph: Id, node: u32 } -> ();
     sync graph_clone GraphClone { graph: Id, clone: Id } -> ();
-    /// The graph in a child node gets a number of its own. It lives as long as its node.
-    sync graph_inside GraphInside { graph: Id, node: u32, inside: Id } -> ();
+    /// The graph in a child node, or a body of a conditional one, gets a number of its own. It lives as long as its node.
+    sync graph_inside GraphInside { graph: Id, node: u32, body: u32, inside: Id } -> ();
     /// Whether a node of an instance does something.
-    sync graph_enable GraphEnable { exec: Id, node: u32, enabled: bool } -> ();
+    sync graph_enable GraphEnable { exec: Id, path: Vec<(u32, u32)>, node: u32, enabled: bool } -> ();
     /// What is captured becomes part of a graph: its first nodes come after these.
     sync capture_begin_into CaptureBeginInto { device: u8, stream: Id, mode: u32, graph: Id, after: Vec<u32> } -> ();
     /// How many nodes the graph has now.

@@ -66,6 +66,7 @@ impl Drop for Memory {
 #[derive(Default)]
 pub struct TestHost {
     pub printed: Mutex<Vec<u8>>,
+    pub conditions: Mutex<Vec<(u64, u32)>>,
     pub heap: AtomicU64,
     pub polls: AtomicU64,
     /// Cancels after so many polls, if not zero.
@@ -82,6 +83,10 @@ impl Host for TestHost {
     }
 
     fn free(&self, _: u64) {}
+
+    fn set_conditional(&self, handle: u64, value: u32) {
+        self.conditions.lock().unwrap().push((handle, value));
+    }
 
     fn cancelled(&self) -> bool {
         self.patience != 0 && self.polls.fetch_add(1, Ordering::Relaxed) > self.patience

@@ -106,6 +106,7 @@ impl Recipe {
             match step {
                 GraphStep::Kernel { function, .. } => all.push(*function),
                 GraphStep::Child { recipe, .. } => recipe.kernels(all),
+                GraphStep::Conditional { bodies, .. } => bodies.iter().for_each(|body| body.kernels(all)),
                 GraphStep::Disabled(step) => {
                     if let GraphStep::Kernel { function, .. } = &**step {
                         all.push(*function);
@@ -131,6 +132,7 @@ impl Recipe {
             GraphStep::Copy { copy, .. } => there(copy.to),
             GraphStep::Set { set, .. } => there(set.address),
             GraphStep::Child { recipe, .. } => recipe.writes(there),
+            GraphStep::Conditional { bodies, .. } => bodies.iter().any(|body| body.writes(there)),
             GraphStep::Action { action: NodeAction::Staged { copy, .. }, .. } => there(copy.to),
             GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
                 Step::Copy { to, .. } => there(*to),

@@ -14,23 +14,34 @@ use rekindle_protocol::operation::{
 
 use super::{Client, GraphStep, Recipe};
 
+/// The steps of a graph that is in a node, and so on.
+fn descend<'s>(mut steps: &'s mut Vec<GraphStep>, path: &[(u32, u32)]) -> Result<&'s mut Vec<GraphStep>> {
+    for (node, body) in path {
+        let inside = steps.get_mut(*node as usize).and_then(|step| step.inside(*body));
+        let recipe = inside.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        recipe.unfold();
+        steps = &mut recipe.steps;
+    }
+    Ok(steps)
+}
+
 impl Client {
     pub(super) fn set_kernel(&mut self, request: GraphSetKernel, parameters: &[u8]) -> Result<()> {
         let GraphSetKernel { of, node, function, launch } = request;
         self.bind(self.device_with(of)?)?;
         self.kernel(function)?;
         let parameters = parameters.to_vec();
-        self.set_step(of, node, GraphStep::Kernel { after: Vec::new(), function, launch, parameters })
+        self.set_step(of, &[], node, GraphStep::Kernel { after: Vec::new(), function, launch, parameters })
     }
 
     pub(super) fn set_copy(&mut self, request: GraphSetCopy) -> Result<()> {
         let GraphSetCopy { of, node, copy } = request;
-        self.set_step(of, node, GraphStep::Copy { after: Vec::new(), copy })
+        self.set_step(of, &[], node, GraphStep::Copy { after: Vec::new(), copy })
     }
 
     pub(super) fn set_set(&mut self, request: GraphSetSet) -> Result<()> {
         let GraphSetSet { of, node, set } = request;
-        self.set_step(of, node, GraphStep::Set { after: Vec::new(), set })
+        self.set_step(of, &[], node, GraphStep::Set { after: Vec::new(), set })
     }
 
     pub(super) fn set_child(&mut self, request: GraphSetChild) -> Result<()> {
@@ -40,7 +51,7 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let recipe = Recipe::clone(&found.recipe);
-        self.set_step(of, node, GraphStep::Child { after: Vec::new(), recipe })
+        self.set_step(of, &[], node, GraphStep::Child { after: Vec::new(), recipe })
     }
 
     fn device_with(&self, of: NodesOf) -> Result<usize> {
@@ -51,16 +62,16 @@ impl Client {
     }
 
     pub(super) fn set_action(&mut self, request: GraphSet) -> Result<()> {
-        let GraphSet { of, node, action } = request;
+        let GraphSet { of, path, node, action } = request;
         let step = GraphStep::of(Vec::new(), action).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.set_step(of, node, step)
+        self.set_step(of, &path, node, step)
     }
 
-    fn set_step(&mut self, of: NodesOf, node: u32, step: GraphStep) -> Result<()> {
+    fn set_step(&mut self, of: NodesOf, path: &[(u32, u32)], node: u32, step: GraphStep) -> Result<()> {
         let one = Recipe { steps: vec![step] };
         self.check_writes(&one)?;
         let change = |steps: &mut Vec<GraphStep>| {
-            let place = steps.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let place = descend(steps, path)?.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             one.steps.into_iter().try_for_each(|step| place.become_like(step))
         };
         match of {
@@ -82,9 +93,9 @@ impl Client {
     }
 
     pub(super) fn enable(&mut self, request: GraphEnable) -> Result<()> {
-        let GraphEnable { exec, node, enabled } = request;
+        let GraphEnable { exec, path, node, enabled } = request;
         self.edit_exec(exec, |steps| {
-            let step = steps.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let step = descend(steps, &path)?.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let own = std::mem::replace(step, GraphStep::Gone);
             *step = match own {
                 GraphStep::Disabled(step) if enabled => *step,
@@ -113,9 +124,10 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
         self.check_writes(&recipe)?;
-        let disabled = |step: &GraphStep| matches!(step, GraphStep::Disabled(_));
-        if instance.recipe.steps.iter().any(disabled) {
-            return self.update_disabled(exec, recipe);
+        let is_made_anew =
+            |step: &GraphStep| matches!(step, GraphStep::Disabled(_) | GraphStep::Conditional { .. });
+        if instance.recipe.steps.iter().any(is_made_anew) || recipe.has_conditions() {
+            return self.update_recipe(exec, recipe);
         }
         let instance = instance.handle;
         let result = self.on(device)?.graph_exec_update(instance, handle)?;
@@ -126,8 +138,9 @@ impl Client {
         Ok(result)
     }
 
-    /// Nodes of an instance that are disabled stay so: the device has others in their places.
-    fn update_disabled(&mut self, exec: Id, mut recipe: Arc<Recipe>) -> Result<u32> {
+    /// Nodes of an instance that are disabled stay so: the device has others in their places. Conditions of the device are of
+    /// one instance.
+    fn update_recipe(&mut self, exec: Id, mut recipe: Arc<Recipe>) -> Result<u32> {
         let exec = self.execs.get_mut(exec)?;
         let result = exec.recipe.difference(&recipe);
         if result != 0 {
@@ -165,7 +178,8 @@ impl Client {
         let (device, old, flags, recipe) = (exec.device, exec.handle, exec.flags, exec.recipe.clone());
         let (graph, _) = self.build(device, &recipe)?;
         let gpu = self.on(device)?;
-        let renewed = gpu.graph_exec_update(old, graph).and_then(|result| match result {
+        let updated = if recipe.has_conditions() { Ok(1) } else { gpu.graph_exec_update(old, graph) };
+        let renewed = updated.and_then(|result| match result {
             0 => Ok(old),
             _ => gpu.graph_instantiate(graph, flags),
         });

@@ -78,14 +78,12 @@ impl Client {
     /// A graph that is in a node of another has changed.
     pub(super) fn spread(&mut self, id: Id) -> Result<()> {
         let graph = self.graphs.get(id)?;
-        let Some((of, node)) = graph.within else { return Ok(()) };
+        let Some((of, node, body)) = graph.within else { return Ok(()) };
         let inside = graph.recipe.clone();
-        let put = |steps: &mut Vec<GraphStep>| match steps.get_mut(node as usize) {
-            Some(GraphStep::Child { recipe, .. }) => {
-                *recipe = (*inside).clone();
-                Ok(())
-            }
-            _ => Err(CUDA_ERROR_INVALID_HANDLE),
+        let put = move |steps: &mut Vec<GraphStep>| {
+            let place = steps.get_mut(node as usize).and_then(|step| step.inside(body));
+            *place.ok_or(CUDA_ERROR_INVALID_HANDLE)? = (*inside).clone();
+            Ok(())
         };
         // What is changed in a graph's graph is changed in all that have it in them.
         let boxed: Box<dyn FnOnce(&mut Vec<GraphStep>) -> Result<()>> = Box::new(put);
@@ -169,17 +167,17 @@ impl Client {
     }
 
     pub(super) fn graph_in_node(&mut self, request: GraphInside) -> Result<()> {
-        let GraphInside { graph, node, inside } = request;
+        let GraphInside { graph, node, body, inside } = request;
         self.unfold_graph(graph)?;
-        let GraphObject { device, ref recipe, .. } = *self.graphs.get(graph)?;
-        let Some(GraphStep::Child { recipe, .. }) = recipe.steps.get(node as usize) else {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        };
-        if !self.graphs.is_free(inside) || !self.inside(graph, Some(node)).is_empty() {
+        let within = Some((graph, node, body));
+        if !self.graphs.is_free(inside) || self.graphs.iter().any(|(_, graph)| graph.within == within) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let graph = self.graphs.get_mut(graph)?;
+        let device = graph.device;
+        let step = Arc::make_mut(&mut graph.recipe).steps.get_mut(node as usize);
+        let recipe = step.and_then(|step| step.inside(body)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let recipe = Arc::new(recipe.clone());
-        let within = Some((graph, node));
         self.graphs.insert(inside, GraphObject { device, built: None, recipe, within })
     }
 }

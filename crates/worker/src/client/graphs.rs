@@ -9,6 +9,7 @@ use rekindle_protocol::operation::{
     GraphInstantiate, GraphLaunch, Id, Origin,
 };
 
+use super::rebuild::Conditions;
 use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step};
 
 impl Client {
@@ -64,6 +65,10 @@ impl Client {
         if let GraphStep::Kernel { function, .. } = &step {
             self.kernel(*function)?;
         }
+        // Kernels are told of conditions when the whole graph is made.
+        if matches!(step, GraphStep::Conditional { .. }) {
+            self.unbuild(id)?;
+        }
         let graph = self.graphs.get(id)?;
         let is_there = |number: &u32| {
             graph.recipe.steps.get(*number as usize).is_some_and(|step| !matches!(step, GraphStep::Gone))
@@ -75,7 +80,8 @@ impl Client {
         if let Some((handle, nodes)) = &graph.built {
             let after = step.before().iter().map(|number| nodes.get(*number as usize).copied());
             let after = after.collect::<Option<Vec<_>>>().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let node = self.add_node(device, *handle, &after, &step, child)?;
+            let mut conditions = Conditions::default();
+            let node = self.add_node(device, *handle, &after, &step, child, &mut conditions)?;
             if let Some((_, nodes)) = &mut self.graphs.get_mut(id)?.built {
                 nodes.push(node);
             }

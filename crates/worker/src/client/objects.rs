@@ -89,8 +89,8 @@ pub(crate) struct GraphObject {
     /// What the device has, with its nodes by their numbers; none where the recipe was changed since.
     pub built: Option<(Graph, Vec<GraphNode>)>,
     pub recipe: Arc<Recipe>,
-    /// The graph and the node that have this one in them.
-    pub within: Option<(Id, u32)>,
+    /// The graph and the node that have this one in them, and which of the node's bodies it is.
+    pub within: Option<(Id, u32, u32)>,
 }
 
 pub(crate) struct ExecObject {

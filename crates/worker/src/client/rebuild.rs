@@ -1,5 +1,6 @@
 //! Makes a graph again from its recipe.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,6 +17,27 @@ const EXTERNAL: u32 = 1;
 
 /// Stands for a node that was taken out. Nothing comes after it.
 const GONE: GraphNode = GraphNode(0);
+
+/// The device's handles of conditions, by those that the program has.
+#[derive(Default)]
+pub(super) struct Conditions(HashMap<u64, u64>);
+
+impl Conditions {
+    /// Parameters of a kernel with the device's handles in the places of the program's, which are like no other values.
+    fn in_parameters<'p>(&self, parameters: &'p [u8]) -> Cow<'p, [u8]> {
+        let mut parameters = Cow::Borrowed(parameters);
+        if self.0.is_empty() {
+            return parameters;
+        }
+        for at in (0..parameters.len().saturating_sub(7)).step_by(size_of::<u32>()) {
+            let word = parameters[at..at + 8].try_into().map(u64::from_le_bytes);
+            if let Some(own) = word.ok().and_then(|word| self.0.get(&word)) {
+                parameters.to_mut()[at..at + 8].copy_from_slice(&own.to_le_bytes());
+            }
+        }
+        parameters
+    }
+}
 
 /// What stands for the streams and events of one recording while it is played, and is destroyed afterwards.
 struct Stage<'d> {
@@ -66,7 +88,7 @@ impl Client {
             }
             _ => (device.graph_create()?, Vec::new(), &recipe.steps[..]),
         };
-        let built = self.add_steps(index, graph, captured, rest);
+        let built = self.add_steps(index, graph, captured, rest, &mut Conditions::default());
         match built {
             Ok(nodes) => Ok((graph, nodes)),
             Err(code) => {
@@ -83,7 +105,14 @@ impl Client {
         graph: Graph,
         captured: Vec<GraphNode>,
         steps: &[GraphStep],
+        conditions: &mut Conditions,
     ) -> Result<Vec<GraphNode>> {
+        for step in steps {
+            if let GraphStep::Conditional { handle, default, .. } = step {
+                let own = self.context(index)?.device.graph_condition(graph, *default)?;
+                conditions.0.insert(*handle, own);
+            }
+        }
         let first = captured.len();
         let mut nodes: Vec<Option<GraphNode>> = captured.into_iter().map(Some).collect();
         nodes.resize(first + steps.len(), None);
@@ -95,7 +124,9 @@ impl Client {
                 let step = &steps[at];
                 let after = step.before().iter().map(|number| nodes.get(*number as usize).copied().flatten());
                 match after.collect::<Option<Vec<_>>>() {
-                    Some(after) => nodes[first + at] = Some(self.add_node(index, graph, &after, step, None)?),
+                    Some(after) => {
+                        nodes[first + at] = Some(self.add_node(index, graph, &after, step, None, conditions)?)
+                    }
                     None => waiting.push(at),
                 }
             }
@@ -115,12 +146,13 @@ impl Client {
         after: &[GraphNode],
         step: &GraphStep,
         child: Option<Graph>,
+        conditions: &mut Conditions,
     ) -> Result<GraphNode> {
         let device = self.context(index)?.device.clone();
         match step {
             GraphStep::Kernel { function, launch, parameters, .. } => {
                 let function = self.kernel(*function)?.1;
-                device.graph_add_kernel(graph, after, function, launch, parameters)
+                device.graph_add_kernel(graph, after, function, launch, &conditions.in_parameters(parameters))
             }
             GraphStep::Copy { copy, .. } => device.graph_add_copy(graph, after, copy),
             GraphStep::Set { set, .. } => device.graph_add_set(graph, after, set),
@@ -134,6 +166,15 @@ impl Client {
                 // The node has a copy.
                 device.graph_destroy(child)?;
                 added
+            }
+            GraphStep::Conditional { handle, kind, bodies, .. } => {
+                let own = *conditions.0.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let count = bodies.len() as u32;
+                let (node, graphs) = device.graph_add_conditional(graph, after, own, *kind, count)?;
+                for (graph, body) in graphs.into_iter().zip(bodies) {
+                    self.add_steps(index, graph, Vec::new(), &body.unfolded(), conditions)?;
+                }
+                Ok(node)
             }
             GraphStep::Action { action, .. } => self.add_action_node(&*device, graph, after, action),
             GraphStep::Gone => Ok(GONE),
@@ -175,9 +216,11 @@ impl Client {
             NodeAction::Allocate { .. } | NodeAction::Free { .. } | NodeAction::Empty => {
                 device.graph_add_empty(graph, after)
             }
-            NodeAction::Kernel { .. } | NodeAction::Copy(_) | NodeAction::Set(_) | NodeAction::Child => {
-                Err(CUDA_ERROR_INVALID_VALUE)
-            }
+            NodeAction::Kernel { .. }
+            | NodeAction::Copy(_)
+            | NodeAction::Set(_)
+            | NodeAction::Child
+            | NodeAction::Conditional { .. } => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
 

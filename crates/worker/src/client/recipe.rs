@@ -28,10 +28,16 @@ impl Recipe {
             }
             GraphStep::Copy { .. } | GraphStep::Set { .. } => true,
             GraphStep::Child { recipe, .. } => recipe.copies(),
+            GraphStep::Conditional { bodies, .. } => bodies.iter().any(Recipe::copies),
             GraphStep::Action { action, .. } => {
                 matches!(action, NodeAction::Values(_) | NodeAction::Staged { .. })
             }
         })
+    }
+
+    /// Whether conditions decide what it does.
+    pub(crate) fn has_conditions(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, GraphStep::Conditional { .. }))
     }
 
     /// Whether the program's functions are called by it.
@@ -72,6 +78,14 @@ impl Recipe {
             (GraphStep::Child { recipe, .. }, GraphStep::Child { recipe: other, .. }) => {
                 recipe.difference(other)
             }
+            (
+                GraphStep::Conditional { kind, bodies, .. },
+                GraphStep::Conditional { kind: other, bodies: others, .. },
+            ) if kind == other && bodies.len() == others.len() => {
+                let of_both = |(one, other): (&Recipe, &Recipe)| one.difference(other);
+                bodies.iter().zip(others).map(of_both).find(|result| *result != 0).unwrap_or(0)
+            }
+            (GraphStep::Conditional { .. }, _) => KIND_CHANGED,
             (one, other) if one.action().kind() == other.action().kind() => 0,
             _ => KIND_CHANGED,
         };
@@ -112,6 +126,14 @@ pub(crate) enum GraphStep {
     Disabled(Box<GraphStep>),
     /// It was taken out; no other one gets its number.
     Gone,
+    /// The handle is the program's: whoever makes the graph again puts its own in its place.
+    Conditional {
+        after: Vec<u32>,
+        handle: u64,
+        default: Option<u32>,
+        kind: u32,
+        bodies: Vec<Recipe>,
+    },
 }
 
 impl GraphStep {
@@ -121,7 +143,8 @@ impl GraphStep {
             return own.become_like(other);
         }
         let is_kind = self.action().kind() == other.action().kind();
-        if !is_kind || matches!(self, GraphStep::Gone) || self.is_memory() {
+        let is_settled = matches!(self, GraphStep::Gone | GraphStep::Conditional { .. }) || self.is_memory();
+        if !is_kind || is_settled {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if let (Some(after), Some(place)) = (self.after(), other.after()) {
@@ -129,6 +152,15 @@ impl GraphStep {
         }
         *self = other;
         Ok(())
+    }
+
+    /// The graph that it has in it, or that body of several.
+    pub(crate) fn inside(&mut self, body: u32) -> Option<&mut Recipe> {
+        match self {
+            GraphStep::Child { recipe, .. } if body == 0 => Some(recipe),
+            GraphStep::Conditional { bodies, .. } => bodies.get_mut(body as usize),
+            _ => None,
+        }
     }
 
     /// Whether it takes memory or gives it back: that is settled when the node is made.
@@ -148,7 +180,8 @@ impl GraphStep {
             | GraphStep::Set { after, .. }
             | GraphStep::Empty { after }
             | GraphStep::Child { after, .. }
-            | GraphStep::Action { after, .. } => Some(after),
+            | GraphStep::Action { after, .. }
+            | GraphStep::Conditional { after, .. } => Some(after),
         }
     }
 
@@ -162,7 +195,8 @@ impl GraphStep {
             | GraphStep::Set { after, .. }
             | GraphStep::Empty { after }
             | GraphStep::Child { after, .. }
-            | GraphStep::Action { after, .. } => after,
+            | GraphStep::Action { after, .. }
+            | GraphStep::Conditional { after, .. } => after,
         }
     }
 
@@ -184,6 +218,12 @@ impl GraphStep {
             GraphStep::Child { .. } => NodeAction::Child,
             GraphStep::Action { action, .. } => action.clone(),
             GraphStep::Disabled(step) => step.action(),
+            GraphStep::Conditional { handle, default, kind, bodies, .. } => NodeAction::Conditional {
+                handle: *handle,
+                default: *default,
+                kind: *kind,
+                bodies: bodies.len() as u32,
+            },
         }
     }
 
@@ -197,6 +237,10 @@ impl GraphStep {
             NodeAction::Set(set) => GraphStep::Set { after, set },
             NodeAction::Empty => GraphStep::Empty { after },
             NodeAction::Child => return None,
+            NodeAction::Conditional { handle, default, kind, bodies } => {
+                let bodies = (0..bodies).map(|_| Recipe::default()).collect();
+                GraphStep::Conditional { after, handle, default, kind, bodies }
+            }
             action => GraphStep::Action { after, action },
         })
     }

@@ -59,8 +59,8 @@ pub(super) struct State {
     pub uncollected: Vec<UncollectedState>,
     /// What other processes of the program have too.
     pub ipc: IpcState,
-    /// Graphs that are in a node of another: that one, and the node's number.
-    pub inside: BTreeMap<Id, (Id, u32)>,
+    /// Graphs that are in a node of another: that one, the node's number, and which body of it they are.
+    pub inside: BTreeMap<Id, (Id, u32, u32)>,
 }
 
 /// A piece of a staging area.

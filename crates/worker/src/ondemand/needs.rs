@@ -153,6 +153,7 @@ impl Touched {
             GraphStep::Action { action, .. } => {
                 matches!(action, NodeAction::Allocate { .. } | NodeAction::Free { .. })
             }
+            GraphStep::Conditional { .. } => false,
             GraphStep::Disabled(_) | GraphStep::Gone => true,
         })
     }

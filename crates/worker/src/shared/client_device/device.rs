@@ -367,6 +367,19 @@ impl Device for ClientDevice {
     ) -> Result<GraphNode> {
         self.open()?.graph_add_values(graph, after, operations)
     }
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        self.open()?.graph_condition(graph, default)
+    }
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        self.open()?.graph_add_conditional(graph, after, handle, kind, bodies)
+    }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         self.open()?.graph_nodes(graph)
     }
