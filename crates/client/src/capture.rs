@@ -1,6 +1,6 @@
 //! Stream capture.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use rekindle_cuda::{
 };
 use rekindle_protocol::operation::{
     CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEndsOf,
-    NodeAction,
+    CaptureStatus, NodeAction,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -21,15 +21,15 @@ use crate::graph::{self, Held, Kept};
 use crate::stream::{self, Place, resolve};
 use crate::{lane, thread};
 
-/// Streams on which a capture was begun and not ended.
-static BEGUN: Mutex<Option<HashSet<Place>>> = Mutex::new(None);
+/// Streams on which a capture was begun and not ended, and its id: one that has become invalid does not say it any more.
+static BEGUN: Mutex<Option<HashMap<Place, u64>>> = Mutex::new(None);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn begun() -> MutexGuard<'static, Option<HashSet<Place>>> {
+fn begun() -> MutexGuard<'static, Option<HashMap<Place, u64>>> {
     BEGUN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn change(change: impl FnOnce(&mut HashSet<Place>)) {
+fn change(change: impl FnOnce(&mut HashMap<Place, u64>)) {
     let mut begun = begun();
     let begun = begun.get_or_insert_default();
     change(begun);
@@ -42,7 +42,7 @@ pub fn any() -> bool {
 }
 
 pub fn forget_device(device: u8) {
-    change(|begun| begun.retain(|place| place.device != device));
+    change(|begun| begun.retain(|place, _| place.device != device));
 }
 
 fn begin(stream: Handle, mode: u32) -> Result<()> {
@@ -51,10 +51,16 @@ fn begin(stream: Handle, mode: u32) -> Result<()> {
     }
     let place = resolve(stream)?;
     lane::ask(&CaptureBegin { device: place.device, stream: place.id, mode })?;
+    note_begun(place).map(drop)
+}
+
+/// Notes a capture that the worker has begun: its id.
+fn note_begun(place: Place) -> Result<u64> {
+    let capture = lane::ask(&CaptureStatus { device: place.device, stream: place.id })?.id;
     change(|begun| {
-        begun.insert(place);
+        begun.insert(place, capture);
     });
-    Ok(())
+    Ok(capture)
 }
 
 /// Begins a capture whose nodes go into a graph that the program has made, behind these nodes of it.
@@ -66,13 +72,10 @@ fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Res
     let after = graph::before_capture(graph, device, after)?;
     let into = graph::id(graph)?;
     lane::ask(&CaptureBeginInto { device, stream: id, mode, graph: into, after })?;
-    change(|begun| {
-        begun.insert(Place { device, id });
-    });
-    let capture = stream::capture(Place { device, id })?;
+    let capture = note_begun(Place { device, id })?;
     graph::capture_into(graph)?;
     let made = Unfinished { graph, is_program_s: true, given: Vec::new() };
-    unfinished().get_or_insert_default().insert(capture.id, made);
+    unfinished().get_or_insert_default().insert(capture, made);
     Ok(())
 }
 
@@ -204,7 +207,8 @@ fn depend(stream: Handle, nodes: &[Handle], flags: u32) -> Result<()> {
 fn end(stream: Handle) -> Result<Handle> {
     let place = resolve(stream)?;
     let Place { device, id } = place;
-    let capture = stream::capture(place)?.id;
+    let noted = begun().get_or_insert_default().get(&place).copied();
+    let capture = noted.map_or_else(|| stream::capture(place).map(|capture| capture.id), Ok)?;
     let known =
         unfinished().get_or_insert_default().get(&capture).map(|made| (made.graph, made.is_program_s));
     let graph = known.map_or_else(|| Ok(graph::new_id()), |(graph, _)| graph::id(graph))?;

@@ -1,7 +1,7 @@
 //! What graphs and their instances hold: user objects, and what their nodes use in this process.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::Handle;
 use crate::{capture, context_state};
@@ -13,6 +13,9 @@ pub type Kept = Arc<dyn Any + Send + Sync>;
 
 /// Nodes are changed so often before the GPU is waited for, to let go of what they used before.
 const MOST_REPLACED: usize = 64;
+
+/// What is let go of when nothing is captured any more, and on which device.
+static LATER: Mutex<Vec<(u8, Kept)>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Default)]
 pub struct Held {
@@ -57,10 +60,22 @@ impl Held {
     }
 
     /// Lets go of everything, once the device's work that may use it is done.
-    pub fn let_go(self, device: u8) {
-        if !self.is_empty() && !capture::any() {
-            // A device that has failed uses nothing any more.
-            let _ = context_state::synchronize(device);
+    pub fn let_go(mut self, device: u8) {
+        if self.is_empty() {
+            return;
         }
+        let mut later = LATER.lock().unwrap_or_else(PoisonError::into_inner);
+        if capture::any() {
+            // The device cannot be waited for now.
+            later.extend(self.kept.drain(..).map(|(_, kept)| (device, kept)));
+            later.extend(self.replaced.drain(..).map(|kept| (device, kept)));
+            return;
+        }
+        let earlier: Vec<Kept> =
+            later.extract_if(.., |(of, _)| *of == device).map(|(_, kept)| kept).collect();
+        drop(later);
+        // A device that has failed uses nothing any more.
+        let _ = context_state::synchronize(device);
+        drop(earlier);
     }
 }
