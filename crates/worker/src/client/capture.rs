@@ -5,14 +5,14 @@ use std::sync::Arc;
 use rekindle_cuda::{
     CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
 };
-use rekindle_device::{Capture, GpuKind, Graph, GraphNode, Result, Stream};
+use rekindle_device::{Capture, GpuKind, Graph, Result, Stream};
 use rekindle_protocol::operation::{
     CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEnds,
     CaptureEndsOf, CaptureStatus, Id, Origin,
 };
 
 use super::recipe::{RecordedStream, Recording};
-use super::{Client, GraphObject, GraphStep, Recipe, Step};
+use super::{Built, Client, GraphObject, GraphStep, Recipe, Step};
 
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const ACTIVE: u32 = 1;
@@ -104,7 +104,7 @@ impl Client {
         device: usize,
         mut recording: Recording,
         handle: Graph,
-    ) -> Result<(Option<(Graph, Vec<GraphNode>)>, Recipe)> {
+    ) -> Result<(Option<Built>, Recipe)> {
         let gpu = self.on(device)?;
         if !recording.is_the_device_s() {
             gpu.graph_destroy(handle)?;

@@ -16,6 +16,9 @@ use super::{Client, GraphObject, GraphStep};
 /// Numbers in one answer about a graph's shape: five bytes each, they fill half of the place for an answer.
 const ANSWERED: usize = 6000;
 
+/// A change of a graph's steps.
+type Change = Box<dyn FnOnce(&mut Vec<GraphStep>) -> Result<()>>;
+
 impl Client {
     pub(super) fn topology(&mut self, request: GraphTopology) -> Result<Vec<Option<NodeFound>>> {
         let recipe = &self.graphs.get(request.graph)?.recipe;
@@ -86,8 +89,8 @@ impl Client {
             Ok(())
         };
         // What is changed in a graph's graph is changed in all that have it in them.
-        let boxed: Box<dyn FnOnce(&mut Vec<GraphStep>) -> Result<()>> = Box::new(put);
-        self.edit(of, boxed)
+        let change: Change = Box::new(put);
+        self.edit(of, change)
     }
 
     /// A node has another graph in it now.

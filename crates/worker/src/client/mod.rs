@@ -55,7 +55,8 @@ pub(crate) use context::Context;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use objects::{
-    EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
+    Built, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
+    StreamObject,
 };
 use outlive::AtRest;
 pub(crate) use outlive::Noted;

@@ -84,10 +84,13 @@ pub(crate) struct FunctionObject {
     pub cache: Option<i32>,
 }
 
+/// A graph of the device, and its nodes by their numbers.
+pub(crate) type Built = (Graph, Vec<GraphNode>);
+
 pub(crate) struct GraphObject {
     pub device: usize,
-    /// What the device has, with its nodes by their numbers; none where the recipe was changed since.
-    pub built: Option<(Graph, Vec<GraphNode>)>,
+    /// None where the recipe was changed since.
+    pub built: Option<Built>,
     pub recipe: Arc<Recipe>,
     /// The graph and the node that have this one in them, and which of the node's bodies it is.
     pub within: Option<(Id, u32, u32)>,

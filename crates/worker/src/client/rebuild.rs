@@ -10,7 +10,7 @@ use rekindle_protocol::operation::NodeAction;
 
 use super::events::DISABLE_TIMING;
 use super::recipe::Recording;
-use super::{Client, GraphStep, Recipe, Step};
+use super::{Built, Client, GraphStep, Recipe, Step};
 
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
@@ -78,7 +78,7 @@ impl Drop for Stage<'_> {
 
 impl Client {
     /// The graph that a recipe describes, and its nodes by their numbers.
-    pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<(Graph, Vec<GraphNode>)> {
+    pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<Built> {
         self.bind(index)?;
         let device = self.context(index)?.device.clone();
         let (graph, captured, rest) = match recipe.steps.split_first() {
