@@ -78,7 +78,9 @@ def setup():
     wrong = {what: code for what, (code, *_) in refused.items() if code != Result.CUDA_ERROR_INVALID_VALUE}
     assert not wrong, wrong
     (nodes, _), alone = call("cuGraphGetNodes", child, 4), call("cuGraphInstantiate", child, 0)
-    assert driver.cuGraphExecKernelNodeSetParams(alone, nodes[0], kernel(a, 1.0))[0] == Result.CUDA_ERROR_NOT_SUPPORTED
+    # A captured node too.
+    call("cuGraphExecKernelNodeSetParams", alone, nodes[0], kernel(b, 500.0))
+    gives(alone, 508, 311, 812)
 
     def update(exec_, of):
         return call("cuGraphExecUpdate", exec_, of).result == driver.CUgraphExecUpdateResult.CU_GRAPH_EXEC_UPDATE_SUCCESS

@@ -25,8 +25,15 @@ def setup():
     module.add(n // 128, 128, a, 2.0, n, stream=stream)
     assert int(call("cuStreamEndCapture", stream)) == int(graph)
     assert call("cuGraphGetNodes", graph, 10)[1] == 2
-    code, *_ = driver.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, mode)
-    assert code == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, "it has nodes"
+    # A capture into a graph that has nodes, behind the first of them.
+    behind = call("cuGraphClone", graph)
+    first = call("cuGraphNodeFindInClone", call("cuGraphGetNodes", graph, 2)[0][0], behind)
+    call("cuStreamBeginCaptureToGraph", stream, behind, [first], [driver.CUgraphEdgeData()], 1, mode)
+    module.add(n // 128, 128, b, 5.0, n, stream=stream)
+    call("cuStreamEndCapture", stream)
+    assert call("cuGraphGetNodes", behind, 10)[1] == 3
+    assert call("cuGraphNodeGetDependentNodes", first, 10)[-1] == 2
+    more = call("cuGraphInstantiate", behind, 0)
 
     parent = call("cuGraphCreate", 0)
     first = call("cuGraphAddChildGraphNode", parent, [], 0, graph)
@@ -49,6 +56,9 @@ def setup():
         call("cuGraphLaunch", again, stream)
         call("cuStreamSynchronize", stream)
         assert np.all(download(a, n) == 6 + 6 + 3 + 6), download(a, n)
+        call("cuGraphLaunch", more, stream)
+        call("cuStreamSynchronize", stream)
+        assert np.all(download(a, n) == 24) and np.all(download(b, n) == 5)
         nodes, count = call("cuGraphGetNodes", grandparent, 10)
         assert count == 1 and call("cuGraphNodeGetType", nodes[0]) == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH
         for exec_ in (made, alone, again):

@@ -128,6 +128,13 @@ pub fn get<T: Object>(handle: Handle) -> Result<&'static T> {
     Ok(unsafe { &*slot.object.load(Ordering::Relaxed).cast::<T>() })
 }
 
+/// A handle of an object of this kind of which `which` says yes.
+pub fn search<T: Object>(which: impl Fn(&T) -> bool) -> Option<Handle> {
+    let used = store().get_or_insert_default().used;
+    let handles = (0..used).map(|index| Handle(base() + index * size_of::<Slot>()));
+    handles.into_iter().find(|handle| get::<T>(*handle).is_ok_and(&which))
+}
+
 /// Ends the handle. The object is there for this call still.
 pub fn remove<T: Object>(handle: Handle) -> Result<&'static T> {
     let object = get::<T>(handle)?;

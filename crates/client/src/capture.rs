@@ -1,30 +1,35 @@
 //! Stream capture.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::GraphEdgeData;
 use rekindle_cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
 };
-use rekindle_protocol::operation::{CaptureBegin, CaptureEnd};
+use rekindle_protocol::operation::{
+    CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEndsOf,
+    CaptureStatus, NodeAction,
+};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
-use crate::graph;
+use crate::graph::memory::MemoryNode;
+use crate::graph::{self, Held, Kept};
 use crate::stream::{self, Place, resolve};
 use crate::{lane, thread};
 
-/// Streams on which a capture was begun and not ended.
-static BEGUN: Mutex<Option<HashSet<Place>>> = Mutex::new(None);
+/// Streams on which a capture was begun and not ended, and its id: one that has become invalid does not say it any more.
+static BEGUN: Mutex<Option<HashMap<Place, u64>>> = Mutex::new(None);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn begun() -> MutexGuard<'static, Option<HashSet<Place>>> {
+fn begun() -> MutexGuard<'static, Option<HashMap<Place, u64>>> {
     BEGUN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn change(change: impl FnOnce(&mut HashSet<Place>)) {
+fn change(change: impl FnOnce(&mut HashMap<Place, u64>)) {
     let mut begun = begun();
     let begun = begun.get_or_insert_default();
     change(begun);
@@ -37,7 +42,7 @@ pub fn any() -> bool {
 }
 
 pub fn forget_device(device: u8) {
-    change(|begun| begun.retain(|place| place.device != device));
+    change(|begun| begun.retain(|place, _| place.device != device));
 }
 
 fn begin(stream: Handle, mode: u32) -> Result<()> {
@@ -46,41 +51,41 @@ fn begin(stream: Handle, mode: u32) -> Result<()> {
     }
     let place = resolve(stream)?;
     lane::ask(&CaptureBegin { device: place.device, stream: place.id, mode })?;
+    note_begun(place).map(drop)
+}
+
+/// Notes a capture that the worker has begun: its id.
+fn note_begun(place: Place) -> Result<u64> {
+    let capture = lane::ask(&CaptureStatus { device: place.device, stream: place.id })?.id;
     change(|begun| {
-        begun.insert(place);
+        begun.insert(place, capture);
     });
+    Ok(capture)
+}
+
+/// Begins a capture whose nodes go into a graph that the program has made, behind these nodes of it.
+fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Result<()> {
+    if mode > 2 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let Place { device, id } = resolve(stream)?;
+    let after = graph::before_capture(graph, device, after)?;
+    let into = graph::id(graph)?;
+    lane::ask(&CaptureBeginInto { device, stream: id, mode, graph: into, after })?;
+    let capture = note_begun(Place { device, id })?;
+    graph::capture_into(graph)?;
+    let made = Unfinished { graph, is_program_s: true, given: Vec::new() };
+    unfinished().get_or_insert_default().insert(capture, made);
     Ok(())
 }
 
-/// Begins a capture whose nodes go into a graph that the program has made.
-fn begin_into(stream: Handle, graph: Handle, after: usize, mode: u32) -> Result<()> {
-    graph::empty(graph)?;
-    if after != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    begin(stream, mode)?;
-    let place = resolve(stream)?;
-    let began = stream::capture(place).and_then(|capture| {
-        graph::capture_into(graph, place.device)?;
-        unfinished().get_or_insert_default().insert(capture.id, Unfinished { graph, is_program_s: true });
-        Ok(())
-    });
-    if began.is_err() {
-        // What it has begun is nobody's.
-        let _ = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph: graph::new_id() });
-        change(|begun| {
-            begun.remove(&place);
-        });
-    }
-    began
-}
-
 /// The graph that a capture under way will make.
-#[derive(Clone, Copy)]
 struct Unfinished {
     graph: Handle,
     /// Whether it was the program's before the capture; else the program has asked for it since.
     is_program_s: bool,
+    /// Lists of nodes that the program was given, which it may look at until the capture ends.
+    given: Vec<Box<[Handle]>>,
 }
 
 /// By the capture's id.
@@ -90,55 +95,151 @@ fn unfinished() -> MutexGuard<'static, Option<HashMap<u64, Unfinished>>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The graph of an active capture has a handle, with which nothing can be done before the capture ends; what the next
-/// node will depend on is known to the worker only.
-fn info(stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, count: Out<usize>) -> Result<()> {
+/// What the graph of a capture under way is to hold.
+#[derive(Default)]
+struct Gathered {
+    held: Held,
+    memory: Vec<MemoryNode>,
+}
+
+/// By the capture's id.
+static GATHERED: Mutex<Option<HashMap<u64, Gathered>>> = Mutex::new(None);
+
+fn gather(capture: u64, gather: impl FnOnce(&mut Gathered)) {
+    let mut gathered = GATHERED.lock().unwrap_or_else(PoisonError::into_inner);
+    gather(gathered.get_or_insert_default().entry(capture).or_default());
+}
+
+fn gathered(capture: u64) -> Gathered {
+    let mut gathered = GATHERED.lock().unwrap_or_else(PoisonError::into_inner);
+    gathered.get_or_insert_default().remove(&capture).unwrap_or_default()
+}
+
+/// Adds a node to a capture on a stream of it; the graph then holds what the node uses.
+pub fn add(place: Place, capture: u64, action: NodeAction, kept: Option<Kept>) -> Result<()> {
+    lane::ask(&CaptureAdd { device: place.device, stream: place.id, action })?;
+    gather(capture, |gathered| gathered.held.keep_captured(kept));
+    Ok(())
+}
+
+/// The graph of a capture is to hold what is in it.
+pub fn hold(capture: u64, held: Held) {
+    gather(capture, |gathered| gathered.held.extend(held));
+}
+
+pub fn note_memory(capture: u64, node: MemoryNode) {
+    gather(capture, |gathered| gathered.memory.push(node));
+}
+
+/// The handle of the graph of a capture under way, with which nothing can be done before the capture ends.
+fn graph_of(capture: u64, device: u8) -> Result<Handle> {
+    let mut unfinished = unfinished();
+    let unfinished = unfinished.get_or_insert_default();
+    if let Some(made) = unfinished.get(&capture) {
+        return Ok(made.graph);
+    }
+    let graph = graph::unfinished(device)?;
+    unfinished.insert(capture, Unfinished { graph, is_program_s: false, given: Vec::new() });
+    Ok(graph)
+}
+
+/// Where a program wants to be told of a capture.
+struct Asked {
+    status: Out<u32>,
+    id: Out<u64>,
+    graph: Out<Handle>,
+    nodes: Out<*const Handle>,
+    edges: Out<*const GraphEdgeData>,
+    count: Out<usize>,
+}
+
+fn info(stream: Handle, asked: Asked) -> Result<()> {
     const ACTIVE: u32 = 1;
-    status.check()?;
+    asked.status.check()?;
+    asked.nodes.offer(std::ptr::null());
+    asked.edges.offer(std::ptr::null());
     let place = resolve(stream)?;
     let capture = stream::capture(place)?;
     if capture.status == ACTIVE {
-        id.offer(capture.id);
-        if !graph.is_null() {
-            let mut unfinished = unfinished();
-            let unfinished = unfinished.get_or_insert_default();
-            let made = match unfinished.get(&capture.id) {
-                Some(made) => *made,
-                None => Unfinished { graph: graph::unfinished(place.device)?, is_program_s: false },
-            };
-            unfinished.insert(capture.id, made);
-            graph.offer(made.graph);
+        asked.id.offer(capture.id);
+        if !asked.graph.is_null() {
+            asked.graph.offer(graph_of(capture.id, place.device)?);
         }
-        count.offer(0);
+        if !asked.nodes.is_null() || !asked.count.is_null() {
+            let nodes = next_after(place, capture.id)?;
+            asked.count.offer(nodes.len());
+            if !nodes.is_empty() {
+                asked.nodes.offer(nodes.as_ptr());
+            }
+            let mut unfinished = unfinished();
+            if let Some(made) = unfinished.get_or_insert_default().get_mut(&capture.id) {
+                made.given.push(nodes);
+            }
+        }
     }
-    status.put(capture.status)
+    asked.status.put(capture.status)
+}
+
+/// The nodes that the next one on a captured stream will come after.
+fn next_after(place: Place, capture: u64) -> Result<Box<[Handle]>> {
+    let graph = graph_of(capture, place.device)?;
+    let from = graph::known_nodes(graph)?;
+    let ends = lane::ask(&CaptureEndsOf { device: place.device, stream: place.id, from })?;
+    graph::captured_nodes(graph, &ends.kinds, &ends.after).map(Vec::into_boxed_slice)
+}
+
+/// The next node on a captured stream comes after these nodes too, or after them alone.
+fn depend(stream: Handle, nodes: &[Handle], flags: u32) -> Result<()> {
+    /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`.
+    const ALONE: u32 = 1;
+    if flags > ALONE {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let place = resolve(stream)?;
+    let capture = stream::capture(place)?;
+    if capture.status == 0 {
+        return Err(CUDA_ERROR_ILLEGAL_STATE);
+    }
+    let after = graph::numbers(graph_of(capture.id, place.device)?, nodes)?;
+    lane::ask(&CaptureDepend { device: place.device, stream: place.id, after, alone: flags == ALONE })
 }
 
 fn end(stream: Handle) -> Result<Handle> {
     let place = resolve(stream)?;
-    let given_out = unfinished().as_ref().is_some_and(|unfinished| !unfinished.is_empty());
-    let capture = if given_out { stream::capture(place)?.id } else { 0 };
-    let known = unfinished().get_or_insert_default().get(&capture).copied();
-    let graph = known.map_or_else(|| Ok(graph::new_id()), |known| graph::id(known.graph))?;
-    let ended = lane::ask(&CaptureEnd { device: place.device, stream: place.id, graph });
-    if !matches!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
-        change(|begun| {
-            begun.remove(&place);
-        });
-        unfinished().get_or_insert_default().remove(&capture);
-        if let (Err(_), Some(Unfinished { graph, is_program_s: true })) = (&ended, known) {
-            graph::not_captured(graph)?;
-        }
+    let Place { device, id } = place;
+    let noted = begun().get_or_insert_default().get(&place).copied();
+    let capture = noted.map_or_else(|| stream::capture(place).map(|capture| capture.id), Ok)?;
+    let known =
+        unfinished().get_or_insert_default().get(&capture).map(|made| (made.graph, made.is_program_s));
+    let graph = known.map_or_else(|| Ok(graph::new_id()), |(graph, _)| graph::id(graph))?;
+    let ended = match known {
+        Some((_, true)) => lane::ask(&CaptureEndInto { device, stream: id, graph }),
+        _ => lane::ask(&CaptureEnd { device, stream: id, graph }),
+    };
+    if matches!(ended, Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED | CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)) {
+        return ended.map(|_| Handle::NULL);
+    }
+    change(|begun| {
+        begun.remove(&place);
+    });
+    unfinished().get_or_insert_default().remove(&capture);
+    let Gathered { held, memory } = gathered(capture);
+    if let (Err(_), Some((graph, true))) = (&ended, known) {
+        graph::not_captured(graph)?;
     }
     ended?;
-    graph::captured(graph, place.device, known.map(|known| known.graph))
+    graph::captured(graph, device, known.map(|(graph, _)| graph), held, memory)
+}
+
+fn none<T>() -> Out<T> {
+    Out(std::ptr::null_mut())
 }
 
 exports! {
     call fn cuStreamBeginCapture | cuStreamBeginCapture_ptsz [stream] (stream: Handle) { begin(stream, 0) }
     call fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz [stream] (stream: Handle, mode: u32) { begin(stream, mode) }
-    call fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz [stream] (stream: Handle, graph: Handle, _after: In<Handle>, _edges: In<GraphEdgeData>, count: usize, mode: u32) {
-        begin_into(stream, graph, count, mode)
+    call fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz [stream] (stream: Handle, graph: Handle, after: In<Handle>, _edges: In<GraphEdgeData>, count: usize, mode: u32) {
+        begin_into(stream, graph, after.slice(count)?, mode)
     }
     call fn cuStreamEndCapture | cuStreamEndCapture_ptsz [stream] (stream: Handle, out: Out<Handle>) {
         out.put(Handle::NULL)?;
@@ -148,16 +249,21 @@ exports! {
         out.put(stream::capture(resolve(stream)?)?.status)
     }
     call fn cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>) {
-        info(stream, status, id, Out(std::ptr::null_mut()), Out(std::ptr::null_mut()))
+        let (graph, nodes, edges, count) = (none(), none(), none(), none());
+        info(stream, Asked { status, id, graph, nodes, edges, count })
     }
     call fn cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, count: Out<usize>) {
-        nodes.offer(std::ptr::null());
-        info(stream, status, id, graph, count)
+        info(stream, Asked { status, id, graph, nodes, edges: none(), count })
     }
     call fn cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz [stream] (stream: Handle, status: Out<u32>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, edges: Out<*const GraphEdgeData>, count: Out<usize>) {
-        nodes.offer(std::ptr::null());
-        edges.offer(std::ptr::null());
-        info(stream, status, id, graph, count)
+        info(stream, Asked { status, id, graph, nodes, edges, count })
+    }
+    call fn cuStreamUpdateCaptureDependencies | cuStreamUpdateCaptureDependencies_ptsz [stream] (stream: Handle, nodes: In<Handle>, count: usize, flags: u32) {
+        depend(stream, nodes.slice(count)?, flags)
+    }
+    call fn cuStreamUpdateCaptureDependencies_v2 | cuStreamUpdateCaptureDependencies_v2_ptsz [stream] (stream: Handle, nodes: In<Handle>, edges: In<GraphEdgeData>, count: usize, flags: u32) {
+        graph::check_edges(edges, count)?;
+        depend(stream, nodes.slice(count)?, flags)
     }
     ready fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
         let wanted = mode.current()?;

@@ -32,6 +32,15 @@ impl Event {
         self.flags & INTERPROCESS != 0
     }
 
+    pub fn is_on(&self, device: u8) -> bool {
+        self.device == device
+    }
+
+    /// A graph may record it from now on.
+    pub fn note_recorded(&self) {
+        self.recorded.store(true, Ordering::Release);
+    }
+
     /// Whether it may be under way; other processes may have recorded one of several.
     fn may_be_pending(&self) -> bool {
         self.is_interprocess() || self.recorded.load(Ordering::Acquire)

@@ -1,44 +1,71 @@
-//! Host functions that the program enqueued: kept under a token, run by a thread of the client's when the stream gets
-//! there.
+//! Functions of the program's, kept under tokens and run by a thread of the client's when the worker says so: once, where
+//! a stream gets there, or each time that a graph does.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_device::Copy3D;
 use rekindle_protocol::client::ToWorker;
-use rekindle_protocol::operation::HostCall;
+use rekindle_protocol::operation::{HostCall, NodeAction};
 
 use crate::abi::{Handle, Result};
 use crate::export::exports;
-use crate::lane;
 use crate::session::Session;
-use crate::stream;
+use crate::{capture, lane, stream};
 
-type HostFunction = extern "C" fn(*mut c_void);
+pub type HostFunction = extern "C" fn(*mut c_void);
 type StreamCallback = extern "C" fn(Handle, i32, *mut c_void);
 
 #[derive(Clone, Copy)]
-enum Function {
-    Plain(HostFunction),
-    Callback(StreamCallback, Handle),
+pub enum Function {
+    Plain(HostFunction, usize),
+    Callback(StreamCallback, Handle, usize),
+    /// Carries bytes from memory of the program's to memory that the worker has too, or the other way.
+    Copy(Copy3D),
 }
 
-#[derive(Clone, Copy)]
-struct Pending {
+struct Known {
     function: Function,
-    data: usize,
+    is_kept: bool,
 }
 
-static PENDING: Mutex<Option<HashMap<u64, Pending>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<u64, Known>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static DUE: OnceLock<Sender<u64>> = OnceLock::new();
 
-fn pending() -> MutexGuard<'static, Option<HashMap<u64, Pending>>> {
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+fn known() -> MutexGuard<'static, Option<HashMap<u64, Known>>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn add(function: Function, is_kept: bool) -> u64 {
+    let token = NEXT.fetch_add(1, Ordering::Relaxed);
+    known().get_or_insert_default().insert(token, Known { function, is_kept });
+    token
+}
+
+/// A function that may be called as long as this is there.
+pub struct Kept {
+    pub token: u64,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        known().get_or_insert_default().remove(&self.token);
+    }
+}
+
+pub fn keep(function: Function) -> Arc<Kept> {
+    Arc::new(Kept { token: add(function, true) })
+}
+
+/// The function that is kept under a token.
+pub fn kept(token: u64) -> Option<Function> {
+    known().get_or_insert_default().get(&token).map(|known| known.function)
 }
 
 /// Starts the thread that runs host functions.
@@ -64,36 +91,56 @@ pub fn due(token: u64) {
 }
 
 fn run(token: u64) {
-    let call = pending().get_or_insert_default().remove(&token);
-    match call {
-        Some(Pending { function: Function::Plain(function), data }) => function(data as *mut c_void),
-        Some(Pending { function: Function::Callback(function, stream), data }) => {
-            function(stream, 0, data as *mut c_void);
+    let function = {
+        let mut known = known();
+        let known = known.get_or_insert_default();
+        match known.get(&token) {
+            Some(Known { function, is_kept: true }) => Some(*function),
+            _ => known.remove(&token).map(|known| known.function),
         }
+    };
+    match function {
+        Some(Function::Plain(function, data)) => function(data as *mut c_void),
+        Some(Function::Callback(function, stream, data)) => function(stream, 0, data as *mut c_void),
+        Some(Function::Copy(copy)) => carry(&copy),
         None => {}
     }
 }
 
-fn enqueue(stream: Handle, function: Function, data: *mut c_void) -> Result<()> {
-    let place = stream::resolve(stream)?;
-    // A graph would run it with every launch; devices take a function that runs once.
-    if stream::capture(place)?.status != 0 {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+fn carry(copy: &Copy3D) {
+    for z in 0..copy.depth {
+        for y in 0..copy.height {
+            let from = copy.from + z * copy.from_slice + y * copy.from_pitch;
+            let to = copy.to + z * copy.to_slice + y * copy.to_pitch;
+            // SAFETY: one side is staging of this copy's own; the program says that the other is its memory whenever a graph
+            // with the copy runs.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, copy.width as usize) };
+        }
     }
-    let token = NEXT.fetch_add(1, Ordering::Relaxed);
-    pending().get_or_insert_default().insert(token, Pending { function, data: data as usize });
-    lane::post(&HostCall { device: place.device, stream: place.id, token }, &[])
+}
+
+fn enqueue(stream: Handle, function: Function) -> Result<()> {
+    let place = stream::resolve(stream)?;
+    let capture = stream::capture(place)?;
+    if capture.status != 0 {
+        if matches!(function, Function::Callback(..)) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let kept = keep(function);
+        return capture::add(place, capture.id, NodeAction::Call { token: kept.token }, Some(kept));
+    }
+    lane::post(&HostCall { device: place.device, stream: place.id, token: add(function, false) }, &[])
 }
 
 exports! {
     call fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz [stream] (stream: Handle, function: Option<HostFunction>, data: *mut c_void) {
-        enqueue(stream, Function::Plain(function.ok_or(CUDA_ERROR_INVALID_VALUE)?), data)
+        enqueue(stream, Function::Plain(function.ok_or(CUDA_ERROR_INVALID_VALUE)?, data as usize))
     }
 
     call fn cuStreamAddCallback | cuStreamAddCallback_ptsz [stream] (stream: Handle, function: Option<StreamCallback>, data: *mut c_void, flags: u32) {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        enqueue(stream, Function::Callback(function.ok_or(CUDA_ERROR_INVALID_VALUE)?, stream), data)
+        enqueue(stream, Function::Callback(function.ok_or(CUDA_ERROR_INVALID_VALUE)?, stream, data as usize))
     }
 }

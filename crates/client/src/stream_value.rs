@@ -1,7 +1,8 @@
 //! Streams that wait for a value in memory, or write one.
 
-use rekindle_cuda::types::BatchMemOp;
+use rekindle_cuda::types::{BatchMemOp, BatchMemOpWords};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_device::ValueOperation;
 use rekindle_protocol::operation::{WaitValue, WriteValue};
 
 use crate::abi::{Handle, In, Result};
@@ -41,6 +42,39 @@ fn batch(stream: Handle, count: u32, operations: In<BatchMemOp>, flags: u32) -> 
         }
     }
     Ok(())
+}
+
+/// One operation of a batch for a node of a graph.
+pub fn operation(words: &BatchMemOpWords) -> Result<ValueOperation> {
+    let [first, address, value, flags, ..] = *words;
+    let (kind, own, flags) = (first as u32, (first >> 32) as u32, flags as u32);
+    let value_32 = value & 0xffff_ffff;
+    let operation = match kind {
+        1 => ValueOperation::Wait { address, value: value_32, width: 4, flags },
+        2 => ValueOperation::Write { address, value: value_32, width: 4, flags },
+        3 => return Ok(ValueOperation::Flush { flags: own }),
+        4 => ValueOperation::Wait { address, value, width: 8, flags },
+        5 => ValueOperation::Write { address, value, width: 8, flags },
+        6 => return Ok(ValueOperation::Barrier { flags: own }),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    check(address, if kind >= 4 { 8 } else { 4 })?;
+    Ok(operation)
+}
+
+/// The operation as [`operation`] reads it.
+pub fn words(operation: &ValueOperation) -> BatchMemOpWords {
+    let with_value = |kind, address, value, flags: u32| [kind, address, value, flags.into(), 0, 0];
+    match *operation {
+        ValueOperation::Wait { address, value, width, flags } => {
+            with_value(if width == 8 { 4 } else { 1 }, address, value, flags)
+        }
+        ValueOperation::Write { address, value, width, flags } => {
+            with_value(if width == 8 { 5 } else { 2 }, address, value, flags)
+        }
+        ValueOperation::Flush { flags } => [3 | u64::from(flags) << 32, 0, 0, 0, 0, 0],
+        ValueOperation::Barrier { flags } => [6 | u64::from(flags) << 32, 0, 0, 0, 0, 0],
+    }
 }
 
 exports! {

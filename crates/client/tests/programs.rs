@@ -103,6 +103,11 @@ fn graph() {
 }
 
 #[test]
+fn graph_errors() {
+    run("graph_errors");
+}
+
+#[test]
 fn user_object() {
     run("user_object");
 }

@@ -217,6 +217,50 @@ pub struct BatchMemOp {
     pub pad: u64,
 }
 
+/// `CUstreamBatchMemOpParams` as words: waits and writes have address, value and flags in words of their own, others have
+/// their flags beside the operation.
+pub type BatchMemOpWords = [u64; 6];
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BatchMemOpNodeParams {
+    pub context: *mut c_void,
+    pub count: u32,
+    pub operations: *const BatchMemOpWords,
+    pub flags: u32,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct HostNodeParams {
+    pub function: Option<extern "C" fn(*mut c_void)>,
+    pub data: *mut c_void,
+}
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`; the driver fills in where its array of `size` graphs is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionalNodeParams {
+    pub handle: u64,
+    pub kind: u32,
+    pub size: u32,
+    pub graphs: *const *mut c_void,
+    pub context: *mut c_void,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`; the driver fills in `address`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MemAllocNodeParams {
+    pub pool: MemPoolProps,
+    pub access: *const MemAccessDesc,
+    pub access_count: usize,
+    pub bytes: usize,
+    pub address: DevicePointer,
+}
+
 /// `CUdevprop`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -330,4 +374,8 @@ const _: () = assert!(
         && size_of::<ResourceDescriptor>() == 144
         && size_of::<TextureDescriptor>() == 104
         && size_of::<ResourceViewDescriptor>() == 112
+        && size_of::<BatchMemOpNodeParams>() == 32
+        && size_of::<HostNodeParams>() == 16
+        && size_of::<ConditionalNodeParams>() == 32
+        && size_of::<MemAllocNodeParams>() == 120
 );

@@ -1,4 +1,4 @@
-//! Strided copies and fills.
+//! Strided copies, fills, and operations on single values.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,4 +27,28 @@ pub struct MemorySet {
     pub element: u8,
     pub width: u64,
     pub height: u64,
+}
+
+/// One operation of a batch (`CUstreamBatchMemOpParams`); `width` is 4 or 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ValueOperation {
+    Wait {
+        address: u64,
+        value: u64,
+        width: u32,
+        flags: u32,
+    },
+    Write {
+        address: u64,
+        value: u64,
+        width: u32,
+        flags: u32,
+    },
+    /// Writes of others to the GPU are there for what follows.
+    Flush {
+        flags: u32,
+    },
+    Barrier {
+        flags: u32,
+    },
 }

@@ -20,7 +20,7 @@ pub use array::{
     ArrayLevel, CopyEnd,
 };
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
-pub use copy::{Copy3D, MemorySet};
+pub use copy::{Copy3D, MemorySet, ValueOperation};
 pub use info::{Access, DeviceInfo, FunctionInfo, GpuKind, Parameter, Placement, uuid_text};
 pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use prepared::{Constants, Piece, PreparedCode};
@@ -35,6 +35,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_NOT_SUPPORTED, CuResult};
+
+/// What a node of a graph has the host do, at each launch; others wait for it.
+pub type GraphCall = Arc<dyn Fn() + Send + Sync>;
 
 /// Every device call answers with a driver result code on failure.
 pub type Result<T> = std::result::Result<T, CuResult>;
@@ -260,6 +263,28 @@ pub trait Device: Send + Sync {
     fn graph_add_empty(&self, graph: Graph, after: &[GraphNode]) -> Result<GraphNode>;
     /// The graph takes a copy of the child as it is.
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode>;
+    /// The device keeps `call` as long as the graph, or something made of it, has the node.
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode>;
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode>;
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode>;
+    /// The operations are done one after the other.
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode>;
+    /// A handle for one conditional node of the graph. `default` is what each launch begins with.
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64>;
+    /// `kind` is `CUgraphConditionalNodeType`. The graphs are the bodies, empty, and belong to the node.
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)>;
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>>;
     fn graph_node_kind(&self, node: GraphNode) -> Result<GraphNodeKind>;
     fn graph_destroy(&self, graph: Graph) -> Result<()>;
@@ -282,6 +307,14 @@ pub trait Device: Send + Sync {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
     /// Asynchronous, as [`Device::copy_3d`].
+    fn graph_add_array_copy(
+        &self,
+        _graph: Graph,
+        _after: &[GraphNode],
+        _copy: &ArrayCopy<Array>,
+    ) -> Result<GraphNode> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
     fn copy_array(&self, _copy: &ArrayCopy<Array>, _stream: Stream) -> Result<()> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }

@@ -13,9 +13,10 @@ use rekindle_cuda::{
 use rekindle_device::{Capture, Event, Graph, GraphExec, Part, Result, Stream};
 
 use crate::capture::Captures;
-use crate::graph::{Action, Graphs, Node};
+use crate::graph::{Action, Graphs};
+use crate::launch;
 use crate::parts::{self, Parts};
-use crate::scheduler::{Batch, Record, Scheduler, TaskId, Work};
+use crate::scheduler::{Record, Scheduler, TaskId, Work};
 use crate::stream::{NON_BLOCKING, Streams};
 use crate::work::{Engine, Op};
 
@@ -196,7 +197,7 @@ impl Context {
         let record = Record::default();
         let work = Work::Mark(Some(Arc::clone(&record)));
         let task = self.add(&mut inner, stream, work, Engine::Compute, &[])?;
-        inner.note_record(event, task, record)
+        launch::note_record(&mut inner.streams, event, task, record)
     }
 
     pub fn event_query(&self, event: Event) -> Result<bool> {
@@ -288,7 +289,7 @@ impl Context {
         let mut inner = self.inner.lock();
         let capturing = inner.capturing(stream)?;
         let state = inner.graphs.exec(exec)?;
-        let (nodes, last) = (Arc::clone(&state.nodes), state.last);
+        let (nodes, defaults, last) = (Arc::clone(&state.nodes), Arc::clone(&state.defaults), state.last);
         if capturing {
             return inner.capture_action(stream, Action::Child(nodes));
         }
@@ -299,7 +300,11 @@ impl Context {
         let priority = inner.streams.get(stream)?.priority;
         let end = {
             let mut batch = self.scheduler.batch();
-            inner.launch_nodes(&mut batch, &nodes, priority, &after)?
+            if !defaults.is_empty() {
+                let assigned = batch.add(Work::Assign(defaults), Engine::Compute, priority, &after);
+                after = vec![assigned];
+            }
+            launch::launch_nodes(&mut Some(&mut inner.streams), &mut batch, &nodes, priority, &after)?
         };
         inner.graphs.exec(exec)?.last = end;
         inner.streams.get_mut(stream)?.last = end;
@@ -329,52 +334,5 @@ impl Inner {
             Ok(Some(id)) => self.captures.invalidate(id, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
             _ => CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
         }
-    }
-
-    fn note_record(&mut self, event: Event, task: TaskId, record: Record) -> Result<()> {
-        let state = self.streams.event_mut(event)?;
-        (state.task, state.record, state.captured) = (task, Some(record), None);
-        Ok(())
-    }
-
-    /// Adds a graph's nodes between a task that starts it and one that ends it, and answers the latter.
-    fn launch_nodes(
-        &mut self,
-        batch: &mut Batch<'_>,
-        nodes: &[Node],
-        priority: i32,
-        after: &[TaskId],
-    ) -> Result<TaskId> {
-        let start = batch.add(Work::Mark(None), Engine::Compute, priority, after);
-        let mut tasks: Vec<TaskId> = Vec::with_capacity(nodes.len());
-        let mut is_leaf = vec![true; nodes.len()];
-        for node in nodes {
-            let mut after = vec![start];
-            after.extend(node.after.iter().map(|index| tasks[*index]));
-            node.after.iter().for_each(|index| is_leaf[*index] = false);
-            let task = match &node.action {
-                Action::Op(op) => batch.add(Work::Op(op.clone()), op.engine(), priority, &after),
-                Action::Empty => batch.add(Work::Mark(None), Engine::Compute, priority, &after),
-                Action::Child(child) => self.launch_nodes(batch, child, priority, &after)?,
-                Action::Wait(event) => {
-                    after.push(self.streams.event(*event)?.task);
-                    after.sort_unstable();
-                    after.dedup();
-                    batch.add(Work::Mark(None), Engine::Compute, priority, &after)
-                }
-                Action::Record(event) => {
-                    let record = Record::default();
-                    let work = Work::Mark(Some(Arc::clone(&record)));
-                    let task = batch.add(work, Engine::Compute, priority, &after);
-                    self.note_record(*event, task, record)?;
-                    task
-                }
-            };
-            tasks.push(task);
-        }
-        let mut leaves: Vec<TaskId> =
-            tasks.iter().zip(is_leaf).filter(|(_, leaf)| *leaf).map(|(task, _)| *task).collect();
-        leaves.push(start);
-        Ok(batch.add(Work::Mark(None), Engine::Compute, priority, &leaves))
     }
 }

@@ -12,8 +12,9 @@ use rekindle_cuda::{
 };
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
-    Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
+    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    ValueOperation, View, ViewKind,
 };
 
 use crate::arena::Arena;
@@ -66,6 +67,7 @@ impl EmulatedDevice {
             views: Views::default(),
             cancelled: AtomicBool::new(false),
             heap_limit: AtomicU64::new(heap),
+            conditions: Mutex::default(),
         };
         let executor = Executor::new(Arc::clone(&space), services, config);
         Ok(EmulatedDevice {
@@ -102,9 +104,6 @@ impl EmulatedDevice {
         self.context.graphs(|graphs| graphs.add(graph, after, action))
     }
 }
-
-/// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
-const FLUSH: u32 = 1 << 30;
 
 impl Device for EmulatedDevice {
     fn info(&self) -> &DeviceInfo {
@@ -392,20 +391,14 @@ impl Device for EmulatedDevice {
 
     fn wait_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
         self.check()?;
-        self.check_value(address, width)?;
-        if flags & !(FLUSH | 3) != 0 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.context.submit(stream, Op::WaitValue { address, value, width, condition: flags & 3 })
+        let op = self.wait_op(address, value, width, flags)?;
+        self.context.submit(stream, op)
     }
 
     fn write_value(&self, stream: Stream, address: u64, value: u64, width: u32, flags: u32) -> Result<()> {
         self.check()?;
-        self.check_value(address, width)?;
-        if flags > 1 {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.context.submit(stream, Op::WriteValue { address, value, width })
+        let op = self.write_op(address, value, width, flags)?;
+        self.context.submit(stream, op)
     }
 
     fn capture_begin(&self, stream: Stream, mode: u32) -> Result<()> {
@@ -455,9 +448,48 @@ impl Device for EmulatedDevice {
 
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
         self.context.graphs(|graphs| {
-            let nodes = graphs.contents(child)?.into();
+            let nodes = graphs.child(child)?;
             graphs.add(graph, after, Action::Child(nodes))
         })
+    }
+
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Call(call)))
+    }
+
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Record(event)))
+    }
+
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.context.graphs(|graphs| graphs.add(graph, after, Action::Wait(event)))
+    }
+
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        let ops = operations.iter().filter_map(|operation| self.value_op(*operation).transpose());
+        let ops = ops.collect::<Result<Vec<Op>>>()?;
+        let action = if ops.is_empty() { Action::Empty } else { Action::Ops(ops.into()) };
+        self.context.graphs(|graphs| graphs.add(graph, after, action))
+    }
+
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        self.context.graphs(|graphs| graphs.condition(graph, default))
+    }
+
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        self.context.graphs(|graphs| graphs.add_conditional(graph, after, handle, kind, bodies))
     }
 
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
@@ -496,6 +528,15 @@ impl Device for EmulatedDevice {
     fn array_destroy(&self, array: Array) -> Result<()> {
         self.check()?;
         self.arrays.destroy(array)
+    }
+
+    fn graph_add_array_copy(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        copy: &ArrayCopy<Array>,
+    ) -> Result<GraphNode> {
+        self.add_node(graph, after, self.array_copy_op(copy)?)
     }
 
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {

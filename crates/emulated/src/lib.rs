@@ -29,6 +29,7 @@ mod fatbin;
 mod function;
 mod graph;
 mod image;
+mod launch;
 mod module;
 mod modules;
 mod occupancy;

@@ -1,11 +1,16 @@
 //! What calls ask of a stream or a graph, checked: shapes and places before anything is queued.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_device::{Array, ArrayCopy, Copy3D, CopyEnd, Function, Launch, MemorySet, Result};
+use rekindle_device::{
+    Array, ArrayCopy, Copy3D, CopyEnd, Function, Launch, MemorySet, Result, ValueOperation,
+};
 
 use crate::device::EmulatedDevice;
 use crate::space::Place;
 use crate::work::{Op, copy_engine};
+
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: there is nothing to flush here.
+const FLUSH: u32 = 1 << 30;
 
 impl EmulatedDevice {
     fn place(&self, address: u64, bytes: u64) -> Result<Place> {
@@ -76,7 +81,36 @@ impl EmulatedDevice {
         Ok(Some(Op::Set(*set)))
     }
 
-    pub fn check_value(&self, address: u64, width: u32) -> Result<()> {
+    pub fn wait_op(&self, address: u64, value: u64, width: u32, flags: u32) -> Result<Op> {
+        self.check_value(address, width)?;
+        if flags & !(FLUSH | 3) != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(Op::WaitValue { address, value, width, condition: flags & 3 })
+    }
+
+    pub fn write_op(&self, address: u64, value: u64, width: u32, flags: u32) -> Result<Op> {
+        self.check_value(address, width)?;
+        if flags > 1 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        Ok(Op::WriteValue { address, value, width })
+    }
+
+    /// Nothing for flushes and barriers: every operation is visible to the next one.
+    pub fn value_op(&self, operation: ValueOperation) -> Result<Option<Op>> {
+        match operation {
+            ValueOperation::Wait { address, value, width, flags } => {
+                self.wait_op(address, value, width, flags).map(Some)
+            }
+            ValueOperation::Write { address, value, width, flags } => {
+                self.write_op(address, value, width, flags).map(Some)
+            }
+            ValueOperation::Flush { .. } | ValueOperation::Barrier { .. } => Ok(None),
+        }
+    }
+
+    fn check_value(&self, address: u64, width: u32) -> Result<()> {
         if !matches!(width, 4 | 8) || !address.is_multiple_of(u64::from(width)) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rekindle_cuda::CuResult;
 use rekindle_device::Result;
 
+use crate::launch::{self, Branch};
 use crate::work::{Engine, Executor, Failure, Op};
 
 pub(crate) type TaskId = u64;
@@ -31,6 +32,12 @@ pub(crate) enum Work {
     Call(Box<dyn FnOnce() + Send>),
     /// Does nothing but note when it was reached.
     Mark(Option<Record>),
+    /// Conditions get these values.
+    Assign(Arc<[(u64, u32)]>),
+    /// Does what a condition says.
+    Branch(Branch),
+    /// What a gate was closed for has come.
+    Open(TaskId),
 }
 
 struct Task {
@@ -183,8 +190,29 @@ impl Drop for Scheduler {
 }
 
 impl Batch<'_> {
+    /// Adds a task that does nothing and waits, besides those in `after`, for [`Work::Open`].
+    pub fn add_gate(&mut self, priority: i32, after: &[TaskId]) -> TaskId {
+        let id = self.insert(Work::Mark(None), Engine::Compute, priority, after);
+        if let Some(task) = self.state.tasks.get_mut(&id) {
+            task.pending += 1;
+        }
+        id
+    }
+
     /// Adds a task that starts when those in `after` are done; what is done already is passed over.
     pub fn add(&mut self, work: Work, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
+        let is_mark = matches!(work, Work::Mark(_));
+        let id = self.insert(work, engine, priority, after);
+        if self.state.tasks.get(&id).is_some_and(|task| task.pending == 0) {
+            match is_mark {
+                true => self.shared.complete_mark(&mut self.state, id),
+                false => self.shared.enqueue(&mut self.state, id),
+            }
+        }
+        id
+    }
+
+    fn insert(&mut self, work: Work, engine: Engine, priority: i32, after: &[TaskId]) -> TaskId {
         self.state.next += 1;
         let id = self.state.next;
         if self.state.failure.is_some() || self.state.stopping {
@@ -197,18 +225,8 @@ impl Batch<'_> {
                 pending += 1;
             }
         }
-        if pending == 0
-            && let Work::Mark(record) = work
-        {
-            note(record);
-            return id;
-        }
-        self.state
-            .tasks
-            .insert(id, Task { work: Some(work), engine, priority, pending, successors: Vec::new() });
-        if pending == 0 {
-            self.shared.enqueue(&mut self.state, id);
-        }
+        let task = Task { work: Some(work), engine, priority, pending, successors: Vec::new() };
+        self.state.tasks.insert(id, task);
         id
     }
 }
@@ -277,6 +295,37 @@ impl Shared {
         if state.waiters > 0 {
             self.done.notify_all();
         }
+    }
+
+    /// Ends a task that does nothing, all of whose dependencies are met.
+    fn complete_mark(self: &Arc<Shared>, state: &mut State, id: TaskId) {
+        if let Some(Work::Mark(record)) = state.tasks.get_mut(&id).and_then(|task| task.work.take()) {
+            note(record);
+        }
+        self.complete(state, id);
+    }
+
+    /// A gate waits for one thing less.
+    fn open(self: &Arc<Shared>, gate: TaskId) {
+        let mut state = self.state.lock();
+        let Some(task) = state.tasks.get_mut(&gate) else { return };
+        task.pending -= 1;
+        if task.pending == 0 {
+            self.complete_mark(&mut state, gate);
+        }
+    }
+
+    /// Adds the body that a condition has chosen, and then looks again, or opens the gate behind.
+    fn branch(self: &Arc<Shared>, branch: Branch) {
+        let value = self.executor.services.conditions.lock().get(&branch.handle).copied().unwrap_or(0);
+        let Some(body) = branch.body(value) else { return self.open(branch.gate) };
+        let mut batch = Batch { shared: self, state: self.state.lock() };
+        let end = launch::launch_nodes(&mut None, &mut batch, &body, branch.priority, &[]);
+        // A body has no nodes that could fail to be added.
+        let Ok(end) = end else { return };
+        let (priority, gate) = (branch.priority, branch.gate);
+        let next = if branch.repeats() { Work::Branch(branch) } else { Work::Open(gate) };
+        batch.add(next, Engine::Compute, priority, &[end]);
     }
 
     /// Makes the failure sticky. Answers the work that will not be done, for dropping without the lock.
@@ -350,7 +399,7 @@ impl Shared {
         }
     }
 
-    fn execute(&self, work: Work) -> std::result::Result<(), Failure> {
+    fn execute(self: &Arc<Shared>, work: Work) -> std::result::Result<(), Failure> {
         let run = std::panic::AssertUnwindSafe(|| match work {
             Work::Op(op) => self.executor.execute(&op),
             Work::Call(call) => {
@@ -359,6 +408,18 @@ impl Shared {
             }
             Work::Mark(record) => {
                 note(record);
+                Ok(())
+            }
+            Work::Assign(values) => {
+                self.executor.services.conditions.lock().extend(values.iter().copied());
+                Ok(())
+            }
+            Work::Branch(branch) => {
+                self.branch(branch);
+                Ok(())
+            }
+            Work::Open(gate) => {
+                self.open(gate);
                 Ok(())
             }
         });

@@ -1,5 +1,6 @@
 //! The work that streams and graphs are made of, and how each kind of it is done.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -100,6 +101,8 @@ pub(crate) struct Services {
     /// Set to end whatever runs.
     pub cancelled: AtomicBool,
     pub heap_limit: AtomicU64,
+    /// By which conditional nodes decide, by their handles.
+    pub conditions: Mutex<HashMap<u64, u32>>,
 }
 
 /// What doing work needs of the device.
@@ -290,6 +293,10 @@ impl ptx::Host for Services {
 
     fn view(&self, number: u64) -> Option<Arc<ptx::View>> {
         self.views.get(number)
+    }
+
+    fn set_conditional(&self, handle: u64, value: u32) {
+        self.conditions.lock().insert(handle, value);
     }
 
     fn cancelled(&self) -> bool {

@@ -5,12 +5,13 @@
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::{
-    Array, ArrayCopy, ArrayDescription, ArrayFormat, ArrayLevel, CopyEnd, ResourceView, Result, Sampler,
-    Stream, TextureResource, View, ViewKind,
+    Array, ArrayCopy, ArrayDescription, ArrayFormat, ArrayLevel, CopyEnd, Graph, GraphNode, ResourceView,
+    Result, Sampler, Stream, TextureResource, View, ViewKind,
 };
 
 use crate::device::{NvidiaDevice, ask};
 use crate::driver::call;
+use crate::graph::handles;
 use crate::sys;
 
 const MIPMAPPED: u64 = 1;
@@ -66,14 +67,33 @@ impl NvidiaDevice {
         if copy.bytes() == 0 {
             return Ok(());
         }
-        let described = sys::Memcpy3D {
+        let described = self.described(copy)?;
+        ask!(self, cuMemcpy3DAsync_v2(&described, stream.0))
+    }
+
+    pub(crate) fn add_array_copy(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        copy: &ArrayCopy<Array>,
+    ) -> Result<GraphNode> {
+        let (described, after) = (self.described(copy)?, handles(after));
+        let mut node = 0;
+        ask!(
+            self,
+            cuGraphAddMemcpyNode(&mut node, graph.0, after.as_ptr(), after.len(), &described, self.context)
+        )?;
+        Ok(GraphNode(node))
+    }
+
+    fn described(&self, copy: &ArrayCopy<Array>) -> Result<sys::Memcpy3D> {
+        Ok(sys::Memcpy3D {
             from: self.end(&copy.from, copy.height)?,
             to: self.end(&copy.to, copy.height)?,
             width: copy.width as usize,
             height: copy.height as usize,
             depth: copy.depth as usize,
-        };
-        ask!(self, cuMemcpy3DAsync_v2(&described, stream.0))
+        })
     }
 
     fn end(&self, end: &CopyEnd<Array>, rows: u64) -> Result<sys::MemcpySide> {

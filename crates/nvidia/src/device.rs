@@ -9,8 +9,9 @@ use std::sync::{Arc, OnceLock};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
-    Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
+    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, Part, PreparedCode, Result, Stream, Units,
+    ValueOperation, View, ViewKind,
 };
 
 use crate::driver::{Driver, call};
@@ -21,7 +22,7 @@ use crate::parts::Division;
 use crate::placement::in_code;
 use crate::prepared::NvidiaCode;
 use crate::work::Attributes;
-use crate::{context, graph, tensor};
+use crate::{context, graph, graph_work, tensor};
 
 pub struct NvidiaDevice {
     pub(crate) driver: Arc<Driver>,
@@ -387,6 +388,42 @@ impl Device for NvidiaDevice {
         graph::add_child(&self.driver, graph, after, child)
     }
 
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        graph_work::add_call(&self.driver, graph, after, call)
+    }
+
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        graph_work::add_record(&self.driver, graph, after, event)
+    }
+
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        graph_work::add_wait(&self.driver, graph, after, event)
+    }
+
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        graph_work::add_values(self, graph, after, operations)
+    }
+
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        graph_work::condition(self, graph, default)
+    }
+
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        graph_work::add_conditional(self, graph, after, handle, kind, bodies)
+    }
+
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         graph::nodes(&self.driver, graph)
     }
@@ -426,6 +463,15 @@ impl Device for NvidiaDevice {
 
     fn array_destroy(&self, array: Array) -> Result<()> {
         self.destroy_array(array)
+    }
+
+    fn graph_add_array_copy(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        copy: &ArrayCopy<Array>,
+    ) -> Result<GraphNode> {
+        self.add_array_copy(graph, after, copy)
     }
 
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::sys;
 use crate::work::{Attributes, copies};
 
 /// Nodes in the driver's form: a node is the driver's pointer.
-fn handles(nodes: &[GraphNode]) -> Vec<u64> {
+pub fn handles(nodes: &[GraphNode]) -> Vec<u64> {
     nodes.iter().map(|node| node.0).collect()
 }
 

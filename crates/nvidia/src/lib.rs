@@ -13,6 +13,7 @@ mod context;
 mod device;
 mod driver;
 mod graph;
+mod graph_work;
 mod imported;
 mod jit;
 mod memory;

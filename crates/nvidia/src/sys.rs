@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<usize>() == 8, "the driver's handles are 64-bit"
 /// The oldest driver that exports every function that is not optional: CUDA 12.4.
 pub const MINIMUM_DRIVER: &str = "550.54 (CUDA 12.4)";
 
-type HostFn = unsafe extern "C" fn(*mut c_void);
+pub type HostFn = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! functions {
     (
@@ -175,6 +175,15 @@ functions! {
         fn cuGraphAddMemsetNode(*mut u64, u64, *const u64, usize, *const MemsetNode, u64);
         fn cuGraphAddEmptyNode(*mut u64, u64, *const u64, usize);
         fn cuGraphAddChildGraphNode(*mut u64, u64, *const u64, usize, u64);
+        fn cuGraphAddHostNode(*mut u64, u64, *const u64, usize, *const HostNode);
+        fn cuGraphAddEventRecordNode(*mut u64, u64, *const u64, usize, u64);
+        fn cuGraphAddEventWaitNode(*mut u64, u64, *const u64, usize, u64);
+        fn cuGraphAddBatchMemOpNode(*mut u64, u64, *const u64, usize, *const BatchNode);
+        fn cuGraphConditionalHandleCreate(*mut u64, u64, u64, c_uint, c_uint);
+        fn cuGraphAddNode(*mut u64, u64, *const u64, usize, *mut AnyNode);
+        fn cuUserObjectCreate(*mut u64, *mut c_void, HostFn, c_uint, c_uint);
+        fn cuUserObjectRelease(u64, c_uint);
+        fn cuGraphRetainUserObject(u64, u64, c_uint, c_uint);
         fn cuGraphGetNodes(u64, *mut u64, *mut usize);
         fn cuGraphNodeGetType(u64, *mut c_uint);
         fn cuGraphInstantiateWithFlags(*mut u64, u64, u64);
@@ -408,6 +417,59 @@ pub struct MemsetNode {
     pub width: usize,
     pub height: usize,
 }
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[repr(C)]
+pub struct HostNode {
+    pub function: HostFn,
+    pub data: *mut c_void,
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[repr(C)]
+pub struct BatchNode {
+    pub context: u64,
+    pub count: c_uint,
+    pub operations: *const BatchOperation,
+    pub flags: c_uint,
+}
+
+/// `CUstreamBatchMemOpParams`, a union of 48 bytes: the operation's number in the low half of the first word. Waits and
+/// writes then have an address, a value, flags and an alias; others have their flags in the high half of the first word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchOperation(pub [u64; 6]);
+
+/// `CUgraphNodeParams`: the type, and a union.
+#[repr(C)]
+pub struct AnyNode {
+    pub kind: c_uint,
+    pub reserved: [c_int; 3],
+    pub inner: NodeUnion,
+    pub last_reserved: i64,
+}
+
+/// The union of `CUgraphNodeParams`, of 29 words, as a conditional node has it.
+#[repr(C)]
+pub struct NodeUnion {
+    pub handle: u64,
+    /// `CUgraphConditionalNodeType`.
+    pub kind: c_uint,
+    pub size: c_uint,
+    /// The driver puts the place of an array of its own here.
+    pub bodies: *const u64,
+    pub context: u64,
+    pub rest: [u64; 25],
+}
+
+pub const NODE_CONDITIONAL: c_uint = 13;
+
+const _: () = assert!(
+    size_of::<HostNode>() == 16
+        && size_of::<BatchNode>() == 32
+        && size_of::<NodeUnion>() == 29 * 8
+        && size_of::<AnyNode>() == 256
+);
 
 /// `CUdevResource` of version 1.
 #[repr(C)]

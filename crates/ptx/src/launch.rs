@@ -79,6 +79,8 @@ pub trait Host: Sync {
     fn view(&self, _number: u64) -> Option<Arc<View>> {
         None
     }
+    /// `cudaGraphSetConditional`: the value by which a graph's conditional node decides.
+    fn set_conditional(&self, handle: u64, value: u32);
     /// Polled now and then; `true` stops the launch.
     fn cancelled(&self) -> bool;
 }

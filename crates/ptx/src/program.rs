@@ -220,6 +220,7 @@ pub(crate) enum Builtin {
     AssertFail,
     Malloc,
     Free,
+    SetConditional,
 }
 
 #[derive(Debug)]

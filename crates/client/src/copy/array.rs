@@ -5,7 +5,8 @@
 
 use rekindle_cuda::types::memory_type;
 use rekindle_cuda::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
 };
 use rekindle_device::{ArrayCopy, ArrayLevel, CopyEnd};
 use rekindle_protocol::operation::{CopyArray, Id, MemoryAllocateAsync, MemoryFreeAsync};
@@ -78,6 +79,21 @@ pub(super) fn copy(place: Place, to: &Described, from: &Described, size: [u64; 3
             if when == When::Synchronous && pinned { stream::synchronize(place) } else { Ok(()) }
         }
     }
+}
+
+/// For nodes of graphs: a copy between arrays, or memory that the worker reaches.
+pub(super) fn for_graph(to: &Described, from: &Described, size: [u64; 3]) -> Result<ArrayCopy<Id>> {
+    if size.contains(&0) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let place = resolve(Handle::NULL)?;
+    let (to, from) = (end(place, to, size)?, end(place, from, size)?);
+    let is_pageable = |end: &End| matches!(end, End::Memory(Face { side: Side::Pageable(_), .. }));
+    if is_pageable(&to) || is_pageable(&from) {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let [width, height, depth] = size;
+    Ok(ArrayCopy { to: at_once(to)?, from: at_once(from)?, width, height, depth })
 }
 
 /// The end as the worker takes it.

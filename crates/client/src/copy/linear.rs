@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
+use rekindle_device::Copy3D;
 use rekindle_protocol::operation::{Copy, Download, Upload};
 
 use crate::abi::Result;
@@ -10,7 +11,7 @@ use crate::lane::{self, Transfer};
 use crate::stream::{self, Place};
 use crate::{memory, session};
 
-use super::{Side, bulk};
+use super::{Side, bulk, staged};
 
 /// Bytes of a staged piece: large enough for the link's speed, small enough to overlap with the next one's filling.
 const PIECE: u64 = 1 << 20;
@@ -30,6 +31,9 @@ pub fn copy(place: Place, to: Side, from: Side, bytes: u64, when: When) -> Resul
     if bytes == 0 {
         return Ok(());
     }
+    if when == When::Enqueued && staged::captured(place, to, from, row(to, from, bytes))? {
+        return Ok(());
+    }
     rows(place, to, from, bytes, std::iter::once((0, 0)))?;
     if let (When::Synchronous, Side::Shared(to), Side::Shared(from)) = (when, to, from)
         && (memory::is_pinned(to, bytes) || memory::is_pinned(from, bytes))
@@ -37,6 +41,20 @@ pub fn copy(place: Place, to: Side, from: Side, bytes: u64, when: When) -> Resul
         return stream::synchronize(place);
     }
     Ok(())
+}
+
+fn row(to: Side, from: Side, bytes: u64) -> Copy3D {
+    Copy3D {
+        to: to.address(),
+        to_pitch: bytes,
+        to_slice: bytes,
+        from: from.address(),
+        from_pitch: bytes,
+        from_slice: bytes,
+        width: bytes,
+        height: 1,
+        depth: 1,
+    }
 }
 
 /// Copies rows of `width` bytes at the offsets given.

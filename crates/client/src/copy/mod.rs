@@ -9,6 +9,7 @@ mod bulk;
 mod linear;
 mod memcpy;
 pub mod set;
+mod staged;
 pub mod strided;
 
 use crate::memory;
@@ -23,6 +24,12 @@ pub enum Side {
 }
 
 impl Side {
+    fn address(self) -> u64 {
+        match self {
+            Side::Shared(address) | Side::Pageable(address) => address,
+        }
+    }
+
     /// A host address, as the call says.
     fn host(address: u64, bytes: u64) -> Side {
         if memory::is_shared(address, bytes) { Side::Shared(address) } else { Side::Pageable(address) }

@@ -3,15 +3,16 @@
 use rekindle_cuda::types::{Memcpy2D, Memcpy3D, memory_type};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Copy3D;
-use rekindle_protocol::operation::CopyStrided;
+use rekindle_protocol::operation::{CopyStrided, NodeAction};
 
 use crate::abi::{Handle, In, Result};
 use crate::export::exports;
+use crate::graph::Kept;
 use crate::stream::{self, Place, resolve};
 use crate::{lane, memory};
 
 use super::linear::{self, When};
-use super::{Side, array};
+use super::{Side, array, staged};
 
 /// One side of a box: its first byte, and the bytes from row to row and from slice to slice.
 pub(super) struct Face {
@@ -130,29 +131,47 @@ fn box_of((to, from, size): &Whole) -> Result<Option<Box3>> {
     Ok(Some(Box3 { to, from, width, height, depth }))
 }
 
-/// For graph nodes: the copy if both of its sides are memory that the worker reaches.
-pub fn for_graph(c: &Memcpy3D) -> Result<Copy3D> {
-    let wanted = box_of(&of_3d(c))?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    shared(&wanted).ok_or(CUDA_ERROR_NOT_SUPPORTED)
+fn is_of_arrays((to, from, _): &Whole) -> bool {
+    [to, from].iter().any(|side| side.kind == memory_type::ARRAY)
+}
+
+/// What a node of a graph does for a copy, and what it uses.
+pub fn for_graph(c: &Memcpy3D) -> Result<(NodeAction, Option<Kept>)> {
+    let whole = of_3d(c);
+    if is_of_arrays(&whole) {
+        let (to, from, size) = whole;
+        return array::for_graph(&to, &from, size).map(|copy| (NodeAction::CopyArray(copy), None));
+    }
+    let wanted = box_of(&whole)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    match shared(&wanted) {
+        Some(copy) => Ok((NodeAction::Copy(copy), None)),
+        None => staged::node(wanted.to.side, wanted.from.side, wanted.copy())
+            .map(|(action, kept)| (action, Some(kept))),
+    }
+}
+
+impl Box3 {
+    fn copy(&self) -> Copy3D {
+        Copy3D {
+            to: self.to.side.address(),
+            to_pitch: self.to.pitch,
+            to_slice: self.to.slice,
+            from: self.from.side.address(),
+            from_pitch: self.from.pitch,
+            from_slice: self.from.slice,
+            width: self.width,
+            height: self.height,
+            depth: self.depth,
+        }
+    }
 }
 
 fn shared(b: &Box3) -> Option<Copy3D> {
-    let (Side::Shared(to), Side::Shared(from)) = (b.to.side, b.from.side) else { return None };
-    Some(Copy3D {
-        to,
-        to_pitch: b.to.pitch,
-        to_slice: b.to.slice,
-        from,
-        from_pitch: b.from.pitch,
-        from_slice: b.from.slice,
-        width: b.width,
-        height: b.height,
-        depth: b.depth,
-    })
+    matches!((b.to.side, b.from.side), (Side::Shared(_), Side::Shared(_))).then(|| b.copy())
 }
 
 pub(super) fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
-    if [&whole.0, &whole.1].iter().any(|side| side.kind == memory_type::ARRAY) {
+    if is_of_arrays(&whole) {
         let (to, from, size) = whole;
         return array::copy(place, &to, &from, size, when);
     }
@@ -171,6 +190,9 @@ pub(super) fn copy(place: Place, whole: Whole, when: When) -> Result<()> {
             When::Synchronous if pinned(copy.to) || pinned(copy.from) => stream::synchronize(place),
             _ => Ok(()),
         };
+    }
+    if when == When::Enqueued && staged::captured(place, b.to.side, b.from.side, b.copy())? {
+        return Ok(());
     }
     let (to, from) = (&b.to, &b.from);
     let offsets = (0..b.depth).flat_map(|z| {

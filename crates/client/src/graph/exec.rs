@@ -1,20 +1,24 @@
 //! Executable graphs.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::{GraphExecUpdateResultInfo, GraphInstantiateParams};
-use rekindle_cuda::{CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE};
+use rekindle_cuda::{
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+};
 use rekindle_protocol::operation::{GraphExecDestroy, GraphExecUpdate, GraphInstantiate, GraphLaunch, Id};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::lane;
-use crate::stream::resolve;
+use crate::stream::{self, resolve};
+use crate::{capture, lane};
 
-use super::user_object::Held;
-use super::{Graph, Node};
+use super::condition;
+use super::memory::{self, MemoryNode};
+use super::{Graph, Held, Kept, Node};
 
 struct Exec {
     id: Id,
@@ -24,6 +28,17 @@ struct Exec {
     of: Handle,
     /// What the graph held when this was made of it.
     held: Mutex<Held>,
+    taken: Mutex<Taken>,
+    /// Nodes that do nothing.
+    resting: Mutex<HashSet<Handle>>,
+}
+
+/// What an instance has until it is destroyed.
+struct Taken {
+    /// Nodes that take memory, or give it back.
+    memory: Vec<MemoryNode>,
+    /// A graph that takes memory has no other instance while this is there.
+    _only: Option<Arc<()>>,
 }
 
 impl Object for Exec {
@@ -34,6 +49,10 @@ impl Object for Exec {
 }
 
 impl Exec {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -41,6 +60,8 @@ impl Exec {
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// `CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED`.
+const CONDITION_UNUSED: u32 = 5;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
 
@@ -51,12 +72,26 @@ fn instantiate(out: Out<Handle>, of: Handle, flags: u64) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if flags & DEVICE_LAUNCH != 0 {
-        return Err(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED);
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
+    // One that is being captured has no end yet.
+    graph.refresh(of)?;
+    let memory = {
+        let state = graph.state();
+        if state.has_one_instance() && state.instance.strong_count() != 0 {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if !state.conditions.is_empty() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        state.memory.clone()
+    };
     let exec = NEXT.fetch_add(1, Ordering::Relaxed);
     lane::ask(&GraphInstantiate { graph: graph.id, exec, flags })?;
-    let held = Mutex::new(graph.state().held.clone());
-    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held })?)
+    let (held, only, resting) = (Mutex::new(graph.all_held()), Arc::new(()), Mutex::default());
+    graph.state().instance = Arc::downgrade(&only);
+    let taken = Mutex::new(Taken { memory, _only: Some(only) });
+    out.put(arena::insert(Exec { id: exec, device: graph.device, flags, of, held, taken, resting })?)
 }
 
 fn instantiate_with_log(
@@ -73,28 +108,90 @@ fn instantiate_with_log(
     instantiate(out, graph, 0)
 }
 
-/// The instance's number and device, for a node of the graph that it was made of.
-pub(super) fn having(exec: Handle, node: &Node) -> Result<(Id, u8)> {
+/// A node of the graph that an instance was made of, or of a graph in that.
+pub(super) struct Having {
+    pub id: Id,
+    pub device: u8,
+    /// Node and body, from the outermost graph on.
+    pub path: Vec<(u32, u32)>,
+}
+
+pub(super) fn having(exec: Handle, node: &Node) -> Result<Having> {
     let exec = arena::get::<Exec>(exec)?;
-    if node.graph == exec.of { Ok((exec.id, exec.device)) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    let (mut graph, mut path) = (node.graph, Vec::new());
+    while graph != exec.of {
+        let (owner, number, body) = arena::get::<Graph>(graph)?.owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        path.insert(0, (number, body));
+        graph = owner;
+    }
+    Ok(Having { id: exec.id, device: exec.device, path })
 }
 
 /// Has the instance hold what a graph that is in it now holds, too.
-pub(super) fn hold(exec: Handle, graph: &Graph) -> Result<()> {
-    let held = graph.state().held.clone();
+pub(super) fn hold(exec: Handle, held: Held) -> Result<()> {
     arena::get::<Exec>(exec)?.held().extend(held);
     Ok(())
+}
+
+/// What a node of the instance uses from now on; none: one of a graph in it.
+pub(super) fn keep(exec: Handle, node: Option<u32>, kept: Option<Kept>) -> Result<Held> {
+    let exec = arena::get::<Exec>(exec)?;
+    let mut held = exec.held();
+    match node {
+        Some(node) => Ok(held.keep(node, kept)),
+        None => {
+            held.keep_captured(kept);
+            Ok(Held::default())
+        }
+    }
+}
+
+/// What an instance holds, for a graph that it is in.
+fn held(exec: Handle) -> Result<Held> {
+    Ok(arena::get::<Exec>(exec)?.held().clone())
+}
+
+pub(super) fn set_enabled(exec: Handle, node: Handle, enabled: bool) -> Result<()> {
+    let exec = arena::get::<Exec>(exec)?;
+    let mut resting = exec.resting.lock().unwrap_or_else(PoisonError::into_inner);
+    if enabled {
+        resting.remove(&node);
+    } else {
+        resting.insert(node);
+    }
+    Ok(())
+}
+
+pub(super) fn is_enabled(exec: Handle, node: Handle) -> Result<bool> {
+    let exec = arena::get::<Exec>(exec)?;
+    Ok(!exec.resting.lock().unwrap_or_else(PoisonError::into_inner).contains(&node))
+}
+
+fn launch(handle: Handle, stream: Handle) -> Result<()> {
+    /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
+    const AUTO_FREE: u64 = 1;
+    let (exec, place) = (arena::get::<Exec>(handle)?, resolve(stream)?);
+    let captured = stream::capture(place)?;
+    if captured.status != 0 {
+        if !exec.taken().memory.is_empty() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        capture::hold(captured.id, held(handle)?);
+    } else {
+        memory::launch(&exec.taken().memory, exec.flags & AUTO_FREE != 0)?;
+    }
+    lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
 }
 
 /// `CUgraphExecUpdateResult`.
 fn update(exec: Handle, graph: Handle) -> Result<u32> {
     let (id, of) = (arena::get::<Exec>(exec)?.id, arena::get::<Graph>(graph)?);
     // One that is being captured has no end yet.
-    of.entries(graph)?;
+    of.refresh(graph)?;
     let result = lane::ask(&GraphExecUpdate { exec: id, graph: of.id })?;
     if result == 0 {
         let exec = arena::get::<Exec>(exec)?;
-        let held = of.state().held.clone();
+        let held = of.all_held();
         std::mem::replace(&mut *exec.held(), held).let_go(exec.device);
     }
     Ok(result)
@@ -116,13 +213,15 @@ exports! {
         let mut answer = parameters.current()?;
         let result = instantiate(out, graph, answer.flags);
         answer.error_node = std::ptr::null_mut();
-        answer.result = result.is_err().into();
+        answer.result = match result {
+            Err(_) if condition::is_unused(graph) => CONDITION_UNUSED,
+            _ => result.is_err().into(),
+        };
         parameters.put(answer)?;
         result
     }
     call fn cuGraphLaunch | cuGraphLaunch_ptsz [stream] (exec: Handle, stream: Handle) {
-        let (exec, place) = (arena::get::<Exec>(exec)?, resolve(stream)?);
-        lane::post_work(&GraphLaunch { device: place.device, exec: exec.id, stream: place.id }, &[])
+        launch(exec, stream)
     }
     call fn cuGraphUpload | cuGraphUpload_ptsz [stream] (exec: Handle, stream: Handle) {
         arena::get::<Exec>(exec)?;
@@ -132,6 +231,8 @@ exports! {
         let exec = arena::remove::<Exec>(exec)?;
         let held = std::mem::take(&mut *exec.held());
         held.let_go(exec.device);
+        let taken = std::mem::replace(&mut *exec.taken(), Taken { memory: Vec::new(), _only: None });
+        drop(taken);
         lane::ask(&GraphExecDestroy { exec: exec.id })
     }
     ready fn cuGraphExecGetFlags(exec: Handle, out: Out<u64>) { out.put(arena::get::<Exec>(exec)?.flags) }

@@ -1,7 +1,9 @@
 //! Looking at a graph's nodes and edges.
 
+use std::collections::HashMap;
+
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::GraphEdgeData;
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena;
@@ -20,12 +22,7 @@ fn list(nodes: Out<Handle>, count: Out<usize>, found: &[Handle]) -> Result<()> {
     count.put(if nodes.is_null() { found.len() } else { room.min(found.len()) })
 }
 
-/// For each node, the numbers of those it comes after. Known only of nodes that the program added itself.
-fn dependencies(entries: &[Entry]) -> Result<Vec<&[u32]>> {
-    entries.iter().map(|entry| entry.after.as_deref().ok_or(CUDA_ERROR_NOT_SUPPORTED)).collect()
-}
-
-fn entries(graph: Handle) -> Result<Vec<Entry>> {
+fn entries(graph: Handle) -> Result<Vec<(u32, Entry)>> {
     arena::get::<Graph>(graph)?.entries(graph)
 }
 
@@ -37,9 +34,12 @@ fn edges(
     count: Out<usize>,
 ) -> Result<()> {
     let entries = entries(graph)?;
+    let handles: HashMap<u32, Handle> =
+        entries.iter().map(|(number, entry)| (*number, entry.handle)).collect();
     let mut found = Vec::new();
-    for (number, after) in dependencies(&entries)?.into_iter().enumerate() {
-        found.extend(after.iter().map(|before| (entries[*before as usize].handle, entries[number].handle)));
+    for (_, entry) in &entries {
+        let before = entry.after.iter().filter_map(|number| handles.get(number));
+        found.extend(before.map(|before| (*before, entry.handle)));
     }
     let room = count.current()?;
     if from.is_null() != to.is_null() {
@@ -58,9 +58,16 @@ fn edges(
 
 fn before(node: Handle, nodes: Out<Handle>, data: Out<GraphEdgeData>, count: Out<usize>) -> Result<()> {
     let node = arena::get::<Node>(node)?;
-    let entries = entries(node.graph)?;
-    let after = dependencies(&entries)?[node.number as usize];
-    let found: Vec<Handle> = after.iter().map(|number| entries[*number as usize].handle).collect();
+    let graph = arena::get::<Graph>(node.graph)?;
+    graph.refresh(node.graph)?;
+    let found = {
+        let state = graph.state();
+        let after = &state.entry(node.number)?.after;
+        after
+            .iter()
+            .map(|number| state.entry(*number).map(|entry| entry.handle))
+            .collect::<Result<Vec<_>>>()?
+    };
     full_edges(data, count, found.len())?;
     list(nodes, count, &found)
 }
@@ -68,15 +75,19 @@ fn before(node: Handle, nodes: Out<Handle>, data: Out<GraphEdgeData>, count: Out
 fn behind(node: Handle, nodes: Out<Handle>, data: Out<GraphEdgeData>, count: Out<usize>) -> Result<()> {
     let node = arena::get::<Node>(node)?;
     let entries = entries(node.graph)?;
-    let dependencies = dependencies(&entries)?;
-    let found: Vec<Handle> = entries
-        .iter()
-        .zip(dependencies)
-        .filter(|(_, after)| after.contains(&node.number))
-        .map(|(entry, _)| entry.handle)
-        .collect();
+    let behind = entries.iter().filter(|(_, entry)| entry.after.contains(&node.number));
+    let found: Vec<Handle> = behind.map(|(_, entry)| entry.handle).collect();
     full_edges(data, count, found.len())?;
     list(nodes, count, &found)
+}
+
+/// `CUgraphNodeType`.
+pub(super) fn kind(node: Handle) -> Result<u32> {
+    let node = arena::get::<Node>(node)?;
+    let graph = arena::get::<Graph>(node.graph)?;
+    graph.refresh(node.graph)?;
+    let state = graph.state();
+    state.entry(node.number).map(|entry| entry.kind)
 }
 
 fn full_edges(data: Out<GraphEdgeData>, count: Out<usize>, found: usize) -> Result<()> {
@@ -88,13 +99,13 @@ fn full_edges(data: Out<GraphEdgeData>, count: Out<usize>, found: usize) -> Resu
 
 exports! {
     call fn cuGraphGetNodes(graph: Handle, nodes: Out<Handle>, count: Out<usize>) {
-        let handles: Vec<Handle> = entries(graph)?.iter().map(|entry| entry.handle).collect();
+        let handles: Vec<Handle> = entries(graph)?.iter().map(|(_, entry)| entry.handle).collect();
         list(nodes, count, &handles)
     }
     call fn cuGraphGetRootNodes(graph: Handle, nodes: Out<Handle>, count: Out<usize>) {
         let entries = entries(graph)?;
-        let roots = entries.iter().zip(dependencies(&entries)?).filter(|(_, after)| after.is_empty());
-        let roots: Vec<Handle> = roots.map(|(entry, _)| entry.handle).collect();
+        let roots = entries.iter().filter(|(_, entry)| entry.after.is_empty());
+        let roots: Vec<Handle> = roots.map(|(_, entry)| entry.handle).collect();
         list(nodes, count, &roots)
     }
     call fn cuGraphGetEdges(graph: Handle, from: Out<Handle>, to: Out<Handle>, count: Out<usize>) {
@@ -116,8 +127,6 @@ exports! {
         behind(node, nodes, data, count)
     }
     call fn cuGraphNodeGetType(node: Handle, out: Out<u32>) {
-        let node = arena::get::<Node>(node)?;
-        let entries = entries(node.graph)?;
-        out.put(entries.get(node.number as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?.kind)
+        out.put(kind(node)?)
     }
 }

@@ -1,35 +1,59 @@
 //! Graphs. The worker has the graphs themselves; here is what the program may ask of their nodes.
 
 mod add;
+mod attributes;
 mod change;
+mod condition;
+mod dot;
+mod edit;
 mod exec;
+mod held;
+mod inside;
 mod inspect;
+pub mod memory;
+mod parameters;
+mod read;
 mod user_object;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN};
-use rekindle_protocol::operation::{GraphCreate, GraphDestroy, GraphNodes, Id};
+use rekindle_protocol::operation::{GraphCreate, GraphDestroy, GraphTopology, Id};
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
 use crate::{context, lane};
 
-use user_object::Held;
+pub use add::check_edges;
+pub use held::{Held, Kept};
+use memory::MemoryNode;
 
 pub struct Graph {
     id: Id,
     device: u8,
     state: Mutex<State>,
+    /// The graph of whose node it is a part, if it is no graph by itself: that, the node's number, and which body of it.
+    owner: Option<(Handle, u32, u32)>,
+    /// The graph that it is a copy of.
+    original: Option<Handle>,
 }
 
 struct State {
     /// Of the nodes that the program has handles of, or may ask for; the index is the node's number.
-    nodes: Vec<Entry>,
+    nodes: Vec<Option<Entry>>,
     origin: Origin,
     held: Held,
+    /// Nodes that take memory, or give it back.
+    memory: Vec<MemoryNode>,
+    /// Graphs in nodes that the program has asked for, by node and body.
+    inside: HashMap<(u32, u32), Handle>,
+    /// Handles of conditions that were made for it, each with what launches begin with, until a node has it.
+    conditions: HashMap<u64, Option<u32>>,
+    /// Of a graph that has one instance at a time: what that holds.
+    instance: Weak<()>,
 }
 
 /// Where a graph's nodes come from.
@@ -37,24 +61,26 @@ struct State {
 enum Origin {
     /// They are all in the list.
     Program,
-    /// A capture made them, and nobody has asked for their handles yet.
-    Capture,
-    /// The capture is under way: nothing can be done with the graph.
-    Unfinished,
+    /// The worker knows of more, or more of those from this number on.
+    Worker(usize),
+    /// A capture into it is under way, and it had so many before: nothing can be done with it.
+    Unfinished(usize),
 }
 
 #[derive(Clone)]
 struct Entry {
     handle: Handle,
     kind: u32,
-    /// Numbers of the nodes that it comes after; unknown for captured nodes.
-    after: Option<Vec<u32>>,
+    /// Numbers of the nodes that it comes after.
+    after: Vec<u32>,
 }
 
 pub struct Node {
     graph: Handle,
     number: u32,
     device: u8,
+    /// What was given out of its parameters is there as long as the node.
+    read: Mutex<Option<read::Given>>,
 }
 
 impl Object for Graph {
@@ -78,42 +104,31 @@ pub fn new_id() -> Id {
 }
 
 fn insert(id: Id, device: u8, origin: Origin) -> Result<Handle> {
-    arena::insert(Graph {
-        id,
-        device,
-        state: Mutex::new(State { nodes: Vec::new(), origin, held: Held::default() }),
-    })
+    insert_as(id, device, origin, None, None)
+}
+
+fn insert_as(
+    id: Id,
+    device: u8,
+    origin: Origin,
+    owner: Option<(Handle, u32, u32)>,
+    original: Option<Handle>,
+) -> Result<Handle> {
+    let state = State {
+        nodes: Vec::new(),
+        origin,
+        held: Held::default(),
+        memory: Vec::new(),
+        inside: HashMap::new(),
+        conditions: HashMap::new(),
+        instance: Weak::new(),
+    };
+    arena::insert(Graph { id, device, state: Mutex::new(state), owner, original })
 }
 
 /// The graph of a capture under way, for a program that asks for it.
 pub fn unfinished(device: u8) -> Result<Handle> {
-    insert(new_id(), device, Origin::Unfinished)
-}
-
-/// Has an empty graph of the program's wait for what a capture on the device puts into it; the worker makes it anew when
-/// that ends.
-pub fn capture_into(handle: Handle, device: u8) -> Result<()> {
-    let graph = empty(handle)?;
-    if graph.device != device {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    lane::ask(&GraphDestroy { graph: graph.id })?;
-    graph.state().origin = Origin::Unfinished;
-    Ok(())
-}
-
-/// A graph without nodes; a capture can only begin one.
-pub fn empty(handle: Handle) -> Result<&'static Graph> {
-    let graph = arena::get::<Graph>(handle)?;
-    if graph.entries(handle)?.is_empty() { Ok(graph) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
-}
-
-/// The capture into the program's graph came to nothing: it is empty again.
-pub fn not_captured(handle: Handle) -> Result<()> {
-    let graph = arena::get::<Graph>(handle)?;
-    lane::ask(&GraphCreate { device: graph.device, graph: graph.id })?;
-    graph.state().origin = Origin::Program;
-    Ok(())
+    insert(new_id(), device, Origin::Unfinished(0))
 }
 
 /// The number of a graph.
@@ -121,14 +136,80 @@ pub fn id(handle: Handle) -> Result<Id> {
     arena::get::<Graph>(handle).map(|graph| graph.id)
 }
 
-/// The handle of a graph that a capture has made: the one that was given out before, or a new one.
-pub fn captured(id: Id, device: u8, known: Option<Handle>) -> Result<Handle> {
-    match known {
-        Some(handle) => {
-            arena::get::<Graph>(handle)?.state().origin = Origin::Capture;
-            Ok(handle)
+/// The numbers of nodes that a capture into the program's graph begins after.
+pub fn before_capture(handle: Handle, device: u8, after: &[Handle]) -> Result<Vec<u32>> {
+    let graph = arena::get::<Graph>(handle)?;
+    graph.refresh(handle)?;
+    if graph.device != device {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    numbers(handle, after)
+}
+
+/// What a capture on the device makes goes into this graph of the program's.
+pub fn capture_into(handle: Handle) -> Result<()> {
+    let mut state = arena::get::<Graph>(handle)?.state();
+    state.origin = Origin::Unfinished(state.nodes.len());
+    Ok(())
+}
+
+/// The capture into the program's graph came to nothing: it is as it was.
+pub fn not_captured(handle: Handle) -> Result<()> {
+    let mut state = arena::get::<Graph>(handle)?.state();
+    if let Origin::Unfinished(before) = state.origin {
+        for entry in state.nodes.drain(before..).flatten() {
+            arena::remove::<Node>(entry.handle)?;
         }
-        None => insert(id, device, Origin::Capture),
+    }
+    state.origin = Origin::Program;
+    Ok(())
+}
+
+/// The handle of a graph that a capture has made, or added to: the one that was given out before, or a new one.
+pub fn captured(
+    id: Id,
+    device: u8,
+    known: Option<Handle>,
+    held: Held,
+    memory: Vec<MemoryNode>,
+) -> Result<Handle> {
+    let handle = match known {
+        Some(handle) => handle,
+        None => insert(id, device, Origin::Unfinished(0))?,
+    };
+    let mut state = arena::get::<Graph>(handle)?.state();
+    if let Origin::Unfinished(before) = state.origin {
+        state.origin = Origin::Worker(before);
+    }
+    state.held.join(held);
+    state.memory.extend(memory);
+    Ok(handle)
+}
+
+/// Handles of nodes of a capture under way; `kinds` are those of nodes that have none yet.
+pub fn captured_nodes(handle: Handle, kinds: &[u32], wanted: &[u32]) -> Result<Vec<Handle>> {
+    let graph = arena::get::<Graph>(handle)?;
+    let mut state = graph.state();
+    for kind in kinds {
+        let entry = graph.entry(handle, state.nodes.len() as u32, *kind, Vec::new())?;
+        state.nodes.push(Some(entry));
+    }
+    wanted.iter().map(|number| state.entry(*number).map(|entry| entry.handle)).collect()
+}
+
+/// How many nodes have handles, or may get one.
+pub fn known_nodes(handle: Handle) -> Result<u32> {
+    Ok(arena::get::<Graph>(handle)?.state().nodes.len() as u32)
+}
+
+impl State {
+    fn has_one_instance(&self) -> bool {
+        let is_conditional = |entry: &Entry| entry.kind == parameters::CONDITIONAL;
+        !self.memory.is_empty() || self.nodes.iter().flatten().any(is_conditional)
+    }
+
+    fn entry(&self, number: u32) -> Result<&Entry> {
+        self.nodes.get(number as usize).and_then(Option::as_ref).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 }
 
@@ -137,21 +218,48 @@ impl Graph {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The nodes, with handles for all of them.
-    fn entries(&self, own: Handle) -> Result<Vec<Entry>> {
+    fn entry(&self, own: Handle, number: u32, kind: u32, after: Vec<u32>) -> Result<Entry> {
+        let node = Node { graph: own, number, device: self.device, read: Mutex::default() };
+        Ok(Entry { handle: arena::insert(node)?, kind, after })
+    }
+
+    /// Has the list of nodes be whole. Fails for a graph of a capture under way.
+    fn refresh(&self, own: Handle) -> Result<()> {
         let mut state = self.state();
-        if state.origin == Origin::Unfinished {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        if state.origin == Origin::Capture {
-            for kind in lane::ask(&GraphNodes { graph: self.id })? {
-                let number = state.nodes.len() as u32;
-                let handle = arena::insert(Node { graph: own, number, device: self.device })?;
-                state.nodes.push(Entry { handle, kind, after: None });
+        let mut next = match state.origin {
+            Origin::Program => return Ok(()),
+            Origin::Unfinished(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
+            Origin::Worker(known) => known,
+        };
+        loop {
+            let found = lane::ask(&GraphTopology { graph: self.id, from: next as u32 })?;
+            if found.is_empty() {
+                break;
             }
-            state.origin = Origin::Program;
+            for node in found {
+                let known = state.nodes.get(next).and_then(Option::as_ref).map(|entry| entry.handle);
+                let entry = match (node, known) {
+                    (None, _) => None,
+                    (Some(node), Some(handle)) => Some(Entry { handle, kind: node.kind, after: node.after }),
+                    (Some(node), None) => Some(self.entry(own, next as u32, node.kind, node.after)?),
+                };
+                match state.nodes.get_mut(next) {
+                    Some(place) => *place = entry,
+                    None => state.nodes.push(entry),
+                }
+                next += 1;
+            }
         }
-        Ok(state.nodes.clone())
+        state.origin = Origin::Program;
+        Ok(())
+    }
+
+    /// The nodes that there are, with their numbers.
+    fn entries(&self, own: Handle) -> Result<Vec<(u32, Entry)>> {
+        self.refresh(own)?;
+        let state = self.state();
+        let entries = state.nodes.iter().enumerate();
+        Ok(entries.filter_map(|(number, entry)| Some((number as u32, entry.clone()?))).collect())
     }
 
     /// Notes a node that the worker has added.
@@ -160,14 +268,49 @@ impl Graph {
         if state.nodes.len() != number as usize {
             return Err(CUDA_ERROR_UNKNOWN);
         }
-        let handle = arena::insert(Node { graph: own, number, device: self.device })?;
-        state.nodes.push(Entry { handle, kind, after: Some(after) });
+        let entry = self.entry(own, number, kind, after)?;
+        let handle = entry.handle;
+        state.nodes.push(Some(entry));
         Ok(handle)
+    }
+
+    /// All that it holds, with the graphs in its nodes.
+    fn all_held(&self) -> Held {
+        let (mut held, inside) = {
+            let state = self.state();
+            (state.held.clone(), state.inside.values().copied().collect::<Vec<_>>())
+        };
+        for graph in inside.into_iter().filter_map(|handle| arena::get::<Graph>(handle).ok()) {
+            held.extend(graph.all_held());
+        }
+        held
+    }
+
+    /// Whether it has one instance at a time, no copies, and is in no other: it takes memory, or has conditions.
+    fn has_one_instance(&self) -> bool {
+        self.state().has_one_instance()
+    }
+
+    /// Ends the handles of its nodes, and of the graphs in them.
+    fn end_handles(&self) -> Result<Held> {
+        let (entries, inside, mut held) = {
+            let mut state = self.state();
+            let State { nodes, inside, held, memory, .. } = &mut *state;
+            memory.clear();
+            (std::mem::take(nodes), std::mem::take(inside), std::mem::take(held))
+        };
+        for entry in entries.into_iter().flatten() {
+            arena::remove::<Node>(entry.handle)?;
+        }
+        for handle in inside.into_values() {
+            held.extend(arena::remove::<Graph>(handle)?.end_handles()?);
+        }
+        Ok(held)
     }
 }
 
 /// Numbers of nodes, all of one graph.
-fn numbers(graph: Handle, nodes: &[Handle]) -> Result<Vec<u32>> {
+pub fn numbers(graph: Handle, nodes: &[Handle]) -> Result<Vec<u32>> {
     let number = |node: &Handle| {
         let node = arena::get::<Node>(*node)?;
         if node.graph == graph { Ok(node.number) } else { Err(CUDA_ERROR_INVALID_VALUE) }
@@ -188,14 +331,12 @@ exports! {
         out.put(insert(graph, device, Origin::Program)?)
     }
     call fn cuGraphDestroy(handle: Handle) {
-        if arena::get::<Graph>(handle)?.state().origin == Origin::Unfinished {
+        let found = arena::get::<Graph>(handle)?;
+        if matches!(found.state().origin, Origin::Unfinished(_)) || found.owner.is_some() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let graph = arena::remove::<Graph>(handle)?;
-        for entry in &graph.state().nodes {
-            arena::remove::<Node>(entry.handle)?;
-        }
-        let held = std::mem::take(&mut graph.state().held);
+        let held = graph.end_handles()?;
         let destroyed = lane::ask(&GraphDestroy { graph: graph.id });
         held.let_go(graph.device);
         destroyed

@@ -9,12 +9,11 @@ use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::{capture, context_state};
 
 use super::Graph;
 
 /// What is counted: when nobody holds it any more, the program's function is called.
-struct Resource {
+pub struct Resource {
     data: usize,
     destroy: extern "C" fn(*mut c_void),
 }
@@ -35,24 +34,6 @@ impl Object for UserObject {
     const KIND: Kind = Kind::UserObject;
     fn device(&self) -> Option<u8> {
         None
-    }
-}
-
-/// The references that a graph, or an executable graph made from it, holds: by handle, how many.
-#[derive(Clone, Default)]
-pub struct Held(Vec<(Handle, Arc<Resource>, u32)>);
-
-impl Held {
-    pub fn extend(&mut self, other: Held) {
-        self.0.extend(other.0);
-    }
-
-    /// Lets go of everything, once the device's work that may use it is done.
-    pub fn let_go(self, device: u8) {
-        if !self.0.is_empty() && !capture::any() {
-            // A device that has failed uses nothing any more.
-            let _ = context_state::synchronize(device);
-        }
     }
 }
 
@@ -100,17 +81,17 @@ exports! {
         let object = arena::get::<UserObject>(handle)?;
         let resource = object.resource.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let resource = resource.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        graph.state().held.0.push((handle, resource, count));
+        graph.state().held.objects.push((handle, resource, count));
         if flags == MOVE { release(handle, count) } else { Ok(()) }
     }
     ready fn cuGraphReleaseUserObject(graph: Handle, handle: Handle, count: u32) {
         let graph = arena::get::<Graph>(graph)?;
         let released = {
             let mut state = graph.state();
-            let entry = state.held.0.iter().position(|(held, _, n)| *held == handle && *n >= count);
+            let entry = state.held.objects.iter().position(|(held, _, n)| *held == handle && *n >= count);
             let entry = entry.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            state.held.0[entry].2 -= count;
-            (state.held.0[entry].2 == 0).then(|| state.held.0.swap_remove(entry))
+            state.held.objects[entry].2 -= count;
+            (state.held.objects[entry].2 == 0).then(|| state.held.objects.swap_remove(entry))
         };
         drop(released);
         Ok(())

@@ -5,7 +5,7 @@ use rekindle_protocol::operation::{MemoryAllocate, MemoryFree, MemoryInfo};
 
 use crate::abi::{Out, Result};
 use crate::export::exports;
-use crate::{context, lane, session};
+use crate::{context, context_state, graph, lane, session};
 
 use super::map::{self, Purpose};
 use super::pinned;
@@ -29,6 +29,10 @@ fn allocate(bytes: u64) -> Result<u64> {
 fn free(address: u64) -> Result<()> {
     if address == 0 {
         return Ok(());
+    }
+    if graph::memory::is_graph_s(address) {
+        context_state::synchronize(context::device()?)?;
+        return graph::memory::free(address);
     }
     let freed = map::take(address, |a| {
         matches!(a.purpose, Purpose::Device | Purpose::Pooled { .. } | Purpose::Managed)

@@ -24,6 +24,8 @@ pub enum Purpose {
     Pinned {
         flags: u32,
     },
+    /// A graph's.
+    Graph,
     Managed,
     /// `cuMemHostRegister`, with its flags; `shared` when its pages are now a shared file's.
     Registered {
@@ -145,7 +147,7 @@ pub fn forget(which: impl Fn(&Allocation) -> bool) -> Result<()> {
             Purpose::Mapped { .. } => lane::ask(&PhysicalUnmap { address, bytes }),
             Purpose::Imported => lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop),
             Purpose::Pinned { .. } | Purpose::Managed => pinned::release(allocation),
-            Purpose::Registered { .. } | Purpose::Global => Ok(()),
+            Purpose::Registered { .. } | Purpose::Global | Purpose::Graph => Ok(()),
         };
     }
     Ok(())

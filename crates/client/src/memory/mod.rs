@@ -9,5 +9,5 @@ mod pool;
 mod register;
 mod virtual_memory;
 
-pub use map::{Allocation, Purpose, at, find, forget, note, note_global, take};
-pub use pinned::{is_pinned, is_shared};
+pub use map::{Allocation, Purpose, at, find, forget, note, note_global, note_on, take};
+pub use pinned::{allocate, is_pinned, is_shared, release};

@@ -12,8 +12,8 @@ use rekindle_protocol::operation::{MemoryAllocateAsync, MemoryFree, MemoryFreeAs
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
-use crate::stream::resolve;
-use crate::{device, lane, session};
+use crate::stream::{self, resolve};
+use crate::{device, graph, lane, session};
 
 use super::map::{self, Purpose};
 use super::pinned;
@@ -81,6 +81,10 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
     if bytes > session::get()?.device(pool.device.into())?.total_memory {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    let capture = stream::capture(place)?;
+    if capture.status != 0 {
+        return out.put(graph::memory::capture_allocation(place, capture.id, bytes)?);
+    }
     let address = lane::ask(&MemoryAllocateAsync { device: pool.device, bytes, stream: place.id })?;
     let used = pool.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
     pool.used_high.fetch_max(used, Ordering::Relaxed);
@@ -92,6 +96,13 @@ fn free(address: u64, stream: Handle) -> Result<()> {
     let place = resolve(stream)?;
     if address == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if graph::memory::is_graph_s(address) {
+        let capture = stream::capture(place)?;
+        return match capture.status {
+            0 => graph::memory::free(address),
+            _ => graph::memory::capture_free(place, capture.id, address),
+        };
     }
     let freed = map::take(address, |a| {
         matches!(a.purpose, Purpose::Device | Purpose::Pooled { .. } | Purpose::Managed)

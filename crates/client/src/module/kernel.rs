@@ -83,6 +83,15 @@ impl Kernel {
         Ok(place.get_or_init(|| Found::new(id, device, info)))
     }
 
+    /// The kernel on the device on which it has this number.
+    pub fn found(&self, id: Id) -> Option<&Found> {
+        self.found.iter().filter_map(OnceLock::get).find(|found| found.id == id)
+    }
+
+    pub fn has(&self, id: Id) -> bool {
+        self.found(id).is_some()
+    }
+
     /// The kernel where it is launched now: on its module's device, or the current context's.
     pub fn here(&self) -> Result<&Found> {
         match self.owner {

@@ -8,7 +8,7 @@ mod link;
 mod options;
 mod single;
 
-pub use kernel::{Found, Kernel};
+pub use kernel::{DEVICES, Found, Kernel};
 pub use single::functions;
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -10,9 +10,11 @@
 //!
 //! The client chooses the ids of the objects that it makes ([`Id`]), so that making one needs no answer.
 
+mod node;
 mod reply;
 mod table;
 
+pub use node::{CaptureEnds, NodeAction, NodeFound};
 pub use reply::{Answer, ReplyHead, decode_reply, encode_reply};
 pub use table::*;
 

@@ -6,7 +6,7 @@ use rekindle_device::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Id, operations};
+use super::{CaptureEnds, Id, NodeAction, NodeFound, operations};
 
 /// Where code lies that the client wants loaded.
 #[derive(Debug, Serialize, Deserialize)]
@@ -226,7 +226,7 @@ operations! {
     /// Has a stream wait for what such an event was recorded for last.
     sync ipc_event_wait IpcEventWait { device: u8, stream: Id, event: Id } -> ();
 
-    // Changes of what nodes do. A captured node cannot be changed.
+    // Changes of what nodes do.
 
     /// Trailer: packed parameters.
     sync graph_set_kernel GraphSetKernel { of: NodesOf, node: u32, function: Id, launch: Launch } -> ();
@@ -246,6 +246,34 @@ operations! {
     /// The object's number, which is the device's own: kernels get it as an argument.
     sync view_create ViewCreate { device: u8, view: View<Id> } -> u64;
     sync view_destroy ViewDestroy { device: u8, kind: ViewKind, number: u64 } -> ();
+    // Nodes of any kind, edges, and captures into graphs. From here on captured nodes are as others: they are numbered in the
+    // order in which they were captured.
+
+    sync graph_add GraphAdd { graph: Id, after: Vec<u32>, action: NodeAction } -> u32;
+    /// The path leads into graphs in nodes: node and body, from the outermost on.
+    sync graph_set GraphSet { of: NodesOf, path: Vec<(u32, u32)>, node: u32, action: NodeAction } -> ();
+    /// As many of the nodes from this number on as fit an answer.
+    sync graph_topology GraphTopology { graph: Id, from: u32 } -> Vec<Option<NodeFound>>;
+    /// What a node does.
+    sync graph_node GraphNode { graph: Id, node: u32 } -> NodeAction;
+    /// Adds edges, or takes them away: the second of each pair comes after the first.
+    sync graph_edges GraphEdges { graph: Id, edges: Vec<(u32, u32)>, add: bool } -> ();
+    /// Takes a node out. Its number is not used again.
+    sync graph_remove GraphRemove { graph: Id, node: u32 } -> ();
+    sync graph_clone GraphClone { graph: Id, clone: Id } -> ();
+    /// The graph in a child node, or a body of a conditional one, gets a number of its own. It lives as long as its node.
+    sync graph_inside GraphInside { graph: Id, node: u32, body: u32, inside: Id } -> ();
+    /// Whether a node of an instance does something.
+    sync graph_enable GraphEnable { exec: Id, path: Vec<(u32, u32)>, node: u32, enabled: bool } -> ();
+    /// What is captured becomes part of a graph: its first nodes come after these.
+    sync capture_begin_into CaptureBeginInto { device: u8, stream: Id, mode: u32, graph: Id, after: Vec<u32> } -> ();
+    /// How many nodes the graph has now.
+    sync capture_end_into CaptureEndInto { device: u8, stream: Id, graph: Id } -> u32;
+    sync capture_ends CaptureEndsOf { device: u8, stream: Id, from: u32 } -> CaptureEnds;
+    /// What the next node of a captured stream comes after: these nodes too, or alone.
+    sync capture_depend CaptureDepend { device: u8, stream: Id, after: Vec<u32>, alone: bool } -> ();
+    /// A node of a captured stream.
+    sync capture_add CaptureAdd { device: u8, stream: Id, action: NodeAction } -> ();
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub(super) fn builtin(name: &str) -> Option<Builtin> {
         "__assertfail" => Builtin::AssertFail,
         "malloc" => Builtin::Malloc,
         "free" => Builtin::Free,
+        "cudaGraphSetConditional" => Builtin::SetConditional,
         _ => return None,
     })
 }
@@ -190,7 +191,7 @@ impl<'a> FunctionLowering<'_, 'a> {
             });
         }
         let expected = match builtin {
-            Builtin::Vprintf => 2,
+            Builtin::Vprintf | Builtin::SetConditional => 2,
             Builtin::AssertFail => 5,
             Builtin::Malloc | Builtin::Free => 1,
         };

@@ -1,4 +1,4 @@
-//! Functions that the device provides: `vprintf`, `__assertfail`, `malloc`, `free`.
+//! Functions that the device provides: `vprintf`, `__assertfail`, `malloc`, `free`, `cudaGraphSetConditional`.
 
 use super::printf;
 use super::step::{Exec, Operands, Stop, Trouble};
@@ -58,6 +58,11 @@ impl Exec<'_> {
             Builtin::Malloc => Ok(self.host.malloc(first)),
             Builtin::Free => {
                 self.host.free(first);
+                Ok(0)
+            }
+            Builtin::SetConditional => {
+                let value = self.argument(path, call.arguments[1], operands, lane, 4)?;
+                self.host.set_conditional(first, value as u32);
                 Ok(0)
             }
             Builtin::Vprintf => {

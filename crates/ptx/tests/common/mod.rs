@@ -67,6 +67,7 @@ impl Drop for Memory {
 #[derive(Default)]
 pub struct TestHost {
     pub printed: Mutex<Vec<u8>>,
+    pub conditions: Mutex<Vec<(u64, u32)>>,
     pub heap: AtomicU64,
     pub polls: AtomicU64,
     /// Cancels after so many polls, if not zero.
@@ -88,6 +89,10 @@ impl Host for TestHost {
 
     fn view(&self, number: u64) -> Option<Arc<View>> {
         self.views.get(&number).cloned()
+    }
+
+    fn set_conditional(&self, handle: u64, value: u32) {
+        self.conditions.lock().unwrap().push((handle, value));
     }
 
     fn cancelled(&self) -> bool {

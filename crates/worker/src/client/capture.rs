@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Capture, GpuKind, Result, Stream};
-use rekindle_protocol::operation::{CaptureBegin, CaptureEnd, CaptureStatus, Origin};
+use rekindle_cuda::{
+    CUDA_ERROR_ILLEGAL_STATE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+};
+use rekindle_device::{Capture, GpuKind, Graph, Result, Stream};
+use rekindle_protocol::operation::{
+    CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEnds,
+    CaptureEndsOf, CaptureStatus, Id, Origin,
+};
 
 use super::recipe::{RecordedStream, Recording};
-use super::{Client, GraphObject, GraphStep, Recipe, Step};
+use super::{Built, Client, GraphObject, GraphStep, Recipe, Step};
 
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
 const ACTIVE: u32 = 1;
@@ -27,11 +33,59 @@ impl Client {
         Ok(())
     }
 
+    pub(super) fn begin_capture_into(&mut self, origin: Origin, request: CaptureBeginInto) -> Result<()> {
+        let CaptureBeginInto { device, stream, mode, graph, after } = request;
+        let found = self.graphs.get(graph)?;
+        let nodes = found.recipe.nodes() as u32;
+        if found.device != usize::from(device) || after.iter().any(|number| *number >= nodes) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.begin_capture(origin, CaptureBegin { device, stream, mode })?;
+        let (device, stream) = self.stream(origin, device, stream)?;
+        self.note(device, stream, |stream| Step::Into { stream, nodes, after })
+    }
+
     pub(super) fn end_capture(&mut self, origin: Origin, request: CaptureEnd) -> Result<u32> {
         let CaptureEnd { device, stream, graph } = request;
         if !self.graphs.is_free(graph) {
-            return Err(rekindle_cuda::CUDA_ERROR_INVALID_VALUE);
+            return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let (device, recording, handle) = self.captured(origin, device, stream)?;
+        let (built, recipe) = self.made_of(device, recording, handle)?;
+        let count = recipe.nodes() as u32;
+        let recipe = Arc::new(recipe);
+        self.graphs.insert(graph, GraphObject { device, built, recipe, within: None })?;
+        Ok(count)
+    }
+
+    /// What was captured becomes part of a graph. If it came to nothing, that stays as it was.
+    pub(super) fn end_capture_into(&mut self, origin: Origin, request: CaptureEndInto) -> Result<u32> {
+        let CaptureEndInto { device, stream, graph } = request;
+        let (device, recording, handle) = self.captured(origin, device, stream)?;
+        let is_new = self.graphs.get(graph).is_ok_and(|graph| graph.recipe.steps.is_empty());
+        let (built, recipe) = self.made_of(device, recording, handle)?;
+        if let Some((handle, _)) = &built
+            && !is_new
+        {
+            self.on(device)?.graph_destroy(*handle)?;
+        }
+        if is_new {
+            self.unbuild(graph)?;
+            let found = self.graphs.get_mut(graph)?;
+            (found.built, found.recipe) = (built, Arc::new(recipe));
+            self.spread(graph)?;
+        } else {
+            let steps = recipe.unfolded().into_owned();
+            self.edit(graph, |all| {
+                all.extend(steps);
+                Ok(())
+            })?;
+        }
+        Ok(self.graphs.get(graph)?.recipe.nodes() as u32)
+    }
+
+    /// Ends a capture: what was recorded of it, and the device's graph.
+    fn captured(&mut self, origin: Origin, device: u8, stream: Id) -> Result<(usize, Recording, Graph)> {
         let (device, stream) = self.stream(origin, device, stream)?;
         let gpu = self.context(device)?.device.clone();
         let recording = gpu.capture(stream).ok().and_then(|capture| self.recordings.remove(&capture.id));
@@ -39,13 +93,53 @@ impl Client {
             // An invalidated capture may no longer say its number.
             self.recordings.retain(|_, recording| recording.origin != stream.0);
         })?;
-        let nodes = gpu.graph_nodes(handle)?;
-        let count = nodes.len() as u32;
-        let mut recording = recording.ok_or(rekindle_cuda::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)?;
+        let mut recording = recording.ok_or(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)?;
         self.describe_streams(&mut recording);
-        let recipe = Arc::new(Recipe { steps: vec![GraphStep::Captured(recording)] });
-        self.graphs.insert(graph, GraphObject { device, handle, nodes, recipe, is_stale: false })?;
-        Ok(count)
+        Ok((device, recording, handle))
+    }
+
+    /// The recipe of what was captured, and the device's graph if that is the same.
+    fn made_of(
+        &mut self,
+        device: usize,
+        mut recording: Recording,
+        handle: Graph,
+    ) -> Result<(Option<Built>, Recipe)> {
+        let gpu = self.on(device)?;
+        if !recording.is_the_device_s() {
+            gpu.graph_destroy(handle)?;
+            return Ok((None, Recipe { steps: recording.unfold() }));
+        }
+        let nodes = gpu.graph_nodes(handle)?;
+        recording.steps.retain(|step| !matches!(step, Step::Into { .. }));
+        Ok((Some((handle, nodes)), Recipe { steps: vec![GraphStep::Captured(recording)] }))
+    }
+
+    fn recording(&mut self, origin: Origin, device: u8, stream: Id) -> Result<(&mut Recording, u64)> {
+        let (device, stream) = self.stream(origin, device, stream)?;
+        let capture = self.context(device)?.device.capture(stream)?;
+        let recording = self.recordings.get_mut(&capture.id).filter(|_| capture.status == ACTIVE);
+        Ok((recording.ok_or(CUDA_ERROR_ILLEGAL_STATE)?, stream.0))
+    }
+
+    pub(super) fn capture_ends_of(&mut self, origin: Origin, request: CaptureEndsOf) -> Result<CaptureEnds> {
+        let CaptureEndsOf { device, stream, from } = request;
+        let (recording, stream) = self.recording(origin, device, stream)?;
+        Ok(recording.ends(stream, from))
+    }
+
+    pub(super) fn depend_in_capture(&mut self, origin: Origin, request: CaptureDepend) -> Result<()> {
+        let CaptureDepend { device, stream, after, alone } = request;
+        let (recording, stream) = self.recording(origin, device, stream)?;
+        recording.steps.push(Step::Depend { stream, after, alone });
+        Ok(())
+    }
+
+    pub(super) fn add_in_capture(&mut self, origin: Origin, request: CaptureAdd) -> Result<()> {
+        let CaptureAdd { device, stream, action } = request;
+        let (recording, stream) = self.recording(origin, device, stream)?;
+        recording.steps.push(Step::Node { stream, action });
+        Ok(())
     }
 
     pub(super) fn capture_of(&mut self, origin: Origin, request: CaptureStatus) -> Result<Capture> {
@@ -112,7 +206,10 @@ impl Step {
             | Step::Record { stream, .. }
             | Step::Wait { stream, .. }
             | Step::Graph { stream, .. }
-            | Step::CopyArray { stream, .. } => *stream,
+            | Step::CopyArray { stream, .. }
+            | Step::Node { stream, .. }
+            | Step::Depend { stream, .. }
+            | Step::Into { stream, .. } => *stream,
         }
     }
 }

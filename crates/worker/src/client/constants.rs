@@ -8,7 +8,7 @@
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Result, Stream};
-use rekindle_protocol::operation::Id;
+use rekindle_protocol::operation::{Id, NodeAction};
 
 use super::{Body, Client, GraphStep, Recipe, Step};
 
@@ -106,6 +106,12 @@ impl Recipe {
             match step {
                 GraphStep::Kernel { function, .. } => all.push(*function),
                 GraphStep::Child { recipe, .. } => recipe.kernels(all),
+                GraphStep::Conditional { bodies, .. } => bodies.iter().for_each(|body| body.kernels(all)),
+                GraphStep::Disabled(step) => {
+                    if let GraphStep::Kernel { function, .. } = &**step {
+                        all.push(*function);
+                    }
+                }
                 GraphStep::Captured(recording) => {
                     for step in &recording.steps {
                         match step {
@@ -126,6 +132,8 @@ impl Recipe {
             GraphStep::Copy { copy, .. } => there(copy.to),
             GraphStep::Set { set, .. } => there(set.address),
             GraphStep::Child { recipe, .. } => recipe.writes(there),
+            GraphStep::Conditional { bodies, .. } => bodies.iter().any(|body| body.writes(there)),
+            GraphStep::Action { action: NodeAction::Staged { copy, .. }, .. } => there(copy.to),
             GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
                 Step::Copy { to, .. } => there(*to),
                 Step::CopyStrided { copy, .. } => there(copy.to),

@@ -103,7 +103,9 @@ impl Client {
             note(device.graph_exec_destroy(exec.handle));
         }
         for graph in self.graphs.extract(|graph| graph.device == index) {
-            note(device.graph_destroy(graph.handle));
+            if let Some((handle, _)) = graph.built {
+                note(device.graph_destroy(handle));
+            }
         }
         self.functions.extract(|function| function.device == index);
         for module in self.modules.extract(|module| module.device == index) {

@@ -5,13 +5,25 @@
 
 use std::sync::Arc;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphExecUpdate, GraphSetChild, GraphSetCopy, GraphSetKernel, GraphSetSet, Id, NodesOf,
+    GraphEnable, GraphExecUpdate, GraphSet, GraphSetChild, GraphSetCopy, GraphSetKernel, GraphSetSet, Id,
+    NodesOf,
 };
 
 use super::{Client, GraphStep, Recipe};
+
+/// The steps of a graph that is in a node, and so on.
+fn descend<'s>(mut steps: &'s mut Vec<GraphStep>, path: &[(u32, u32)]) -> Result<&'s mut Vec<GraphStep>> {
+    for (node, body) in path {
+        let inside = steps.get_mut(*node as usize).and_then(|step| step.inside(*body));
+        let recipe = inside.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        recipe.unfold();
+        steps = &mut recipe.steps;
+    }
+    Ok(steps)
+}
 
 impl Client {
     pub(super) fn set_kernel(&mut self, request: GraphSetKernel, parameters: &[u8]) -> Result<()> {
@@ -19,17 +31,17 @@ impl Client {
         self.bind(self.device_with(of)?)?;
         self.kernel(function)?;
         let parameters = parameters.to_vec();
-        self.set_step(of, node, GraphStep::Kernel { after: Vec::new(), function, launch, parameters })
+        self.set_step(of, &[], node, GraphStep::Kernel { after: Vec::new(), function, launch, parameters })
     }
 
     pub(super) fn set_copy(&mut self, request: GraphSetCopy) -> Result<()> {
         let GraphSetCopy { of, node, copy } = request;
-        self.set_step(of, node, GraphStep::Copy { after: Vec::new(), copy })
+        self.set_step(of, &[], node, GraphStep::Copy { after: Vec::new(), copy })
     }
 
     pub(super) fn set_set(&mut self, request: GraphSetSet) -> Result<()> {
         let GraphSetSet { of, node, set } = request;
-        self.set_step(of, node, GraphStep::Set { after: Vec::new(), set })
+        self.set_step(of, &[], node, GraphStep::Set { after: Vec::new(), set })
     }
 
     pub(super) fn set_child(&mut self, request: GraphSetChild) -> Result<()> {
@@ -39,7 +51,7 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let recipe = Recipe::clone(&found.recipe);
-        self.set_step(of, node, GraphStep::Child { after: Vec::new(), recipe })
+        self.set_step(of, &[], node, GraphStep::Child { after: Vec::new(), recipe })
     }
 
     fn device_with(&self, of: NodesOf) -> Result<usize> {
@@ -49,27 +61,53 @@ impl Client {
         }
     }
 
-    fn set_step(&mut self, of: NodesOf, node: u32, step: GraphStep) -> Result<()> {
+    pub(super) fn set_action(&mut self, request: GraphSet) -> Result<()> {
+        let GraphSet { of, path, node, action } = request;
+        let step = GraphStep::of(Vec::new(), action).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.set_step(of, &path, node, step)
+    }
+
+    fn set_step(&mut self, of: NodesOf, path: &[(u32, u32)], node: u32, step: GraphStep) -> Result<()> {
         let one = Recipe { steps: vec![step] };
         self.check_writes(&one)?;
-        let (recipe, is_stale) = match of {
-            NodesOf::Graph(id) => {
-                let graph = self.graphs.get_mut(id)?;
-                (&mut graph.recipe, &mut graph.is_stale)
-            }
-            NodesOf::Exec(id) => {
-                let exec = self.execs.get_mut(id)?;
-                (&mut exec.recipe, &mut exec.is_stale)
-            }
+        let change = |steps: &mut Vec<GraphStep>| {
+            let place = descend(steps, path)?.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            one.steps.into_iter().try_for_each(|step| place.become_like(step))
         };
-        // How its nodes are numbered is known to the device alone.
-        if matches!(recipe.steps.first(), Some(GraphStep::Captured(_))) {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        match of {
+            NodesOf::Graph(id) => {
+                self.edit(id, change)?;
+                self.renew_inside(id, node)
+            }
+            NodesOf::Exec(id) => self.edit_exec(id, change),
         }
-        let place = Arc::make_mut(recipe).steps.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        one.steps.into_iter().try_for_each(|step| place.become_like(step))?;
-        *is_stale = true;
+    }
+
+    fn edit_exec(&mut self, id: Id, change: impl FnOnce(&mut Vec<GraphStep>) -> Result<()>) -> Result<()> {
+        let exec = self.execs.get_mut(id)?;
+        let recipe = Arc::make_mut(&mut exec.recipe);
+        recipe.unfold();
+        change(&mut recipe.steps)?;
+        exec.is_stale = true;
         Ok(())
+    }
+
+    pub(super) fn enable(&mut self, request: GraphEnable) -> Result<()> {
+        let GraphEnable { exec, path, node, enabled } = request;
+        self.edit_exec(exec, |steps| {
+            let step = descend(steps, &path)?.get_mut(node as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let own = std::mem::replace(step, GraphStep::Gone);
+            *step = match own {
+                GraphStep::Disabled(step) if enabled => *step,
+                step @ (GraphStep::Kernel { .. } | GraphStep::Copy { .. } | GraphStep::Set { .. })
+                    if !enabled =>
+                {
+                    GraphStep::Disabled(Box::new(step))
+                }
+                step => step,
+            };
+            Ok(())
+        })
     }
 
     /// `CUgraphExecUpdateResult`.
@@ -78,14 +116,20 @@ impl Client {
         self.renew_graph(graph)?;
         let (device, handle, recipe) = {
             let found = self.graphs.get(graph)?;
-            (found.device, found.handle, found.recipe.clone())
+            let built = found.built.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+            (found.device, built.0, found.recipe.clone())
         };
         let instance = self.execs.get(exec)?;
         if instance.device != device {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
-        let instance = instance.handle;
         self.check_writes(&recipe)?;
+        let is_made_anew =
+            |step: &GraphStep| matches!(step, GraphStep::Disabled(_) | GraphStep::Conditional { .. });
+        if instance.recipe.steps.iter().any(is_made_anew) || recipe.has_conditions() {
+            return self.update_recipe(exec, recipe);
+        }
+        let instance = instance.handle;
         let result = self.on(device)?.graph_exec_update(instance, handle)?;
         if result == 0 {
             let exec = self.execs.get_mut(exec)?;
@@ -94,17 +138,35 @@ impl Client {
         Ok(result)
     }
 
-    /// Has a graph do what its recipe says.
+    /// Nodes of an instance that are disabled stay so: the device has others in their places. Conditions of the device are of
+    /// one instance.
+    fn update_recipe(&mut self, exec: Id, mut recipe: Arc<Recipe>) -> Result<u32> {
+        let exec = self.execs.get_mut(exec)?;
+        let result = exec.recipe.difference(&recipe);
+        if result != 0 {
+            return Ok(result);
+        }
+        let changed = Arc::make_mut(&mut recipe);
+        changed.unfold();
+        for (step, own) in changed.steps.iter_mut().zip(exec.recipe.unfolded().iter()) {
+            if matches!(own, GraphStep::Disabled(_)) {
+                *step = GraphStep::Disabled(Box::new(std::mem::replace(step, GraphStep::Gone)));
+            }
+        }
+        (exec.recipe, exec.is_stale) = (recipe, true);
+        Ok(0)
+    }
+
+    /// Has the device have a graph as its recipe says.
     pub(super) fn renew_graph(&mut self, id: Id) -> Result<()> {
         let graph = self.graphs.get(id)?;
-        if !graph.is_stale {
+        if graph.built.is_some() {
             return Ok(());
         }
-        let (device, old, recipe) = (graph.device, graph.handle, graph.recipe.clone());
-        let (handle, nodes) = self.build(device, &recipe)?;
-        let graph = self.graphs.get_mut(id)?;
-        (graph.handle, graph.nodes, graph.is_stale) = (handle, nodes, false);
-        self.on(device)?.graph_destroy(old)
+        let (device, recipe) = (graph.device, graph.recipe.clone());
+        let built = self.build(device, &recipe)?;
+        self.graphs.get_mut(id)?.built = Some(built);
+        Ok(())
     }
 
     /// Has an instance do what its recipe says: the same instance, or a new one where the device cannot change it so.
@@ -116,7 +178,8 @@ impl Client {
         let (device, old, flags, recipe) = (exec.device, exec.handle, exec.flags, exec.recipe.clone());
         let (graph, _) = self.build(device, &recipe)?;
         let gpu = self.on(device)?;
-        let renewed = gpu.graph_exec_update(old, graph).and_then(|result| match result {
+        let updated = if recipe.has_conditions() { Ok(1) } else { gpu.graph_exec_update(old, graph) };
+        let renewed = updated.and_then(|result| match result {
             0 => Ok(old),
             _ => gpu.graph_instantiate(graph, flags),
         });

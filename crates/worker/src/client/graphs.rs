@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_device::{Device, Function, Graph, GraphNode, Result};
+use rekindle_device::{Graph, Result};
 use rekindle_protocol::operation::{
-    GraphAddChild, GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, GraphCreate, GraphInstantiate,
-    GraphLaunch, Id, Origin,
+    GraphAdd, GraphAddChild, GraphAddCopy, GraphAddEmpty, GraphAddKernel, GraphAddSet, GraphCreate,
+    GraphInstantiate, GraphLaunch, Id, Origin,
 };
 
+use super::rebuild::Conditions;
 use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step};
 
 impl Client {
@@ -17,73 +18,96 @@ impl Client {
         if !self.graphs.is_free(request.graph) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let handle = self.on(device)?.graph_create()?;
-        let graph =
-            GraphObject { device, handle, nodes: Vec::new(), recipe: Arc::default(), is_stale: false };
-        self.graphs.insert(request.graph, graph)
+        let built = Some((self.on(device)?.graph_create()?, Vec::new()));
+        self.graphs.insert(request.graph, GraphObject { device, built, recipe: Arc::default(), within: None })
     }
 
     pub(super) fn add_kernel(&mut self, request: GraphAddKernel, parameters: &[u8]) -> Result<u32> {
         let GraphAddKernel { graph, after, function, launch } = request;
         let parameters = parameters.to_vec();
-        self.add_step(graph, GraphStep::Kernel { after, function, launch, parameters })
+        self.add(graph, GraphStep::Kernel { after, function, launch, parameters }, None)
     }
 
     pub(super) fn add_copy(&mut self, request: GraphAddCopy) -> Result<u32> {
-        self.add_step(request.graph, GraphStep::Copy { after: request.after, copy: request.copy })
+        self.add(request.graph, GraphStep::Copy { after: request.after, copy: request.copy }, None)
     }
 
     pub(super) fn add_set(&mut self, request: GraphAddSet) -> Result<u32> {
-        self.add_step(request.graph, GraphStep::Set { after: request.after, set: request.set })
+        self.add(request.graph, GraphStep::Set { after: request.after, set: request.set }, None)
     }
 
     pub(super) fn add_empty(&mut self, request: GraphAddEmpty) -> Result<u32> {
-        self.add_step(request.graph, GraphStep::Empty { after: request.after })
+        self.add(request.graph, GraphStep::Empty { after: request.after }, None)
+    }
+
+    pub(super) fn add_action(&mut self, request: GraphAdd) -> Result<u32> {
+        let GraphAdd { graph, after, action } = request;
+        let step = GraphStep::of(after, action).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.add(graph, step, None)
     }
 
     pub(super) fn add_child(&mut self, request: GraphAddChild) -> Result<u32> {
         let GraphAddChild { graph, after, child } = request;
-        self.renew_graph(child)?;
-        let found = self.graphs.get(child)?;
-        if child == graph || found.device != self.graphs.get(graph)?.device {
+        if child == graph || self.graphs.get(child)?.device != self.graphs.get(graph)?.device {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let (handle, recipe) = (found.handle, Recipe::clone(&found.recipe));
-        self.add(graph, GraphStep::Child { after, recipe }, Some(handle))
+        self.renew_graph(child)?;
+        let found = self.graphs.get(child)?;
+        let (handle, recipe) = (found.built.as_ref().map(|built| built.0), Recipe::clone(&found.recipe));
+        self.add(graph, GraphStep::Child { after, recipe }, handle)
     }
 
-    fn add_step(&mut self, id: Id, step: GraphStep) -> Result<u32> {
-        self.add(id, step, None)
-    }
-
-    /// Adds a node, and gives its number within the graph; `child` is the graph that it has in it.
+    /// Adds a node, and gives its number within the graph; `child` is the graph that it has in it, if the device has it.
     fn add(&mut self, id: Id, step: GraphStep, child: Option<Graph>) -> Result<u32> {
-        self.renew_graph(id)?;
+        self.unfold_graph(id)?;
         let device = self.graphs.get(id)?.device;
         self.bind(device)?;
-        let function = match &step {
-            GraphStep::Kernel { function, .. } => Some(self.kernel(*function)?.1),
-            _ => None,
+        if let GraphStep::Kernel { function, .. } = &step {
+            self.kernel(*function)?;
+        }
+        // Kernels are told of conditions when the whole graph is made.
+        if matches!(step, GraphStep::Conditional { .. }) {
+            self.unbuild(id)?;
+        }
+        let graph = self.graphs.get(id)?;
+        let is_there = |number: &u32| {
+            graph.recipe.steps.get(*number as usize).is_some_and(|step| !matches!(step, GraphStep::Gone))
         };
-        let gpu = &*self.contexts[device].as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.device;
+        if !step.before().iter().all(is_there) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // Where the graph has to be made again anyway, the node is made then.
+        if let Some((handle, nodes)) = &graph.built {
+            let after = step.before().iter().map(|number| nodes.get(*number as usize).copied());
+            let after = after.collect::<Option<Vec<_>>>().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let mut conditions = Conditions::default();
+            let node = self.add_node(device, *handle, &after, &step, child, &mut conditions)?;
+            if let Some((_, nodes)) = &mut self.graphs.get_mut(id)?.built {
+                nodes.push(node);
+            }
+        }
         let graph = self.graphs.get_mut(id)?;
-        let node = add_node(gpu, graph.handle, &graph.nodes, &step, function, child)?;
-        graph.nodes.push(node);
-        Arc::make_mut(&mut graph.recipe).steps.push(step);
-        Ok(graph.nodes.len() as u32 - 1)
+        let recipe = Arc::make_mut(&mut graph.recipe);
+        recipe.steps.push(step);
+        let number = recipe.steps.len() as u32 - 1;
+        self.spread(id)?;
+        Ok(number)
     }
 
+    /// `CUgraphNodeType` of each node.
     pub(super) fn node_kinds(&mut self, id: Id) -> Result<Vec<u32>> {
-        self.renew_graph(id)?;
-        let device = self.graphs.get(id)?.device;
-        self.bind(device)?;
-        let gpu = &self.context(device)?.device;
-        self.graphs.get(id)?.nodes.iter().map(|node| Ok(gpu.graph_node_kind(*node)?.0)).collect()
+        let recipe = &self.graphs.get(id)?.recipe;
+        Ok(recipe.unfolded().iter().map(|step| step.action().kind()).collect())
     }
 
+    /// Graphs in its nodes go with it.
     pub(super) fn destroy_graph(&mut self, id: Id) -> Result<()> {
         let graph = self.graphs.remove(id)?;
-        self.on(graph.device)?.graph_destroy(graph.handle)
+        self.destroy_inside(id, None)?;
+        match graph.built {
+            Some((handle, _)) => self.on(graph.device)?.graph_destroy(handle),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn instantiate(&mut self, request: GraphInstantiate) -> Result<()> {
@@ -92,7 +116,8 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.renew_graph(graph)?;
-        let GraphObject { device, handle, ref recipe, .. } = *self.graphs.get(graph)?;
+        let GraphObject { device, ref built, ref recipe, .. } = *self.graphs.get(graph)?;
+        let handle = built.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.0;
         let recipe = recipe.clone();
         self.check_writes(&recipe)?;
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
@@ -108,43 +133,14 @@ impl Client {
         }
         let exec = self.execs.get(request.exec)?;
         self.context(device)?.device.graph_launch(exec.handle, stream)?;
-        if self.recordings.is_empty() {
-            return Ok(());
-        }
-        let (recipe, flags) = (Recipe::clone(&exec.recipe), exec.flags);
-        self.note(device, stream, |stream| Step::Graph { stream, recipe, flags })
+        let (calls, flags) = (exec.recipe.calls(), exec.flags);
+        let recipe = exec.recipe.clone();
+        self.calls_in_graphs |= calls;
+        self.note(device, stream, |stream| Step::Graph { stream, recipe: Recipe::clone(&recipe), flags })
     }
 
     pub(super) fn destroy_exec(&mut self, id: Id) -> Result<()> {
         let exec = self.execs.remove(id)?;
         self.on(exec.device)?.graph_exec_destroy(exec.handle)
-    }
-}
-
-/// Adds the node that a step describes; `function` is the kernel's handle where it is a kernel, `child` the graph where
-/// it has one in it.
-pub(super) fn add_node(
-    device: &dyn Device,
-    graph: Graph,
-    nodes: &[GraphNode],
-    step: &GraphStep,
-    function: Option<Function>,
-    child: Option<Graph>,
-) -> Result<GraphNode> {
-    let resolve = |after: &[u32]| -> Result<Vec<GraphNode>> {
-        after.iter().map(|n| nodes.get(*n as usize).copied().ok_or(CUDA_ERROR_INVALID_VALUE)).collect()
-    };
-    match step {
-        GraphStep::Kernel { after, launch, parameters, .. } => {
-            let function = function.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-            device.graph_add_kernel(graph, &resolve(after)?, function, launch, parameters)
-        }
-        GraphStep::Copy { after, copy } => device.graph_add_copy(graph, &resolve(after)?, copy),
-        GraphStep::Set { after, set } => device.graph_add_set(graph, &resolve(after)?, set),
-        GraphStep::Empty { after } => device.graph_add_empty(graph, &resolve(after)?),
-        GraphStep::Child { after, .. } => {
-            device.graph_add_child(graph, &resolve(after)?, child.ok_or(CUDA_ERROR_INVALID_HANDLE)?)
-        }
-        GraphStep::Captured(_) => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }

@@ -384,6 +384,62 @@ impl Handler for Client {
         self.update_exec(request).into()
     }
 
+    fn graph_add(&mut self, _: Origin, request: GraphAdd, _: No) -> Answer<u32> {
+        self.add_action(request).into()
+    }
+
+    fn graph_set(&mut self, _: Origin, request: GraphSet, _: No) -> Answer<()> {
+        self.set_action(request).into()
+    }
+
+    fn graph_topology(&mut self, _: Origin, request: GraphTopology, _: No) -> Answer<Vec<Option<NodeFound>>> {
+        self.topology(request).into()
+    }
+
+    fn graph_node(&mut self, _: Origin, request: GraphNode, _: No) -> Answer<NodeAction> {
+        self.node_action(request).into()
+    }
+
+    fn graph_edges(&mut self, _: Origin, request: GraphEdges, _: No) -> Answer<()> {
+        self.change_edges(request).into()
+    }
+
+    fn graph_remove(&mut self, _: Origin, request: GraphRemove, _: No) -> Answer<()> {
+        self.remove_node(request).into()
+    }
+
+    fn graph_clone(&mut self, _: Origin, request: GraphClone, _: No) -> Answer<()> {
+        self.clone_graph(request).into()
+    }
+
+    fn graph_inside(&mut self, _: Origin, request: GraphInside, _: No) -> Answer<()> {
+        self.graph_in_node(request).into()
+    }
+
+    fn graph_enable(&mut self, _: Origin, request: GraphEnable, _: No) -> Answer<()> {
+        self.enable(request).into()
+    }
+
+    fn capture_begin_into(&mut self, origin: Origin, request: CaptureBeginInto, _: No) -> Answer<()> {
+        self.begin_capture_into(origin, request).into()
+    }
+
+    fn capture_end_into(&mut self, origin: Origin, request: CaptureEndInto, _: No) -> Answer<u32> {
+        self.end_capture_into(origin, request).into()
+    }
+
+    fn capture_ends(&mut self, origin: Origin, request: CaptureEndsOf, _: No) -> Answer<CaptureEnds> {
+        self.capture_ends_of(origin, request).into()
+    }
+
+    fn capture_depend(&mut self, origin: Origin, request: CaptureDepend, _: No) -> Answer<()> {
+        self.depend_in_capture(origin, request).into()
+    }
+
+    fn capture_add(&mut self, origin: Origin, request: CaptureAdd, _: No) -> Answer<()> {
+        self.add_in_capture(origin, request).into()
+    }
+
     fn graph_nodes(&mut self, _: Origin, request: GraphNodes, _: No) -> Answer<Vec<u32>> {
         self.node_kinds(request.graph).into()
     }

@@ -10,6 +10,7 @@ mod context;
 mod events;
 mod faults;
 mod graph_changes;
+mod graph_shape;
 mod graphs;
 mod handler;
 mod links;
@@ -28,6 +29,7 @@ mod staging;
 mod status;
 mod streams;
 mod table;
+mod unfold;
 mod virtual_memory;
 mod waiting;
 mod work;
@@ -58,7 +60,8 @@ pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
-    EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
+    Built, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
+    StreamObject,
 };
 use outlive::AtRest;
 pub(crate) use outlive::Noted;
@@ -130,6 +133,8 @@ pub(crate) struct Client {
     pub operations: u64,
     /// Whether streams were told to wait for values, which the program may write.
     pub waits_for_values: bool,
+    /// Whether graphs were launched that call the program's functions.
+    pub calls_in_graphs: bool,
     pub transferred: Transferred,
     /// What an image is written from beside the program.
     pub shadow: Option<Shadow>,
@@ -191,6 +196,7 @@ impl Client {
             history: 0,
             operations: 0,
             waits_for_values: false,
+            calls_in_graphs: false,
             transferred: Transferred::default(),
             shadow: None,
             data: Data::default(),

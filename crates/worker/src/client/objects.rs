@@ -84,13 +84,16 @@ pub(crate) struct FunctionObject {
     pub cache: Option<i32>,
 }
 
+/// A graph of the device, and its nodes by their numbers.
+pub(crate) type Built = (Graph, Vec<GraphNode>);
+
 pub(crate) struct GraphObject {
     pub device: usize,
-    pub handle: Graph,
-    pub nodes: Vec<GraphNode>,
+    /// None where the recipe was changed since.
+    pub built: Option<Built>,
     pub recipe: Arc<Recipe>,
-    /// The recipe was changed since the graph was made.
-    pub is_stale: bool,
+    /// The graph and the node that have this one in them, and which of the node's bodies it is.
+    pub within: Option<(Id, u32, u32)>,
 }
 
 pub(crate) struct ExecObject {

@@ -1,17 +1,43 @@
 //! Makes a graph again from its recipe.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
-use rekindle_device::{Device, Event, Graph, GraphExec, GraphNode, Result, Stream};
+use rekindle_device::{Device, Event, Graph, GraphCall, GraphExec, GraphNode, Result, Stream};
+use rekindle_protocol::operation::NodeAction;
 
 use super::events::DISABLE_TIMING;
-use super::graphs::add_node;
 use super::recipe::Recording;
-use super::{Client, GraphStep, Recipe, Step};
+use super::{Built, Client, GraphStep, Recipe, Step};
 
 /// `CU_EVENT_RECORD_EXTERNAL`, `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
+
+/// Stands for a node that was taken out. Nothing comes after it.
+const GONE: GraphNode = GraphNode(0);
+
+/// The device's handles of conditions, by those that the program has.
+#[derive(Default)]
+pub(super) struct Conditions(HashMap<u64, u64>);
+
+impl Conditions {
+    /// Parameters of a kernel with the device's handles in the places of the program's, which are like no other values.
+    fn in_parameters<'p>(&self, parameters: &'p [u8]) -> Cow<'p, [u8]> {
+        let mut parameters = Cow::Borrowed(parameters);
+        if self.0.is_empty() {
+            return parameters;
+        }
+        for at in (0..parameters.len().saturating_sub(7)).step_by(size_of::<u32>()) {
+            let word = parameters[at..at + 8].try_into().map(u64::from_le_bytes);
+            if let Some(own) = word.ok().and_then(|word| self.0.get(&word)) {
+                parameters.to_mut()[at..at + 8].copy_from_slice(&own.to_le_bytes());
+            }
+        }
+        parameters
+    }
+}
 
 /// What stands for the streams and events of one recording while it is played, and is destroyed afterwards.
 struct Stage<'d> {
@@ -52,32 +78,155 @@ impl Drop for Stage<'_> {
 }
 
 impl Client {
-    /// The graph that a recipe describes, and its nodes in their order.
-    pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<(Graph, Vec<GraphNode>)> {
+    /// The graph that a recipe describes, and its nodes by their numbers.
+    pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<Built> {
         self.bind(index)?;
         let device = self.context(index)?.device.clone();
-        let (graph, mut nodes, rest) = match recipe.steps.split_first() {
+        let (graph, captured, rest) = match recipe.steps.split_first() {
             Some((GraphStep::Captured(recording), rest)) => {
                 let graph = self.play(index, &*device, recording)?;
                 (graph, device.graph_nodes(graph)?, rest)
             }
             _ => (device.graph_create()?, Vec::new(), &recipe.steps[..]),
         };
-        for step in rest {
-            let function = match step {
-                GraphStep::Kernel { function, .. } => Some(self.kernel(*function)?.1),
-                _ => None,
-            };
-            let child = match step {
-                GraphStep::Child { recipe, .. } => Some(self.build(index, recipe)?.0),
-                _ => None,
-            };
-            let added = add_node(&*device, graph, &nodes, step, function, child);
-            // The node has a copy.
-            child.map_or(Ok(()), |child| device.graph_destroy(child))?;
-            nodes.push(added?);
+        let built = self.add_steps(index, graph, captured, rest, &mut Conditions::default());
+        match built {
+            Ok(nodes) => Ok((graph, nodes)),
+            Err(code) => {
+                device.graph_destroy(graph)?;
+                Err(code)
+            }
         }
-        Ok((graph, nodes))
+    }
+
+    /// Adds the nodes of steps, each when those are there that it comes after. Fails where they go round in a circle.
+    fn add_steps(
+        &mut self,
+        index: usize,
+        graph: Graph,
+        captured: Vec<GraphNode>,
+        steps: &[GraphStep],
+        conditions: &mut Conditions,
+    ) -> Result<Vec<GraphNode>> {
+        for step in steps {
+            if let GraphStep::Conditional { handle, default, .. } = step {
+                let own = self.context(index)?.device.graph_condition(graph, *default)?;
+                conditions.0.insert(*handle, own);
+            }
+        }
+        let first = captured.len();
+        let mut nodes: Vec<Option<GraphNode>> = captured.into_iter().map(Some).collect();
+        nodes.resize(first + steps.len(), None);
+        let mut left: Vec<usize> = (0..steps.len()).collect();
+        while !left.is_empty() {
+            let mut waiting = Vec::new();
+            let before = left.len();
+            for at in left {
+                let step = &steps[at];
+                let after = step.before().iter().map(|number| nodes.get(*number as usize).copied().flatten());
+                match after.collect::<Option<Vec<_>>>() {
+                    Some(after) => {
+                        nodes[first + at] = Some(self.add_node(index, graph, &after, step, None, conditions)?)
+                    }
+                    None => waiting.push(at),
+                }
+            }
+            if waiting.len() == before {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            left = waiting;
+        }
+        Ok(nodes.into_iter().flatten().collect())
+    }
+
+    /// Adds the node that a step describes; `child` is the graph that it has in it, if the device has that.
+    pub(super) fn add_node(
+        &mut self,
+        index: usize,
+        graph: Graph,
+        after: &[GraphNode],
+        step: &GraphStep,
+        child: Option<Graph>,
+        conditions: &mut Conditions,
+    ) -> Result<GraphNode> {
+        let device = self.context(index)?.device.clone();
+        match step {
+            GraphStep::Kernel { function, launch, parameters, .. } => {
+                let function = self.kernel(*function)?.1;
+                device.graph_add_kernel(graph, after, function, launch, &conditions.in_parameters(parameters))
+            }
+            GraphStep::Copy { copy, .. } => device.graph_add_copy(graph, after, copy),
+            GraphStep::Set { set, .. } => device.graph_add_set(graph, after, set),
+            GraphStep::Empty { .. } | GraphStep::Disabled(_) => device.graph_add_empty(graph, after),
+            GraphStep::Child { recipe, .. } => {
+                if let Some(child) = child {
+                    return device.graph_add_child(graph, after, child);
+                }
+                let (child, _) = self.build(index, recipe)?;
+                let added = device.graph_add_child(graph, after, child);
+                // The node has a copy.
+                device.graph_destroy(child)?;
+                added
+            }
+            GraphStep::Conditional { handle, kind, bodies, .. } => {
+                let own = *conditions.0.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let count = bodies.len() as u32;
+                let (node, graphs) = device.graph_add_conditional(graph, after, own, *kind, count)?;
+                for (graph, body) in graphs.into_iter().zip(bodies) {
+                    self.add_steps(index, graph, Vec::new(), &body.unfolded(), conditions)?;
+                }
+                Ok(node)
+            }
+            GraphStep::Action { action, .. } => self.add_action_node(index, graph, after, action),
+            GraphStep::Gone => Ok(GONE),
+            GraphStep::Captured(_) => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    fn add_action_node(
+        &self,
+        index: usize,
+        graph: Graph,
+        after: &[GraphNode],
+        action: &NodeAction,
+    ) -> Result<GraphNode> {
+        let device = &self.context(index)?.device;
+        let call = |token: u64| -> GraphCall {
+            let link = self.link.clone();
+            Arc::new(move || link.host_call(token)())
+        };
+        match action {
+            NodeAction::Call { token } => device.graph_add_call(graph, after, call(*token)),
+            // Of an event that the program has destroyed meanwhile, nobody can be told.
+            NodeAction::Record { event } => match self.events.get(*event) {
+                Ok(event) => device.graph_add_record(graph, after, event.handle),
+                Err(_) => device.graph_add_empty(graph, after),
+            },
+            NodeAction::Wait { event } => match self.events.get(*event) {
+                Ok(event) => device.graph_add_wait(graph, after, event.handle),
+                Err(_) => device.graph_add_empty(graph, after),
+            },
+            NodeAction::Values(operations) => device.graph_add_values(graph, after, operations),
+            NodeAction::Staged { copy, token, up: true } => {
+                let staged = device.graph_add_call(graph, after, call(*token))?;
+                device.graph_add_copy(graph, &[staged], copy)
+            }
+            NodeAction::Staged { copy, token, up: false } => {
+                let copied = device.graph_add_copy(graph, after, copy)?;
+                device.graph_add_call(graph, &[copied], call(*token))
+            }
+            NodeAction::CopyArray(copy) => {
+                device.graph_add_array_copy(graph, after, &self.array_copy(index, *copy)?)
+            }
+            NodeAction::Allocate { .. } | NodeAction::Free { .. } | NodeAction::Empty => {
+                device.graph_add_empty(graph, after)
+            }
+            NodeAction::Kernel { .. }
+            | NodeAction::Copy(_)
+            | NodeAction::Set(_)
+            | NodeAction::Child
+            | NodeAction::Conditional { .. } => Err(CUDA_ERROR_INVALID_VALUE),
+        }
     }
 
     /// Captures once more what a recording holds.
@@ -154,6 +303,8 @@ impl Client {
                     if flags & EXTERNAL != 0 { self.events.get(*id)?.handle } else { stage.event(*event)? };
                 device.stream_wait_event(on, event, *flags)
             }
+            // Where there are any, the recipe has nodes in the recording's place.
+            Step::Node { .. } | Step::Depend { .. } | Step::Into { .. } => Err(CUDA_ERROR_INVALID_VALUE),
             Step::Graph { .. } => device.graph_launch(children.next().ok_or(CUDA_ERROR_INVALID_HANDLE)?, on),
         }
     }

@@ -5,7 +5,7 @@
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::{ArrayCopy, Copy3D, Launch, MemorySet, Result};
-use rekindle_protocol::operation::Id;
+use rekindle_protocol::operation::{Id, NodeAction};
 use serde::{Deserialize, Serialize};
 
 /// What made a graph, in order. A capture can only be the first step.
@@ -23,27 +23,128 @@ impl Recipe {
                 Step::Graph { recipe, .. } => recipe.copies(),
                 _ => true,
             }),
-            GraphStep::Kernel { .. } | GraphStep::Empty { .. } => false,
+            GraphStep::Kernel { .. } | GraphStep::Empty { .. } | GraphStep::Disabled(_) | GraphStep::Gone => {
+                false
+            }
             GraphStep::Copy { .. } | GraphStep::Set { .. } => true,
             GraphStep::Child { recipe, .. } => recipe.copies(),
+            GraphStep::Conditional { bodies, .. } => bodies.iter().any(Recipe::copies),
+            GraphStep::Action { action, .. } => {
+                matches!(action, NodeAction::Values(_) | NodeAction::Staged { .. } | NodeAction::CopyArray(_))
+            }
         })
+    }
+
+    /// Whether conditions decide what it does.
+    pub(crate) fn has_conditions(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, GraphStep::Conditional { .. }))
+    }
+
+    /// Whether the program's functions are called by it.
+    pub(crate) fn calls(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            GraphStep::Action { action, .. } => {
+                matches!(action, NodeAction::Call { .. } | NodeAction::Staged { .. })
+            }
+            GraphStep::Child { recipe, .. } => recipe.calls(),
+            GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
+                Step::Graph { recipe, .. } => recipe.calls(),
+                step => matches!(step, Step::HostCall { .. }),
+            }),
+            _ => false,
+        })
+    }
+
+    /// How many numbers its nodes have.
+    pub(crate) fn nodes(&self) -> usize {
+        let in_step = |step: &GraphStep| match step {
+            GraphStep::Captured(recording) => recording.nodes(),
+            _ => 1,
+        };
+        self.steps.iter().map(in_step).sum()
+    }
+
+    /// `CUgraphExecUpdateResult` for what stands in the way of this one becoming the other.
+    pub(crate) fn difference(&self, other: &Recipe) -> u32 {
+        const TOPOLOGY_CHANGED: u32 = 2;
+        const KIND_CHANGED: u32 = 3;
+        let (own, others) = (self.unfolded(), other.unfolded());
+        if own.len() != others.len()
+            || own.iter().zip(&*others).any(|(one, other)| one.before() != other.before())
+        {
+            return TOPOLOGY_CHANGED;
+        }
+        let of_both = |(one, other): (&GraphStep, &GraphStep)| match (one.enabled(), other.enabled()) {
+            (GraphStep::Child { recipe, .. }, GraphStep::Child { recipe: other, .. }) => {
+                recipe.difference(other)
+            }
+            (
+                GraphStep::Conditional { kind, bodies, .. },
+                GraphStep::Conditional { kind: other, bodies: others, .. },
+            ) if kind == other && bodies.len() == others.len() => {
+                let of_both = |(one, other): (&Recipe, &Recipe)| one.difference(other);
+                bodies.iter().zip(others).map(of_both).find(|result| *result != 0).unwrap_or(0)
+            }
+            (GraphStep::Conditional { .. }, _) => KIND_CHANGED,
+            (one, other) if one.action().kind() == other.action().kind() => 0,
+            _ => KIND_CHANGED,
+        };
+        own.iter().zip(&*others).map(of_both).find(|result| *result != 0).unwrap_or(0)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum GraphStep {
     Captured(Recording),
-    Kernel { after: Vec<u32>, function: Id, launch: Launch, parameters: Vec<u8> },
-    Copy { after: Vec<u32>, copy: Copy3D },
-    Set { after: Vec<u32>, set: MemorySet },
-    Empty { after: Vec<u32> },
-    Child { after: Vec<u32>, recipe: Recipe },
+    Kernel {
+        after: Vec<u32>,
+        function: Id,
+        launch: Launch,
+        parameters: Vec<u8>,
+    },
+    Copy {
+        after: Vec<u32>,
+        copy: Copy3D,
+    },
+    Set {
+        after: Vec<u32>,
+        set: MemorySet,
+    },
+    Empty {
+        after: Vec<u32>,
+    },
+    Child {
+        after: Vec<u32>,
+        recipe: Recipe,
+    },
+    /// Any other node.
+    Action {
+        after: Vec<u32>,
+        action: NodeAction,
+    },
+    /// It does nothing in this instance, and this in its graph.
+    Disabled(Box<GraphStep>),
+    /// It was taken out; no other one gets its number.
+    Gone,
+    /// The handle is the program's: whoever makes the graph again puts its own in its place.
+    Conditional {
+        after: Vec<u32>,
+        handle: u64,
+        default: Option<u32>,
+        kind: u32,
+        bodies: Vec<Recipe>,
+    },
 }
 
 impl GraphStep {
     /// It does what the other step does, where it is. Both are of one kind.
     pub(crate) fn become_like(&mut self, mut other: GraphStep) -> Result<()> {
-        if std::mem::discriminant(self) != std::mem::discriminant(&other) {
+        if let GraphStep::Disabled(own) = self {
+            return own.become_like(other);
+        }
+        let is_kind = self.action().kind() == other.action().kind();
+        let is_settled = matches!(self, GraphStep::Gone | GraphStep::Conditional { .. }) || self.is_memory();
+        if !is_kind || is_settled {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if let (Some(after), Some(place)) = (self.after(), other.after()) {
@@ -53,15 +154,95 @@ impl GraphStep {
         Ok(())
     }
 
-    fn after(&mut self) -> Option<&mut Vec<u32>> {
+    /// The graph that it has in it, or that body of several.
+    pub(crate) fn inside(&mut self, body: u32) -> Option<&mut Recipe> {
         match self {
-            GraphStep::Captured(_) => None,
+            GraphStep::Child { recipe, .. } if body == 0 => Some(recipe),
+            GraphStep::Conditional { bodies, .. } => bodies.get_mut(body as usize),
+            _ => None,
+        }
+    }
+
+    /// Whether it takes memory or gives it back: that is settled when the node is made.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(
+            self,
+            GraphStep::Action { action: NodeAction::Allocate { .. } | NodeAction::Free { .. }, .. }
+        )
+    }
+
+    pub(crate) fn after(&mut self) -> Option<&mut Vec<u32>> {
+        match self {
+            GraphStep::Captured(_) | GraphStep::Gone => None,
+            GraphStep::Disabled(step) => step.after(),
             GraphStep::Kernel { after, .. }
             | GraphStep::Copy { after, .. }
             | GraphStep::Set { after, .. }
             | GraphStep::Empty { after }
-            | GraphStep::Child { after, .. } => Some(after),
+            | GraphStep::Child { after, .. }
+            | GraphStep::Action { after, .. }
+            | GraphStep::Conditional { after, .. } => Some(after),
         }
+    }
+
+    /// Numbers of the nodes that it comes after.
+    pub(crate) fn before(&self) -> &[u32] {
+        match self {
+            GraphStep::Captured(_) | GraphStep::Gone => &[],
+            GraphStep::Disabled(step) => step.before(),
+            GraphStep::Kernel { after, .. }
+            | GraphStep::Copy { after, .. }
+            | GraphStep::Set { after, .. }
+            | GraphStep::Empty { after }
+            | GraphStep::Child { after, .. }
+            | GraphStep::Action { after, .. }
+            | GraphStep::Conditional { after, .. } => after,
+        }
+    }
+
+    /// What it does where it is not disabled.
+    pub(crate) fn enabled(&self) -> &GraphStep {
+        if let GraphStep::Disabled(step) = self { step } else { self }
+    }
+
+    pub(crate) fn action(&self) -> NodeAction {
+        match self {
+            GraphStep::Kernel { function, launch, parameters, .. } => NodeAction::Kernel {
+                function: *function,
+                launch: launch.clone(),
+                parameters: parameters.clone(),
+            },
+            GraphStep::Copy { copy, .. } => NodeAction::Copy(*copy),
+            GraphStep::Set { set, .. } => NodeAction::Set(*set),
+            GraphStep::Empty { .. } | GraphStep::Gone | GraphStep::Captured(_) => NodeAction::Empty,
+            GraphStep::Child { .. } => NodeAction::Child,
+            GraphStep::Action { action, .. } => action.clone(),
+            GraphStep::Disabled(step) => step.action(),
+            GraphStep::Conditional { handle, default, kind, bodies, .. } => NodeAction::Conditional {
+                handle: *handle,
+                default: *default,
+                kind: *kind,
+                bodies: bodies.len() as u32,
+            },
+        }
+    }
+
+    /// The step of a node that does this; none for one that has a graph in it.
+    pub(crate) fn of(after: Vec<u32>, action: NodeAction) -> Option<GraphStep> {
+        Some(match action {
+            NodeAction::Kernel { function, launch, parameters } => {
+                GraphStep::Kernel { after, function, launch, parameters }
+            }
+            NodeAction::Copy(copy) => GraphStep::Copy { after, copy },
+            NodeAction::Set(set) => GraphStep::Set { after, set },
+            NodeAction::Empty => GraphStep::Empty { after },
+            NodeAction::Child => return None,
+            NodeAction::Conditional { handle, default, kind, bodies } => {
+                let bodies = (0..bodies).map(|_| Recipe::default()).collect();
+                GraphStep::Conditional { after, handle, default, kind, bodies }
+            }
+            action => GraphStep::Action { after, action },
+        })
     }
 }
 
@@ -145,5 +326,22 @@ pub(crate) enum Step {
     CopyArray {
         stream: u64,
         copy: ArrayCopy<Id>,
+    },
+    /// A node of which the device was not told.
+    Node {
+        stream: u64,
+        action: NodeAction,
+    },
+    /// What the stream's next node comes after: these nodes too, or alone.
+    Depend {
+        stream: u64,
+        after: Vec<u32>,
+        alone: bool,
+    },
+    /// The first step of a capture into a graph that has so many nodes; it begins after these.
+    Into {
+        stream: u64,
+        nodes: u32,
+        after: Vec<u32>,
     },
 }

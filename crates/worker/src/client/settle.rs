@@ -5,7 +5,7 @@ use super::Client;
 impl Client {
     /// Whether work that was issued may wait for what only the program does: call its functions, or write a value.
     pub(crate) fn work_needs_program(&self) -> bool {
-        self.waits_for_values || self.link.has_calls()
+        self.waits_for_values || self.calls_in_graphs || self.link.has_calls()
     }
 
     /// True when no device has work under way; then all of them have also been synchronised.

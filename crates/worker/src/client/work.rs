@@ -1,6 +1,6 @@
 //! Kernels, copies, fills and the rest of what a stream does.
 
-use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED};
 use rekindle_device::{Device, Launch, LaunchAttributes, Result, Stream};
 use rekindle_protocol::operation::{
     Copy, CopyStrided, HostCall, LaunchKernel, LaunchKernelWith, Origin, SetMemory, WaitValue, WriteValue,
@@ -129,6 +129,11 @@ impl Client {
 
     pub(super) fn call_host(&mut self, origin: Origin, request: HostCall) -> Result<()> {
         let HostCall { device, stream, token } = request;
+        // The client adds a node for it instead.
+        let (index, handle) = self.stream(origin, device, stream)?;
+        if self.is_captured(index, handle)? {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
         let call = self.link.host_call(token);
         let work = |device: &dyn Device, stream| device.host_call(stream, call);
         self.issue(origin, device, stream, work, |stream| Step::HostCall { stream, token })

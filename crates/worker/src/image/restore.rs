@@ -24,7 +24,7 @@ use super::{
     LeftMemory, STATE_PART, arrays, contents, kernels, lent, restore_code, restore_memory, save_memory,
     uncollected,
 };
-use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending, Recipe};
+use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
@@ -278,22 +278,17 @@ fn can_share(client: &Client, state: &State) -> bool {
     contexts == 1 && state.physical.is_empty() && state.pinned.is_empty()
 }
 
-/// Whether graphs name memory that must be mapped when they are built: that of copies and fills.
+/// Whether instances of graphs name memory that must be mapped when they are made: that of copies and fills.
 fn graphs_copy(state: &State) -> bool {
-    let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
-    recipes.into_iter().any(Recipe::copies)
+    state.execs.iter().any(|row| row.recipe.copies())
 }
 
 fn graphs(client: &mut Client, state: &State) -> Result<()> {
     for row in &state.graphs {
-        let built = client.build(row.device, &row.recipe);
-        let (handle, nodes) = built.map_err(device(format!("build graph {} again", row.id)))?;
-        if nodes.len() != row.nodes {
-            let text = format!("graph {} had {} nodes and now gets {}", row.id, row.nodes, nodes.len());
-            return Err(Error::Refused(text));
-        }
+        // The device gets it when it is used next.
+        let within = state.inside.get(&row.id).copied();
         let recipe = row.recipe.clone().into();
-        let graph = GraphObject { device: row.device, handle, nodes, recipe, is_stale: false };
+        let graph = GraphObject { device: row.device, built: None, recipe, within };
         client.graphs.insert(row.id, graph).map_err(device("number a graph as before"))?;
     }
     for row in &state.execs {

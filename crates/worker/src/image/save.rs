@@ -234,7 +234,8 @@ fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
 fn graphs(client: &Client, state: &mut State) {
     for (id, graph) in client.graphs.iter() {
         let recipe = (*graph.recipe).clone();
-        state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.nodes.len() });
+        state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.recipe.nodes() });
+        state.inside.extend(graph.within.map(|within| (id, within)));
     }
     for (id, exec) in client.execs.iter() {
         let recipe = (*exec.recipe).clone();

@@ -22,7 +22,7 @@ use crate::memory::Small;
 const MAGIC: &[u8; 4] = b"RKWS";
 pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 6] = [(7, 2), (6, 8), (5, 9), (4, 10), (3, 13), (2, 14)];
+const EARLIER: [(u32, usize); 6] = [(7, 3), (6, 9), (5, 10), (4, 11), (3, 14), (2, 15)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -63,6 +63,8 @@ pub(super) struct State {
     pub arrays: Vec<ArrayState>,
     /// Textures and surfaces, in the order in which they were made.
     pub views: Vec<ViewState>,
+    /// Graphs that are in a node of another: that one, the node's number, and which body of it they are.
+    pub inside: BTreeMap<Id, (Id, u32, u32)>,
 }
 
 /// A piece of a staging area.

@@ -150,6 +150,11 @@ impl Touched {
             GraphStep::Set { set, .. } => self.set(set),
             GraphStep::Empty { .. } => true,
             GraphStep::Child { recipe, .. } => self.recipe(client, recipe),
+            GraphStep::Action { action, .. } => {
+                matches!(action, NodeAction::Allocate { .. } | NodeAction::Free { .. })
+            }
+            GraphStep::Conditional { .. } => false,
+            GraphStep::Disabled(_) | GraphStep::Gone => true,
         })
     }
 
@@ -168,7 +173,10 @@ impl Touched {
             Step::WaitValue { .. }
             | Step::WriteValue { .. }
             | Step::HostCall { .. }
-            | Step::CopyArray { .. } => false,
+            | Step::CopyArray { .. }
+            | Step::Node { .. }
+            | Step::Depend { .. }
+            | Step::Into { .. } => false,
         }
     }
 }

@@ -395,6 +395,31 @@ impl Device for FakeDevice {
         let nodes = self.state().graphs.get(&child.0).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         self.graph_add(graph, Node::Child(nodes))
     }
+    fn graph_add_call(&self, _: Graph, _: &[GraphNode], _: GraphCall) -> Result<GraphNode> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn graph_add_record(&self, _: Graph, _: &[GraphNode], _: Event) -> Result<GraphNode> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn graph_add_wait(&self, _: Graph, _: &[GraphNode], _: Event) -> Result<GraphNode> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn graph_add_values(&self, _: Graph, _: &[GraphNode], _: &[ValueOperation]) -> Result<GraphNode> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn graph_condition(&self, _: Graph, _: Option<u32>) -> Result<u64> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    fn graph_add_conditional(
+        &self,
+        _: Graph,
+        _: &[GraphNode],
+        _: u64,
+        _: u32,
+        _: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         let state = self.state();
         let nodes = state.graphs.get(&graph.0).ok_or(CUDA_ERROR_INVALID_HANDLE)?;

@@ -6,8 +6,9 @@ use std::sync::{Arc, PoisonError};
 use rekindle_cuda::{CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
-    FunctionInfo, Global, Graph, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput, LoadError, Loaded,
-    Memory, MemorySet, Module, ModuleKind, PreparedCode, Result, Stream, View, ViewKind,
+    FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
+    LoadError, Loaded, Memory, MemorySet, Module, ModuleKind, PreparedCode, Result, Stream, ValueOperation,
+    View, ViewKind,
 };
 
 use super::{ClientDevice, NON_BLOCKING, create_on, lock};
@@ -350,6 +351,36 @@ impl Device for ClientDevice {
     fn graph_add_child(&self, graph: Graph, after: &[GraphNode], child: Graph) -> Result<GraphNode> {
         self.open()?.graph_add_child(graph, after, child)
     }
+    fn graph_add_call(&self, graph: Graph, after: &[GraphNode], call: GraphCall) -> Result<GraphNode> {
+        self.open()?.graph_add_call(graph, after, call)
+    }
+    fn graph_add_record(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.open()?.graph_add_record(graph, after, event)
+    }
+    fn graph_add_wait(&self, graph: Graph, after: &[GraphNode], event: Event) -> Result<GraphNode> {
+        self.open()?.graph_add_wait(graph, after, event)
+    }
+    fn graph_add_values(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        operations: &[ValueOperation],
+    ) -> Result<GraphNode> {
+        self.open()?.graph_add_values(graph, after, operations)
+    }
+    fn graph_condition(&self, graph: Graph, default: Option<u32>) -> Result<u64> {
+        self.open()?.graph_condition(graph, default)
+    }
+    fn graph_add_conditional(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        handle: u64,
+        kind: u32,
+        bodies: u32,
+    ) -> Result<(GraphNode, Vec<Graph>)> {
+        self.open()?.graph_add_conditional(graph, after, handle, kind, bodies)
+    }
     fn graph_nodes(&self, graph: Graph) -> Result<Vec<GraphNode>> {
         self.open()?.graph_nodes(graph)
     }
@@ -390,6 +421,14 @@ impl Device for ClientDevice {
         // Copies of it may be in lanes.
         let _ = self.lanes.wait_for_all();
         self.give(|owned| owned.arrays.remove(&array), |device| device.array_destroy(array))
+    }
+    fn graph_add_array_copy(
+        &self,
+        graph: Graph,
+        after: &[GraphNode],
+        copy: &ArrayCopy<Array>,
+    ) -> Result<GraphNode> {
+        self.open()?.graph_add_array_copy(graph, after, copy)
     }
     fn copy_array(&self, copy: &ArrayCopy<Array>, stream: Stream) -> Result<()> {
         let copy = *copy;
