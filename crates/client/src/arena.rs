@@ -33,6 +33,8 @@ pub enum Kind {
     Pool,
     Link,
     UserObject,
+    Green,
+    Description,
 }
 
 /// Something that the program has a handle of.

@@ -12,6 +12,7 @@ mod launch;
 mod prepared;
 mod slice;
 mod tensor_map;
+mod units;
 
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet};
@@ -20,6 +21,7 @@ pub use launch::{Capture, GraphNodeKind, Launch, LaunchAttributes};
 pub use prepared::{Constants, Piece, PreparedCode};
 pub use slice::{PROGRAM_RANGE, Slice};
 pub use tensor_map::{TENSOR_MAP_ARGUMENTS, TensorMapArguments, TensorMapWindow};
+pub use units::Units;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -62,22 +64,6 @@ handles! {
     GraphExec;
     /// Multiprocessors that streams are made on ([`Device::part_create`]).
     Part;
-}
-
-/// How the multiprocessors of a device can be divided: into so many units of so many each. A set of units is a number with a
-/// bit for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Units {
-    /// At most 64.
-    pub count: u32,
-    pub multiprocessors: u32,
-}
-
-impl Units {
-    /// The set of all.
-    pub fn all(&self) -> u64 {
-        if self.count >= 64 { u64::MAX } else { (1 << self.count) - 1 }
-    }
 }
 
 impl Stream {

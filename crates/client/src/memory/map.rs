@@ -66,7 +66,7 @@ fn write() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {
 
 /// Notes an allocation of the current context's.
 pub fn note(address: u64, bytes: u64, purpose: Purpose) -> Result<()> {
-    let context = context::current_if_any();
+    let context = context::current_if_any().map(|context| context.owner());
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let allocation = Allocation {
         address,

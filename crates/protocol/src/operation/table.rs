@@ -1,6 +1,8 @@
 //! The table of operations. Order is the wire format: further ones come last, since the client of an image may be older.
 
-use rekindle_device::{Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind};
+use rekindle_device::{
+    Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet, ModuleKind, Units,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Id, operations};
@@ -233,6 +235,21 @@ operations! {
     sync graph_set_child GraphSetChild { of: NodesOf, node: u32, child: Id } -> ();
     /// An instance does what the graph does, if that has the same shape: `CUgraphExecUpdateResult`.
     sync graph_exec_update GraphExecUpdate { exec: Id, graph: Id } -> u32;
+
+    // Parts of the multiprocessors: green contexts.
+
+    /// How the multiprocessors can be divided for the program.
+    sync part_units PartUnits { device: u8 } -> Units;
+    /// The multiprocessors of a set of units.
+    sync part_create PartCreate { device: u8, id: Id, units: u64 } -> ();
+    /// Its streams, whose work is done, go with it.
+    async part_destroy PartDestroy { id: Id };
+    /// A non-blocking stream whose kernels run there.
+    async stream_create_on StreamCreateOn { part: Id, id: Id, priority: i32 };
+    /// Records an event behind all that the streams of a part have, or of the device.
+    sync context_record ContextRecord { device: u8, part: Option<Id>, event: Id } -> ();
+    /// Has all that the streams of a part, or of the device, are given from now on wait for an event.
+    sync context_wait ContextWait { device: u8, part: Option<Id>, event: Id } -> ();
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Each operation of the protocol, and where it is done.
 
-use rekindle_device::{Capture, FunctionInfo, Result};
+use rekindle_device::{Capture, FunctionInfo, Result, Units};
 use rekindle_protocol::operation::*;
 
 use super::Client;
@@ -180,6 +180,30 @@ impl Handler for Client {
 
     fn stream_destroy(&mut self, _: Origin, request: StreamDestroy, _: No) -> Result<()> {
         self.destroy_stream(request)
+    }
+
+    fn part_units(&mut self, _: Origin, request: PartUnits, _: No) -> Answer<Units> {
+        self.units(request.device).into()
+    }
+
+    fn part_create(&mut self, _: Origin, request: PartCreate, _: No) -> Answer<()> {
+        self.create_part(request).into()
+    }
+
+    fn part_destroy(&mut self, _: Origin, request: PartDestroy, _: No) -> Result<()> {
+        self.destroy_part(request)
+    }
+
+    fn stream_create_on(&mut self, _: Origin, request: StreamCreateOn, _: No) -> Result<()> {
+        self.create_stream_on(request)
+    }
+
+    fn context_record(&mut self, _: Origin, request: ContextRecord, _: No) -> Answer<()> {
+        self.record_all(request).into()
+    }
+
+    fn context_wait(&mut self, _: Origin, request: ContextWait, _: No) -> Answer<()> {
+        self.wait_in_all(request).into()
     }
 
     fn stream_query(&mut self, origin: Origin, request: StreamQuery, _: No) -> Answer<bool> {

@@ -23,7 +23,9 @@ use super::whole::{self, OwnStreams};
 use super::{
     LeftMemory, STATE_PART, contents, kernels, lent, restore_code, restore_memory, save_memory, uncollected,
 };
-use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending, Recipe};
+use crate::client::{
+    Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Meeting, Mending, PartObject, Recipe,
+};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
@@ -136,6 +138,7 @@ pub(crate) fn restore(
     let beside = remote.clone();
     let loading = Loading::begin(work, load_windows, blocks, remote, since)?;
     timer.lap("begin to load", 0);
+    parts(&mut dispatcher.client, &state)?;
     let own_streams = whole::replay(&mut dispatcher.client, &image, &state)?;
     timer.lap("modules", 0);
     let in_pieces = state.pieces.len() as u64;
@@ -227,6 +230,32 @@ fn open_contexts(client: &mut Client, state: &State) -> Result<()> {
             gpu.set_limit(*limit, *value).map_err(device(format!("set limit {limit} to {value}")))?;
         }
         client.context_mut(index).map_err(device("be used"))?.limits = context.limits.clone();
+    }
+    Ok(())
+}
+
+/// The multiprocessors that the program has divided off, which streams are made on again.
+fn parts(client: &mut Client, state: &State) -> Result<()> {
+    for row in &state.parts {
+        let gpu = client.on(row.device).map_err(device("be used"))?;
+        let Some(found) = gpu.units() else {
+            let text = "its program has green contexts, and the multiprocessors cannot be divided here: restore it without \
+                        --share, on a driver that has them (CUDA 12.5)";
+            return Err(Error::Refused(text.to_string()));
+        };
+        if found != row.units {
+            let [had, has] = [row.units, found].map(|units| {
+                format!("{} units of {} and {}", units.count, units.multiprocessors, units.rest)
+            });
+            let text = format!(
+                "its program has green contexts of a GPU with {had} multiprocessors, and this one has {has}; restore it \
+                 on a GPU like the first"
+            );
+            return Err(Error::Refused(text));
+        }
+        let handle = gpu.part_create(row.set).map_err(device("divide its multiprocessors"))?;
+        let part = PartObject { device: row.device, units: row.set, handle, meeting: Meeting::default() };
+        client.parts.insert(row.id, part).map_err(device("number a green context as before"))?;
     }
     Ok(())
 }

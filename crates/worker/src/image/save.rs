@@ -17,11 +17,12 @@ use super::cut::Cut;
 use super::error::{Error, Result, device};
 use super::shadow::Work;
 use super::state::{
-    ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
+    ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, PartState, State, StreamState,
+    ThreadState,
 };
 use super::timer::Timer;
 use super::{LeftMemory, contents, copy_out, save_code, save_memory, uncollected};
-use crate::client::{Body, Client, Context, ModuleObject, Recipe, StreamObject};
+use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
@@ -191,6 +192,18 @@ fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
     Ok(client.gpus.infos().into_iter().zip(&client.contexts).map(describe).collect())
 }
 
+fn parts(client: &mut Client) -> Result<Vec<PartState>> {
+    let rows: Vec<(u32, PartObject)> = client.parts.iter().map(|(id, part)| (id, *part)).collect();
+    let describe = |(id, part): (u32, PartObject)| {
+        let gpu = client.on(part.device).map_err(device("be used"))?;
+        let units = gpu.units().unwrap_or_default();
+        let streams = client.streams.iter().filter(|(_, stream)| stream.part == Some(id));
+        let streams = streams.map(|(stream, _)| stream).collect();
+        Ok(PartState { id, device: part.device, set: part.units, units, streams })
+    };
+    rows.into_iter().map(describe).collect()
+}
+
 fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     let describe = |id, stream: &StreamObject| StreamState {
         id,
@@ -201,6 +214,7 @@ fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     };
     state.streams = client.streams.iter().map(|(id, stream)| describe(Some(id), stream)).collect();
     state.streams.extend(client.former_streams.iter().map(|stream| describe(None, stream)));
+    state.parts = parts(client)?;
     state.threads = client
         .threads
         .iter()

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice};
+use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice, Units};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +19,9 @@ use crate::ipc::IpcState;
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 5] = [(6, 6), (5, 7), (4, 8), (3, 11), (2, 12)];
+const EARLIER: [(u32, usize); 6] = [(7, 1), (6, 7), (5, 8), (4, 9), (3, 12), (2, 13)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -59,6 +59,19 @@ pub(super) struct State {
     pub uncollected: Vec<UncollectedState>,
     /// What other processes of the program have too.
     pub ipc: IpcState,
+    /// Multiprocessors that the program has divided off.
+    pub parts: Vec<PartState>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartState {
+    pub id: Id,
+    pub device: usize,
+    /// A set of these units.
+    pub set: u64,
+    pub units: Units,
+    /// The streams that were made there.
+    pub streams: BTreeSet<Id>,
 }
 
 /// A piece of a staging area.
@@ -236,6 +249,11 @@ pub(super) struct ThreadState {
 }
 
 impl State {
+    /// The part that a stream was made on; none: it has the whole device.
+    pub(super) fn part_of(&self, stream: Id) -> Option<Id> {
+        self.parts.iter().find(|part| part.streams.contains(&stream)).map(|part| part.id)
+    }
+
     /// Where the globals lie of a module that is loaded a kernel at a time; none for one that is loaded whole.
     pub(super) fn pieces_of(&self, module: &ModuleState) -> Option<GlobalsBuffer> {
         self.pieces.get(&module.id?).copied()
