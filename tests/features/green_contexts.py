@@ -76,7 +76,7 @@ def setup():
 
     def order(expected):
         """Work of one part behind all of the other's, by an event of the whole part."""
-        for number in range(20):
+        for _ in range(20):
             module.add(1, 32, words, 1, stream=streams[0])
         call("cuGreenCtxRecordEvent", greens[0], event)
         call("cuGreenCtxWaitEvent", greens[1], event)

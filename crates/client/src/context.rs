@@ -203,6 +203,11 @@ fn release_primary(device: i32) -> Result<()> {
     }
 }
 
+/// Has the device's memory usable, whatever context is current.
+pub fn open(device: u8) -> Result<()> {
+    lane::ask(&ContextOpen { device })
+}
+
 /// A context for a green one, which keeps the primary one alive.
 pub fn retain_for_green(device: u8) -> Result<&'static Context> {
     let primary = primary(device.into())?;

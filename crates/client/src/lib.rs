@@ -51,6 +51,7 @@ mod refusal;
 mod report;
 mod seat;
 mod session;
+mod shareable;
 mod stream;
 mod stream_value;
 mod tables;

@@ -9,10 +9,15 @@ use crate::report::report;
 
 static NAMED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 
-/// What such a call returns.
+/// What a call returns that is not supported.
 pub fn refused(function: &'static str, reason: &str) -> CuResult {
+    rejected(function, CUDA_ERROR_NOT_SUPPORTED, reason)
+}
+
+/// What a call returns that cannot be done with what it was given.
+pub fn rejected(function: &'static str, code: CuResult, reason: &str) -> CuResult {
     if NAMED.lock().unwrap_or_else(PoisonError::into_inner).insert(function) {
-        report(format_args!("{function} returned CUDA_ERROR_NOT_SUPPORTED: {reason}"));
+        report(format_args!("{function} returned {}: {reason}", code.name().unwrap_or("an error")));
     }
-    CUDA_ERROR_NOT_SUPPORTED
+    code
 }

@@ -36,6 +36,10 @@ pub enum Purpose {
     },
     /// Another process's, opened by `cuIpcOpenMemHandle`.
     Imported,
+    /// Another process's, from a pool of it.
+    PoolImport {
+        pool: Handle,
+    },
     /// A variable of a module.
     Global,
 }
@@ -143,7 +147,9 @@ pub fn forget(which: impl Fn(&Allocation) -> bool) -> Result<()> {
         let _ = match allocation.purpose {
             Purpose::Device | Purpose::Pooled { .. } => lane::ask(&MemoryFree { device, address }),
             Purpose::Mapped { .. } => lane::ask(&PhysicalUnmap { address, bytes }),
-            Purpose::Imported => lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop),
+            Purpose::Imported | Purpose::PoolImport { .. } => {
+                lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop)
+            }
             Purpose::Pinned { .. } | Purpose::Managed => pinned::release(allocation),
             Purpose::Registered { .. } | Purpose::Global => Ok(()),
         };

@@ -250,6 +250,11 @@ operations! {
     sync context_record ContextRecord { device: u8, part: Option<Id>, event: Id } -> ();
     /// Has all that the streams of a part, or of the device, are given from now on wait for an event.
     sync context_wait ContextWait { device: u8, part: Option<Id>, event: Id } -> ();
+
+    /// `cuMemExportToShareableHandle`: a handle of the memory, as of CUDA IPC.
+    sync physical_export PhysicalExport { id: Id } -> Vec<u8>;
+    /// `cuMemImportFromShareableHandle`: the device that the memory lies on, and its bytes.
+    sync physical_import PhysicalImport<'a> { id: Id, handle: &'a [u8] } -> (u8, u64);
 }
 
 #[cfg(test)]

@@ -267,6 +267,14 @@ impl Handler for Client {
         self.close_memory(origin, request)
     }
 
+    fn physical_export(&mut self, _: Origin, request: PhysicalExport, _: No) -> Answer<Vec<u8>> {
+        self.export_physical(request).into()
+    }
+
+    fn physical_import(&mut self, _: Origin, request: PhysicalImport<'_>, _: No) -> Answer<(u8, u64)> {
+        self.import_physical(request).into()
+    }
+
     fn ipc_event_export(&mut self, _: Origin, request: IpcEventExport, _: No) -> Answer<Vec<u8>> {
         self.export_event(request).into()
     }

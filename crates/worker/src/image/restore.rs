@@ -79,7 +79,11 @@ pub(crate) fn restore(
     dispatcher.client.directory = directory;
     dispatcher.client.board_name = state.board.clone();
     // What others have too is there for all of them at once.
-    let can_wait = left.is_empty() && lent.is_empty() && !graphs_copy(&state) && state.ipc.is_empty();
+    let can_wait = left.is_empty()
+        && lent.is_empty()
+        && !graphs_copy(&state)
+        && state.ipc.is_empty()
+        && state.physical_shared.is_empty();
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
@@ -89,7 +93,14 @@ pub(crate) fn restore(
     };
     restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), &shared)?;
     let shared_state = std::mem::take(&mut state.ipc);
-    let arrivals = dispatcher.client.prepare_shared(shared_state, &left);
+    let of_others = restore_memory::of_others(&state);
+    let shared_physical = std::mem::take(&mut state.physical_shared);
+    let client = &mut dispatcher.client;
+    let arrivals = client.prepare_shared(shared_state, &left).and_then(|mut arrivals| {
+        client.prepare_physical(&mut arrivals, shared_physical, of_others)?;
+        client.take_left(&mut arrivals, &left)?;
+        Ok(arrivals)
+    });
     let arrivals = arrivals.map_err(device("have again what processes of the program share"))?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
     match &mut hidden {

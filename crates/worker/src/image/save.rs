@@ -65,6 +65,7 @@ pub(crate) fn save(
     streams_and_events(client, &mut state)?;
     graphs(client, &mut state);
     state.ipc = client.ipc_state();
+    state.physical_shared = client.physical_shared();
     check_shared(&state)?;
     timer.lap("GPU objects", 0);
     let mut left = LeftMemory::new();
@@ -144,7 +145,8 @@ fn check_globals(client: &Client) -> Result<()> {
 /// Graphs are built again before memory of other processes is there.
 fn check_shared(state: &State) -> Result<()> {
     let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
-    if state.ipc.has_imports() && recipes.into_iter().any(Recipe::copies) {
+    let has_imports = state.ipc.has_imports() || !state.physical_shared.imports.is_empty();
+    if has_imports && recipes.into_iter().any(Recipe::copies) {
         return Err(Error::Refused(
             "a process has graphs that copy memory, and memory of another process open; have it close that, or destroy those"
                 .to_string(),

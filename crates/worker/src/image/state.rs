@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
-use crate::ipc::IpcState;
+use crate::ipc::{IpcState, PhysicalShared};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
 pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 6] = [(7, 1), (6, 7), (5, 8), (4, 9), (3, 12), (2, 13)];
+const EARLIER: [(u32, usize); 6] = [(7, 3), (6, 9), (5, 10), (4, 11), (3, 14), (2, 15)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -61,6 +61,8 @@ pub(super) struct State {
     pub ipc: IpcState,
     /// Multiprocessors that the program has divided off.
     pub parts: Vec<PartState>,
+    /// Of the memory that the program maps itself, what other processes of it have too.
+    pub physical_shared: PhysicalShared,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
