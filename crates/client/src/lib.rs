@@ -18,12 +18,14 @@
 
 mod abi;
 mod arena;
+mod atomics;
 mod capture;
 mod connect;
 mod context;
 mod context_state;
 mod control;
 mod copy;
+mod coredump;
 mod data;
 mod device;
 mod driver;
@@ -43,8 +45,11 @@ mod ipc;
 mod knock;
 mod lane;
 mod launch;
+mod legacy;
+mod logs;
 mod memory;
 mod module;
+mod notification;
 mod occupancy;
 mod pages;
 mod refusal;

@@ -213,6 +213,28 @@ pub struct DeviceProperties {
     pub texture_alignment: i32,
 }
 
+/// `CUmemcpy3DOperand`, as a pointer has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DOperand {
+    pub kind: u32,
+    pub address: u64,
+    pub row: usize,
+    pub layer: usize,
+    pub hint: MemLocation,
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memcpy3DBatchOp {
+    pub from: Memcpy3DOperand,
+    pub to: Memcpy3DOperand,
+    pub extent: [usize; 3],
+    pub order: u32,
+    pub flags: u32,
+}
+
 /// `CUdevResource`: multiprocessors. What lies in its private part is the client's own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -247,6 +269,8 @@ const _: () = assert!(
         && size_of::<KernelNodeParamsV1>() == 56
         && size_of::<BatchMemOp>() == 48
         && size_of::<GraphInstantiateParams>() == 32
+        && size_of::<Memcpy3DOperand>() == 40
+        && size_of::<Memcpy3DBatchOp>() == 112
         && size_of::<DevResource>() == 144
         && std::mem::offset_of!(DevResource, multiprocessors) == 96
 );

@@ -246,6 +246,14 @@ pub trait Device: Send + Sync {
 
     /// `cuTensorMapEncode*`: arguments packed as [`TensorMapArguments`], 128 bytes back. `kind` 0 tiled, 1 im2col.
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]>;
+    /// `cuTensorMapReplaceAddress`.
+    fn tensor_map_replace(&self, _map: [u8; 128], _address: u64) -> Result<[u8; 128]> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// `CUatomicOperationCapability` of each `CUatomicOperation`, on memory of the host.
+    fn host_atomics(&self, _operations: &[u32]) -> Result<Vec<u32>> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
     /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
     fn fault(&self) -> Option<String>;
 }

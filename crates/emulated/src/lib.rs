@@ -15,6 +15,7 @@
 
 mod access;
 mod arena;
+mod atomics;
 mod attributes;
 mod capture;
 mod common;
@@ -40,6 +41,7 @@ mod prepared;
 mod scheduler;
 mod space;
 mod stream;
+mod tensor;
 mod work;
 
 pub use arena::{MODULE_RANGE, OPTION_MODULE_ADDRESS};

@@ -137,8 +137,8 @@ pub(crate) enum Operand {
     Vector(Vec<Operand>),
     /// `[BASE+4]`, where BASE is a name or an integer
     Address(Box<Operand>, i64),
-    /// `[BASE, {%a, %b}]` of textures, surfaces and tensors: read so that such an instruction is refused by its name.
-    Coordinates(Vec<Operand>),
+    /// `[BASE, {%a, %b}]` of textures, surfaces and tensors: the address, and what stands behind it.
+    Coordinates(Box<Operand>, Vec<Operand>),
     /// `(%a, %b)` of a call
     Group(Vec<Operand>),
     /// `%p|%q`

@@ -117,6 +117,30 @@ fn from_3d(c: &Memcpy3D) -> Result<Option<Box3>> {
     Ok(Some(Box3 { to, from, width, height, depth }))
 }
 
+/// A box between two pointers of any kind: of each its address, the bytes of a row and the rows of a layer.
+pub struct PointerBox {
+    pub to: (u64, usize, usize),
+    pub from: (u64, usize, usize),
+    pub extent: [u64; 3],
+}
+
+pub fn copy_pointers(place: Place, wanted: &PointerBox, when: When) -> Result<()> {
+    let [width, height, depth] = wanted.extent;
+    let side = |(device, pitch, height): (u64, usize, usize)| Described {
+        kind: memory_type::UNIFIED,
+        host: 0,
+        device,
+        x: 0,
+        y: 0,
+        z: 0,
+        pitch,
+        height,
+    };
+    let to = face(side(wanted.to), width, height, depth)?;
+    let from = face(side(wanted.from), width, height, depth)?;
+    copy(place, Some(Box3 { to, from, width, height, depth }), when)
+}
+
 /// For graph nodes: the copy if both of its sides are memory that the worker reaches.
 pub fn for_graph(c: &Memcpy3D) -> Result<Copy3D> {
     let wanted = from_3d(c)?.ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -9,5 +9,7 @@ mod pool;
 mod register;
 mod virtual_memory;
 
+pub use allocate::cuMemGetInfo_v2;
 pub use map::{Allocation, Purpose, at, find, forget, note, note_global, take};
-pub use pinned::{is_pinned, is_shared};
+pub use pinned::{cuMemAllocHost_v2, is_pinned, is_shared};
+pub use register::cuMemHostRegister_v2;

@@ -255,6 +255,11 @@ operations! {
     sync physical_export PhysicalExport { id: Id } -> Vec<u8>;
     /// `cuMemImportFromShareableHandle`: the device that the memory lies on, and its bytes.
     sync physical_import PhysicalImport<'a> { id: Id, handle: &'a [u8] } -> (u8, u64);
+
+    /// What the link to the host does of each of these atomic operations: `CUatomicOperationCapability`.
+    sync host_atomics HostAtomics { device: u8, operations: Vec<u32> } -> Vec<u32>;
+    /// A tensor map of 128 bytes for memory elsewhere.
+    sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
 }
 
 #[cfg(test)]

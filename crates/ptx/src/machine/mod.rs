@@ -25,5 +25,6 @@ mod printf;
 mod schedule;
 mod special;
 mod step;
+mod tensor;
 mod warp;
 pub(crate) mod windows;

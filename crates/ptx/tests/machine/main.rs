@@ -7,4 +7,5 @@ mod faults;
 mod linking;
 mod matrices;
 mod memory;
+mod tensors;
 mod threads;

@@ -174,6 +174,20 @@ impl Handler for Client {
         device.and_then(|device| Ok(device.tensor_map(request.kind, request.arguments)?.to_vec())).into()
     }
 
+    fn host_atomics(&mut self, _: Origin, request: HostAtomics, _: No) -> Answer<Vec<u32>> {
+        let device = self.on(request.device.into());
+        device.and_then(|device| device.host_atomics(&request.operations)).into()
+    }
+
+    fn tensor_map_replace(&mut self, _: Origin, request: TensorMapReplace<'_>, _: No) -> Answer<Vec<u8>> {
+        let TensorMapReplace { device, map, address } = request;
+        let replace = |device: &dyn rekindle_device::Device| {
+            let map = map.try_into().map_err(|_| rekindle_cuda::CUDA_ERROR_INVALID_VALUE)?;
+            Ok(device.tensor_map_replace(map, address)?.to_vec())
+        };
+        self.on(device.into()).and_then(replace).into()
+    }
+
     fn stream_create(&mut self, _: Origin, request: StreamCreate, _: No) -> Result<()> {
         self.create_stream(request)
     }

@@ -75,7 +75,9 @@ pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -
         | OccupancyBlocks::OPCODE
         | OccupancyShared::OPCODE
         | OccupancyClusters::OPCODE
-        | PartUnits::OPCODE => return Needs::Look(touched),
+        | PartUnits::OPCODE
+        | HostAtomics::OPCODE
+        | TensorMapReplace::OPCODE => return Needs::Look(touched),
         // A driver may look whether there is memory.
         TensorMap::OPCODE => {
             touched.words(body, 1);
