@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
 /// File in the run directory whose size is the number of steps that the program has told.
 pub const STEPS: &str = "steps";
+/// File in the run directory with the names of functions that the program was refused, a line each. The client appends to it.
+pub const REFUSED: &str = "refused";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
 pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,
