@@ -9,17 +9,17 @@ import pytest
 from rekindle import Rekindle
 
 PROGRAMS = Path(__file__).parent / "ipc"
-RELAY, CODES, ORPHAN, LATE = (PROGRAMS / name for name in ("relay.py", "codes.py", "orphan.py", "late.py"))
+RELAY, CODES, ORPHAN, LATE, SHAREABLE = (PROGRAMS / f"{name}.py" for name in ("relay", "codes", "orphan", "late", "shareable"))
 
 
 class Scene:
     """Relays, of which all that is ever told of a step is the same."""
 
-    def __init__(self, rekindle, processes=2):
-        self.rekindle, self.processes, self.known = rekindle, processes, {}
+    def __init__(self, rekindle, processes=2, program=RELAY):
+        self.rekindle, self.processes, self.program, self.known = rekindle, processes, program, {}
 
     def begin(self, name, *options):
-        arguments = ("--gpu", self.rekindle.gpu, "--", sys.executable, RELAY, self.processes)
+        arguments = ("--gpu", self.rekindle.gpu, "--", sys.executable, self.program, self.processes)
         self.rekindle("run", "-d", "--name", name, *options, *arguments)
         self.goes_on(name)
         return self
@@ -206,3 +206,39 @@ def test_numba_shares_arrays(rekindle):
     rekindle.wait(lambda: len(steps("b")) >= 2, "more sums")
     assert int(steps("b")[0][0]) == int(before[-1][0]) + 1
     assert all(found == "right" for _, found in [*before, *steps("b")])
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_memory_and_pools_that_are_handed_on_as_descriptors_are_shared_again_after_a_restore(rekindle, processes):
+    scene = Scene(rekindle, processes, SHAREABLE).begin("a")
+    rekindle("checkpoint", "a", "--to", "running", "--leave-running")
+    scene.goes_on("a")
+    rekindle("checkpoint", "a", "--to", "first", "--stop")
+    before = scene.steps("a")
+    for name in ("b", "c"):
+        rekindle.restore("first", name)
+    for name in ("b", "c"):
+        scene.follows(name, before)
+    rekindle("kill", "b")
+    rekindle("checkpoint", "c", "--to", "second", "--stop")
+    before = scene.steps("c")
+    rekindle.restore("second", "d")
+    scene.follows("d", before)
+    rekindle.restore("running", "e")
+    scene.goes_on("e")
+
+
+def test_what_is_handed_on_as_a_descriptor_is_in_the_image_once(rekindle):
+    size = 24 << 20
+    Scene(rekindle, 3, SHAREABLE).begin("a", "--env", f"SHAREABLE_BYTES={size}")
+    rekindle("checkpoint", "a", "--to", "x", "--stop")
+    assert size <= rekindle.json("inspect", "x")["sizes"]["gpu"] < 2 * size
+
+
+@pytest.mark.parametrize("level", ["gpu", "host", "disk"])
+def test_what_is_handed_on_as_a_descriptor_is_shared_again_after_sleep(rekindle, level):
+    # Who begins while the others sleep finds nothing of theirs.
+    scene = Scene(rekindle, 2, SHAREABLE).begin("a", "--env", "SHAREABLE_LATE=no")
+    for _ in range(2):
+        rekindle("sleep", "a", "--level", level)
+        scene.goes_on("a")

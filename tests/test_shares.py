@@ -50,8 +50,8 @@ def test_programs_have_their_shares_and_others_the_rest(rekindle):
     start(rekindle, "quarter", "--sm-share", "25%")
     has(rekindle, quarter=32, plain=64)
     start(rekindle, "half", "--sm-share", "50%")
-    # 16 units of 8: 4, 8, and 4 that are left.
-    has(rekindle, quarter=32, half=64, plain=32)
+    # 16 units of 8: 4, 8, and 4 that are left, with the 4 multiprocessors that make no unit.
+    has(rekindle, quarter=32, half=64, plain=36)
     assert len(workers(rekindle, "plain", "quarter", "half")) == 1
     (stats,) = rekindle.json("stats", "--no-stream", "half")["sandboxes"]
     assert stats["sm_share"] == 50
@@ -60,7 +60,7 @@ def test_programs_have_their_shares_and_others_the_rest(rekindle):
         start(rekindle, "more", "--sm-share", "30%")
     with pytest.raises(CommandError, match="without a share"):
         rekindle("limits", "quarter", "--sm-share", "50%")
-    has(rekindle, quarter=32, half=64, plain=32)
+    has(rekindle, quarter=32, half=64, plain=36)
 
     assert rekindle.json("limits", "half", "--sm-share", "12%")["sm_share"] == 12
     has(rekindle, quarter=32, half=8, plain=64)
@@ -96,3 +96,11 @@ def test_shares_that_change_all_the_time_change_no_results(rekindle):
     rekindle("limits", "a", "--sm-share", "25%")
     rekindle("limits", "b", "--sm-share", "12%")
     has(rekindle, a=32, b=8)
+
+
+def test_green_contexts_of_a_program_are_refused_where_its_context_is_shared(rekindle):
+    program = Path(__file__).parent / "features/green_contexts.py"
+    rekindle("run", "-d", "--share", "us", "--name", "green", "--gpu", GPU, "--", sys.executable, program, "never")
+    rekindle.wait(lambda: not rekindle.sandbox("green")["pid"], "its end")
+    said = rekindle("logs", "green")
+    assert "cuDeviceGetDevResource returned CUDA_ERROR_NOT_SUPPORTED: the multiprocessors cannot be divided" in said

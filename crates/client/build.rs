@@ -13,27 +13,26 @@ fn main() -> std::io::Result<()> {
 
     let mut exports = String::new();
     let mut rows = String::new();
-    let mut refused = 0;
-    let mut refuse = |symbol: &str, exports: &mut String| {
+    let refuse = |symbol: &str, reason: &str, exports: &mut String| {
         let _ = writeln!(
             exports,
-            "#[unsafe(no_mangle)] pub extern \"C\" fn {symbol}() -> i32 {{ refuse({refused}, \"{symbol}\") }}"
+            "#[unsafe(no_mangle)] pub extern \"C\" fn {symbol}() -> i32 {{ refuse(\"{symbol}\", {reason:?}) }}"
         );
-        refused += 1;
     };
     let mut externs = String::new();
     for function in functions() {
         let variant = function.threads.map(|suffix| format!("{}_{suffix}", function.symbol));
         for symbol in [Some(function.symbol.to_owned()), variant.clone()].into_iter().flatten() {
-            if function.implemented {
-                let _ = writeln!(externs, "    pub fn {symbol}();");
-            } else {
-                refuse(&symbol, &mut exports);
+            match function.missing {
+                None => {
+                    let _ = writeln!(externs, "    pub fn {symbol}();");
+                }
+                Some(reason) => refuse(&symbol, reason, &mut exports),
             }
         }
-        let module = if function.implemented { "implemented" } else { "refused" };
+        let module = if function.implemented() { "implemented" } else { "refused" };
         let address = |symbol: &str| {
-            if function.implemented {
+            if function.implemented() {
                 format!("{module}::{symbol} as *const ()")
             } else {
                 format!("{symbol} as *const ()")
@@ -50,7 +49,7 @@ fn main() -> std::io::Result<()> {
         );
     }
     for symbol in DEBUGGER_FUNCTIONS {
-        refuse(symbol, &mut exports);
+        refuse(symbol, "it is for debuggers, which find no driver here", &mut exports);
     }
     for symbol in DEBUGGER_VARIABLES {
         let _ = writeln!(exports, "#[unsafe(no_mangle)] pub static {symbol}: [u64; 2] = [0; 2];");
@@ -58,7 +57,6 @@ fn main() -> std::io::Result<()> {
     let text = format!(
         "mod implemented {{ unsafe extern \"C\" {{\n{externs}}} }}\n\
          {exports}\n\
-         const REFUSED: usize = {refused};\n\
          pub static ROWS: &[Row] = &[\n{rows}];\n"
     );
     let directory = std::env::var("OUT_DIR").map_err(std::io::Error::other)?;

@@ -28,8 +28,9 @@ def table(files):
         "| --- | --- | --- | --- |",
     ]
     lines += [f"| `{name}` | {f['passed']} | {len(f['failed'])} | {not_run(f)} |" for name, f in files.items()]
-    lines += ["", "What fails:", "", "| test | reason |", "| --- | --- |"]
-    lines += [f"| `{test}` | {cell(reason)} |" for f in files.values() for test, reason in f["failed"].items()]
+    failures = [f"| `{test}` | {cell(reason)} |" for f in files.values() for test, reason in f["failed"].items()]
+    if failures:
+        lines += ["", "What fails:", "", "| test | reason |", "| --- | --- |", *failures]
     lines += ["", "What does not count:", "", "| tests | reason |", "| --- | --- |"]
     lines += [f"| {count} | {cell(reason)} |" for reason, count in reasons(files).most_common()]
     return "\n".join(lines) + "\n"

@@ -81,7 +81,7 @@ pub enum Command {
         #[arg(long = "overlay", value_name = "DIR[:SIZE]", conflicts_with = "from")]
         overlays: Vec<Overlay>,
         /// How its GPU half will be taken: through Rekindle's own libcuda (sandbox), or by the driver's own checkpoint.
-        #[arg(long, default_value = "auto")]
+        #[arg(long, default_value = "sandbox")]
         mode: ModeArgument,
         /// The framework image to start from, whose program becomes this one.
         #[arg(long, value_name = "IMAGE", conflicts_with = "mode", add = ArgValueCandidates::new(completion::images))]

@@ -11,7 +11,8 @@ use rekindle_protocol::mounts::Mounts;
 use serde_json::{Value, json};
 
 use crate::arguments::{
-    Arguments, Command, EngineArgument, ImageCommand, OrderArgument, PortionArguments, SandboxArguments,
+    Arguments, Command, EngineArgument, ImageCommand, ModeArgument, OrderArgument, PortionArguments,
+    SandboxArguments,
 };
 use crate::connection::{ask, ask_lines, ask_with, beside, listen, simply_ask};
 use crate::error::{Error, Result};
@@ -55,6 +56,7 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
                 name: sandbox.name,
                 gpu: sandbox.gpu,
                 mode: mode.wanted(),
+                choose: mode == ModeArgument::Auto,
                 command,
                 directory,
                 environment,
@@ -327,6 +329,9 @@ fn run(places: &Places, printer: &Printer, request: &Request, detach: bool) -> R
     let input = if takes_input { Input::make()? } else { None };
     let answer = ask_with(places, request, input.as_ref().map(Input::theirs))?;
     let sandbox: Sandbox = serde_json::from_value(answer.clone())?;
+    if let Some(reason) = sandbox.mode_reason.as_ref().filter(|_| printer.verbose) {
+        eprintln!("rekindle: {} is started in mode {}: {reason}", sandbox.name, show::mode(sandbox.mode));
+    }
     if detach {
         printer.print(&answer, || sandbox.name.clone());
         return Ok(ExitCode::SUCCESS);

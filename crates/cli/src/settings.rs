@@ -41,12 +41,13 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 35] = [
+const SETTINGS: [Setting; 36] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
     setting("log", "REKINDLE_LOG", Kind::Text),
     setting("log-max", "REKINDLE_LOG_MAX", Kind::Bytes),
+    setting("publish-wait", "REKINDLE_PUBLISH_WAIT", Kind::Number),
     setting("pool.workers", "REKINDLE_POOL", Kind::Number),
     setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),

@@ -38,10 +38,17 @@ pub fn sandboxes(sandboxes: &[Sandbox]) -> String {
             sandbox.started.clone(),
             sandbox.ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             shorten(&sandbox.command.join(" "), 40),
-            sandbox.problem.clone().unwrap_or_default(),
+            sandbox.problem.clone().or_else(|| refused(sandbox)).unwrap_or_default(),
         ]);
     }
     table.trim_fmt()
+}
+
+/// What the program was refused, and what can be done.
+fn refused(sandbox: &Sandbox) -> Option<String> {
+    let names = sandbox.refused.join(", ");
+    let text = format!("was refused {names}; `rekindle run --mode driver` is the way out");
+    (!sandbox.refused.is_empty()).then_some(text)
 }
 
 /// What programs use, and below it what functions hand on, if they do.
@@ -115,7 +122,7 @@ fn state(sandbox: &Sandbox) -> String {
     }
 }
 
-fn mode(mode: Mode) -> String {
+pub fn mode(mode: Mode) -> String {
     let word = serde_json::to_value(mode).unwrap_or_default();
     text(&word)
 }

@@ -34,6 +34,8 @@ pub enum Kind {
     Link,
     UserObject,
     Array,
+    Description,
+    Green,
     MipmappedArray,
 }
 

@@ -4,16 +4,17 @@
 //! gone, and its handles with it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rekindle_cuda::{
     CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE,
     CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
 };
-use rekindle_protocol::operation::{ContextOpen, ContextReset};
+use rekindle_protocol::operation::{ContextOpen, ContextReset, Id, LEGACY_STREAM, PER_THREAD_STREAM};
 
 use crate::abi::{Handle, Out, Result};
 use crate::export::exports;
+use crate::green::Green;
 use crate::{arena, genuine, lane, memory, session, stream, texture, thread};
 
 pub struct Context {
@@ -29,6 +30,8 @@ pub struct Context {
     pub banks: AtomicU32,
     /// Bit per device whose memory this context was allowed to reach.
     pub peers: AtomicU32,
+    /// The green context that this is.
+    green: OnceLock<Arc<Green>>,
 }
 
 static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
@@ -51,6 +54,7 @@ fn make(device: u8, primary: bool, genuine: Option<Handle>) -> &'static Context 
         cache: AtomicU32::new(0),
         banks: AtomicU32::new(0),
         peers: AtomicU32::new(0),
+        green: OnceLock::new(),
     }));
     context.handle = genuine.unwrap_or_else(|| Handle(std::ptr::from_ref(context) as usize));
     context
@@ -108,6 +112,30 @@ pub fn device() -> Result<u8> {
 }
 
 impl Context {
+    pub fn green(&self) -> Option<&Arc<Green>> {
+        self.green.get()
+    }
+
+    pub fn set_green(&self, green: Arc<Green>) {
+        let _ = self.green.set(green);
+    }
+
+    /// The context that memory and streams belong to which are made here: of a green one, the primary one.
+    pub fn owner(&'static self) -> &'static Context {
+        let primary = || contexts().iter().copied().find(|c| c.primary && c.device == self.device);
+        if self.green().is_some() { primary().unwrap_or(self) } else { self }
+    }
+
+    /// What a null stream means here.
+    pub fn default_stream(&self) -> Id {
+        self.green().map_or(LEGACY_STREAM, |green| green.default)
+    }
+
+    /// What the stream of the calling thread means here. A green context has one for all threads.
+    pub fn thread_stream(&self) -> Id {
+        self.green().map_or(PER_THREAD_STREAM, |green| green.default)
+    }
+
     pub fn usable(&self) -> Result<()> {
         if !self.active.load(Ordering::Acquire) {
             return Err(CUDA_ERROR_CONTEXT_IS_DESTROYED);
@@ -150,7 +178,7 @@ fn set_top(context: Option<&'static Context>) {
 }
 
 /// `null` means the current context.
-fn given_or_current(handle: Handle) -> Result<&'static Context> {
+pub fn given_or_current(handle: Handle) -> Result<&'static Context> {
     if handle.is_null() { current() } else { find(handle) }
 }
 
@@ -176,10 +204,37 @@ fn release_primary(device: i32) -> Result<()> {
     }
 }
 
+/// Has the device's memory usable, whatever context is current.
+pub fn open(device: u8) -> Result<()> {
+    lane::ask(&ContextOpen { device })
+}
+
+/// A context for a green one, which keeps the primary one alive.
+pub fn retain_for_green(device: u8) -> Result<&'static Context> {
+    let primary = primary(device.into())?;
+    primary.activate()?;
+    primary.retained.fetch_add(1, Ordering::AcqRel);
+    let context = make(device, false, None);
+    context.active.store(true, Ordering::Release);
+    contexts().push(context);
+    Ok(context)
+}
+
+/// Ends the context of a green one.
+pub fn release_green(context: &'static Context) -> Result<()> {
+    context.active.store(false, Ordering::Release);
+    contexts().retain(|c| c.handle != context.handle);
+    release_primary(context.device.into())
+}
+
 fn reset_primary(device: i32) -> Result<()> {
     let context = primary(device)?;
     if !context.active.load(Ordering::Acquire) {
         return Ok(());
+    }
+    for green in contexts().extract_if(.., |c| c.device == context.device && c.green().is_some()) {
+        green.active.store(false, Ordering::Release);
+        green.green().inspect(|green| green.forget());
     }
     context.retained.store(0, Ordering::Release);
     context.deactivate()
@@ -236,7 +291,7 @@ exports! {
     }
     call fn cuCtxDestroy_v2(handle: Handle) {
         let context = find(handle)?;
-        if context.primary {
+        if context.primary || context.green().is_some() {
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
         contexts().retain(|c| c.handle != handle);

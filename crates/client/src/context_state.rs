@@ -20,6 +20,14 @@ pub fn synchronize(device: u8) -> Result<()> {
     session::get()?.take_error(device)
 }
 
+/// Waits for a context's work: of a green one, that of its streams.
+fn wait(context: &Context) -> Result<()> {
+    match context.green() {
+        Some(green) => green.synchronize(),
+        None => synchronize(context.device),
+    }
+}
+
 /// `CU_LIMIT_MAX`.
 const LIMITS: u32 = 10;
 
@@ -32,11 +40,11 @@ fn peer(handle: Handle) -> Result<(&'static Context, &'static Context)> {
 }
 
 exports! {
-    call fn cuCtxSynchronize() { synchronize(context::device()?) }
+    call fn cuCtxSynchronize() { wait(context::current()?) }
     call fn cuCtxSynchronize_v2(handle: Handle) {
         let context = if handle.is_null() { context::current()? } else { context::find(handle)? };
         context.usable()?;
-        synchronize(context.device)
+        wait(context)
     }
     ready fn cuCtxGetFlags(out: Out<u32>) { out.put(context::current()?.flags.load(Ordering::Relaxed)) }
     ready fn cuCtxSetFlags(flags: u32) {

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_protocol::operation::{
-    EventAwait, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord, EventSynchronize, Id,
-    IpcEventRecord,
+    ContextRecord, ContextWait, EventAwait, EventCreate, EventDestroy, EventElapsed, EventQuery, EventRecord,
+    EventSynchronize, Id, IpcEventRecord,
 };
 
 use crate::abi::{Handle, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
+use crate::refusal::refused;
 use crate::stream::resolve;
 use crate::{context, lane, session};
 
@@ -75,6 +76,34 @@ fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
     }
     event.recorded.store(true, Ordering::Release);
     lane::post(&EventRecord { device: place.device, stream: place.id, event: event.id, flags }, &[])
+}
+
+/// Records an event behind all that the streams of a part of the device have, or of all of it.
+pub fn record_all(device: u8, part: Option<Id>, event: Handle) -> Result<()> {
+    let event = own(event)?;
+    if device != event.device {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    lane::ask(&ContextRecord { device, part, event: event.id })?;
+    event.recorded.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Has what those streams are given from now on wait for an event.
+pub fn wait_in_all(device: u8, part: Option<Id>, event: Handle) -> Result<()> {
+    lane::ask(&ContextWait { device, part, event: own(event)?.id })
+}
+
+/// An event of this process alone.
+fn own(event: Handle) -> Result<&'static Event> {
+    let event = arena::get::<Event>(event)?;
+    match event.is_interprocess() {
+        true => Err(refused(
+            "cuCtxRecordEvent",
+            "an event of several processes is recorded and waited for in a stream",
+        )),
+        false => Ok(event),
+    }
 }
 
 fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Result<()> {

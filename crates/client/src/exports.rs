@@ -1,10 +1,6 @@
 //! What the table of functions gives: an export for each function that is not implemented, and the address of each.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED;
-
-use crate::report::report;
+use crate::refusal::not_implemented;
 
 /// The address of an exported function.
 #[derive(Clone, Copy)]
@@ -23,13 +19,8 @@ pub struct Row {
     pub variant: Option<Address>,
 }
 
-/// Names the function once on standard error.
-fn refuse(number: usize, symbol: &str) -> i32 {
-    static NAMED: [AtomicBool; REFUSED] = [const { AtomicBool::new(false) }; REFUSED];
-    if !NAMED[number].swap(true, Ordering::Relaxed) {
-        report(format_args!("{symbol} is not implemented; returned CUDA_ERROR_NOT_SUPPORTED"));
-    }
-    CUDA_ERROR_NOT_SUPPORTED.0
+fn refuse(symbol: &'static str, reason: &str) -> i32 {
+    not_implemented(symbol, reason).0
 }
 
 #[allow(non_snake_case, non_upper_case_globals, reason = "the names are the driver's")]
@@ -37,8 +28,5 @@ mod generated {
     use super::{Address, Row, refuse};
 
     include!(concat!(env!("OUT_DIR"), "/exports.rs"));
-
-    pub(super) const COUNT: usize = REFUSED;
 }
-use generated::COUNT as REFUSED;
 pub use generated::ROWS;

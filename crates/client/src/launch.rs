@@ -26,9 +26,9 @@ const REGISTERS: i32 = 4;
 const MAX_DYNAMIC_SHARED: i32 = 8;
 
 /// Keys of the `extra` array.
-const END: usize = 0;
-const BUFFER: usize = 1;
-const SIZE: usize = 2;
+pub const END: usize = 0;
+pub const BUFFER: usize = 1;
+pub const SIZE: usize = 2;
 
 /// The longest parameter buffer that any device takes.
 const LARGEST: usize = 32764;
@@ -185,6 +185,18 @@ fn launch(
             LaunchKernelWith { device, stream, function, grid, block, shared, cooperative, attributes };
         lane::post_work(&with, packed)
     })
+}
+
+/// A launch without attributes, whose parameters are an `extra` array.
+pub fn plain(
+    function: Handle,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: Handle,
+    extra: Pointers,
+) -> Result<()> {
+    launch(function, Launch { grid, block, shared, ..Launch::default() }, stream, std::ptr::null(), extra)
 }
 
 exports! {

@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rekindle_cuda::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUDA_ERROR_NOT_SUPPORTED,
-};
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_device::Capture;
 use rekindle_protocol::operation::{
-    CaptureStatus, FIRST_STREAM, Id, IpcEventWait, LEGACY_STREAM, PER_THREAD_STREAM, StreamAwait,
-    StreamCreate, StreamDestroy, StreamQuery, StreamSynchronize, StreamWaitEvent,
+    CaptureStatus, FIRST_STREAM, Id, IpcEventWait, StreamAwait, StreamCreate, StreamDestroy, StreamQuery,
+    StreamSynchronize, StreamWaitEvent,
 };
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::event::Event;
-use crate::export::exports;
+use crate::export::{PER_THREAD, exports};
+use crate::green::Green;
+use crate::refusal::refused;
 use crate::{capture, context, lane, session};
 
 pub struct Stream {
@@ -26,6 +26,8 @@ pub struct Stream {
     flags: u32,
     priority: i32,
     attributes: Mutex<HashMap<u32, [u8; 64]>>,
+    /// Whose multiprocessors it has; none: all.
+    green: Option<Arc<Green>>,
 }
 
 impl Object for Stream {
@@ -48,10 +50,19 @@ static NEXT: AtomicU32 = AtomicU32::new(FIRST_STREAM);
 /// device has a sticky error.
 pub fn resolve(handle: Handle) -> Result<Place> {
     let place = match handle.0 {
-        0 | 1 => return Ok(Place { device: context::device()?, id: LEGACY_STREAM }),
-        2 => return Ok(Place { device: context::device()?, id: PER_THREAD_STREAM }),
+        0 | 1 => {
+            let context = context::current()?;
+            return Ok(Place { device: context.device, id: context.default_stream() });
+        }
+        2 => {
+            let context = context::current()?;
+            return Ok(Place { device: context.device, id: context.thread_stream() });
+        }
         _ => {
             let stream = arena::get::<Stream>(handle)?;
+            if let Some(green) = &stream.green {
+                green.usable()?;
+            }
             Place { device: stream.device, id: stream.id }
         }
     };
@@ -90,13 +101,67 @@ fn create(out: Out<Handle>, flags: u32, priority: i32) -> Result<()> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = context::current()?;
+    if let Some(green) = context.green() {
+        if flags != NON_BLOCKING {
+            return Err(refused(
+                "cuStreamCreate",
+                "a stream that waits for the default stream cannot be made in a green context; make it with \
+                 CU_STREAM_NON_BLOCKING",
+            ));
+        }
+        return out.put(create_green(green, priority)?);
+    }
     let device = context.device;
     let (least, greatest) = session::get()?.device(device.into())?.stream_priorities;
     let priority = priority.clamp(greatest.min(least), least.max(greatest));
-    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let id = new_id();
     lane::post(&StreamCreate { device, id, flags, priority }, &[])?;
     let attributes = Mutex::default();
-    out.put(arena::insert(Stream { id, device, context: context.handle, flags, priority, attributes })?)
+    out.put(arena::insert(Stream {
+        id,
+        device,
+        context: context.handle,
+        flags,
+        priority,
+        attributes,
+        green: None,
+    })?)
+}
+
+pub fn new_id() -> Id {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A stream of a green context.
+pub fn create_green(green: &Arc<Green>, priority: i32) -> Result<Handle> {
+    let (context, device) = (green.context.handle, green.context.device);
+    let (least, greatest) = session::get()?.device(device.into())?.stream_priorities;
+    let priority = priority.clamp(greatest.min(least), least.max(greatest));
+    let id = green.make_stream(priority)?;
+    let (attributes, green) = (Mutex::default(), Some(green.clone()));
+    arena::insert(Stream { id, device, context, flags: NON_BLOCKING, priority, attributes, green })
+}
+
+/// The green context that a stream belongs to.
+pub fn green(handle: Handle) -> Result<Option<Arc<Green>>> {
+    match handle.0 {
+        0..=2 => Ok(context::current()?.green().cloned()),
+        _ => Ok(arena::get::<Stream>(handle)?.green.clone()),
+    }
+}
+
+fn destroy(handle: Handle) -> Result<()> {
+    if handle.0 <= 2 {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    }
+    if let Some(green) = &arena::get::<Stream>(handle)?.green {
+        green.usable()?;
+    }
+    let stream = arena::remove::<Stream>(handle)?;
+    if let Some(green) = &stream.green {
+        green.forget_stream(stream.id);
+    }
+    lane::post(&StreamDestroy { id: stream.id }, &[])
 }
 
 /// What is known of a stream: flags, priority, its context's handle, an id that no other stream has.
@@ -113,6 +178,9 @@ fn facts(handle: Handle) -> Result<(u32, i32, Handle, u64)> {
     }
 }
 
+/// `CU_STREAM_NON_BLOCKING`.
+pub const NON_BLOCKING: u32 = 1;
+
 /// `CU_STREAM_ATTRIBUTE_PRIORITY`.
 const PRIORITY: u32 = 8;
 
@@ -123,12 +191,7 @@ fn is_attribute(attribute: u32) -> bool {
 exports! {
     call fn cuStreamCreate(out: Out<Handle>, flags: u32) { create(out, flags, 0) }
     call fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, priority: i32) { create(out, flags, priority) }
-    call fn cuStreamDestroy_v2(handle: Handle) {
-        if handle.0 <= 2 {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        }
-        lane::post(&StreamDestroy { id: arena::remove::<Stream>(handle)?.id }, &[])
-    }
+    call fn cuStreamDestroy_v2(handle: Handle) { destroy(handle) }
     call fn cuStreamSynchronize | cuStreamSynchronize_ptsz [stream] (stream: Handle) { synchronize(resolve(stream)?) }
     call fn cuStreamQuery | cuStreamQuery_ptsz [stream] (stream: Handle) {
         let place = resolve(stream)?;
@@ -150,8 +213,12 @@ exports! {
     ready fn cuStreamGetPriority | cuStreamGetPriority_ptsz [stream] (stream: Handle, out: Out<i32>) { out.put(facts(stream)?.1) }
     ready fn cuStreamGetCtx | cuStreamGetCtx_ptsz [stream] (stream: Handle, out: Out<Handle>) { out.put(facts(stream)?.2) }
     ready fn cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz [stream] (stream: Handle, out: Out<Handle>, green: Out<Handle>) {
-        green.offer(Handle::NULL);
-        out.put(facts(stream)?.2)
+        let (known, of) = (self::green(stream)?, facts(stream)?.2);
+        if known.is_some() && stream == PER_THREAD {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        green.offer(known.as_ref().map_or(Handle::NULL, |green| green.handle()));
+        out.put(known.map_or(of, |green| green.context.owner().handle))
     }
     ready fn cuStreamGetId | cuStreamGetId_ptsz [stream] (stream: Handle, out: Out<u64>) { out.put(facts(stream)?.3) }
     ready fn cuStreamGetDevice | cuStreamGetDevice_ptsz [stream] (stream: Handle, out: Out<i32>) {
@@ -189,16 +256,10 @@ exports! {
         *to.attributes.lock().unwrap_or_else(PoisonError::into_inner) = values;
         Ok(())
     }
-    ready fn cuStreamGetGreenCtx(stream: Handle, out: Out<Handle>) {
-        facts(stream)?;
-        out.put(Handle::NULL)
-    }
     ready fn cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz [stream] (stream: Handle, _address: u64, _bytes: usize, flags: u32) {
         if !matches!(flags, 1 | 2 | 4) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         resolve(stream).map(drop)
     }
-    ready fn cuCtxRecordEvent(_context: Handle, _event: Handle) { Err(CUDA_ERROR_NOT_SUPPORTED) }
-    ready fn cuCtxWaitEvent(_context: Handle, _event: Handle) { Err(CUDA_ERROR_NOT_SUPPORTED) }
 }

@@ -3,7 +3,7 @@
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::TensorMap;
 use rekindle_device::{TensorMapArguments, TensorMapWindow};
-use rekindle_protocol::operation::TensorMap as Encode;
+use rekindle_protocol::operation::{TensorMap as Encode, TensorMapReplace};
 
 use crate::abi::{In, Out, Result};
 use crate::export::exports;
@@ -55,6 +55,11 @@ fn encode(out: Out<TensorMap>, common: Common, window: TensorMapWindow) -> Resul
 }
 
 exports! {
+    call fn cuTensorMapReplaceAddress(map: Out<TensorMap>, address: u64) {
+        let device = context::device()?;
+        let replaced = lane::ask(&TensorMapReplace { device, map: &map.current()?.0, address })?;
+        map.put(TensorMap(replaced.try_into().map_err(|_| rekindle_cuda::CUDA_ERROR_UNKNOWN)?))
+    }
     call fn cuTensorMapEncodeTiled(out: Out<TensorMap>, data_type: u32, rank: u32, address: u64, dimensions: In<u64>, strides: In<u64>, sides: In<u32>, element_strides: In<u32>, interleave: u32, swizzle: u32, l2_promotion: u32, fill: u32) {
         let common = Common { data_type, rank, address, dimensions, strides, element_strides, interleave, swizzle, l2_promotion, fill };
         encode(out, common, TensorMapWindow::Tiled { sides: row(sides, rank as usize)? })

@@ -15,7 +15,74 @@ pub struct Function {
     pub since: i32,
     /// Suffix of the variant for a default stream per thread: `ptds` or `ptsz`.
     pub threads: Option<&'static str>,
-    pub implemented: bool,
+    /// Why it is not implemented.
+    pub missing: Option<&'static str>,
+}
+
+impl Function {
+    pub fn implemented(&self) -> bool {
+        self.missing.is_none()
+    }
+}
+
+/// Why functions are not implemented: a word of the table, what they are about, and the reason.
+const REASONS: &[(&str, &str, &str)] = &[
+    (
+        "references",
+        "Texture and surface references of modules",
+        "CUDA 12 has taken them out of its compilers; texture and surface objects do the same",
+    ),
+    (
+        "sparse",
+        "Sparse arrays",
+        "arrays have all of their memory from the beginning; none are given that memory is mapped into later",
+    ),
+    (
+        "graphics",
+        "OpenGL, EGL and VDPAU",
+        "buffers of a display driver belong to a connection with it that no image can hold",
+    ),
+    (
+        "external",
+        "Memory and semaphores of other interfaces",
+        "what Vulkan, Direct3D or NvSci made belongs to another driver, of which an image holds nothing",
+    ),
+    (
+        "multicast",
+        "Multicast objects",
+        "multicast over NVLink (NVLS) has not been tried and is left out; NCCL does without",
+    ),
+    (
+        "checkpoint",
+        "The driver's own checkpoint",
+        "a program in a sandbox is checkpointed from outside (`rekindle checkpoint`), and has no driver state of its own",
+    ),
+    (
+        "narrow",
+        "Forms of functions from before CUDA 3.2",
+        "addresses have 32 bits there, and device memory lies above; programs built since mean the later form",
+    ),
+    (
+        "later",
+        "Of later GPUs",
+        "it describes copies that GPUs of compute capability 10.0 and newer make, and those have not been tried",
+    ),
+    (
+        "engine",
+        "The decompression engine",
+        "it is a part of GPUs that have not been tried; kernels can decompress",
+    ),
+    (
+        "several",
+        "Cooperative launches over several GPUs",
+        "their kernels meet at a barrier of several GPUs, which CUDA's own runtime has no more since 13.0",
+    ),
+    ("profiler", "The profiler of the command line", "it ended with CUDA 11; there is nothing to set up"),
+    ("undocumented", "Without documentation", "no header or manual says what it does"),
+];
+
+fn reason(word: &str) -> Option<&'static str> {
+    REASONS.iter().find(|(known, _, _)| *known == word).map(|(_, _, reason)| *reason)
 }
 
 /// Base names that newer programs mean by another symbol: (base, since, symbol).
@@ -68,21 +135,31 @@ pub fn listing() -> String {
     let mut text = String::from(
         "# Functions of the driver API\n\n\
          Made from `crates/cuda/src/functions.txt`. Every function that CUDA 13.0's driver exports is there; one that \
-         is not implemented returns `CUDA_ERROR_NOT_SUPPORTED` and is named once on standard error. With `_ptds` and \
-         `_ptsz` where the header has them.\n",
+         is not implemented returns `CUDA_ERROR_NOT_SUPPORTED` and is named once on standard error, with the reason that \
+         stands here. With `_ptds` and `_ptsz` where the header has them.\n",
     );
-    for (title, implemented) in [("Implemented", true), ("Not implemented", false)] {
-        let listed: Vec<&Function> = functions().iter().filter(|f| f.implemented == implemented).collect();
-        let _ = write!(text, "\n## {title} ({})\n\n", listed.len());
-        for function in listed {
-            let _ = write!(text, "- `{}`", function.symbol);
-            if function.since != 0 {
-                let _ = write!(text, ", CUDA {}.{}", function.since / 1000, function.since % 1000 / 10);
-            }
-            text.push('\n');
+    let missing = functions().iter().filter(|function| !function.implemented()).count();
+    let _ = write!(text, "\n## Implemented ({})\n\n", functions().len() - missing);
+    list(&mut text, Function::implemented);
+    let _ = writeln!(text, "\n## Not implemented ({missing})");
+    for (_, title, reason) in REASONS {
+        let is_here = |function: &Function| function.missing == Some(reason);
+        if functions().iter().any(is_here) {
+            let _ = write!(text, "\n### {title}\n\nWhy: {reason}.\n\n");
+            list(&mut text, is_here);
         }
     }
     text
+}
+
+fn list(text: &mut String, which: impl Fn(&Function) -> bool) {
+    for function in functions().iter().filter(|function| which(function)) {
+        let _ = write!(text, "- `{}`", function.symbol);
+        if function.since != 0 {
+            let _ = write!(text, ", CUDA {}.{}", function.since / 1000, function.since % 1000 / 10);
+        }
+        text.push('\n');
+    }
 }
 
 fn parse(line: &'static str) -> Option<Function> {
@@ -92,7 +169,10 @@ fn parse(line: &'static str) -> Option<Function> {
         base: words.next()?,
         since: words.next()?.parse().ok()?,
         threads: words.next().filter(|word| *word != "-"),
-        implemented: words.next()? == "yes",
+        missing: match words.next()? {
+            "yes" => None,
+            _ => Some(reason(words.next()?)?),
+        },
     })
 }
 
@@ -108,6 +188,15 @@ mod tests {
         assert_eq!(functions().len(), lines);
         let names: HashSet<&str> = functions().iter().map(|f| f.symbol).collect();
         assert_eq!(names.len(), lines);
+    }
+
+    #[test]
+    fn every_reason_is_needed_and_told_once() {
+        for (word, title, reason) in REASONS {
+            let needed = functions().iter().any(|function| function.missing == Some(reason));
+            assert!(needed, "{word} stands behind no function; take it out");
+            assert_eq!(listing().matches(title).count(), 1, "{title}");
+        }
     }
 
     #[test]

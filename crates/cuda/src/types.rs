@@ -352,6 +352,24 @@ pub mod resource_type {
     pub const PITCH2D: u32 = 3;
 }
 
+/// `CUdevResource`: multiprocessors. What lies in its private part is the client's own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DevResource {
+    pub kind: u32,
+    pub device: u32,
+    /// A set of units of the device.
+    pub units: u64,
+    /// Which division it comes from.
+    pub split: u64,
+    pub padding: [u8; 72],
+    pub multiprocessors: u32,
+    /// The least that a part of it has.
+    pub least: u32,
+    pub aligned: u32,
+    pub more: [u8; 36],
+}
+
 /// A 128-byte tensor map, 64-byte aligned.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
@@ -378,4 +396,6 @@ const _: () = assert!(
         && size_of::<HostNodeParams>() == 16
         && size_of::<ConditionalNodeParams>() == 32
         && size_of::<MemAllocNodeParams>() == 120
+        && size_of::<DevResource>() == 144
+        && std::mem::offset_of!(DevResource, multiprocessors) == 96
 );

@@ -222,7 +222,7 @@ fn started(daemon: &Arc<Daemon>, sandbox: &Sandbox, recovery: &Recovery) -> Resu
     let request = run::RunRequest {
         name: Some(record.name),
         gpu: Some(record.gpu),
-        mode: record.mode,
+        mode: Some(record.mode),
         command: record.command,
         directory: record.directory,
         environment: recovery.environment.clone(),

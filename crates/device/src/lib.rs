@@ -14,6 +14,7 @@ mod prepared;
 mod slice;
 mod tensor_map;
 mod texture;
+mod units;
 
 pub use array::{
     ARRAY_CUBEMAP, ARRAY_GATHER, ARRAY_LAYERED, ARRAY_SURFACE, ArrayCopy, ArrayDescription, ArrayFormat,
@@ -30,6 +31,7 @@ pub use texture::{
     ResourceView, Sampler, TEXTURE_AS_INTEGER, TEXTURE_NORMALIZED, TEXTURE_SRGB, Texture, TextureResource,
     View, ViewKind,
 };
+pub use units::Units;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -77,22 +79,6 @@ handles! {
     Part;
     /// An array, with mipmaps or without.
     Array;
-}
-
-/// How the multiprocessors of a device can be divided: into so many units of so many each. A set of units is a number with a
-/// bit for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Units {
-    /// At most 64.
-    pub count: u32,
-    pub multiprocessors: u32,
-}
-
-impl Units {
-    /// The set of all.
-    pub fn all(&self) -> u64 {
-        if self.count >= 64 { u64::MAX } else { (1 << self.count) - 1 }
-    }
 }
 
 impl Stream {
@@ -326,6 +312,14 @@ pub trait Device: Send + Sync {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
 
+    /// `cuTensorMapReplaceAddress`.
+    fn tensor_map_replace(&self, _map: [u8; 128], _address: u64) -> Result<[u8; 128]> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
+    /// `CUatomicOperationCapability` of each `CUatomicOperation`, on memory of the host.
+    fn host_atomics(&self, _operations: &[u32]) -> Result<Vec<u32>> {
+        Err(CUDA_ERROR_NOT_SUPPORTED)
+    }
     /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
     fn fault(&self) -> Option<String>;
 }

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rekindle_cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
-    CuResult,
-};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_LIMIT, CuResult};
 use rekindle_device::{
     Access, Array, ArrayCopy, ArrayDescription, Capture, Code, Copy3D, Device, DeviceInfo, Event, Function,
     FunctionInfo, Global, Graph, GraphCall, GraphExec, GraphNode, GraphNodeKind, Launch, LinkInput,
@@ -554,8 +551,16 @@ impl Device for EmulatedDevice {
         self.views().destroy(kind, number)
     }
 
-    fn tensor_map(&self, _kind: u32, _arguments: &[u8]) -> Result<[u8; 128]> {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
+    fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {
+        crate::tensor::encode(kind, arguments)
+    }
+
+    fn tensor_map_replace(&self, map: [u8; 128], address: u64) -> Result<[u8; 128]> {
+        crate::tensor::replace(map, address)
+    }
+
+    fn host_atomics(&self, operations: &[u32]) -> Result<Vec<u32>> {
+        crate::atomics::capabilities(operations)
     }
 
     fn fault(&self) -> Option<String> {

@@ -16,6 +16,7 @@
 mod access;
 mod arena;
 mod arrays;
+mod atomics;
 mod attributes;
 mod capture;
 mod common;
@@ -42,6 +43,7 @@ mod prepared;
 mod scheduler;
 mod space;
 mod stream;
+mod tensor;
 mod views;
 mod work;
 

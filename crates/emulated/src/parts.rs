@@ -11,12 +11,12 @@ const UNITS: u32 = 16;
 /// How so many multiprocessors are divided.
 pub(crate) fn units(multiprocessors: u32) -> Units {
     let each = (multiprocessors / UNITS).max(1);
-    Units { count: multiprocessors / each, multiprocessors: each }
+    Units { count: multiprocessors / each, multiprocessors: each, rest: multiprocessors % each }
 }
 
 /// How many of so many these units are; 0 is all.
 pub(crate) fn multiprocessors(all: u32, set: u64) -> u32 {
-    if set == 0 { all } else { set.count_ones() * units(all).multiprocessors }
+    if set == 0 { all } else { units(all).multiprocessors_of(set) }
 }
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     pub fn create(&mut self, multiprocessors: u32, set: u64) -> Result<Part> {
-        if set == 0 || set & !units(multiprocessors).all() != 0 {
+        if set == 0 || set & !units(multiprocessors).whole() != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         self.next += 1;

@@ -490,6 +490,20 @@ impl Device for NvidiaDevice {
         tensor::encode(&self.driver, kind, arguments)
     }
 
+    fn tensor_map_replace(&self, map: [u8; 128], address: u64) -> Result<[u8; 128]> {
+        tensor::replace(&self.driver, map, address)
+    }
+
+    fn host_atomics(&self, operations: &[u32]) -> Result<Vec<u32>> {
+        let ask = self.driver.functions.cuDeviceGetHostAtomicCapabilities;
+        let ask = ask.ok_or(rekindle_cuda::CUDA_ERROR_NOT_SUPPORTED)?;
+        let mut found = vec![0; operations.len()];
+        let count = operations.len() as u32;
+        // SAFETY: both arrays have room for `count` words; nothing is kept.
+        let code = unsafe { ask(found.as_mut_ptr(), operations.as_ptr(), count, self.ordinal) };
+        self.driver.check("cuDeviceGetHostAtomicCapabilities", code).map(|()| found)
+    }
+
     fn fault(&self) -> Option<String> {
         self.driver.fault()
     }

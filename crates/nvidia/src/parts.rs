@@ -1,7 +1,7 @@
 //! Parts of a GPU's multiprocessors: green contexts, which belong to the primary context.
 //!
 //! All functions, memory and events of the primary context are usable on a green context's streams, with the primary one
-//! current. The multiprocessors are split once, into units of the least size; what is left over goes with the last unit.
+//! current. The multiprocessors are split once, into units of the least size, and what is left over.
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::{Part, Result, Stream, Units};
@@ -13,8 +13,6 @@ use crate::sys::DevResource;
 const MULTIPROCESSORS: u32 = 1;
 /// The least that a part has, and its steps, from compute capability 9.0 on; older GPUs have smaller ones.
 const UNIT: u32 = 8;
-/// As many as a set has bits for.
-const MOST_UNITS: usize = 64;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`, which the driver wants.
 const DEFAULT_STREAM: u32 = 1;
 /// `CU_STREAM_NON_BLOCKING`, as streams of green contexts must be.
@@ -32,7 +30,8 @@ pub struct Division {
 impl Division {
     pub fn units(&self) -> Units {
         let multiprocessors = self.units.first().map_or(0, |unit| unit.multiprocessors);
-        Units { count: self.units.len() as u32, multiprocessors }
+        let rest = self.rest.map_or(0, |rest| rest.multiprocessors);
+        Units { count: self.units.len() as u32, multiprocessors, rest }
     }
 }
 
@@ -60,8 +59,8 @@ impl NvidiaDevice {
         }
         let (mut all, mut rest) = (NOTHING, NOTHING);
         ask_newer!(self, cuDeviceGetDevResource(self.ordinal, &mut all, MULTIPROCESSORS))?;
-        let mut units = vec![NOTHING; MOST_UNITS];
-        let mut count = MOST_UNITS as u32;
+        let mut units = vec![NOTHING; Units::MOST as usize];
+        let mut count = Units::MOST;
         let split = ask_newer!(
             self,
             cuDevSmResourceSplitByCount(units.as_mut_ptr(), &mut count, &all, &mut rest, 0, UNIT)
@@ -74,13 +73,13 @@ impl NvidiaDevice {
 
     pub(crate) fn create_part(&self, set: u64) -> Result<Part> {
         let division = self.division().ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        if set == 0 || set & !division.units().all() != 0 {
+        let units = division.units();
+        if set == 0 || set & !units.whole() != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let named = division.units.iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
         let mut resources: Vec<DevResource> = named.map(|(_, unit)| *unit).collect();
-        let has_last = set >> (division.units.len() - 1) & 1 == 1;
-        resources.extend(division.rest.filter(|_| has_last));
+        resources.extend(division.rest.filter(|_| set & units.rest() != 0));
         let (mut description, mut green) = (0, 0);
         let count = resources.len() as u32;
         ask_newer!(self, cuDevResourceGenerateDesc(&mut description, resources.as_ptr(), count))?;

@@ -211,6 +211,9 @@ functions! {
             *mut TensorMap, c_uint, u32, u64, *const u64, *const u64, *const u32, *const u32,
             c_uint, c_uint, c_uint, c_uint
         );
+        fn cuTensorMapReplaceAddress(*mut TensorMap, u64);
+        // CUDA 13.0.
+        fn cuDeviceGetHostAtomicCapabilities(*mut c_uint, *const c_uint, c_uint, c_int);
         fn cuTensorMapEncodeIm2col(
             *mut TensorMap, c_uint, u32, u64, *const u64, *const u64, *const c_int, *const c_int, u32, u32,
             *const u32, c_uint, c_uint, c_uint, c_uint

@@ -58,3 +58,11 @@ pub fn encode(driver: &Driver, kind: u32, arguments: &[u8]) -> Result<[u8; 128]>
     };
     driver.check("cuTensorMapEncode", code).map(|()| map.0)
 }
+
+pub fn replace(driver: &Driver, map: [u8; 128], address: u64) -> Result<[u8; 128]> {
+    let replace = driver.functions.cuTensorMapReplaceAddress.ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+    let mut map = TensorMap(map);
+    // SAFETY: the map is aligned as the driver wants it, and written; nothing is kept.
+    let code = unsafe { replace(&mut map, address) };
+    driver.check("cuTensorMapReplaceAddress", code).map(|()| map.0)
+}

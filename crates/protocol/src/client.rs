@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub const RUN_DIRECTORY: &str = "REKINDLE_RUN";
 /// File in the run directory whose size is the number of steps that the program has told.
 pub const STEPS: &str = "steps";
+/// File in the run directory with the names of functions that the program was refused, a line each. The client appends to it.
+pub const REFUSED: &str = "refused";
 /// Socket in the run directory where a process of the sandbox asks for a worker.
 pub const ADMISSION_SOCKET: &str = "gate.sock";
 /// Every file that a client makes in the run directory is named `KIND-PROCESS-N`: `board-1000`, `ring-1000-0`,
@@ -27,7 +29,7 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 pub const CLIENT_VERSION: u32 = 6;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], and version 5 has
-/// no arrays and nodes of fewer kinds; all that they say is said in the same way since.
+/// no arrays, nodes of fewer kinds, and no parts of the multiprocessors; all that they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;

@@ -18,6 +18,10 @@ const MAGIC: &[u8; 4] = b"RKIP";
 pub enum Kind {
     Memory = 1,
     Event = 2,
+    /// Of `cuMemCreate`.
+    Physical = 3,
+    /// A pool that allocations were made from: who has this knows where they lie, and has none of them yet.
+    Pool = 4,
 }
 
 /// What is in a handle's bytes.
@@ -86,6 +90,8 @@ pub enum Answer {
     Gone {},
     /// The worker speaks this version.
     Version { version: u32 },
+    /// As `Here`, of memory that says on which GPU it lies.
+    On { bytes: u64, gpu: [u8; 16] },
 }
 
 #[cfg(test)]

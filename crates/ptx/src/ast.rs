@@ -137,7 +137,7 @@ pub(crate) enum Operand {
     Vector(Vec<Operand>),
     /// `[BASE+4]`, where BASE is a name or an integer
     Address(Box<Operand>, i64),
-    /// `[BASE, {%a, %b}]` of textures and surfaces; of tensors it is read so that such an instruction is refused by its name.
+    /// `[BASE, {%a, %b}]` of textures, surfaces and tensors: the address, and what stands behind it.
     Coordinates(Box<Operand>, Vec<Operand>),
     /// `(%a, %b)` of a call
     Group(Vec<Operand>),

@@ -21,7 +21,8 @@ pub struct DeviceLimits {
     /// Address of 32 zeroed bytes in which the blocks of a cooperative grid meet; kernels find it in
     /// `%envreg1` (high half) and `%envreg2`. Zero for any other launch.
     pub workspace: u64,
-    /// The units of so many multiprocessors each that blocks run on, as bits; 0: all there are.
+    /// The units of so many multiprocessors each that blocks run on, as bits, the last of which may be smaller; 0: all there
+    /// are.
     pub units: u64,
     pub unit: u32,
 }
@@ -29,13 +30,18 @@ pub struct DeviceLimits {
 impl DeviceLimits {
     /// The multiprocessor that a block runs on.
     pub(crate) fn multiprocessor(&self, block: u64) -> u64 {
-        if self.units == 0 {
-            return block % u64::from(self.multiprocessors.max(1));
+        let (all, unit) = (u64::from(self.multiprocessors.max(1)), u64::from(self.unit.max(1)));
+        let own = (0..64).filter(|bit| self.units >> bit & 1 == 1).map(|bit| bit * unit);
+        let own = own.map(|first| first..all.min(first + unit)).filter(|unit| !unit.is_empty());
+        let count: u64 = own.clone().map(|unit| unit.end - unit.start).sum();
+        let mut place = block % if count == 0 { all } else { count };
+        for unit in own {
+            if place < unit.end - unit.start {
+                return unit.start + place;
+            }
+            place -= unit.end - unit.start;
         }
-        let unit = u64::from(self.unit.max(1));
-        let place = block % (u64::from(self.units.count_ones()) * unit);
-        let nth = (0..64).filter(|bit| self.units >> bit & 1 == 1).nth((place / unit) as usize);
-        nth.unwrap_or(0) * unit + place % unit
+        place
     }
 }
 

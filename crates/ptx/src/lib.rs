@@ -29,6 +29,7 @@ mod machine;
 mod module;
 mod parser;
 mod program;
+mod tensor_map;
 mod texture;
 mod types;
 
@@ -39,5 +40,6 @@ pub use machine::access::install_fault_handler;
 pub use machine::grid::Grid;
 pub use machine::windows::is_window_address;
 pub use module::{Entry, Global, Module, Parameter, Relocation};
+pub use tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 pub use texture::{AddressMode, Image, TexelFormat, Texture, View, ViewKind};
 pub use types::Space;

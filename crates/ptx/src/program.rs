@@ -94,6 +94,25 @@ pub(crate) enum Op {
         from: Space,
         signal: bool,
     },
+    /// `cp.async.bulk.tensor` to shared memory: map, target, mbarrier, coordinates.
+    TensorLoad {
+        dimensions: u8,
+    },
+    /// From there: map, source, coordinates.
+    TensorStore {
+        dimensions: u8,
+    },
+    /// `tensormap.replace`: map, value.
+    TensorMapReplace {
+        space: Space,
+        offset: u32,
+        bytes: u8,
+    },
+    /// `tensormap.cp_fenceproxy`: target, source.
+    TensorMapCopy {
+        to: Space,
+        from: Space,
+    },
     Mbarrier(Mbarrier, Space, i64),
     Fence,
     Branch(u32),

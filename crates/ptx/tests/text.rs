@@ -25,8 +25,12 @@ fn unknown_instructions_are_named_with_their_line() {
         ("sust.p.1d.b32.trap [%r1, {%r2}], {%r3};", "sust.p.1d.b32.trap"),
         ("sured.b.add.1d.u32.trap [%r1, {%r2}], %r3;", "sured.b.add.1d.u32.trap"),
         (
-            "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%r2, {%r3}], [%r1];",
-            "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+            "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r1], [%r2, {%r3}], [%r1];",
+            "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes",
+        ),
+        (
+            "tensormap.replace.tile.colour.global.b1024.b32 [%r1], 2;",
+            "tensormap.replace.tile.colour.global.b1024.b32",
         ),
         ("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned"),
         ("setp.lo.s32 %p, %r1, %r2;", "setp.lo.s32"),
@@ -51,6 +55,9 @@ fn operands_are_checked() {
         "ld.global.v2.u32 {%r1, %r2, %r3}, [%r1];",
         "call nothing, (%r1);",
         "st.global.u32 %r1, %r2;",
+        "tensormap.replace.tile.box_dim.global.b1024.b32 [%r1], 5, 8;",
+        "tensormap.replace.tile.rank.global.b1024.b32 [%r1], 1, 8;",
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%r1, {%r2}], [%r3];",
     ] {
         let error = refused(body);
         assert_eq!(error.line(), Some(8), "{body}: {error}");

@@ -5,7 +5,8 @@ use rekindle_protocol::daemon::{Level, LoadOrder, Mode};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModeArgument {
-    /// `sandbox` for what Rekindle starts, `driver` for what it did not.
+    /// What fits: to start, `sandbox` unless it is known that the program cannot run there; to checkpoint, `driver` for what
+    /// Rekindle did not start.
     Auto,
     Sandbox,
     Driver,

@@ -35,11 +35,13 @@ fn free(address: u64) -> Result<()> {
         return graph::memory::free(address);
     }
     let freed = map::take(address, |a| {
-        matches!(a.purpose, Purpose::Device | Purpose::Pooled { .. } | Purpose::Managed)
+        let of_pool = matches!(a.purpose, Purpose::Pooled { .. } | Purpose::PoolImport { .. });
+        of_pool || matches!(a.purpose, Purpose::Device | Purpose::Managed)
     })?;
     session::get()?.sticky_error(freed.device)?;
     match freed.purpose {
         Purpose::Managed => pinned::release(freed),
+        Purpose::PoolImport { .. } => super::pool::close(freed),
         _ => lane::ask(&MemoryFree { device: freed.device, address }),
     }
 }

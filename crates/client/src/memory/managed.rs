@@ -73,6 +73,9 @@ exports! {
     ready fn cuMemDiscardBatchAsync | cuMemDiscardBatchAsync_ptsz [stream] (addresses: In<u64>, sizes: In<usize>, count: usize, _flags: u64, stream: Handle) {
         prefetch_batch(addresses, sizes, count, stream)
     }
+    ready fn cuMemDiscardAndPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync_ptsz [stream] (addresses: In<u64>, sizes: In<usize>, count: usize, _locations: In<MemLocation>, _indices: In<usize>, _location_count: usize, _flags: u64, stream: Handle) {
+        prefetch_batch(addresses, sizes, count, stream)
+    }
     ready fn cuMemAdvise(address: u64, bytes: usize, _advice: u32, _device: i32) { is_managed(address, bytes) }
     ready fn cuMemAdvise_v2(address: u64, bytes: usize, _advice: u32, _location: MemLocation) { is_managed(address, bytes) }
     ready fn cuMemRangeGetAttribute(out: Out<i32>, size: usize, attribute: u32, address: u64, bytes: usize) {

@@ -38,6 +38,10 @@ pub enum Purpose {
     },
     /// Another process's, opened by `cuIpcOpenMemHandle`.
     Imported,
+    /// Another process's, from a pool of it.
+    PoolImport {
+        pool: Handle,
+    },
     /// A variable of a module.
     Global,
 }
@@ -68,7 +72,7 @@ fn write() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {
 
 /// Notes an allocation of the current context's.
 pub fn note(address: u64, bytes: u64, purpose: Purpose) -> Result<()> {
-    let context = context::current_if_any();
+    let context = context::current_if_any().map(|context| context.owner());
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let allocation = Allocation {
         address,
@@ -145,7 +149,9 @@ pub fn forget(which: impl Fn(&Allocation) -> bool) -> Result<()> {
         let _ = match allocation.purpose {
             Purpose::Device | Purpose::Pooled { .. } => lane::ask(&MemoryFree { device, address }),
             Purpose::Mapped { .. } => lane::ask(&PhysicalUnmap { address, bytes }),
-            Purpose::Imported => lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop),
+            Purpose::Imported | Purpose::PoolImport { .. } => {
+                lane::ask(&IpcMemoryClose { device, address, all: true }).map(drop)
+            }
             Purpose::Pinned { .. } | Purpose::Managed => pinned::release(allocation),
             Purpose::Registered { .. } | Purpose::Global | Purpose::Graph => Ok(()),
         };

@@ -9,5 +9,7 @@ mod pool;
 mod register;
 mod virtual_memory;
 
+pub use allocate::cuMemGetInfo_v2;
 pub use map::{Allocation, Purpose, at, find, forget, note, note_global, note_on, take};
-pub use pinned::{allocate, is_pinned, is_shared, release};
+pub use pinned::{allocate, cuMemAllocHost_v2, is_pinned, is_shared, release};
+pub use register::cuMemHostRegister_v2;

@@ -69,7 +69,7 @@ fn value(which: u32, address: u64, allocation: &Allocation) -> Result<Value> {
         ALLOWED_HANDLE_TYPES => Value::Long(0),
         ACCESS_FLAGS => Value::Int(3),
         POOL => match purpose {
-            Purpose::Pooled { pool } => Value::Long(pool.0 as u64),
+            Purpose::Pooled { pool } | Purpose::PoolImport { pool } => Value::Long(pool.0 as u64),
             _ => Value::Long(0),
         },
         _ => return Err(CUDA_ERROR_INVALID_VALUE),

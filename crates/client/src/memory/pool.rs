@@ -1,27 +1,37 @@
 //! Memory pools: attributes are kept here; the worker has one pool for each device.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rekindle_cuda::types::{LOCATION_DEVICE, MemAccessDesc, MemLocation, MemPoolProps};
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN,
 };
-use rekindle_protocol::operation::{MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, PoolTrim};
+use rekindle_protocol::ipc::{HANDLE_BYTES, Handle as Shared, Kind as SharedKind, Source};
+use rekindle_protocol::operation::{
+    IpcMemoryClose, IpcMemoryExport, IpcMemoryOpen, MemoryAllocateAsync, MemoryFree, MemoryFreeAsync,
+    PoolTrim,
+};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
+use crate::shareable::{self, POSIX_DESCRIPTOR};
 use crate::stream::{self, resolve};
-use crate::{device, graph, lane, session};
+use crate::{context, device, graph, lane, session};
 
-use super::map::{self, Purpose};
+use super::map::{self, Allocation, Purpose};
 use super::pinned;
-use super::virtual_memory::POSIX_DESCRIPTOR;
 
 struct Pool {
     device: u8,
     default: bool,
+    /// `CUmemAllocationHandleType`s that it may be exported as.
+    handle_types: u32,
+    /// Another process's: allocations of it come by [`import_pointer`].
+    imported: bool,
     reuse: [AtomicU64; 3],
     threshold: AtomicU64,
     used: AtomicU64,
@@ -38,11 +48,20 @@ impl Object for Pool {
 /// Default and current pool of each device.
 static POOLS: Mutex<[(Handle, Handle); 8]> = Mutex::new([(Handle::NULL, Handle::NULL); 8]);
 
-fn make(device: u8, default: bool) -> Result<Handle> {
+fn make(device: u8, default: bool, handle_types: u32, imported: bool) -> Result<Handle> {
     let on = || AtomicU64::new(1);
     let zero = || AtomicU64::new(0);
     let reuse = [on(), on(), on()];
-    arena::insert(Pool { device, default, reuse, threshold: zero(), used: zero(), used_high: zero() })
+    arena::insert(Pool {
+        device,
+        default,
+        handle_types,
+        imported,
+        reuse,
+        threshold: zero(),
+        used: zero(),
+        used_high: zero(),
+    })
 }
 
 fn pools(device: i32) -> Result<(Handle, Handle)> {
@@ -50,7 +69,7 @@ fn pools(device: i32) -> Result<(Handle, Handle)> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let entry = pools.get_mut(device as usize).ok_or(CUDA_ERROR_INVALID_DEVICE)?;
     if entry.0.is_null() {
-        let pool = make(device as u8, true)?;
+        let pool = make(device as u8, true, 0, false)?;
         *entry = (pool, pool);
     }
     Ok(*entry)
@@ -58,7 +77,8 @@ fn pools(device: i32) -> Result<(Handle, Handle)> {
 
 fn set_pool(device: i32, pool: Handle) -> Result<()> {
     pools(device)?;
-    if i32::from(arena::get::<Pool>(pool)?.device) != device {
+    let object = arena::get::<Pool>(pool)?;
+    if i32::from(object.device) != device || object.imported {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,6 +97,9 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, stream: Handle) -
         None => pools(place.device.into())?.1,
     };
     let pool = arena::get::<Pool>(handle)?;
+    if pool.imported {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     let bytes = bytes as u64;
     if bytes > session::get()?.device(pool.device.into())?.total_memory {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
@@ -105,7 +128,8 @@ fn free(address: u64, stream: Handle) -> Result<()> {
         };
     }
     let freed = map::take(address, |a| {
-        matches!(a.purpose, Purpose::Device | Purpose::Pooled { .. } | Purpose::Managed)
+        let of_pool = matches!(a.purpose, Purpose::Pooled { .. } | Purpose::PoolImport { .. });
+        of_pool || matches!(a.purpose, Purpose::Device | Purpose::Managed)
     })?;
     match freed.purpose {
         Purpose::Pooled { pool } => {
@@ -114,9 +138,72 @@ fn free(address: u64, stream: Handle) -> Result<()> {
             }
             lane::post(&MemoryFreeAsync { device: freed.device, address, stream: place.id }, &[])
         }
+        Purpose::PoolImport { .. } => close(freed),
         Purpose::Managed => pinned::release(freed),
         _ => lane::ask(&MemoryFree { device: freed.device, address }),
     }
+}
+
+/// Lets go of what another process allocated. It stays noted as long as it is open once more.
+pub fn close(import: Allocation) -> Result<()> {
+    if !lane::ask(&IpcMemoryClose { device: import.device, address: import.address, all: false })? {
+        map::note(import.address, import.bytes, import.purpose)?;
+    }
+    Ok(())
+}
+
+fn export(out: Out<i32>, pool: Handle, kind: u32, flags: u64) -> Result<()> {
+    out.check()?;
+    shareable::check_kind("cuMemPoolExportToShareableHandle", kind)?;
+    let object = arena::get::<Pool>(pool).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if flags != 0 || object.handle_types & kind == 0 || object.imported {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let source = Source { key: session::get()?.process.into(), number: pool.0 as u64 };
+    let shared = Shared { kind: SharedKind::Pool, source, offset: object.device.into(), bytes: 0 };
+    shareable::put(out, &shared.encode())
+}
+
+fn import(out: Out<Handle>, descriptor: *const c_void, kind: u32, flags: u64) -> Result<()> {
+    const NAME: &str = "cuMemPoolImportFromShareableHandle";
+    out.check()?;
+    shareable::check_kind(NAME, kind)?;
+    let bytes = shareable::read(NAME, descriptor, SharedKind::Pool)?;
+    let shared = Shared::decode(&bytes, SharedKind::Pool).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = u8::try_from(shared.offset).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
+    device::info(device.into())?;
+    if flags != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    out.put(make(device, false, kind, true)?)
+}
+
+/// `CUmemPoolPtrExportData`.
+type PointerData = [u8; HANDLE_BYTES];
+
+fn export_pointer(out: Out<PointerData>, address: u64) -> Result<()> {
+    out.check()?;
+    let allocation = map::at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let Purpose::Pooled { pool } = allocation.purpose else { return Err(CUDA_ERROR_INVALID_VALUE) };
+    if arena::get::<Pool>(pool)?.handle_types & POSIX_DESCRIPTOR == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let handle = lane::ask(&IpcMemoryExport { device: allocation.device, address })?;
+    out.put(handle.try_into().map_err(|_| CUDA_ERROR_UNKNOWN)?)
+}
+
+fn import_pointer(out: Out<u64>, pool: Handle, data: In<PointerData>) -> Result<()> {
+    out.check()?;
+    let object = arena::get::<Pool>(pool).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if !object.imported {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    context::open(object.device)?;
+    let (address, bytes) = lane::ask(&IpcMemoryOpen { device: object.device, handle: &data.get()? })?;
+    if map::at(address).is_none() {
+        map::note(address, bytes, Purpose::PoolImport { pool })?;
+    }
+    out.put(address)
 }
 
 fn location_device(location: In<MemLocation>) -> Result<i32> {
@@ -128,6 +215,12 @@ fn location_device(location: In<MemLocation>) -> Result<i32> {
 const FIRST_WIDE: u32 = 4;
 
 exports! {
+    call fn cuMemPoolExportToShareableHandle(out: Out<i32>, pool: Handle, kind: u32, flags: u64) { export(out, pool, kind, flags) }
+    call fn cuMemPoolImportFromShareableHandle(out: Out<Handle>, descriptor: *const c_void, kind: u32, flags: u64) {
+        import(out, descriptor, kind, flags)
+    }
+    call fn cuMemPoolExportPointer(out: Out<PointerData>, address: u64) { export_pointer(out, address) }
+    call fn cuMemPoolImportPointer(out: Out<u64>, pool: Handle, data: In<PointerData>) { import_pointer(out, pool, data) }
     call fn cuMemAllocAsync | cuMemAllocAsync_ptsz [stream] (out: Out<u64>, bytes: usize, stream: Handle) { allocate(out, bytes, None, stream) }
     call fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz [stream] (out: Out<u64>, bytes: usize, pool: Handle, stream: Handle) {
         allocate(out, bytes, Some(pool), stream)
@@ -189,7 +282,7 @@ exports! {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         device::info(properties.location.id)?;
-        out.put(make(properties.location.id as u8, false)?)
+        out.put(make(properties.location.id as u8, false, properties.handle_types, false)?)
     }
     ready fn cuMemPoolDestroy(pool: Handle) {
         let object = arena::get::<Pool>(pool)?;

@@ -1,19 +1,25 @@
 //! Addresses, physical memory, and mapping the one to the other.
 
+use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rekindle_cuda::types::{LOCATION_DEVICE, MemAccessDesc, MemAllocationProp, MemLocation};
 use rekindle_cuda::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_UNKNOWN,
 };
+use rekindle_protocol::ipc::{HANDLE_BYTES, Kind as Shared};
 use rekindle_protocol::operation::{
-    AddressFree, AddressReserve, Id, PhysicalCreate, PhysicalMap, PhysicalProtect, PhysicalRelease,
-    PhysicalUnmap,
+    AddressFree, AddressReserve, Id, PhysicalCreate, PhysicalExport, PhysicalImport, PhysicalMap,
+    PhysicalProtect, PhysicalRelease, PhysicalUnmap,
 };
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::arena::{self, Kind, Object};
 use crate::export::exports;
+use crate::shareable::{self, POSIX_DESCRIPTOR};
 use crate::{capture, context_state, device, lane, session};
 
 use super::map::{self, Purpose};
@@ -42,15 +48,17 @@ impl Object for Physical {
     }
 }
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Frameworks ask for it as a matter of course and rarely export: that
-/// alone is refused.
-pub const POSIX_DESCRIPTOR: u32 = 1;
+/// What was exported, by the handles that others read: the exporter itself gets its own handle again.
+static EXPORTED: Mutex<BTreeMap<[u8; HANDLE_BYTES], Handle>> = Mutex::new(BTreeMap::new());
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: u32 = 1;
+
 fn properties(properties: In<MemAllocationProp>) -> Result<MemAllocationProp> {
     let properties = properties.get()?;
-    if properties.kind != 1 {
+    if properties.kind != PINNED {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     if properties.location.kind != LOCATION_DEVICE {
@@ -77,12 +85,64 @@ fn drop_reference(handle: Handle) -> Result<()> {
     let physical = arena::get::<Physical>(handle)?;
     if physical.references.fetch_sub(1, Ordering::AcqRel) == 1 {
         lane::ask(&PhysicalRelease { id: physical.id })?;
+        exported().retain(|_, exported| *exported != handle);
         arena::remove::<Physical>(handle)?;
     }
     Ok(())
 }
 
+fn exported() -> MutexGuard<'static, BTreeMap<[u8; HANDLE_BYTES], Handle>> {
+    EXPORTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn export(out: Out<i32>, handle: Handle, kind: u32, flags: u64) -> Result<()> {
+    out.check()?;
+    shareable::check_kind("cuMemExportToShareableHandle", kind)?;
+    let physical = arena::get::<Physical>(handle).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    if flags != 0 || physical.properties.0.handle_types & kind == 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let shared = lane::ask(&PhysicalExport { id: physical.id })?;
+    let shared: [u8; HANDLE_BYTES] = shared.try_into().map_err(|_| CUDA_ERROR_UNKNOWN)?;
+    exported().insert(shared, handle);
+    shareable::put(out, &shared)
+}
+
+fn import(out: Out<Handle>, descriptor: *const c_void, kind: u32) -> Result<()> {
+    const NAME: &str = "cuMemImportFromShareableHandle";
+    out.check()?;
+    shareable::check_kind(NAME, kind)?;
+    let shared = shareable::read(NAME, descriptor, Shared::Physical)?;
+    let known = exported().get(&shared).copied();
+    if let Some(handle) = known {
+        let physical = arena::get::<Physical>(handle)?;
+        physical.references.fetch_add(1, Ordering::AcqRel);
+        physical.released.store(false, Ordering::Release);
+        return out.put(handle);
+    }
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let asked = lane::ask(&PhysicalImport { id, handle: &shared });
+    let (device, bytes) = asked.map_err(|code| match code {
+        CUDA_ERROR_INVALID_VALUE => shareable::not_ours(NAME, code),
+        code => code,
+    })?;
+    let properties = Properties(MemAllocationProp {
+        kind: PINNED,
+        handle_types: kind,
+        location: MemLocation { kind: LOCATION_DEVICE, id: device.into() },
+        win32: std::ptr::null_mut(),
+        compression: 0,
+        rdma: 0,
+        usage: 0,
+        reserved: [0; 4],
+    });
+    let (references, released) = (AtomicU32::new(1), AtomicBool::new(false));
+    out.put(arena::insert(Physical { id, device, bytes, properties, references, released })?)
+}
+
 exports! {
+    call fn cuMemExportToShareableHandle(out: Out<i32>, handle: Handle, kind: u32, flags: u64) { export(out, handle, kind, flags) }
+    call fn cuMemImportFromShareableHandle(out: Out<Handle>, descriptor: *const c_void, kind: u32) { import(out, descriptor, kind) }
     call fn cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, address: u64, flags: u64) {
         out.check()?;
         let granularity = session::get()?.welcome.granularity;

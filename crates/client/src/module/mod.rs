@@ -9,6 +9,7 @@ mod options;
 mod single;
 
 pub use kernel::{DEVICES, Found, Kernel};
+pub use link::{cuLinkAddData_v2, cuLinkAddFile_v2, cuLinkCreate_v2};
 pub use single::functions;
 
 use std::sync::atomic::{AtomicU32, Ordering};

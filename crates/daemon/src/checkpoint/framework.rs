@@ -48,7 +48,7 @@ pub fn make(daemon: &Daemon, request: FrameworkRequest, reply: &Reply<'_>) -> Re
         run::RunRequest {
             name: None,
             gpu: request.gpu,
-            mode: Mode::Sandbox,
+            mode: Some(Mode::Sandbox),
             command,
             directory: request.directory,
             environment,

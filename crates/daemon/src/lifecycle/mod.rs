@@ -3,6 +3,7 @@
 pub mod end;
 pub mod exec;
 pub mod images;
+mod mode;
 pub mod portions;
 pub mod run;
 pub mod slices;

@@ -25,13 +25,14 @@ use crate::sandboxes::{logs, names};
 use crate::sleep::wake;
 use crate::{fault, frameworks, network};
 
-use super::{portions, slices};
+use super::{mode, portions, slices};
 
 /// What the user asks for.
 pub struct RunRequest {
     pub name: Option<String>,
     pub gpu: Option<String>,
-    pub mode: Mode,
+    /// None: one that is chosen.
+    pub mode: Option<Mode>,
     pub command: Vec<String>,
     pub directory: String,
     pub environment: Vec<(String, String)>,
@@ -64,11 +65,19 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     let (network, ports) = network::choose(Some(request.network), &request.publish, (request.network, &[]))?;
     let mounts = mounts::settle(&request.mounts)?;
     let mut environment = request.environment.clone();
-    let gpu = match request.mode {
+    let program = mode::program(&request);
+    let (mode, reason) = match request.mode {
+        Some(mode) => (mode, None),
+        None => {
+            let (mode, reason) = mode::choose(daemon, &request, program.as_deref());
+            (mode, Some(reason))
+        }
+    };
+    let gpu = match mode {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
         Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
     };
-    let shares = match (&request.tenant, request.mode) {
+    let shares = match (&request.tenant, mode) {
         (None, _) => None,
         (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
@@ -90,11 +99,13 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
             slice,
             user: request.user.clone(),
             terminal: request.terminal,
-            ..Record::new(daemon.places.new_id()?, at.name, request.mode, State::Starting, gpu)
+            mode_reason: reason,
+            program,
+            ..Record::new(daemon.places.new_id()?, at.name, mode, State::Starting, gpu)
         };
         create(daemon, record, former, None)
     })?;
-    if request.mode == Mode::Sandbox {
+    if mode == Mode::Sandbox {
         client_library::add_to(&mut environment, RUN_PATH);
         gpu::tell(&sandbox.record().gpu, &mut environment);
     }

@@ -41,6 +41,7 @@ mod operation_lock;
 pub mod quiesce;
 pub mod record;
 pub mod recovery;
+pub mod refusals;
 pub mod registry;
 mod stats;
 pub mod steps;
@@ -68,6 +69,7 @@ pub struct Sandbox {
     records: PathBuf,
     logs: PathBuf,
     criu_cache: PathBuf,
+    refusals: refusals::Memory,
     log_max: u64,
     pool: Arc<WorkerPool>,
     record: Mutex<Record>,
@@ -108,6 +110,7 @@ impl Sandbox {
             records: places.sandboxes(),
             logs: places.logs(),
             criu_cache: places.criu_cache(),
+            refusals: refusals::Memory::in_directory(&places.state),
             log_max: places.log_max,
             pool: pool.clone(),
             record: Mutex::new(record),
@@ -221,7 +224,11 @@ impl Sandbox {
             }
         }
         let pids = workers.iter().map(|worker| worker.pid()).collect();
-        record.shown(device, shared, pinned, pids)
+        let mut shown = record.shown(device, shared, pinned, pids);
+        if record.is_live() {
+            shown.refused = refusals::read(&self.run_directory);
+        }
+        shown
     }
 
     /// Where its CPU half lives, and how its init is run.
@@ -400,6 +407,10 @@ impl Sandbox {
                     .to_string(),
             );
         }
+        let refused = refusals::read(&self.run_directory);
+        if let Some(program) = self.record().program.filter(|_| !refused.is_empty()) {
+            self.refusals.remember(&program, &refused);
+        }
         for directory in [&self.run_directory, &self.pages] {
             if let Err(error) = remove_directory(directory) {
                 log::warn!("{error}");
@@ -412,6 +423,7 @@ impl Sandbox {
                 Some(Exit::Stopped) => State::Stopped,
                 None => State::Failed,
             };
+            record.refused = refused;
             record.exit_code = exit.map(|exit| exit.shell_code());
             record.ended = Some(crate::host::clock::rfc3339(time));
             if let Some(recovery) = &mut record.recovery {

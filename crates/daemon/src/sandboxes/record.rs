@@ -92,6 +92,15 @@ pub struct Record {
     /// Whether it was started with a terminal, and of which size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<WindowSize>,
+    /// Why it has its mode, where that was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
+    /// What stands for its file and arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// Functions that it was refused, once it has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
 }
 
 /// A program that is being moved to another GPU.
@@ -173,6 +182,9 @@ impl Record {
             forward: None,
             arrival: None,
             terminal: None,
+            mode_reason: None,
+            program: None,
+            refused: Vec::new(),
         }
     }
 
@@ -252,6 +264,8 @@ impl Record {
             mounts: self.mounts.clone(),
             tenant: self.tenant.clone(),
             node: self.node.clone(),
+            mode_reason: self.mode_reason.clone(),
+            refused: self.refused.clone(),
         }
     }
 
@@ -407,6 +421,9 @@ mod tests {
             forward: Some(Forward { host: "b".into(), ports: Vec::new(), until_unix_ms: 1 }),
             arrival: Some("2f".into()),
             terminal: Some(WindowSize::default()),
+            mode_reason: Some("it is so".into()),
+            program: Some("0f".into()),
+            refused: vec!["cuX".into()],
         };
         record.save(directory.path()).unwrap();
         fs::write(directory.path().join("bad.json"), "{").unwrap();

@@ -297,6 +297,7 @@ fn answer(
             name,
             gpu,
             mode,
+            choose,
             command,
             directory,
             environment,
@@ -310,7 +311,7 @@ fn answer(
             tenant,
             terminal,
         } => {
-            let mode = mode.unwrap_or_default();
+            let mode = if choose { None } else { Some(mode.unwrap_or_default()) };
             let framework = false;
             let recovery = recovery.map(|plan| Recovery::new(plan, environment.clone(), allow.clone()));
             let network = network.unwrap_or_default();

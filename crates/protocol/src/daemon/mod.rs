@@ -53,6 +53,9 @@ pub enum Request {
         gpu: Option<String>,
         /// None: sandbox.
         mode: Option<Mode>,
+        /// The daemon is to choose the mode.
+        #[serde(default)]
+        choose: bool,
         command: Vec<String>,
         directory: String,
         environment: Vec<(String, String)>,

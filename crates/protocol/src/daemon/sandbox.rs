@@ -105,6 +105,12 @@ pub struct Sandbox {
     /// The node that it has gone on at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// Why it has its mode, where the daemon chose that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_reason: Option<String>,
+    /// Functions of the driver that the program was refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
 }
 
 /// What a sandbox's program uses at a moment. None of a number: it is not known just now.

@@ -2,7 +2,7 @@
 
 use rekindle_device::{
     ArrayCopy, ArrayDescription, Capture, Copy3D, FunctionInfo, Launch, LaunchAttributes, MemorySet,
-    ModuleKind, View, ViewKind,
+    ModuleKind, Units, View, ViewKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -274,6 +274,30 @@ operations! {
     sync capture_depend CaptureDepend { device: u8, stream: Id, after: Vec<u32>, alone: bool } -> ();
     /// A node of a captured stream.
     sync capture_add CaptureAdd { device: u8, stream: Id, action: NodeAction } -> ();
+    // Parts of the multiprocessors: green contexts.
+
+    /// How the multiprocessors can be divided for the program.
+    sync part_units PartUnits { device: u8 } -> Units;
+    /// The multiprocessors of a set of units.
+    sync part_create PartCreate { device: u8, id: Id, units: u64 } -> ();
+    /// Its streams, whose work is done, go with it.
+    async part_destroy PartDestroy { id: Id };
+    /// A non-blocking stream whose kernels run there.
+    async stream_create_on StreamCreateOn { part: Id, id: Id, priority: i32 };
+    /// Records an event behind all that the streams of a part have, or of the device.
+    sync context_record ContextRecord { device: u8, part: Option<Id>, event: Id } -> ();
+    /// Has all that the streams of a part, or of the device, are given from now on wait for an event.
+    sync context_wait ContextWait { device: u8, part: Option<Id>, event: Id } -> ();
+
+    /// `cuMemExportToShareableHandle`: a handle of the memory, as of CUDA IPC.
+    sync physical_export PhysicalExport { id: Id } -> Vec<u8>;
+    /// `cuMemImportFromShareableHandle`: the device that the memory lies on, and its bytes.
+    sync physical_import PhysicalImport<'a> { id: Id, handle: &'a [u8] } -> (u8, u64);
+
+    /// What the link to the host does of each of these atomic operations: `CUatomicOperationCapability`.
+    sync host_atomics HostAtomics { device: u8, operations: Vec<u32> } -> Vec<u32>;
+    /// A tensor map of 128 bytes for memory elsewhere.
+    sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
 }
 
 #[cfg(test)]

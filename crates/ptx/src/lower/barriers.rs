@@ -88,7 +88,7 @@ impl FunctionLowering<'_, '_> {
             "sync_restrict::shared::cluster",
             "sync_restrict::shared::cta",
         ]);
-        modifiers.take_any(&["async.global", "async.shared"]);
+        modifiers.take_any(&["async.global", "async.shared", "tensormap::generic"]);
         take_hints(modifiers);
         take_space(modifiers);
         modifiers.take_any(&["release", "acquire", "cluster", "gpu"]);

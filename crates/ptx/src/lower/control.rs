@@ -23,6 +23,7 @@ impl<'a> FunctionLowering<'_, 'a> {
             "atom" | "red" => self.atomic(instruction, modifiers),
             "cp" => self.asynchronous(instruction, modifiers),
             "mbarrier" => self.mbarrier(instruction, modifiers),
+            "tensormap" => self.tensor_map(instruction, modifiers),
             "setp" => self.set_predicate(instruction, modifiers),
             "set" => self.set(instruction, modifiers),
             "cvt" if modifiers.has("pack") => self.convert_pack(instruction, modifiers),

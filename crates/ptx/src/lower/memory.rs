@@ -249,6 +249,9 @@ impl FunctionLowering<'_, '_> {
     }
 
     fn bulk(&mut self, instruction: &Instruction, modifiers: &mut Modifiers) -> Result<(), Error> {
+        if modifiers.take("tensor") {
+            return self.tensor_copy(instruction, modifiers);
+        }
         if ["commit_group", "wait_group"].iter().any(|word| modifiers.take(word)) {
             modifiers.take("read");
             return if modifiers.all_taken() { Ok(()) } else { Err(self.unknown(instruction)) };
@@ -284,7 +287,7 @@ impl FunctionLowering<'_, '_> {
         Ok(())
     }
 
-    fn absolute(&mut self, address: &Address) -> u32 {
+    pub fn absolute(&mut self, address: &Address) -> u32 {
         if address.offset == 0 {
             return address.base;
         }

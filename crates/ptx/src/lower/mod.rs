@@ -14,6 +14,7 @@ mod moves;
 mod operand;
 mod special;
 mod symbols;
+mod tensor;
 mod texture;
 mod warp;
 

@@ -42,9 +42,9 @@ impl FunctionLowering<'_, '_> {
         count: usize,
         literal: Type,
     ) -> Result<Vec<u32>, Error> {
-        let Operand::Coordinates(base, rest) = operand else {
-            return Err(self.error(instruction, "an operand is not like `[%rd1, {%f1, %f2}]`"));
-        };
+        let wrong = |this: &Self| this.error(instruction, "an operand is not like `[%rd1, {%f1, %f2}]`");
+        let Operand::Coordinates(address, rest) = operand else { return Err(wrong(self)) };
+        let Operand::Address(base, 0) = &**address else { return Err(wrong(self)) };
         let [Operand::Vector(_) | Operand::Name(_)] = &rest[..] else {
             return Err(self.error(instruction, "a sampler beside the texture is not supported"));
         };

@@ -25,6 +25,7 @@ mod printf;
 mod schedule;
 mod special;
 mod step;
+mod tensor;
 pub(crate) mod texture;
 mod warp;
 pub(crate) mod windows;

@@ -276,6 +276,12 @@ impl<'a> Exec<'a> {
             }
             Op::Copy { bytes, offsets } => self.copy(path, *bytes, *offsets, sources, mask)?,
             Op::BulkCopy { to, from, signal } => self.bulk_copy(path, *to, *from, *signal, sources, mask)?,
+            Op::TensorLoad { dimensions } => self.tensor_load(path, *dimensions, sources, mask)?,
+            Op::TensorStore { dimensions } => self.tensor_store(path, *dimensions, sources, mask)?,
+            Op::TensorMapReplace { space, offset, bytes } => {
+                self.tensor_map_replace(path, (*space, *offset, *bytes), sources, mask)?;
+            }
+            Op::TensorMapCopy { to, from } => self.tensor_map_copy(path, (*to, *from), sources, mask)?,
             Op::Mbarrier(kind, space, offset) => {
                 self.mbarrier(path, *kind, *space, *offset, results[0], sources, mask)?;
                 if self.spins(path, results[0]) {

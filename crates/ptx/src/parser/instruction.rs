@@ -82,11 +82,12 @@ impl Parser<'_> {
                     }
                 };
                 let offset = self.addend()?;
+                let address = Operand::Address(Box::new(base), offset);
                 if self.eat(',') {
-                    return Ok(Operand::Coordinates(Box::new(base), self.operands_until(']')?));
+                    return Ok(Operand::Coordinates(Box::new(address), self.operands_until(']')?));
                 }
                 self.expect(']')?;
-                Ok(Operand::Address(Box::new(base), offset))
+                Ok(address)
             }
             _ => {
                 self.at -= 1;

@@ -7,5 +7,6 @@ mod faults;
 mod linking;
 mod matrices;
 mod memory;
+mod tensors;
 mod textures;
 mod threads;

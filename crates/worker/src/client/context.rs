@@ -7,7 +7,7 @@ use rekindle_device::{Device, Event, Result};
 use rekindle_protocol::operation::{Answer, ContextReset, LimitSet, Origin};
 use serde::Serialize;
 
-use super::{Body, Client, Mark, StreamObject};
+use super::{Body, Client, Mark, Meeting, StreamObject};
 use crate::gpus::GpuContext;
 use crate::memory::{Heap, Regions};
 
@@ -20,6 +20,7 @@ pub(crate) struct Context {
     pub scratch: Vec<Event>,
     /// The legacy stream may have unfinished work.
     pub legacy_busy: bool,
+    pub meeting: Meeting,
     /// Events behind the work of streams that were destroyed before it was done.
     pub orphans: Vec<Event>,
     /// Limits that the program set.
@@ -51,6 +52,7 @@ impl Context {
             gpu,
             scratch: Vec::new(),
             legacy_busy: false,
+            meeting: Meeting::default(),
             orphans: Vec::new(),
             limits: Vec::new(),
             stack: None,
@@ -120,7 +122,16 @@ impl Client {
         }
         for stream in self.streams.extract(|stream| stream.device == index) {
             note(device.stream_destroy(stream.handle));
-            self.former_streams.push(StreamObject { busy: false, ..stream });
+            if stream.part.is_none() {
+                self.former_streams.push(StreamObject { busy: false, ..stream });
+            }
+        }
+        for part in self.parts.extract(|part| part.device == index) {
+            note(part.meeting.stream.map_or(Ok(()), |stream| device.stream_destroy(stream)));
+            note(device.part_destroy(part.handle));
+        }
+        if let Some(stream) = std::mem::take(&mut self.context_mut(index)?.meeting).stream {
+            note(device.stream_destroy(stream));
         }
         note(self.reset_arrays(index));
         for pinned in self.pinned.extract_if(.., |pinned| pinned.device == index) {

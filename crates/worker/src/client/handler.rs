@@ -1,6 +1,6 @@
 //! Each operation of the protocol, and where it is done.
 
-use rekindle_device::{Capture, FunctionInfo, Result};
+use rekindle_device::{Capture, FunctionInfo, Result, Units};
 use rekindle_protocol::operation::*;
 
 use super::Client;
@@ -174,12 +174,50 @@ impl Handler for Client {
         device.and_then(|device| Ok(device.tensor_map(request.kind, request.arguments)?.to_vec())).into()
     }
 
+    fn host_atomics(&mut self, _: Origin, request: HostAtomics, _: No) -> Answer<Vec<u32>> {
+        let device = self.on(request.device.into());
+        device.and_then(|device| device.host_atomics(&request.operations)).into()
+    }
+
+    fn tensor_map_replace(&mut self, _: Origin, request: TensorMapReplace<'_>, _: No) -> Answer<Vec<u8>> {
+        let TensorMapReplace { device, map, address } = request;
+        let replace = |device: &dyn rekindle_device::Device| {
+            let map = map.try_into().map_err(|_| rekindle_cuda::CUDA_ERROR_INVALID_VALUE)?;
+            Ok(device.tensor_map_replace(map, address)?.to_vec())
+        };
+        self.on(device.into()).and_then(replace).into()
+    }
+
     fn stream_create(&mut self, _: Origin, request: StreamCreate, _: No) -> Result<()> {
         self.create_stream(request)
     }
 
     fn stream_destroy(&mut self, _: Origin, request: StreamDestroy, _: No) -> Result<()> {
         self.destroy_stream(request)
+    }
+
+    fn part_units(&mut self, _: Origin, request: PartUnits, _: No) -> Answer<Units> {
+        self.units(request.device).into()
+    }
+
+    fn part_create(&mut self, _: Origin, request: PartCreate, _: No) -> Answer<()> {
+        self.create_part(request).into()
+    }
+
+    fn part_destroy(&mut self, _: Origin, request: PartDestroy, _: No) -> Result<()> {
+        self.destroy_part(request)
+    }
+
+    fn stream_create_on(&mut self, _: Origin, request: StreamCreateOn, _: No) -> Result<()> {
+        self.create_stream_on(request)
+    }
+
+    fn context_record(&mut self, _: Origin, request: ContextRecord, _: No) -> Answer<()> {
+        self.record_all(request).into()
+    }
+
+    fn context_wait(&mut self, _: Origin, request: ContextWait, _: No) -> Answer<()> {
+        self.wait_in_all(request).into()
     }
 
     fn stream_query(&mut self, origin: Origin, request: StreamQuery, _: No) -> Answer<bool> {
@@ -241,6 +279,14 @@ impl Handler for Client {
 
     fn ipc_memory_close(&mut self, origin: Origin, request: IpcMemoryClose, _: No) -> Answer<bool> {
         self.close_memory(origin, request)
+    }
+
+    fn physical_export(&mut self, _: Origin, request: PhysicalExport, _: No) -> Answer<Vec<u8>> {
+        self.export_physical(request).into()
+    }
+
+    fn physical_import(&mut self, _: Origin, request: PhysicalImport<'_>, _: No) -> Answer<(u8, u64)> {
+        self.import_physical(request).into()
     }
 
     fn ipc_event_export(&mut self, _: Origin, request: IpcEventExport, _: No) -> Answer<Vec<u8>> {

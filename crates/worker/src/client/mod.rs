@@ -19,6 +19,7 @@ mod modules;
 mod numbers;
 mod objects;
 mod outlive;
+mod parts;
 mod pieces;
 mod rebuild;
 mod recipe;
@@ -60,8 +61,8 @@ pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
 pub(crate) use numbers::{Maker, Missed, renumber};
 pub(crate) use objects::{
-    Built, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject,
-    StreamObject,
+    Built, EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, Meeting, ModuleObject,
+    PartObject, StreamObject,
 };
 use outlive::AtRest;
 pub(crate) use outlive::Noted;
@@ -107,6 +108,8 @@ pub(crate) struct Client {
     pub streams: Table<StreamObject>,
     /// Streams that were destroyed and whose room in the driver's heaps no later one has taken over.
     pub former_streams: Vec<StreamObject>,
+    /// Multiprocessors that the program has divided off.
+    pub parts: Table<PartObject>,
     pub events: Table<EventObject>,
     pub modules: Table<ModuleObject>,
     /// Modules that were unloaded and whose globals still shape the addresses of later ones.
@@ -178,6 +181,7 @@ impl Client {
             threads: Vec::new(),
             streams: Table::default(),
             former_streams: Vec::new(),
+            parts: Table::default(),
             events: Table::default(),
             modules: Table::default(),
             unloaded: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Stream};
+use rekindle_device::{Event, Function, Graph, GraphExec, GraphNode, ModuleKind, Part, Stream};
 use rekindle_protocol::operation::Id;
 
 use super::events::DISABLE_TIMING;
@@ -19,6 +19,26 @@ pub(crate) struct StreamObject {
     pub busy: bool,
     /// When it was made, as [`ModuleObject::loaded_at`] counts.
     pub at: u64,
+    /// The part of the multiprocessors that it was made on; none: all.
+    pub part: Option<Id>,
+}
+
+/// Multiprocessors that streams are made on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartObject {
+    pub device: usize,
+    pub units: u64,
+    pub handle: Part,
+    pub meeting: Meeting,
+}
+
+/// Where the streams of a part, or of a device, meet for an event.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meeting {
+    /// A stream that waits for them, or that they have waited for; made when it is first needed.
+    pub stream: Option<Stream>,
+    /// Later streams begin behind what it has.
+    pub holds: bool,
 }
 
 /// A moment on a device: an event recorded in this worker's life, and its time in milliseconds on the program's clock.

@@ -8,6 +8,7 @@ use rekindle_protocol::operation::{
 };
 use serde::Serialize;
 
+use super::parts::begin_behind;
 use super::{Client, StreamObject};
 
 impl Client {
@@ -61,6 +62,7 @@ impl Client {
             None => {
                 let context = contexts[device].as_ref().ok_or(rekindle_cuda::CUDA_ERROR_INVALID_CONTEXT)?;
                 let handle = context.device.stream_create(0, 0)?;
+                begin_behind(context, context.meeting, handle)?;
                 *history += 1;
                 Ok(slot.insert(StreamObject {
                     device,
@@ -69,6 +71,7 @@ impl Client {
                     handle,
                     busy: false,
                     at: *history,
+                    part: None,
                 }))
             }
         }
@@ -81,8 +84,11 @@ impl Client {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let handle = self.on(device)?.stream_create(flags, priority)?;
+        let context = self.context(device)?;
+        begin_behind(context, context.meeting, handle)?;
         let at = self.room_for_stream(device, flags, priority);
-        self.streams.insert(id, StreamObject { device, flags, priority, handle, busy: false, at })
+        let made = StreamObject { device, flags, priority, handle, busy: false, at, part: None };
+        self.streams.insert(id, made)
     }
 
     /// When the room in the driver's heaps was taken that a new stream has: it gets that of a like one that is gone.
@@ -103,7 +109,9 @@ impl Client {
             self.remember_work(&stream)?;
         }
         self.forget_stream(stream.device, stream.handle);
-        self.former_streams.push(StreamObject { busy: false, ..stream });
+        if stream.part.is_none() {
+            self.former_streams.push(StreamObject { busy: false, ..stream });
+        }
         self.on(stream.device)?.stream_destroy(stream.handle)
     }
 

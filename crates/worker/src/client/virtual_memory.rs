@@ -42,14 +42,18 @@ impl Client {
         self.bind(device)?;
         let memory = self.with_memory(device, |client| client.on(device)?.memory_create(bytes))?;
         let physical = Physical { device, bytes, memory, id: Some(id), mappings: 0 };
-        self.virtual_memory.add(physical, None).inspect_err(|_| {
+        let added = self.virtual_memory.add(physical, None).inspect_err(|_| {
             let _ = self.on(device).and_then(|device| device.memory_release(memory));
-        })
+        });
+        added.map(drop)
     }
 
     pub(super) fn release_physical(&mut self, id: u32) -> Result<()> {
         match self.virtual_memory.release(id)? {
-            Some(physical) => self.on(physical.device)?.memory_release(physical.memory),
+            Some(physical) => {
+                self.sweep_physical();
+                self.on(physical.device)?.memory_release(physical.memory)
+            }
             None => Ok(()),
         }
     }
@@ -81,6 +85,7 @@ impl Client {
             self.heap(device)?.await_copies()?;
             self.on(device)?.unmap(address, mapping.bytes)?;
             if let Some(unused) = self.virtual_memory.forget_mapping(address) {
+                self.sweep_physical();
                 self.on(unused.device)?.memory_release(unused.memory)?;
             }
         }

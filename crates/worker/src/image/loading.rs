@@ -104,7 +104,8 @@ pub(super) fn spans(state: &State) -> Spans {
             names.push(super::state::buffer_part(buffer.address));
         }
     }
-    for row in &state.physical {
+    let is_own = |serial: u64| !state.physical_shared.imports.contains_key(&serial);
+    for row in state.physical.iter().filter(|row| is_own(row.serial)) {
         let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
         spans.extend(mappings.map(|one| (one.address..one.address + one.bytes, names.len())));
         names.push(super::state::physical_part(row.serial));

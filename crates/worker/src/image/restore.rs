@@ -24,7 +24,9 @@ use super::{
     LeftMemory, STATE_PART, arrays, contents, kernels, lent, restore_code, restore_memory, save_memory,
     uncollected,
 };
-use crate::client::{Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Mending};
+use crate::client::{
+    Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Meeting, Mending, PartObject,
+};
 use crate::dispatch::{Activity, Dispatcher, Remote};
 use crate::ondemand::{Journal, Uses};
 
@@ -84,7 +86,8 @@ pub(crate) fn restore(
         && state.ipc.is_empty()
         && state.arrays.is_empty()
         // Arguments do not name the memory that textures read.
-        && state.views.is_empty();
+        && state.views.is_empty()
+        && state.physical_shared.is_empty();
     // What kernels print must be kept back as long as they might have to run once more.
     let on_demand = on_demand && can_wait && journal.is_some() && dispatcher.client.output.keep_back();
     let mut hidden = on_demand.then(Vec::new);
@@ -94,7 +97,14 @@ pub(crate) fn restore(
     };
     restore_memory::place(&mut dispatcher.client, &state, &left, hidden.as_mut(), &shared)?;
     let shared_state = std::mem::take(&mut state.ipc);
-    let arrivals = dispatcher.client.prepare_shared(shared_state, &left);
+    let of_others = restore_memory::of_others(&state);
+    let shared_physical = std::mem::take(&mut state.physical_shared);
+    let client = &mut dispatcher.client;
+    let arrivals = client.prepare_shared(shared_state, &left).and_then(|mut arrivals| {
+        client.prepare_physical(&mut arrivals, shared_physical, of_others)?;
+        client.take_left(&mut arrivals, &left)?;
+        Ok(arrivals)
+    });
     let arrivals = arrivals.map_err(device("have again what processes of the program share"))?;
     let (mut windows, mut load_windows) = (Vec::new(), Vec::new());
     match &mut hidden {
@@ -147,6 +157,7 @@ pub(crate) fn restore(
     let beside = remote.clone();
     let loading = Loading::begin(work, load_windows, blocks, remote, since)?;
     timer.lap("begin to load", 0);
+    parts(&mut dispatcher.client, &state)?;
     let own_streams = whole::replay(&mut dispatcher.client, &image, &state)?;
     timer.lap("modules", 0);
     let in_pieces = state.pieces.len() as u64;
@@ -238,6 +249,32 @@ fn open_contexts(client: &mut Client, state: &State) -> Result<()> {
             gpu.set_limit(*limit, *value).map_err(device(format!("set limit {limit} to {value}")))?;
         }
         client.context_mut(index).map_err(device("be used"))?.limits = context.limits.clone();
+    }
+    Ok(())
+}
+
+/// The multiprocessors that the program has divided off, which streams are made on again.
+fn parts(client: &mut Client, state: &State) -> Result<()> {
+    for row in &state.parts {
+        let gpu = client.on(row.device).map_err(device("be used"))?;
+        let Some(found) = gpu.units() else {
+            let text = "its program has green contexts, and the multiprocessors cannot be divided here: restore it without \
+                        --share, on a driver that has them (CUDA 12.5)";
+            return Err(Error::Refused(text.to_string()));
+        };
+        if found != row.units {
+            let [had, has] = [row.units, found].map(|units| {
+                format!("{} units of {} and {}", units.count, units.multiprocessors, units.rest)
+            });
+            let text = format!(
+                "its program has green contexts of a GPU with {had} multiprocessors, and this one has {has}; restore it \
+                 on a GPU like the first"
+            );
+            return Err(Error::Refused(text));
+        }
+        let handle = gpu.part_create(row.set).map_err(device("divide its multiprocessors"))?;
+        let part = PartObject { device: row.device, units: row.set, handle, meeting: Meeting::default() };
+        client.parts.insert(row.id, part).map_err(device("number a green context as before"))?;
     }
     Ok(())
 }

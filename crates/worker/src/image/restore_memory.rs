@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY;
-use rekindle_device::Access;
+use rekindle_device::{Access, Memory};
 use rekindle_protocol::fault;
 use rekindle_store::{Image, Part, PartKind};
 
@@ -13,7 +13,7 @@ use super::contents::Place;
 use super::error::{Error, Result, device};
 use super::hidden::Hidden;
 use super::save_memory::Window;
-use super::state::{ContentState, MappingState, State, buffer_part, physical_part};
+use super::state::{ContentState, MappingState, PhysicalState, State, buffer_part, physical_part};
 use crate::client::Client;
 use crate::memory::{Content, Mapping, Physical, Reservation, Slab, map_pinned};
 
@@ -98,7 +98,8 @@ fn place_all(
         let reservation = Reservation { bytes: row.bytes, device: row.device };
         client.virtual_memory.reservations.insert(row.address, reservation);
     }
-    for row in &state.physical {
+    let is_own = |serial: u64| !state.physical_shared.imports.contains_key(&serial);
+    for row in state.physical.iter().filter(|row| is_own(row.serial)) {
         *on = row.device;
         let gpu = client.on(row.device).map_err(device("be used"))?;
         let made = match left.get(&physical_part(row.serial)) {
@@ -107,7 +108,8 @@ fn place_all(
         };
         let memory = made.map_err(device(format!("make {} bytes of memory", row.bytes)))?;
         let physical = Physical { device: row.device, bytes: row.bytes, memory, id: row.id, mappings: 0 };
-        client.virtual_memory.add(physical, Some(row.serial)).map_err(device("number a handle as before"))?;
+        let added = client.virtual_memory.add(physical, Some(row.serial));
+        added.map_err(device("number a handle as before"))?;
         if let Some(hidden) = &mut hidden {
             let mut one = Hidden::new(physical_part(row.serial), row.device, Some(memory), row.bytes);
             let mappings = state.mappings.iter().filter(|mapping| mapping.serial == row.serial);
@@ -122,11 +124,23 @@ fn place_all(
     if hidden.is_some() {
         return Ok(());
     }
-    for row in &state.mappings {
+    for row in state.mappings.iter().filter(|row| is_own(row.serial)) {
         let mapped = client.map_at(row.address, row.bytes, row.serial, Access::ReadWrite);
         mapped.map_err(device(format!("map {} bytes at {:#x}", row.bytes, row.address)))?;
     }
     Ok(())
+}
+
+/// The handles whose memory is other processes', and where the program has mapped them.
+pub(super) fn of_others(state: &State) -> Vec<(u64, Physical, Vec<(u64, u64, Access)>)> {
+    let is_of_others = |row: &&PhysicalState| state.physical_shared.imports.contains_key(&row.serial);
+    let describe = |row: &PhysicalState| {
+        let PhysicalState { serial, device, bytes, id } = *row;
+        let mappings = state.mappings.iter().filter(|mapping| mapping.serial == serial);
+        let mappings = mappings.map(|mapping| (mapping.address, mapping.bytes, mapping.access)).collect();
+        (serial, Physical { device, bytes, memory: Memory(0), id, mappings: 0 }, mappings)
+    };
+    state.physical.iter().filter(is_of_others).map(describe).collect()
 }
 
 /// Gives the program's mappings the protection that they had.

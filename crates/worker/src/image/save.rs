@@ -17,11 +17,12 @@ use super::cut::Cut;
 use super::error::{Error, Result, device};
 use super::shadow::Work;
 use super::state::{
-    ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
+    ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, PartState, State, StreamState,
+    ThreadState,
 };
 use super::timer::Timer;
 use super::{LeftMemory, arrays, contents, copy_out, save_code, save_memory, uncollected};
-use crate::client::{Body, Client, Context, ModuleObject, Recipe, StreamObject};
+use crate::client::{Body, Client, Context, ModuleObject, PartObject, Recipe, StreamObject};
 use crate::dispatch::{Activity, Dispatcher};
 
 /// Begins to make what [`save`] or a restore will copy through.
@@ -64,6 +65,7 @@ pub(crate) fn save(
     streams_and_events(client, &mut state)?;
     graphs(client, &mut state);
     state.ipc = client.ipc_state();
+    state.physical_shared = client.physical_shared();
     check_shared(&state)?;
     let arrays = arrays::save(client, &staging, &mut state)?;
     timer.lap("GPU objects", 0);
@@ -145,7 +147,8 @@ fn check_globals(client: &Client) -> Result<()> {
 /// Graphs are built again before memory of other processes is there.
 fn check_shared(state: &State) -> Result<()> {
     let recipes = state.graphs.iter().map(|row| &row.recipe).chain(state.execs.iter().map(|row| &row.recipe));
-    if state.ipc.has_imports() && recipes.into_iter().any(Recipe::copies) {
+    let has_imports = state.ipc.has_imports() || !state.physical_shared.imports.is_empty();
+    if has_imports && recipes.into_iter().any(Recipe::copies) {
         return Err(Error::Refused(
             "a process has graphs that copy memory, and memory of another process open; have it close that, or destroy those"
                 .to_string(),
@@ -193,6 +196,18 @@ fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
     Ok(client.gpus.infos().into_iter().zip(&client.contexts).map(describe).collect())
 }
 
+fn parts(client: &mut Client) -> Result<Vec<PartState>> {
+    let rows: Vec<(u32, PartObject)> = client.parts.iter().map(|(id, part)| (id, *part)).collect();
+    let describe = |(id, part): (u32, PartObject)| {
+        let gpu = client.on(part.device).map_err(device("be used"))?;
+        let units = gpu.units().unwrap_or_default();
+        let streams = client.streams.iter().filter(|(_, stream)| stream.part == Some(id));
+        let streams = streams.map(|(stream, _)| stream).collect();
+        Ok(PartState { id, device: part.device, set: part.units, units, streams })
+    };
+    rows.into_iter().map(describe).collect()
+}
+
 fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     let describe = |id, stream: &StreamObject| StreamState {
         id,
@@ -203,6 +218,7 @@ fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     };
     state.streams = client.streams.iter().map(|(id, stream)| describe(Some(id), stream)).collect();
     state.streams.extend(client.former_streams.iter().map(|stream| describe(None, stream)));
+    state.parts = parts(client)?;
     state.threads = client
         .threads
         .iter()

@@ -55,7 +55,8 @@ pub(super) fn plan(
     }
     describe_virtual(client, state);
     if let Some(left) = left {
-        for (&serial, physical) in &client.virtual_memory.physical {
+        let own = client.virtual_memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial));
+        for (&serial, physical) in own {
             let context = client.context(physical.device).map_err(device("be used"))?;
             left.insert(physical_part(serial), export(&*context.device, physical.memory)?);
         }
@@ -86,7 +87,7 @@ pub(super) fn places(client: &Client) -> Vec<Place> {
         places.extend(buffers.map(|(&address, buffer)| Place { device, address, bytes: buffer.bytes }));
     }
     let memory = &client.virtual_memory;
-    for (&serial, physical) in &memory.physical {
+    for (&serial, physical) in memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial)) {
         let is_it = |mapping: &Mapping| mapping.serial == serial && mapping.access == Access::ReadWrite;
         let mapped = memory.mappings.iter().find(|(_, mapping)| is_it(mapping));
         let place = |address| Place { device: physical.device, address, bytes: physical.bytes };
@@ -141,11 +142,11 @@ pub(super) struct Window {
     temporary: bool,
 }
 
-/// Finds an accessible mapping of each handle, or makes one.
+/// Finds an accessible mapping of each handle whose contents are this process's, or makes one.
 pub(super) fn map_physical(client: &mut Client) -> Result<Vec<Window>> {
     let memory = &client.virtual_memory;
     let mut windows: Vec<Window> = Vec::new();
-    for (&serial, physical) in &memory.physical {
+    for (&serial, physical) in memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial)) {
         let (device, bytes) = (physical.device, physical.bytes);
         let mapped = memory
             .mappings

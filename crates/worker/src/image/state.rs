@@ -9,20 +9,20 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice};
+use rekindle_device::{Access, GpuKind, ModuleKind, Placement, Slice, Units};
 use rekindle_protocol::operation::Id;
 use serde::{Deserialize, Serialize};
 
 use super::arrays::{ArrayState, ViewState};
 use super::error::{Error, Result};
 use crate::client::{GlobalGiven, GlobalsBuffer, Recipe};
-use crate::ipc::IpcState;
+use crate::ipc::{IpcState, PhysicalShared};
 use crate::memory::Small;
 
 const MAGIC: &[u8; 4] = b"RKWS";
 pub(super) const VERSION: u32 = 8;
 /// Earlier versions, each with what is to be added to what it says: fields that are empty.
-const EARLIER: [(u32, usize); 6] = [(7, 3), (6, 9), (5, 10), (4, 11), (3, 14), (2, 15)];
+const EARLIER: [(u32, usize); 6] = [(7, 6), (6, 12), (5, 13), (4, 14), (3, 17), (2, 18)];
 
 /// The largest state that is read, bytes.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -65,6 +65,21 @@ pub(super) struct State {
     pub views: Vec<ViewState>,
     /// Graphs that are in a node of another: that one, the node's number, and which body of it they are.
     pub inside: BTreeMap<Id, (Id, u32, u32)>,
+    /// Multiprocessors that the program has divided off.
+    pub parts: Vec<PartState>,
+    /// Of the memory that the program maps itself, what other processes of it have too.
+    pub physical_shared: PhysicalShared,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartState {
+    pub id: Id,
+    pub device: usize,
+    /// A set of these units.
+    pub set: u64,
+    pub units: Units,
+    /// The streams that were made there.
+    pub streams: BTreeSet<Id>,
 }
 
 /// A piece of a staging area.
@@ -242,6 +257,11 @@ pub(super) struct ThreadState {
 }
 
 impl State {
+    /// The part that a stream was made on; none: it has the whole device.
+    pub(super) fn part_of(&self, stream: Id) -> Option<Id> {
+        self.parts.iter().find(|part| part.streams.contains(&stream)).map(|part| part.id)
+    }
+
     /// Where the globals lie of a module that is loaded a kernel at a time; none for one that is loaded whole.
     pub(super) fn pieces_of(&self, module: &ModuleState) -> Option<GlobalsBuffer> {
         self.pieces.get(&module.id?).copied()

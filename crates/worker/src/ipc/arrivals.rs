@@ -16,16 +16,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
-use rekindle_device::Result;
+use rekindle_device::{Access, Result};
 use rekindle_protocol::ipc::Source;
 
 use super::memory::Import;
 use super::page::{PAGE_BYTES, SLOTS, SharedEvent};
+use super::physical::PhysicalArrival;
 use super::saved::{EventState, IpcState, Place};
-use super::service::{Found, Service, find};
-use super::{Export, Ipc};
+use super::service::{Found, Given, Service, find};
+use super::{Export, Ipc, PhysicalShared};
 use crate::client::Client;
 use crate::image::LeftMemory;
+use crate::memory::Physical;
 
 /// How often it is looked whether another process is back.
 const LOOK: Duration = Duration::from_millis(1);
@@ -37,6 +39,7 @@ pub(crate) struct Arrivals {
     service: Option<Arc<Service>>,
     imports: Vec<(u64, Source, Import)>,
     events: Vec<(Source, EventState)>,
+    physical: Vec<(Source, PhysicalArrival)>,
     /// What was left of it, and need not be asked for.
     left: Arrived,
 }
@@ -55,7 +58,9 @@ impl Arrivals {
             service.begin().map_err(|error| format!("others cannot be given memory: {error}"))?;
         }
         let imports = self.imports.iter().map(|(_, source, _)| *source);
-        let wanted: BTreeSet<Source> = imports.chain(self.events.iter().map(|(source, _)| *source)).collect();
+        let events = self.events.iter().map(|(source, _)| *source);
+        let physical = self.physical.iter().map(|(source, _)| *source);
+        let wanted: BTreeSet<Source> = imports.chain(events).chain(physical).collect();
         wanted
             .into_iter()
             .filter(|source| !self.left.contains_key(source))
@@ -66,7 +71,7 @@ impl Arrivals {
     fn wait_for(&self, source: Source, stop: &AtomicBool) -> std::result::Result<(OwnedFd, u64), String> {
         while !stop.load(Ordering::Relaxed) {
             match find(&self.directory, source) {
-                Ok(Found::Here(descriptor, bytes)) => return Ok((descriptor, bytes)),
+                Ok(Found::Here(Given { descriptor, bytes, .. })) => return Ok((descriptor, bytes)),
                 // A worker that was killed is replaced.
                 Ok(Found::Nobody | Found::NotYet) => std::thread::sleep(LOOK),
                 Ok(Found::Gone) => {
@@ -91,7 +96,9 @@ impl Client {
         let mut arrivals = Arrivals { directory, service: service.clone(), ..Arrivals::default() };
         for row in exports {
             let service = service.as_ref().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let way = |descriptor, bytes| service.offer(Export { number: row.number, descriptor, bytes });
+            let way = |descriptor, bytes| {
+                service.offer(Export { number: row.number, descriptor, bytes, gpu: None })
+            };
             self.bind(row.device)?;
             self.heap(row.device)?.offer(row.address, way)?;
         }
@@ -135,21 +142,49 @@ impl Client {
                 }
             }
         }
+        Ok(arrivals)
+    }
+
+    /// As [`Client::prepare_shared`], of memory that the program maps itself. `rows` are the handles that are others'.
+    pub(crate) fn prepare_physical(
+        &mut self,
+        arrivals: &mut Arrivals,
+        shared: PhysicalShared,
+        rows: Vec<(u64, Physical, Vec<(u64, u64, Access)>)>,
+    ) -> Result<()> {
+        for (serial, number) in shared.exports {
+            let physical = *self.virtual_memory.physical.get(&serial).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            self.offer_physical(serial, physical, number)?;
+        }
+        for (serial, physical, mappings) in rows {
+            let source = *shared.imports.get(&serial).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            arrivals.physical.push((source, PhysicalArrival { serial, physical, mappings }));
+        }
+        Ok(())
+    }
+
+    /// Takes what was left of what others have: nobody is asked for that.
+    pub(crate) fn take_left(&self, arrivals: &mut Arrivals, left: &LeftMemory) -> Result<()> {
         let imports = arrivals.imports.iter().map(|(_, source, import)| (*source, import.bytes));
         let pages = arrivals.events.iter().map(|(source, _)| (*source, PAGE_BYTES));
-        for (source, bytes) in imports.chain(pages) {
+        let physical = arrivals.physical.iter().map(|(source, row)| (*source, row.physical.bytes));
+        for (source, bytes) in imports.chain(pages).chain(physical).collect::<Vec<_>>() {
             if let Some(memory) = left.get(&left_name(source)) {
                 let memory = memory.try_clone().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
                 arrivals.left.insert(source, (memory, bytes));
             }
         }
-        Ok(arrivals)
+        Ok(())
     }
 
     /// Leaves behind what the program shares, but for its own buffers: whoever is brought back first goes on with it.
     pub(crate) fn leave_shared(&mut self, left: &mut LeftMemory) -> Result<()> {
         let sources = self.ipc.imports.values().filter_map(|import| Some((import.device, import.source?)));
-        for (device, (source, memory)) in sources.collect::<Vec<_>>() {
+        let physical = self.ipc.physical.imports.iter().filter_map(|(serial, source)| {
+            let physical = self.virtual_memory.physical.get(serial)?;
+            Some((physical.device, (*source, physical.memory)))
+        });
+        for (device, (source, memory)) in sources.chain(physical).collect::<Vec<_>>() {
             left.insert(left_name(source), self.on(device)?.memory_export(memory)?);
         }
         let key = self.ipc.service.as_ref().map(|service| service.key);
@@ -173,6 +208,14 @@ impl Client {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             self.place_import(*base, import, *source, descriptor)?;
+        }
+        for (source, row) in &arrivals.physical {
+            let (descriptor, bytes) =
+                arrivals.left.get(source).or(arrived.get(source)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            if *bytes != row.physical.bytes {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            self.place_physical(row, *source, descriptor)?;
         }
         for (source, event) in &arrivals.events {
             let (file, _) =

@@ -13,7 +13,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{Id, IpcEventExport, IpcEventOpen, IpcEventRecord, IpcEventWait, Origin};
 
 use super::page::{PAGE_BYTES, Page, SLOTS, SharedEvent, SharedRecord, make_file};
-use super::service::{Found, find};
+use super::service::{Found, Given, find};
 use super::{Export, Ipc};
 use crate::client::{Client, DISABLE_TIMING, EventObject, INTERPROCESS};
 
@@ -61,7 +61,7 @@ impl Client {
         let file = left.map_or_else(make_file, OwnedFd::try_clone).map_err(unmade)?;
         let descriptor = file.try_clone().map_err(unmade)?;
         let gpu = self.context(device)?.device.clone();
-        let export = service.offer(Export { number, descriptor, bytes: PAGE_BYTES });
+        let export = service.offer(Export { number, descriptor, bytes: PAGE_BYTES, gpu: None });
         let page = Rc::new(Page::map((device, gpu), &file, free.into_iter(), Some(export))?);
         self.bind_anew();
         self.ipc.pages.insert(number, page.clone());
@@ -99,7 +99,9 @@ impl Client {
         let page = match self.ipc.others.get(&handle.source) {
             Some(page) => page.clone(),
             None => {
-                let Found::Here(file, PAGE_BYTES) = self.find_shared(handle.source)? else {
+                let Found::Here(Given { descriptor: file, bytes: PAGE_BYTES, .. }) =
+                    self.find_shared(handle.source)?
+                else {
                     return Err(CUDA_ERROR_INVALID_HANDLE);
                 };
                 self.take_page(device, handle.source, &file)?
@@ -156,7 +158,7 @@ impl Client {
         for source in self.ipc.others.keys().copied().collect::<Vec<_>>() {
             let found = find(directory, source)
                 .map_err(|error| format!("whose an event is that several processes have: {error}"))?;
-            if !matches!(found, Found::Here(..)) {
+            if !matches!(found, Found::Here(_)) {
                 self.own_page(source)
                     .map_err(|code| format!("events of a process that has ended cannot be kept: {code}"))?;
             }

@@ -12,7 +12,7 @@ use rekindle_protocol::ipc::{Handle, Kind, Source};
 use rekindle_protocol::operation::{Answer, IpcMemoryClose, IpcMemoryExport, IpcMemoryOpen, Origin};
 
 use super::Export;
-use super::service::{Found, Service, find};
+use super::service::{Found, Given, Service, find};
 use crate::client::Client;
 
 /// Memory of another process.
@@ -51,7 +51,7 @@ impl Client {
         let (base, bytes) = self.heap(device)?.range(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let service = self.ipc_service()?;
         let number = self.ipc.next + 1;
-        let offer = |descriptor, bytes| service.offer(Export { number, descriptor, bytes });
+        let offer = |descriptor, bytes| service.offer(Export { number, descriptor, bytes, gpu: None });
         let (start, export) = self.heap(device)?.offer(base, offer)?;
         self.ipc.next = self.ipc.next.max(export.number);
         let source = Source { key: service.key, number: export.number };
@@ -107,7 +107,7 @@ impl Client {
     }
 
     fn map_import(&mut self, device: usize, source: Source) -> Result<(u64, Import)> {
-        let Found::Here(descriptor, bytes) = self.find_shared(source)? else {
+        let Found::Here(Given { descriptor, bytes, .. }) = self.find_shared(source)? else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
         self.bind(device)?;
@@ -159,6 +159,7 @@ impl Client {
         let of_device = |(base, import): (&u64, &Import)| (import.device == device).then_some(*base);
         let bases: Vec<u64> = self.ipc.imports.iter().filter_map(of_device).collect();
         bases.into_iter().try_for_each(|base| self.unmap_import(base))?;
+        self.sweep_physical();
         self.forget_shared_events();
         Ok(())
     }
@@ -192,7 +193,7 @@ impl Client {
         for (base, source) in sources {
             let found = find(&directory, source)
                 .map_err(|error| format!("whose a memory is that several processes have: {error}"))?;
-            if !matches!(found, Found::Here(..)) {
+            if !matches!(found, Found::Here(_)) {
                 self.own_import(base).map_err(|code| {
                     format!(
                         "the program uses memory of a process that has let go of it, and the GPU has no room for a copy \
@@ -201,6 +202,7 @@ impl Client {
                 })?;
             }
         }
+        self.own_physical()?;
         self.own_pages(&directory)
     }
 

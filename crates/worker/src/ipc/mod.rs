@@ -13,6 +13,8 @@
 //! An image has the contents once, from the process that allocated them. A process whose memory's owner has let go of it, or
 //! has ended, gets a copy of its own when it is saved.
 //!
+//! Memory of `cuMemCreate` is shared in the same way ([`physical`]), and what pools gave as other buffers are.
+//!
 //! An event of several processes is a pair of counters in host memory that all of their GPUs write and wait for
 //! ([`page`]).
 
@@ -20,6 +22,7 @@ mod arrivals;
 mod events;
 mod memory;
 mod page;
+mod physical;
 mod saved;
 mod service;
 
@@ -34,7 +37,8 @@ pub(crate) use arrivals::{Arrivals, Arrived};
 use memory::Import;
 pub(crate) use page::SharedRecord;
 use page::{Page, SharedEvent};
-pub(crate) use saved::IpcState;
+use physical::PhysicalSharing;
+pub(crate) use saved::{IpcState, PhysicalShared};
 pub(crate) use service::Export;
 use service::Service;
 
@@ -52,12 +56,15 @@ pub(crate) struct Ipc {
     /// Pages of others, as long as an event in them is open.
     others: HashMap<Source, Rc<Page>>,
     events: HashMap<Id, SharedEvent>,
+    /// Memory that is mapped by the program itself.
+    physical: PhysicalSharing,
 }
 
 impl Ipc {
     /// Whether work of another process may be under way on memory of this one, or the other way round.
     pub(crate) fn is_used(&self) -> bool {
-        self.service.is_some() || !self.imports.is_empty() || !self.others.is_empty()
+        let has_physical = !self.physical.imports.is_empty();
+        self.service.is_some() || !self.imports.is_empty() || !self.others.is_empty() || has_physical
     }
 
     /// All that is left once nobody is answered any more.

@@ -21,6 +21,21 @@ pub(crate) struct IpcState {
     pub events: Vec<EventState>,
 }
 
+/// Memory that the program maps itself and that several processes have, by the serial numbers of its handles.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PhysicalShared {
+    /// Under which numbers others may have it.
+    pub exports: BTreeMap<u64, u64>,
+    /// Whose it is.
+    pub imports: BTreeMap<u64, Source>,
+}
+
+impl PhysicalShared {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.exports.is_empty() && self.imports.is_empty()
+    }
+}
+
 /// A buffer that others may have.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ExportState {

@@ -25,6 +25,8 @@ pub(crate) struct Export {
     pub number: u64,
     pub descriptor: OwnedFd,
     pub bytes: u64,
+    /// The GPU that it lies on, where whoever has it is to know.
+    pub gpu: Option<[u8; 16]>,
 }
 
 /// What a process has given handles of.
@@ -115,16 +117,24 @@ fn answer(stream: &UnixStream, exports: &Mutex<BTreeMap<u64, Weak<Export>>>) -> 
     let export = lock(exports).get(&number).and_then(Weak::upgrade);
     match export {
         Some(export) => {
-            frame::send(stream, &Answer::Here { bytes: export.bytes }, &[export.descriptor.as_fd()])
+            let bytes = export.bytes;
+            let answer = export.gpu.map_or(Answer::Here { bytes }, |gpu| Answer::On { bytes, gpu });
+            frame::send(stream, &answer, &[export.descriptor.as_fd()])
         }
         None => frame::send(stream, &Answer::Gone {}, &[]),
     }
 }
 
+/// Memory of another process.
+pub(super) struct Given {
+    pub descriptor: OwnedFd,
+    pub bytes: u64,
+    pub gpu: Option<[u8; 16]>,
+}
+
 /// What came of asking another process's worker.
 pub(super) enum Found {
-    /// A descriptor of the memory, and its bytes.
-    Here(OwnedFd, u64),
+    Here(Given),
     /// The process has it no more.
     Gone,
     /// Its own contents are still being loaded.
@@ -144,10 +154,8 @@ pub(super) fn find(directory: &Path, source: Source) -> Result<Found, FrameError
     stream.set_write_timeout(Some(PATIENCE))?;
     let asked = frame::send(&stream, &Want { version: VERSION, number: source.number }, &[]);
     match asked.and_then(|()| frame::receive(&stream)) {
-        Ok((Answer::Here { bytes }, descriptors)) => match descriptors.into_iter().next() {
-            Some(descriptor) => Ok(Found::Here(descriptor, bytes)),
-            None => Err(FrameError::DescriptorsLost),
-        },
+        Ok((Answer::Here { bytes }, descriptors)) => given(descriptors, bytes, None),
+        Ok((Answer::On { bytes, gpu }, descriptors)) => given(descriptors, bytes, Some(gpu)),
         Ok((Answer::Gone {}, _)) => Ok(Found::Gone),
         Ok((Answer::Version { version }, _)) => {
             Err(FrameError::OutOfOrder { expected: VERSION.into(), found: version.into() })
@@ -158,6 +166,11 @@ pub(super) fn find(directory: &Path, source: Source) -> Result<Found, FrameError
         Err(FrameError::Io(error)) if is_late(&error) => Ok(Found::NotYet),
         Err(error) => Err(error),
     }
+}
+
+fn given(descriptors: Vec<OwnedFd>, bytes: u64, gpu: Option<[u8; 16]>) -> Result<Found, FrameError> {
+    let descriptor = descriptors.into_iter().next().ok_or(FrameError::DescriptorsLost)?;
+    Ok(Found::Here(Given { descriptor, bytes, gpu }))
 }
 
 fn is_nobody(error: &io::Error) -> bool {
@@ -174,7 +187,12 @@ mod tests {
     use super::*;
 
     fn export(number: u64) -> Export {
-        Export { number, descriptor: std::fs::File::open("/dev/null").unwrap().into(), bytes: 4096 }
+        Export {
+            number,
+            descriptor: std::fs::File::open("/dev/null").unwrap().into(),
+            bytes: 4096,
+            gpu: None,
+        }
     }
 
     #[test]
@@ -186,7 +204,7 @@ mod tests {
         let held = service.offer(export(1));
         assert!(matches!(find(1), Found::NotYet));
         service.begin().unwrap();
-        assert!(matches!(find(1), Found::Here(_, 4096)));
+        assert!(matches!(find(1), Found::Here(Given { bytes: 4096, .. })));
         assert!(matches!(find(2), Found::Gone));
         drop(held);
         assert!(matches!(find(1), Found::Gone));

@@ -43,8 +43,8 @@ pub(crate) struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// Takes a handle in; `serial` is given when an image has one for it.
-    pub(crate) fn add(&mut self, physical: Physical, serial: Option<u64>) -> Result<()> {
+    /// Takes a handle in, and gives its serial number; `serial` is given when an image has one for it.
+    pub(crate) fn add(&mut self, physical: Physical, serial: Option<u64>) -> Result<u64> {
         let serial = serial.unwrap_or(self.next);
         if let Some(id) = physical.id {
             if self.ids.contains_key(&id) {
@@ -54,7 +54,11 @@ impl VirtualMemory {
         }
         self.next = self.next.max(serial + 1);
         self.physical.insert(serial, physical);
-        Ok(())
+        Ok(serial)
+    }
+
+    pub(crate) fn serial(&self, id: Id) -> Option<u64> {
+        self.ids.get(&id).copied()
     }
 
     /// The program lets go of a handle. Gives the memory if nothing maps it any more.

@@ -74,7 +74,10 @@ pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -
         | FunctionNames::OPCODE
         | OccupancyBlocks::OPCODE
         | OccupancyShared::OPCODE
-        | OccupancyClusters::OPCODE => return Needs::Look(touched),
+        | OccupancyClusters::OPCODE
+        | PartUnits::OPCODE
+        | HostAtomics::OPCODE
+        | TensorMapReplace::OPCODE => return Needs::Look(touched),
         // A driver may look whether there is memory.
         TensorMap::OPCODE => {
             touched.words(body, 1);

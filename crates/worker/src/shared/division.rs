@@ -18,8 +18,11 @@ pub(crate) struct Portion {
 }
 
 impl Portion {
+    /// What makes no unit goes with the last one.
     fn new(device: &Arc<dyn Device>, units: u64) -> Result<Arc<Portion>> {
-        let part = device.part_create(units)?;
+        let all = device.units().unwrap_or_default();
+        let has_last = units >> all.count.saturating_sub(1) & 1 == 1;
+        let part = device.part_create(units | if has_last { all.rest() } else { 0 })?;
         Ok(Arc::new(Portion { device: device.clone(), part, units }))
     }
 
@@ -221,7 +224,7 @@ fn sizes(count: u32, percents: &[u32]) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const UNITS: Units = Units { count: 16, multiprocessors: 8 };
+    const UNITS: Units = Units { count: 16, multiprocessors: 8, rest: 4 };
 
     fn counts(members: &[(Option<u32>, u64)]) -> Vec<u32> {
         assign(UNITS, members).unwrap().iter().map(|units| units.count_ones()).collect()

@@ -9,6 +9,7 @@ mod module;
 
 use std::collections::HashMap;
 
+use rekindle_protocol::operation::Id;
 use rekindle_store::Image;
 
 use super::error::{Result, device};
@@ -75,7 +76,8 @@ pub(super) fn replay(client: &mut Client, image: &Image, state: &State) -> Resul
                 check_global(client, module, given)?;
             }
             Moment::Stream(row) => {
-                let made = stream(client, row.device, row.flags, row.priority, at)?;
+                let part = row.id.and_then(|id| state.part_of(id));
+                let made = stream(client, row, part)?;
                 match row.id {
                     Some(id) => {
                         client.streams.insert(id, made).map_err(device("number a stream as before"))?
@@ -84,7 +86,8 @@ pub(super) fn replay(client: &mut Client, image: &Image, state: &State) -> Resul
                 }
             }
             Moment::OwnStream(thread, index) => {
-                let made = stream(client, index, 0, 0, at)?;
+                let row = StreamState { id: None, device: index, flags: 0, priority: 0, at };
+                let made = stream(client, &row, None)?;
                 own_streams.entry(thread).or_default().push(made);
             }
         }
@@ -123,10 +126,17 @@ fn moments(state: &State) -> Vec<(u64, Moment<'_>)> {
     moments
 }
 
-fn stream(client: &mut Client, index: usize, flags: u32, priority: i32, at: u64) -> Result<StreamObject> {
+fn stream(client: &mut Client, row: &StreamState, part: Option<Id>) -> Result<StreamObject> {
+    let StreamState { device: index, flags, priority, at, .. } = *row;
+    let on = part.map(|part| client.parts.get(part).map(|part| part.handle)).transpose();
+    let on = on.map_err(device("find a green context"))?;
     let gpu = client.on(index).map_err(device("be used"))?;
-    let handle = gpu.stream_create(flags, priority).map_err(device("make a stream"))?;
-    Ok(StreamObject { device: index, flags, priority, handle, busy: false, at })
+    let handle = match on {
+        Some(part) => gpu.stream_create_on(part, priority),
+        None => gpu.stream_create(flags, priority),
+    };
+    let handle = handle.map_err(device("make a stream"))?;
+    Ok(StreamObject { device: index, flags, priority, handle, busy: false, at, part })
 }
 
 #[cfg(test)]
