@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     const BOTH: Limits =
-        Limits { memory: Some(64 << 20), processors: Some(1500), link_weight: None, sm_share: None };
+        Limits { memory: Some(64 << 20), processors: Some(1500), ..Limits::default() };
 
     fn text(path: PathBuf) -> String {
         fs::read_to_string(path).unwrap_or_default()

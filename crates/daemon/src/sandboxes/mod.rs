@@ -33,6 +33,7 @@ use crate::sandboxes::workers::Workers;
 pub mod admission;
 pub mod asleep;
 mod log_lines;
+pub mod mending;
 pub mod logs;
 pub mod members;
 pub mod names;
@@ -64,6 +65,10 @@ pub struct Sandbox {
     pub pages: PathBuf,
     /// The store that its GPU half goes through from one worker to another.
     pub moving: PathBuf,
+    /// The store that its workers write the state of its GPU half to, so that the loss of one can be mended.
+    mending: PathBuf,
+    /// When such losses were mended last.
+    losses: Mutex<Vec<Instant>>,
     store: PathBuf,
     records: PathBuf,
     logs: PathBuf,
@@ -104,6 +109,8 @@ impl Sandbox {
             pages: places.pages().join(&id),
             traces: traces::place(&places.sandboxes(), &id),
             moving: places.moving(),
+            mending: places.mending(),
+            losses: Mutex::default(),
             store: places.store(),
             records: places.sandboxes(),
             logs: places.logs(),
@@ -221,7 +228,7 @@ impl Sandbox {
             }
         }
         let pids = workers.iter().map(|worker| worker.pid()).collect();
-        record.shown(device, shared, pinned, pids)
+        Shown { mending: self.mending_shown(), ..record.shown(device, shared, pinned, pids) }
     }
 
     /// Where its CPU half lives, and how its init is run.
@@ -301,12 +308,21 @@ impl Sandbox {
         self.update(|record| record.pid = pid)
     }
 
+    /// Whether the loss of one more worker is mended: not so many within a time.
+    pub fn may_mend(&self, most: usize, within: Duration) -> bool {
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.retain(|at| at.elapsed() < within);
+        losses.push(Instant::now());
+        losses.len() <= most
+    }
+
     /// Nothing more is to be done before the program counts as running.
     pub fn is_up(&self) -> Result<()> {
         self.update(Record::rest)?;
         if let Some(former) = self.take_former() {
             former.forget();
         }
+        self.see_to_mending();
         Ok(())
     }
 
@@ -385,6 +401,7 @@ impl Sandbox {
             _ => self.network.close(),
         }
         asleep::end(self);
+        self.end_mending();
         self.tell_of_sigbus(exit);
         page_files::let_go(&self.pages);
         // All its processes have ended.

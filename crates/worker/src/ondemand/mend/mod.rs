@@ -1,0 +1,392 @@
+//! Requests of a program that is not to see the loss of its worker.
+//!
+//! ```text
+//!   requests   launch ─ copy ─ launch ─ wait │ launch ─ … ─ download │ allocate ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ │ launch
+//!   journal    epoch 1 ══════════════════════╡ epoch 2 ═════════════ ✕ nothing could be mended ╞ epoch 3
+//!              └ base: a copy of memory      └ base: at rest                                   └ state, base
+//! ```
+//!
+//! An epoch begins at rest: all that was asked for has ended well. It has a base, which is what memory held then, the state of
+//! all else ([`crate::image::save_bare`]), and the journal of what was asked for since. Another worker builds that state, puts
+//! the base back and does the journal once more ([`replay`]). What makes that right:
+//!
+//! - A request is in the journal before it is done, and the program is told of it after that.
+//! - What the program was given of memory meanwhile is noted with a hash ([`told`]); if something else comes out, it does not go
+//!   on as if nothing had happened, unless it wants to.
+//! - What a copy has brought to the host before the program was told of it is not brought there again.
+//! - What could not be done once more, or changes what a base is made of, ends the epoch. The next one begins when the program is
+//!   at rest for a moment.
+//!
+//! A context that a fault has ended is mended in the same way: the worker ends. If the fault comes once more, it is the program's
+//! own, and it is told.
+
+mod allocation;
+mod keep;
+mod kind;
+mod place;
+mod replay;
+mod rows;
+mod told;
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::fault;
+use rekindle_protocol::mending::Lapse;
+use rekindle_protocol::operation::{Copy, Origin};
+use rekindle_ring::Record;
+
+use super::journal::{Entry, Flags, Journal, MOST_BYTES};
+use super::{only_waits, staged};
+use crate::client::{Client, Mending};
+use crate::image;
+use allocation::Given;
+use keep::Keep;
+use kind::{Kind, is_never, kind};
+pub(crate) use replay::{TakenUp, take_up};
+pub(crate) use told::Told;
+use told::Mark;
+
+/// A base may take so small a part of the time since the one before.
+const PART: u32 = 20;
+/// How old an epoch is at least when the next one begins.
+const YOUNG: Duration = Duration::from_millis(50);
+/// How old it gets while the program goes on all the time: then it is brought to rest.
+const OLD: Duration = Duration::from_millis(500);
+/// Nothing may have ended what could be mended for so long before that is begun anew.
+const QUIET: Duration = Duration::from_millis(2);
+/// A program is held for so long at most, to come to rest, and not again for so long.
+const LONGEST_HOLD: Duration = Duration::from_secs(1);
+const BETWEEN_HOLDS: Duration = Duration::from_secs(5);
+/// How long it is looked for room, or for a state that can be written, after that was not there.
+const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// More than this of the journal and a new epoch begins.
+const FULL: usize = MOST_BYTES / 4 * 3;
+/// What lasts of an epoch's journal is written into the state when it has grown to this.
+const MOST_LASTING: usize = 1 << 20;
+
+pub(crate) struct Mend {
+    keep: Keep,
+    /// Where the state is written: a store, and the beginning of names there.
+    store: PathBuf,
+    name: String,
+    /// States that were written.
+    states: u64,
+    /// An epoch counts.
+    is_on: bool,
+    /// What the state is of has changed.
+    is_changed: bool,
+    /// Its own work has ended the program's context.
+    has_failed: bool,
+    /// Something is in the journal.
+    is_used: bool,
+    /// Since when there is an epoch, or none.
+    since: Instant,
+    /// When something last ended, or would have ended, what could be mended.
+    ended: Instant,
+    /// When it was last tried to begin an epoch, and how long that took.
+    tried: Option<Instant>,
+    cost: Duration,
+    held: Option<Instant>,
+    let_go: Option<Instant>,
+}
+
+/// Whether an epoch is to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    No,
+    /// If the program is at rest, or else after so long at the latest.
+    AtRest,
+    /// The program is to come to rest.
+    Now,
+}
+
+impl Mend {
+    pub(crate) fn new(store: PathBuf, name: String) -> std::io::Result<Mend> {
+        Ok(Mend::with(Keep::new()?, store, name))
+    }
+
+    fn with(keep: Keep, store: PathBuf, name: String) -> Mend {
+        let now = Instant::now();
+        Mend {
+            keep,
+            store,
+            name,
+            states: 0,
+            is_on: false,
+            is_changed: true,
+            has_failed: false,
+            is_used: false,
+            since: now,
+            ended: now,
+            tried: None,
+            cost: Duration::ZERO,
+            held: None,
+            let_go: None,
+        }
+    }
+
+    /// From now on the daemon at the other end holds what is kept.
+    pub(crate) fn be_held_by(&mut self, daemon: UnixStream, client: &UnixStream) {
+        self.keep.be_held_by(daemon, client);
+    }
+
+    /// What is done of requests, if it could be done once more.
+    pub(crate) fn journal(&mut self) -> Option<&mut Journal> {
+        self.is_on.then(|| self.keep.journal())
+    }
+
+    /// Whether the loss of the context would be mended.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// The program waits until it is at rest.
+    pub(crate) fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
+    pub(crate) fn note_attached(&self, attached: bool) {
+        self.keep.ledger.note_attached(attached);
+    }
+
+    /// Sees to it that the next request, which is done now, could be done once more; or to it that nobody thinks so.
+    pub(crate) fn admit(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) {
+        if !self.is_on {
+            if is_never(record.opcode) {
+                self.ended = Instant::now();
+                self.is_changed = true;
+            }
+            return;
+        }
+        self.keep.journal().next_admission();
+        let noted = match kind(client, record) {
+            Kind::Look => return,
+            Kind::Never(lapse) => Err(lapse),
+            Kind::Wait | Kind::Free => {
+                let count = client.threads.get(ring).map_or(0, |thread| thread.ring.header().reply.count());
+                self.note(ring, record, &u64::from(count).to_le_bytes(), &[], Flags::WAIT)
+            }
+            Kind::Allocate => self.note(ring, record, &[0; Given::BYTES], &[], Flags::default()),
+            Kind::Again => match staged(client, ring, record) {
+                Some(bytes) => self.note(ring, record, record.trailer, bytes, Flags::default()),
+                None => Err(Lapse::Changed),
+            },
+            Kind::From { address, bytes } => {
+                // SAFETY: pinned memory of the program, which is mapped here as far as it goes; a program that writes there
+                // before its copy has ended gets one state of it or another.
+                let source = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
+                self.note(ring, record, record.trailer, source, Flags::default())
+            }
+            Kind::To { .. } | Kind::Staged { .. } => self.note(ring, record, &[0; 8], &[], Flags::default()),
+        };
+        match noted {
+            Ok(()) => self.keep.ledger.note_journal(self.keep.current().bytes() as u64),
+            Err(lapse) => self.lapse(client, lapse),
+        }
+    }
+
+    fn note(
+        &mut self,
+        ring: usize,
+        record: &Record<'_>,
+        trailer: &[u8],
+        staged: &[u8],
+        flags: Flags,
+    ) -> Result<(), Lapse> {
+        let Record { opcode, ticket, body, .. } = *record;
+        let journal = self.keep.journal();
+        if !journal.has_room(body.len() + trailer.len() + staged.len()) {
+            return Err(Lapse::Full);
+        }
+        journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
+        self.is_used |= !only_waits(opcode);
+        Ok(())
+    }
+
+    /// The request that was admitted last is done, with this answer if it has one by now.
+    pub(crate) fn done(
+        &mut self,
+        client: &mut Client,
+        ring: usize,
+        record: &Record<'_>,
+        answer: Option<&[u8]>,
+    ) {
+        if !self.is_on {
+            return;
+        }
+        let Some(at) = self.keep.journal().admitted() else { return };
+        let mark = Mark(self.keep.journal().mark(at));
+        match kind(client, record) {
+            // Nobody waits.
+            Kind::Wait if answer.is_some() => self.keep.journal().put_back_admitted(),
+            Kind::Allocate => {
+                if let Some(given) = Given::of(client, record.body, answer) {
+                    self.keep.journal().set_trailer(at, &given.encode());
+                }
+            }
+            Kind::To { address, bytes } => {
+                let Ok(copy) = postcard::from_bytes::<Copy>(record.body) else { return };
+                let behind = client
+                    .enter(Origin { ring }, copy.device, copy.stream)
+                    .and_then(|(device, stream)| Ok((device, client.record(device, stream)?)));
+                match behind {
+                    Ok((device, event)) => client.told.expect_host(device, event, address, bytes, mark),
+                    Err(_) => self.lapse(client, Lapse::HostMemory),
+                }
+            }
+            Kind::Staged { offset, bytes, end } => {
+                let Some(thread) = client.threads.get(ring) else { return };
+                let address = thread.ring.staging_area() as u64 + offset;
+                client.told.expect_staged(ring, end, address, bytes, mark);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives the GPU memory of bases back, for the program needs it; false if there is none.
+    pub(crate) fn give_way(&mut self, client: &mut Client) -> bool {
+        if !self.keep.has_device_memory() {
+            return false;
+        }
+        self.lapse(client, Lapse::NoRoom);
+        self.keep.give_back();
+        client.bind_anew();
+        (self.tried, self.cost) = (Some(Instant::now()), AFTER_FAILURE / PART);
+        true
+    }
+
+    /// From now on nothing could be mended.
+    fn lapse(&mut self, client: &mut Client, why: Lapse) {
+        self.keep.ledger.lapse(why);
+        client.forget_told();
+        client.mending = None;
+        let now = Instant::now();
+        (self.is_on, self.is_changed, self.is_used) = (false, true, false);
+        (self.since, self.ended) = (now, now);
+    }
+
+    fn due(&self, is_quiet: bool) -> Due {
+        if self.has_failed || !self.keep.is_held() {
+            return Due::No;
+        }
+        let (age, least) = (self.since.elapsed(), self.cost * PART);
+        if let Some(tried) = self.tried
+            && tried.elapsed() < least
+        {
+            return Due::No;
+        }
+        if !self.is_on {
+            return match (self.ended.elapsed() >= QUIET, age >= OLD) {
+                (true, true) => Due::Now,
+                (true, false) => Due::AtRest,
+                (false, _) => Due::No,
+            };
+        }
+        if !self.is_used {
+            return Due::No;
+        }
+        if self.keep.current().bytes() > FULL || age >= OLD && !is_quiet {
+            return Due::Now;
+        }
+        if age >= YOUNG.max(least) { Due::AtRest } else { Due::No }
+    }
+
+    /// Begins an epoch if that is due and the program is at rest, and holds it if it has to come to rest for that. `next` is the
+    /// ticket of its next request. When to look again.
+    pub(crate) fn look(&mut self, client: &mut Client, next: u64, is_quiet: bool) -> Option<Duration> {
+        let due = self.due(is_quiet);
+        if due == Due::No {
+            self.held = None;
+            return self.again();
+        }
+        if client.is_broken() {
+            return None;
+        }
+        if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
+            self.held = None;
+            self.begin(client, next);
+            return self.again();
+        }
+        let may_hold = self.let_go.is_none_or(|since| since.elapsed() >= BETWEEN_HOLDS)
+            && client.recordings.is_empty()
+            && !client.work_needs_program();
+        match self.held {
+            Some(since) if since.elapsed() >= LONGEST_HOLD => {
+                (self.held, self.let_go) = (None, Some(Instant::now()));
+            }
+            None if due == Due::Now && may_hold => self.held = Some(Instant::now()),
+            _ => {}
+        }
+        Some(Duration::from_millis(1))
+    }
+
+    /// Whether there will be something to begin without a further request.
+    fn again(&self) -> Option<Duration> {
+        if self.has_failed || !self.keep.is_held() || self.is_on && !self.is_used {
+            return None;
+        }
+        Some((self.cost * PART).clamp(QUIET, YOUNG))
+    }
+
+    fn begin(&mut self, client: &mut Client, next: u64) {
+        let began = Instant::now();
+        let begun = self.try_to_begin(client, next, began);
+        client.bind_anew();
+        let now = Instant::now();
+        (self.since, self.tried, self.cost) = (now, Some(now), began.elapsed());
+        match begun {
+            Ok(()) => {
+                (self.is_on, self.is_changed, self.is_used) = (true, false, false);
+                client.forget_told();
+                client.mending = Some(Mending::new(Vec::new()));
+                self.forget_states();
+            }
+            Err(why) => {
+                let before = self.keep.standing().why;
+                if before != Some(why) {
+                    log::warn!("the loss of this worker would not be mended: {}", why.why());
+                }
+                let ended = self.ended;
+                self.lapse(client, why);
+                self.ended = ended;
+                self.cost = self.cost.max(AFTER_FAILURE / PART);
+            }
+        }
+    }
+
+    fn try_to_begin(&mut self, client: &mut Client, next: u64, began: Instant) -> Result<(), Lapse> {
+        let mut open = client.open_devices();
+        let (Some(index), None) = (open.next(), open.next()) else { return Err(Lapse::ManyGpus) };
+        let failed = |_| Lapse::Unsaved;
+        fault::point("mend-taking").map_err(failed)?;
+        let anew =
+            self.is_changed || self.keep.image().is_none() || self.keep.current().based_at() > MOST_LASTING;
+        let image = match self.keep.image().filter(|_| !anew) {
+            Some(image) => image.clone(),
+            None => self.write_state(client)?,
+        };
+        let prepared = self.keep.prepare(client, index)?;
+        fault::point("mend-prepared").map_err(failed)?;
+        self.keep.begin(client, index, prepared, image, (next, anew), began)?;
+        fault::point("mend-taken").map_err(failed)
+    }
+
+    /// Writes all of the GPU half but what memory holds.
+    fn write_state(&mut self, client: &mut Client) -> Result<PathBuf, Lapse> {
+        self.states += 1;
+        let name = format!("{}.{}-{}", self.name, std::process::id(), self.states);
+        image::save_bare(client, &self.store, &name).map_err(|error| {
+            log::warn!("the GPU state of a program cannot be written so that the loss of its worker could be mended: {error}");
+            Lapse::Unsaved
+        })
+    }
+
+    /// Removes states that no base belongs to.
+    fn forget_states(&self) {
+        let prefix = format!("{}.", self.name);
+        let used: Vec<PathBuf> = self.keep.images().cloned().collect();
+        image::forget_bare(&self.store, &prefix, &used);
+    }
+}
