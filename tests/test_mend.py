@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,196 @@ def test_a_worker_is_killed_while_it_works(rekindle, kind):
         program.on()
         program.lose()
     program.ends()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_are_killed_at_any_moment(rekindle, seed):
+    program = Program(rekindle, *KINDS)
+    moment = random.Random(seed)
+    for _ in range(5):
+        program.goes_on()
+        program.on()
+        time.sleep(moment.uniform(0, 0.1))
+        program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-taking", "mend-prepared", "mend-taken"])
+def test_a_worker_is_killed_while_a_base_is_taken(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        rekindle.let_go(point)
+        program = Program(rekindle, "kernels", "uploads")
+        program.goes_on()
+        program.on()
+        rekindle.hold_again(point)
+        rekindle.reached(point)
+        program.kill()
+        rekindle.let_go(point)
+        program.mended(1)
+        program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-replaying", "mend-replayed"])
+def test_a_worker_is_killed_that_takes_the_place_of_a_lost_one(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        program = Program(rekindle, "kernels", "pinned_memory")
+        program.goes_on()
+        program.on()
+        lost = program.row()["workers"]
+        program.kill()
+        rekindle.reached(point)
+        (second,) = (worker for worker in program.row()["workers"] if worker not in lost)
+        os.kill(second, signal.SIGKILL)
+        rekindle.let_go(point)
+        program.mended(1)
+        program.ends()
+
+
+FAULTY = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, driver, open_device
+open_device()
+module = Module('extern "C" __global__ void write(int *word) { *word = 1; }')
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.005)
+module.write(1, 1, 1 << 40)
+print(driver.cuCtxSynchronize()[0].name, flush=True)
+print(driver.cuCtxSynchronize()[0].name, flush=True)
+"""
+
+
+def test_a_fault_of_its_own_is_told_once_it_has_come_twice(rekindle):
+    go = rekindle.root / "go"
+    rekindle("run", "-d", "--mend", "--name", "faulty", "--gpu", rekindle.gpu, "--", sys.executable, "-c", FAULTY, FEATURES, go)
+    assert rekindle.wait_lines("faulty", 1) == ["ready"]
+    rekindle.wait(lambda: rekindle.sandbox("faulty")["mending"]["on"], "mending to be on")
+    go.touch()
+    lines = rekindle.wait_end("faulty")
+    assert lines[0] == "ready" and lines[1] == lines[2] and lines[1].startswith("CUDA_ERROR_"), lines
+    row = rekindle.sandbox("faulty")
+    assert row["exit_code"] == 0 and row["mending"]["mended"] == 1
+
+
+CHANCE = """
+import os, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, call, download, open_device
+open_device()
+module = Module('extern "C" __global__ void clock(unsigned long long *a) { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(*a)); }')
+word = call("cuMemAlloc", 8)
+call("cuCtxSynchronize")
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    module.clock(1, 1, word)
+    download(word, 1, np.uint64)
+print("ok", flush=True)
+"""
+
+
+def chance(rekindle, how, *options):
+    go = rekindle.root / "go"
+    command = [sys.executable, "-c", CHANCE, FEATURES, go]
+    rekindle("run", "-d", f"--mend={how}", "--name", "chance", "--gpu", rekindle.gpu, *options, "--", *command)
+    assert rekindle.wait_lines("chance", 1) == ["ready"], rekindle.lines("chance")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["on"], "mending to be on")
+    # An answer was given since the last copy was made.
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["journal_bytes"] > 4000, "answers to be given")
+    (worker,) = rekindle.sandbox("chance")["workers"]
+    os.kill(worker, signal.SIGKILL)
+    return go
+
+
+def test_what_comes_out_otherwise_is_told(rekindle):
+    chance(rekindle, "strict")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["problem"], "the problem")
+    assert "came out otherwise" in rekindle.sandbox("chance")["problem"]
+    assert any("CUDA_ERROR" in line for line in rekindle.wait_end("chance"))
+
+
+def test_what_may_come_out_otherwise_goes_on(rekindle):
+    go = chance(rekindle, "loose")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["mended"] or rekindle.sandbox("chance")["problem"], "it to be mended")
+    assert rekindle.sandbox("chance")["problem"] is None
+    go.touch()
+    assert rekindle.wait_end("chance") == ["ready", "ok"]
+
+
+def test_what_cannot_be_mended_is_brought_back_from_an_image(rekindle):
+    go = chance(rekindle, "strict", "--restart", "on-failure")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["recovery"]["recoveries"] == 1, "it to be brought back")
+    rekindle.wait(lambda: rekindle.lines("chance")[-1] == "ready", "its second beginning")
+    go.touch()
+    assert rekindle.wait_end("chance")[-1] == "ok"
+
+
+def test_workers_that_are_lost_again_and_again_are_not_chance(rekindle):
+    program = Program(rekindle, "waits")
+    for times in range(6):
+        program.on()
+        program.kill()
+        if times < 5:
+            program.mended(times + 1)
+    rekindle.wait(lambda: program.row()["problem"], "the problem")
+    assert "it has lost 5 workers within 60 s, which is not chance" in program.row()["problem"]
+    rekindle.wait_end(program.name)
+
+
+def test_an_image_keeps_it(rekindle):
+    program = Program(rekindle, "kernels", "uploads")
+    program.goes_on()
+    rekindle("checkpoint", program.name, "--to", "image", "--leave-running")
+    program.on()
+    program.lose()
+    program.goes_on()
+    rekindle("checkpoint", program.name, "--to", "image-2", "--stop")
+    rekindle("restore", "image-2", "--gpu", rekindle.gpu, "-d")
+    assert program.mending()["mended"] == 0
+    program.on()
+    program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("level", ["gpu", "host"])
+def test_it_goes_on_after_sleep(rekindle, level):
+    program = Program(rekindle, "kernels", "pinned_memory")
+    program.goes_on()
+    program.pause()
+    program.on()
+    rekindle("sleep", program.name, "--level", level)
+    (program.place / "pause").unlink()
+    program.goes_on()
+    program.on()
+    program.lose()
+    program.ends()
+
+
+def test_another_daemon_holds_it(rekindle):
+    program = Program(rekindle, "kernels", "streams")
+    program.goes_on()
+    program.on()
+    rekindle("shutdown")
+    # The next command starts another one.
+    program.on()
+    program.lose()
+    program.ends()
+
+
+def test_what_it_cannot_be_had_with_is_refused(rekindle):
+    command = ["--gpu", rekindle.gpu, "--", sys.executable, "-c", ""]
+    for options, words in ((["--share", "us"], "others have work in the same GPU context"), (["--mode", "driver"], "a program has no worker")):
+        with pytest.raises(CommandError) as refused:
+            rekindle("run", "-d", "--mend", *options, *command)
+        assert words in refused.value.message and "leave one of the two away" in refused.value.message
+    assert rekindle.sandboxes() == []
+
+
+def test_it_is_said_why_nothing_could_be_mended(rekindle):
+    name, go = "callbacks", rekindle.root / "go"
+    rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / f"{name}.py", go)
+    rekindle.wait_lines(name, 1)
+    assert "mending" not in rekindle.sandbox(name)
+    go.touch()
+    rekindle.wait_end(name)

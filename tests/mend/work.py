@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "features"))
-from gpu import Module, at, call, download, open_device, upload
+from gpu import Module, at, call, download, driver, open_device, upload
 
 SOURCE = """
 extern "C" __global__ void mix(unsigned *a, const unsigned *b, unsigned k, int n) {
@@ -113,9 +113,8 @@ class Work:
         call("cuMemFree", more)
 
     def graphs(self, k):
-        """Captures a graph now and then, and launches it often."""
-        if k % 64 == 0 or not hasattr(self, "exec"):
-            call("cuStreamBeginCapture", self.stream, 0)
+        if not hasattr(self, "exec"):
+            call("cuStreamBeginCapture", self.stream, driver.CUstreamCaptureMode(0))
             self.module.mix(N // 256, 256, self.on_a, self.on_b, 5, N, stream=self.stream)
             self.exec = call("cuGraphInstantiate", call("cuStreamEndCapture", self.stream), 0)
         for _ in range(2):

@@ -61,6 +61,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
     if request.command.first().is_none_or(String::is_empty) {
         return Err(Error::NoCommand);
     }
+    portions::check(&request.limits, request.tenant.as_deref(), request.mode)?;
     let (network, ports) = network::choose(Some(request.network), &request.publish, (request.network, &[]))?;
     let mounts = mounts::settle(&request.mounts)?;
     let mut environment = request.environment.clone();
@@ -73,7 +74,6 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
-    portions::check(&request.limits, request.tenant.as_deref(), request.mode)?;
     let sandbox = daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |at| {
         // One that starts anew goes on with its log.
         let former = at.former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));

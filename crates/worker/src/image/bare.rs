@@ -5,12 +5,13 @@
 
 use std::path::{Path, PathBuf};
 
-use rekindle_store::{Store, Staging};
+use rekindle_cuda::{CUDA_ERROR_UNKNOWN, CuResult};
+use rekindle_store::{Staging, Store};
 
 use super::code_ahead::CodeAhead;
-use super::error::Result;
+use super::error::{Error, Result};
 use super::save::{check_globals, devices, graphs, put_state, streams_and_events};
-use super::save_memory::{self, Kept};
+use super::save_memory::{self, Kept, Window};
 use super::state::State;
 use super::timer::Timer;
 use super::save_code;
@@ -39,6 +40,31 @@ pub(crate) fn save_bare(client: &mut Client, store: &Path, name: &str) -> Result
     parts.push(put_state(&staging, &state, &mut Timer::start())?);
     draft.adopt(parts)?;
     Ok(draft.commit()?.path().to_path_buf())
+}
+
+/// Memory that the program maps itself, where it can be copied from and to.
+#[derive(Default)]
+pub(crate) struct Physical(Vec<Window>);
+
+impl Physical {
+    pub(crate) fn open(client: &mut Client) -> rekindle_device::Result<Physical> {
+        save_memory::map_physical(client).map(Physical).map_err(code_of)
+    }
+
+    pub(crate) fn address(&self, serial: u64) -> Option<u64> {
+        self.0.iter().find(|window| window.serial == serial).map(|window| window.place.address)
+    }
+
+    pub(crate) fn close(self, client: &mut Client) -> rekindle_device::Result<()> {
+        save_memory::unmap_windows(client, &self.0).map_err(code_of)
+    }
+}
+
+fn code_of(error: Error) -> CuResult {
+    match error {
+        Error::Device { code, .. } => code,
+        _ => CUDA_ERROR_UNKNOWN,
+    }
 }
 
 /// Removes all whose names begin so but these.

@@ -55,7 +55,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub(crate) use ahead::{Ahead, begin as begin_ahead};
-pub(crate) use bare::{forget_bare, save_bare};
+pub(crate) use bare::{Physical, forget_bare, save_bare};
 pub(crate) use block::{Preparing, Shelf};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};

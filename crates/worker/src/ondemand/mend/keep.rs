@@ -214,7 +214,8 @@ impl Keep {
         let Next { slot, rows } = next;
         let Some(place) = &self.places[slot] else { return Err(Lapse::NoRoom) };
         let (address, bytes, on_host) = (place.address, place.bytes, place.is_on_host());
-        if let Err(code) = client.bind(index).and_then(|()| rows::take(client, index, &rows, address)) {
+        let taken = client.bind(index).and_then(|()| rows::take(client, index, &rows, address));
+        if let Err(code) = taken {
             log::warn!("the GPU memory of a program could not be copied: {code}");
             client.note_fault(index, code);
             return Err(Lapse::Unsaved);

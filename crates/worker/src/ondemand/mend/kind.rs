@@ -49,6 +49,7 @@ pub(super) fn is_never(opcode: u32) -> bool {
             | MemoryFree::OPCODE
             | MemoryFreeAsync::OPCODE
             | PoolTrim::OPCODE
+            | GlobalGet::OPCODE
             | FunctionGet::OPCODE
             | FunctionSet::OPCODE
             | FunctionCache::OPCODE
@@ -100,6 +101,10 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         MemoryFree::OPCODE => Kind::Free,
         MemoryFreeAsync::OPCODE | PoolTrim::OPCODE => Kind::Again,
         WaitValue::OPCODE | WriteValue::OPCODE | HostCall::OPCODE => Kind::Never(Lapse::Host),
+        GlobalGet::OPCODE => match postcard::from_bytes::<GlobalGet<'_>>(body) {
+            Ok(get) if client.knows_global(&get) => Kind::Look,
+            _ => Kind::Never(Lapse::Changed),
+        },
         DataLoad::OPCODE
         | DataState::OPCODE
         | ExchangePut::OPCODE

@@ -34,7 +34,9 @@ use std::time::{Duration, Instant};
 
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::Lapse;
-use rekindle_protocol::operation::{Copy, Origin};
+use rekindle_protocol::operation::{
+    Asynchronous, CaptureStatus, Copy, EventRecord, GraphNodes, MemoryRange, Origin, ReplyHead, Synchronous,
+};
 use rekindle_ring::Record;
 
 use super::journal::{Entry, Flags, Journal, MOST_BYTES};
@@ -81,6 +83,10 @@ pub(crate) struct Mend {
     has_failed: bool,
     /// Something is in the journal.
     is_used: bool,
+    /// The time of an event is to be kept: that is in the state alone.
+    is_timed: bool,
+    /// The wait that is the journal's last entry.
+    waited: Option<(u32, Vec<u8>)>,
     /// Since when there is an epoch, or none.
     since: Instant,
     /// When something last ended, or would have ended, what could be mended.
@@ -90,6 +96,17 @@ pub(crate) struct Mend {
     cost: Duration,
     held: Option<Instant>,
     let_go: Option<Instant>,
+}
+
+/// Whether an answer tells that the GPU has come so far: `None` is yet to come.
+fn tells(opcode: u32, answer: Option<&[u8]>) -> bool {
+    let Some((head, value)) = answer.and_then(|answer| answer.split_at_checked(ReplyHead::BYTES)) else {
+        return true;
+    };
+    let head = head.try_into().map(ReplyHead::decode);
+    let looks = [MemoryRange::OPCODE, CaptureStatus::OPCODE, GraphNodes::OPCODE].contains(&opcode);
+    // Those that are answered with a truth are done if it is one.
+    !looks && head.is_ok_and(|head| head.status == 0) && value != [0]
 }
 
 /// Whether an epoch is to begin.
@@ -118,6 +135,8 @@ impl Mend {
             is_changed: true,
             has_failed: false,
             is_used: false,
+            is_timed: false,
+            waited: None,
             since: now,
             ended: now,
             tried: None,
@@ -154,6 +173,7 @@ impl Mend {
     /// Sees to it that the next request, which is done now, could be done once more; or to it that nobody thinks so.
     pub(crate) fn admit(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) {
         if !self.is_on {
+            // What is asked for while there is no epoch belongs to the state of the next one, as all else.
             if is_never(record.opcode) {
                 self.ended = Instant::now();
                 self.is_changed = true;
@@ -170,6 +190,10 @@ impl Mend {
             }
             Kind::Allocate => self.note(ring, record, &[0; Given::BYTES], &[], Flags::default()),
             Kind::Again => match staged(client, ring, record) {
+                Some(_) if self.keeps_time(client, record) => {
+                    self.is_timed = true;
+                    self.note(ring, record, record.trailer, &[], Flags::default())
+                }
                 Some(bytes) => self.note(ring, record, record.trailer, bytes, Flags::default()),
                 None => Err(Lapse::Changed),
             },
@@ -187,6 +211,13 @@ impl Mend {
         }
     }
 
+    /// Whether this records when an event happened.
+    fn keeps_time(&self, client: &Client, record: &Record<'_>) -> bool {
+        record.opcode == EventRecord::OPCODE
+            && postcard::from_bytes::<EventRecord>(record.body)
+                .is_ok_and(|record| client.events.get(record.event).is_ok_and(|event| event.keeps_time()))
+    }
+
     fn note(
         &mut self,
         ring: usize,
@@ -201,7 +232,10 @@ impl Mend {
             return Err(Lapse::Full);
         }
         journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
-        self.is_used |= !only_waits(opcode);
+        if !only_waits(opcode) {
+            self.is_used = true;
+            self.waited = None;
+        }
         Ok(())
     }
 
@@ -219,8 +253,15 @@ impl Mend {
         let Some(at) = self.keep.journal().admitted() else { return };
         let mark = Mark(self.keep.journal().mark(at));
         match kind(client, record) {
-            // Nobody waits.
-            Kind::Wait if answer.is_some() => self.keep.journal().put_back_admitted(),
+            Kind::Wait => {
+                let wait = (record.opcode, record.body.to_vec());
+                // One that tells nothing new orders nothing.
+                let orders = self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
+                match answer.is_none() || orders {
+                    true => self.waited = Some(wait),
+                    false => self.keep.journal().put_back_admitted(),
+                }
+            }
             Kind::Allocate => {
                 if let Some(given) = Given::of(client, record.body, answer) {
                     self.keep.journal().set_trailer(at, &given.encode());
@@ -263,7 +304,7 @@ impl Mend {
         client.forget_told();
         client.mending = None;
         let now = Instant::now();
-        (self.is_on, self.is_changed, self.is_used) = (false, true, false);
+        (self.is_on, self.is_changed, self.is_used, self.waited) = (false, true, false, None);
         (self.since, self.ended) = (now, now);
     }
 
@@ -284,10 +325,13 @@ impl Mend {
                 (false, _) => Due::No,
             };
         }
+        if self.keep.current().bytes() > FULL {
+            return Due::Now;
+        }
         if !self.is_used {
             return Due::No;
         }
-        if self.keep.current().bytes() > FULL || age >= OLD && !is_quiet {
+        if age >= OLD && !is_quiet {
             return Due::Now;
         }
         if age >= YOUNG.max(least) { Due::AtRest } else { Due::No }
@@ -339,6 +383,7 @@ impl Mend {
         match begun {
             Ok(()) => {
                 (self.is_on, self.is_changed, self.is_used) = (true, false, false);
+                (self.is_timed, self.waited) = (false, None);
                 client.forget_told();
                 client.mending = Some(Mending::new(Vec::new()));
                 self.forget_states();
@@ -362,7 +407,7 @@ impl Mend {
         let failed = |_| Lapse::Unsaved;
         fault::point("mend-taking").map_err(failed)?;
         let anew =
-            self.is_changed || self.keep.image().is_none() || self.keep.current().based_at() > MOST_LASTING;
+            self.is_changed || self.is_timed || self.keep.image().is_none() || self.keep.current().based_at() > MOST_LASTING;
         let image = match self.keep.image().filter(|_| !anew) {
             Some(image) => image.clone(),
             None => self.write_state(client)?,

@@ -7,7 +7,8 @@ use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::{How, Kept, Lapse};
 use rekindle_protocol::operation::{
-    Asynchronous, Copy, Download, MemoryFree, Origin, Synchronous, Upload, dispatch, name,
+    Asynchronous, Copy, Download, EventAwait, EventElapsed, EventQuery, EventSynchronize, Id, MemoryFree,
+    Origin, StreamAwait, StreamQuery, StreamSynchronize, Synchronous, Upload, dispatch, name,
 };
 use rekindle_protocol::worker::Phase;
 use std::os::fd::OwnedFd;
@@ -146,7 +147,8 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
                 compared.push(Compared { at: next, bytes, expected, what: operation });
                 let at = next;
                 next += rounded(bytes);
-                to_scratch(client, &entry, at, bytes)
+                // The program went on when it had these bytes.
+                to_scratch(client, &entry, at, bytes).and_then(|()| follows(client, &entry))
             }
             _ => perform(client, &entry).inspect(|()| expect(client, &entry, journal, at, &mut fresh)),
         };
@@ -205,13 +207,10 @@ fn wait_again(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_
     let count = entry.trailer.try_into().map_or(u64::MAX, u64::from_le_bytes);
     let answered =
         client.threads.get(entry.ring).is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
-    if answered && entry.opcode != MemoryFree::OPCODE {
-        return Ok(());
-    }
     if answered {
-        // It has to be done at once, for nobody waits for its answer.
-        while !client.is_idle(index)? {
-            std::thread::sleep(LOOK);
+        awaited(client, index, entry)?;
+        if entry.opcode != MemoryFree::OPCODE {
+            return Ok(());
         }
     }
     let mut failure = Ok(());
@@ -221,6 +220,44 @@ fn wait_again(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_
         client.reply(entry.ring, &reply);
     }
     failure
+}
+
+/// Waits as the program has done: what it asked for then came after that, in whichever stream.
+fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+    let invalid = |_| CUDA_ERROR_INVALID_VALUE;
+    let body = entry.body;
+    let stream = match entry.opcode {
+        StreamSynchronize::OPCODE => {
+            postcard::from_bytes::<StreamSynchronize>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
+        }
+        StreamAwait::OPCODE => {
+            postcard::from_bytes::<StreamAwait>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
+        }
+        StreamQuery::OPCODE => {
+            postcard::from_bytes::<StreamQuery>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
+        }
+        EventSynchronize::OPCODE | EventAwait::OPCODE | EventQuery::OPCODE => {
+            // All three are of an event alone.
+            let event: Id = postcard::from_bytes(body).map_err(invalid)?;
+            let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
+            return client.on(device)?.event_synchronize(handle);
+        }
+        EventElapsed::OPCODE => {
+            let elapsed: EventElapsed = postcard::from_bytes(body).map_err(invalid)?;
+            return [elapsed.start, elapsed.end].into_iter().try_for_each(|event| {
+                let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
+                client.on(device)?.event_synchronize(handle)
+            });
+        }
+        _ => {
+            while !client.is_idle(index)? {
+                std::thread::sleep(LOOK);
+            }
+            return Ok(());
+        }
+    };
+    let (index, stream) = client.enter(Origin { ring: entry.ring }, stream.0, stream.1)?;
+    client.on(index)?.stream_synchronize(stream)
 }
 
 /// Copies from the journal what came from the host.
@@ -250,6 +287,16 @@ fn to_scratch(client: &mut Client, entry: &Entry<'_>, at: u64, bytes: u64) -> re
     client.context(index)?.device.copy(at, from, bytes, stream)?;
     client.operations += 1;
     Ok(())
+}
+
+/// Waits for a copy for which its thread has waited.
+fn follows(client: &mut Client, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+    if entry.opcode != Download::OPCODE {
+        return Ok(());
+    }
+    let download: Download = postcard::from_bytes(entry.body).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let (index, stream) = client.enter(Origin { ring: entry.ring }, download.device, download.stream)?;
+    client.on(index)?.stream_synchronize(stream)
 }
 
 /// A copy to the host that was done again is to be noted when the program can see what it has brought.

@@ -1,18 +1,20 @@
 //! What of a GPU's memory a program can change, row by row, and where each lies in a base.
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_device::{Access, Result, Stream};
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND};
+use rekindle_device::{Result, Stream};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
+use crate::image::Physical;
 
 /// Where each row begins is a multiple of this.
 const ALIGNMENT: u64 = 512;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum What {
-    /// A buffer, or memory that the program has mapped.
-    Memory { address: u64 },
+    Buffer { address: u64 },
+    /// Memory that the program maps itself.
+    Physical { serial: u64 },
     /// Of a module that is whole.
     Global { loaded_at: u64, name: String },
 }
@@ -41,17 +43,11 @@ pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u6
         offset = (offset + bytes).next_multiple_of(ALIGNMENT);
     };
     for (&address, buffer) in context.heap.buffers() {
-        add(What::Memory { address }, address, buffer.bytes);
+        add(What::Buffer { address }, address, buffer.bytes);
     }
-    let memory = &client.virtual_memory;
-    for (&serial, physical) in &memory.physical {
-        let is_it = |mapping: &crate::memory::Mapping| {
-            mapping.serial == serial && mapping.access == Access::ReadWrite
-        };
-        // What is mapped nowhere can be copied from nowhere.
-        let mapped = memory.mappings.iter().find(|(_, mapping)| is_it(mapping));
-        let (&address, _) = mapped.ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        add(What::Memory { address }, address, physical.bytes);
+    for (&serial, physical) in client.virtual_memory.physical.iter().filter(|(_, one)| one.device == index) {
+        // Where it can be copied from is found when it is.
+        add(What::Physical { serial }, 0, physical.bytes);
     }
     for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {
         // Globals of modules in pieces are buffers.
@@ -65,30 +61,53 @@ pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u6
 }
 
 /// Makes the base what memory holds now. Nothing is under way on the device, whose context is current.
-pub(super) fn take(client: &Client, index: usize, rows: &[(Row, u64)], base: u64) -> Result<()> {
-    let context = client.context(index)?;
-    let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
-    for (row, address) in rows {
-        context.device.copy(base + row.offset, *address, row.bytes, stream)?;
-    }
-    context.device.stream_synchronize(stream)
+pub(super) fn take(client: &mut Client, index: usize, rows: &[(Row, u64)], base: u64) -> Result<()> {
+    with_windows(client, rows.iter().map(|(row, _)| row), |client, windows| {
+        let context = client.context(index)?;
+        let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
+        for (row, address) in rows {
+            let from = match &row.what {
+                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                _ => *address,
+            };
+            context.device.copy(base + row.offset, from, row.bytes, stream)?;
+        }
+        context.device.stream_synchronize(stream)
+    })
 }
 
 /// Makes memory what the base holds.
-pub(super) fn put_back(client: &Client, index: usize, rows: &[Row], base: u64) -> Result<()> {
-    let device = &client.context(index)?.device;
-    for Row { what, bytes, offset } in rows {
-        let to = match what {
-            What::Memory { address } => *address,
-            What::Global { loaded_at, name } => {
-                let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
-                let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
-                let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
-                let (address, found) = device.global(handle, name)?;
-                if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
-            }
-        };
-        device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
+pub(super) fn put_back(client: &mut Client, index: usize, rows: &[Row], base: u64) -> Result<()> {
+    with_windows(client, rows.iter(), |client, windows| {
+        let device = &client.context(index)?.device;
+        for Row { what, bytes, offset } in rows {
+            let to = match what {
+                What::Buffer { address } => *address,
+                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                What::Global { loaded_at, name } => {
+                    let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
+                    let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let (address, found) = device.global(handle, name)?;
+                    if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
+                }
+            };
+            device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
+        }
+        device.stream_synchronize(Stream::LEGACY)
+    })
+}
+
+/// Has memory that the program maps itself be mapped somewhere meanwhile, if any of the rows is of such.
+fn with_windows<'r>(
+    client: &mut Client,
+    mut rows: impl Iterator<Item = &'r Row>,
+    body: impl FnOnce(&Client, &Physical) -> Result<()>,
+) -> Result<()> {
+    if !rows.any(|row| matches!(row.what, What::Physical { .. })) {
+        return body(client, &Physical::default());
     }
-    device.stream_synchronize(Stream::LEGACY)
+    let opened = Physical::open(client)?;
+    let done = body(client, &opened);
+    done.and(opened.close(client))
 }
