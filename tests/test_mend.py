@@ -288,9 +288,103 @@ def test_what_it_cannot_be_had_with_is_refused(rekindle):
 
 
 def test_it_is_said_why_nothing_could_be_mended(rekindle):
-    name, go = "callbacks", rekindle.root / "go"
-    rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / f"{name}.py", go)
-    rekindle.wait_lines(name, 1)
-    assert "mending" not in rekindle.sandbox(name)
+    program = Program(rekindle, "captures")
+    rekindle.wait(lambda: not program.is_on() and "captures a graph" in program.mending()["why"], "the reason")
+    program.kill()
+    rekindle.wait(lambda: program.row()["problem"], "the problem")
+    assert "another one could not take its place: " in program.row()["problem"]
+    rekindle.wait_end(program.name)
+    plain = Program(rekindle, "kernels", name="plain", options=())
+    assert "mending" not in plain.row()
+
+
+LARGE = """
+import os, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from gpu import ADD, Module, call, download, open_device
+open_device()
+module = Module(ADD)
+all = []
+def allocate(megabytes):
+    n = megabytes << 18
+    all.append((call("cuMemAlloc", n * 4), n))
+    call("cuMemsetD32", all[-1][0], 0, n)
+    call("cuCtxSynchronize")
+for number, megabytes in enumerate(map(int, sys.argv[3:])):
+    allocate(megabytes)
+    print("ready", flush=True)
+    while not os.path.exists(f"{sys.argv[2]}-{number}"):
+        for address, n in all:
+            module.add(1, 32, address, 1.0, 32)
+        call("cuCtxSynchronize")
+        time.sleep(0.001)
+counts = [download(address, 1)[0] for address, n in all]
+assert all and sorted(counts, reverse=True) == counts and counts[-1] > 0, counts
+print("ok", flush=True)
+"""
+
+
+def test_the_copy_lies_on_the_host_where_the_gpu_has_no_room():
+    with Rekindle(REKINDLE_EMULATED="memory=64M") as rekindle:
+        go = rekindle.root / "go"
+        rekindle("run", "-d", "--mend", "--name", "large", "--gpu", rekindle.gpu, "--", sys.executable, "-c", LARGE, FEATURES, go, 40)
+        assert rekindle.wait_lines("large", 1) == ["ready"]
+        mending = lambda: rekindle.sandbox("large")["mending"]
+        rekindle.wait(lambda: mending()["on"] and mending()["base_on_host"], "a copy on the host")
+        (worker,) = rekindle.sandbox("large")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda: mending()["mended"] == 1 or rekindle.sandbox("large")["problem"], "it to be mended")
+        assert rekindle.sandbox("large")["problem"] is None
+        (rekindle.root / "go-0").touch()
+        assert rekindle.wait_end("large") == ["ready", "ok"]
+
+
+def test_the_copy_gives_way_to_what_the_program_asks_for():
+    with Rekindle(REKINDLE_EMULATED="memory=64M") as rekindle:
+        go = rekindle.root / "go"
+        rekindle("run", "-d", "--mend", "--name", "large", "--gpu", rekindle.gpu, "--", sys.executable, "-c", LARGE, FEATURES, go, 20, 36)
+        assert rekindle.wait_lines("large", 1) == ["ready"]
+        mending = lambda: rekindle.sandbox("large")["mending"]
+        rekindle.wait(lambda: mending()["on"] and mending()["bases"] > 2, "copies on the GPU")
+        (rekindle.root / "go-0").touch()
+        assert rekindle.wait_lines("large", 2) == ["ready"] * 2
+        rekindle.wait(lambda: mending()["on"] and mending()["base_bytes"] > 50 << 20, "a copy of all")
+        (worker,) = rekindle.sandbox("large")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda: mending()["mended"] == 1 or rekindle.sandbox("large")["problem"], "it to be mended")
+        assert rekindle.sandbox("large")["problem"] is None
+        (rekindle.root / "go-1").touch()
+        assert rekindle.wait_end("large") == ["ready", "ready", "ok"]
+
+
+@pytest.mark.parametrize("point", ["quiesced", "saved", "draining"])
+def test_a_worker_is_killed_in_a_checkpoint(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        program = Program(rekindle, "kernels", "pinned_memory")
+        program.goes_on()
+        program.on()
+        checkpoint = rekindle.begin("checkpoint", program.name, "--to", "image", "--leave-running")
+        rekindle.reached(point)
+        program.kill()
+        rekindle.let_go(point)
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        rekindle.wait(lambda: program.mending()["mended"] == 1, "it to be mended")
+        program.ends()
+
+
+def test_each_of_several_processes_goes_on(rekindle):
+    go = rekindle.root / "go"
+    rekindle("run", "-d", "--mend", "--name", "many", "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / "processes.py", go)
+    assert rekindle.wait_lines("many", 1)[:1] == ["ready"], rekindle.lines("many")
+    rekindle.wait(lambda: rekindle.sandbox("many")["mending"]["on"], "mending to be on")
+    workers = rekindle.sandbox("many")["workers"]
+    assert len(workers) > 1
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    times = len(workers)
+    rekindle.wait(lambda: rekindle.sandbox("many")["mending"]["mended"] == times or rekindle.sandbox("many")["problem"], "all to be mended")
+    assert rekindle.sandbox("many")["problem"] is None
     go.touch()
-    rekindle.wait_end(name)
+    assert rekindle.wait_end("many")[-1] == "ok"

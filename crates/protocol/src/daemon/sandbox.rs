@@ -187,6 +187,9 @@ pub struct Stats {
     pub link_weight: Option<u32>,
     #[serde(default)]
     pub sm_share: Option<u32>,
+    /// How it stands with the mending of a lost worker; none if that is not wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mending: Option<Mending>,
 }
 
 /// A worker that waits for a sandbox, as `rekindle ps --json` prints it.

@@ -20,9 +20,12 @@
 //! A context that a fault has ended is mended in the same way: the worker ends. If the fault comes once more, it is the program's
 //! own, and it is told.
 
+mod again;
 mod allocation;
+mod compare;
 mod keep;
 mod kind;
+mod pace;
 mod place;
 mod replay;
 mod rows;
@@ -39,32 +42,18 @@ use rekindle_protocol::operation::{
 };
 use rekindle_ring::Record;
 
-use super::journal::{Entry, Flags, Journal, MOST_BYTES};
+use super::journal::{Entry, Flags, Journal};
 use super::{only_waits, staged};
 use crate::client::{Client, Mending};
 use crate::image;
 use allocation::Given;
 use keep::Keep;
 use kind::{Kind, is_never, kind};
+use pace::{Due, Epoch, Pace};
 pub(crate) use replay::{TakenUp, take_up};
 pub(crate) use told::Told;
 use told::Mark;
 
-/// A base may take so small a part of the time since the one before.
-const PART: u32 = 20;
-/// How old an epoch is at least when the next one begins.
-const YOUNG: Duration = Duration::from_millis(50);
-/// How old it gets while the program goes on all the time: then it is brought to rest.
-const OLD: Duration = Duration::from_millis(500);
-/// Nothing may have ended what could be mended for so long before that is begun anew.
-const QUIET: Duration = Duration::from_millis(2);
-/// A program is held for so long at most, to come to rest, and not again for so long.
-const LONGEST_HOLD: Duration = Duration::from_secs(1);
-const BETWEEN_HOLDS: Duration = Duration::from_secs(5);
-/// How long it is looked for room, or for a state that can be written, after that was not there.
-const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// More than this of the journal and a new epoch begins.
-const FULL: usize = MOST_BYTES / 4 * 3;
 /// What lasts of an epoch's journal is written into the state when it has grown to this.
 const MOST_LASTING: usize = 1 << 20;
 
@@ -81,21 +70,15 @@ pub(crate) struct Mend {
     is_changed: bool,
     /// Its own work has ended the program's context.
     has_failed: bool,
+    /// What the request is that was admitted last.
+    admitted: Kind,
     /// Something is in the journal.
     is_used: bool,
     /// The time of an event is to be kept: that is in the state alone.
     is_timed: bool,
     /// The wait that is the journal's last entry.
     waited: Option<(u32, Vec<u8>)>,
-    /// Since when there is an epoch, or none.
-    since: Instant,
-    /// When something last ended, or would have ended, what could be mended.
-    ended: Instant,
-    /// When it was last tried to begin an epoch, and how long that took.
-    tried: Option<Instant>,
-    cost: Duration,
-    held: Option<Instant>,
-    let_go: Option<Instant>,
+    pace: Pace,
 }
 
 /// Whether an answer tells that the GPU has come so far: `None` is yet to come.
@@ -109,23 +92,12 @@ fn tells(opcode: u32, answer: Option<&[u8]>) -> bool {
     !looks && head.is_ok_and(|head| head.status == 0) && value != [0]
 }
 
-/// Whether an epoch is to begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    No,
-    /// If the program is at rest, or else after so long at the latest.
-    AtRest,
-    /// The program is to come to rest.
-    Now,
-}
-
 impl Mend {
     pub(crate) fn new(store: PathBuf, name: String) -> std::io::Result<Mend> {
         Ok(Mend::with(Keep::new()?, store, name))
     }
 
     fn with(keep: Keep, store: PathBuf, name: String) -> Mend {
-        let now = Instant::now();
         Mend {
             keep,
             store,
@@ -134,15 +106,11 @@ impl Mend {
             is_on: false,
             is_changed: true,
             has_failed: false,
+            admitted: Kind::Look,
             is_used: false,
             is_timed: false,
             waited: None,
-            since: now,
-            ended: now,
-            tried: None,
-            cost: Duration::ZERO,
-            held: None,
-            let_go: None,
+            pace: Pace::new(Instant::now()),
         }
     }
 
@@ -163,7 +131,7 @@ impl Mend {
 
     /// The program waits until it is at rest.
     pub(crate) fn holds(&self) -> bool {
-        self.held.is_some()
+        self.pace.holds()
     }
 
     pub(crate) fn note_attached(&self, attached: bool) {
@@ -175,13 +143,14 @@ impl Mend {
         if !self.is_on {
             // What is asked for while there is no epoch belongs to the state of the next one, as all else.
             if is_never(record.opcode) {
-                self.ended = Instant::now();
+                self.pace.is_disturbed(Instant::now());
                 self.is_changed = true;
             }
             return;
         }
         self.keep.journal().next_admission();
-        let noted = match kind(client, record) {
+        self.admitted = kind(client, record);
+        let noted = match self.admitted {
             Kind::Look => return,
             Kind::Never(lapse) => Err(lapse),
             Kind::Wait | Kind::Free => {
@@ -250,9 +219,12 @@ impl Mend {
         if !self.is_on {
             return;
         }
+        if matches!(self.admitted, Kind::Look | Kind::Again) {
+            return;
+        }
         let Some(at) = self.keep.journal().admitted() else { return };
         let mark = Mark(self.keep.journal().mark(at));
-        match kind(client, record) {
+        match self.admitted {
             Kind::Wait => {
                 let wait = (record.opcode, record.body.to_vec());
                 // One that tells nothing new orders nothing.
@@ -294,7 +266,7 @@ impl Mend {
         self.lapse(client, Lapse::NoRoom);
         self.keep.give_back();
         client.bind_anew();
-        (self.tried, self.cost) = (Some(Instant::now()), AFTER_FAILURE / PART);
+        self.pace.lacks_room(Instant::now());
         true
     }
 
@@ -303,83 +275,40 @@ impl Mend {
         self.keep.ledger.lapse(why);
         client.forget_told();
         client.mending = None;
-        let now = Instant::now();
         (self.is_on, self.is_changed, self.is_used, self.waited) = (false, true, false, None);
-        (self.since, self.ended) = (now, now);
-    }
-
-    fn due(&self, is_quiet: bool) -> Due {
-        if self.has_failed || !self.keep.is_held() {
-            return Due::No;
-        }
-        let (age, least) = (self.since.elapsed(), self.cost * PART);
-        if let Some(tried) = self.tried
-            && tried.elapsed() < least
-        {
-            return Due::No;
-        }
-        if !self.is_on {
-            return match (self.ended.elapsed() >= QUIET, age >= OLD) {
-                (true, true) => Due::Now,
-                (true, false) => Due::AtRest,
-                (false, _) => Due::No,
-            };
-        }
-        if self.keep.current().bytes() > FULL {
-            return Due::Now;
-        }
-        if !self.is_used {
-            return Due::No;
-        }
-        if age >= OLD && !is_quiet {
-            return Due::Now;
-        }
-        if age >= YOUNG.max(least) { Due::AtRest } else { Due::No }
+        self.pace.has_ended(Instant::now());
     }
 
     /// Begins an epoch if that is due and the program is at rest, and holds it if it has to come to rest for that. `next` is the
     /// ticket of its next request. When to look again.
     pub(crate) fn look(&mut self, client: &mut Client, next: u64, is_quiet: bool) -> Option<Duration> {
-        let due = self.due(is_quiet);
+        if self.has_failed || !self.keep.is_held() || client.is_broken() {
+            return None;
+        }
+        let now = Instant::now();
+        let (is_used, journal_bytes) = (self.is_used, self.keep.current().bytes());
+        let epoch = self.is_on.then_some(Epoch { is_used, journal_bytes });
+        let due = self.pace.due(epoch, is_quiet, now);
         if due == Due::No {
-            self.held = None;
-            return self.again();
-        }
-        if client.is_broken() {
-            return None;
-        }
-        if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
-            self.held = None;
+            self.pace.let_go();
+        } else if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
             self.begin(client, next);
-            return self.again();
-        }
-        let may_hold = self.let_go.is_none_or(|since| since.elapsed() >= BETWEEN_HOLDS)
-            && client.recordings.is_empty()
-            && !client.work_needs_program();
-        match self.held {
-            Some(since) if since.elapsed() >= LONGEST_HOLD => {
-                (self.held, self.let_go) = (None, Some(Instant::now()));
+        } else {
+            let may_hold = client.recordings.is_empty() && !client.work_needs_program();
+            self.pace.hold(due, may_hold, now);
+            if !self.is_on && client.has_others() {
+                self.keep.ledger.lapse(Lapse::Others);
             }
-            None if due == Due::Now && may_hold => self.held = Some(Instant::now()),
-            _ => {}
         }
-        Some(Duration::from_millis(1))
-    }
-
-    /// Whether there will be something to begin without a further request.
-    fn again(&self) -> Option<Duration> {
-        if self.has_failed || !self.keep.is_held() || self.is_on && !self.is_used {
-            return None;
-        }
-        Some((self.cost * PART).clamp(QUIET, YOUNG))
+        let goes_by_itself = !self.is_on || self.is_used;
+        goes_by_itself.then(|| self.pace.again())
     }
 
     fn begin(&mut self, client: &mut Client, next: u64) {
         let began = Instant::now();
         let begun = self.try_to_begin(client, next, began);
         client.bind_anew();
-        let now = Instant::now();
-        (self.since, self.tried, self.cost) = (now, Some(now), began.elapsed());
+        self.pace.has_tried(began, Instant::now(), begun.is_ok());
         match begun {
             Ok(()) => {
                 (self.is_on, self.is_changed, self.is_used) = (true, false, false);
@@ -389,14 +318,10 @@ impl Mend {
                 self.forget_states();
             }
             Err(why) => {
-                let before = self.keep.standing().why;
-                if before != Some(why) {
+                if self.keep.standing().why != Some(why) {
                     log::warn!("the loss of this worker would not be mended: {}", why.why());
                 }
-                let ended = self.ended;
                 self.lapse(client, why);
-                self.ended = ended;
-                self.cost = self.cost.max(AFTER_FAILURE / PART);
             }
         }
     }

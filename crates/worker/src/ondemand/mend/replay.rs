@@ -1,31 +1,26 @@
 //! Another worker takes the place of one that was lost: it builds the state, puts the base back, and does the journal once more.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CuResult};
+use rekindle_cuda::CuResult;
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::{How, Kept, Lapse};
-use rekindle_protocol::operation::{
-    Asynchronous, Copy, Download, EventAwait, EventElapsed, EventQuery, EventSynchronize, Id, MemoryFree,
-    Origin, StreamAwait, StreamQuery, StreamSynchronize, Synchronous, Upload, dispatch, name,
-};
+use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
 use rekindle_protocol::worker::Phase;
-use std::os::fd::OwnedFd;
 
-use super::allocation;
+use super::again::{LOOK, follows, from_journal, to_scratch, wait_again};
+use super::compare::{Compared, HostMemory, check, told_bytes};
 use super::keep::{Inherited, Keep};
-use super::told::{MOST_HASHED, Mark, hash};
-use super::{Mend, Mending};
+use super::told::Mark;
+use super::{Mend, Mending, allocation};
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
 use crate::image::{self, Wish};
 use crate::ondemand::journal::{Entry, Journal};
 use crate::ondemand::replace::take_rings;
 use crate::ondemand::replay::perform;
-
-/// How often it is looked whether the GPU has done all.
-const LOOK: Duration = Duration::from_micros(50);
 
 /// What is taken over, while the state is built.
 pub(crate) struct TakenUp {
@@ -94,22 +89,6 @@ impl TakenUp {
         };
         Ok((attached, vec![done]))
     }
-}
-
-/// What the program was told, and where it comes to now.
-struct Compared {
-    at: u64,
-    bytes: u64,
-    expected: u64,
-    what: &'static str,
-}
-
-/// Memory that both sides can reach: the journal's, or some to compare with.
-struct HostMemory {
-    device: std::sync::Arc<dyn rekindle_device::Device>,
-    address: u64,
-    bytes: u64,
-    is_own: bool,
 }
 
 /// Does the journal once more; whether a fault of the program's own has ended that.
@@ -188,115 +167,8 @@ fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
     Ok(fault)
 }
 
-/// How many bytes of a copy to the host are compared.
-fn told_bytes(entry: &Entry<'_>) -> Option<u64> {
-    let bytes = match entry.opcode {
-        Copy::OPCODE => postcard::from_bytes::<Copy>(entry.body).ok()?.bytes,
-        Download::OPCODE => postcard::from_bytes::<Download>(entry.body).ok()?.bytes,
-        _ => return None,
-    };
-    Some(bytes.min(MOST_HASHED))
-}
-
 fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(64)
-}
-
-/// A request that waited, unless it was answered. One that gives memory back is done in any case.
-fn wait_again(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_device::Result<()> {
-    let count = entry.trailer.try_into().map_or(u64::MAX, u64::from_le_bytes);
-    let answered =
-        client.threads.get(entry.ring).is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
-    if answered {
-        awaited(client, index, entry)?;
-        if entry.opcode != MemoryFree::OPCODE {
-            return Ok(());
-        }
-    }
-    let mut failure = Ok(());
-    let failed = |_: &mut Client, _, code| failure = Err(code);
-    let answer = dispatch(client, Origin { ring: entry.ring }, entry.opcode, entry.body, &[], failed);
-    if let Some(reply) = answer.map_err(|_| CUDA_ERROR_INVALID_VALUE)?.filter(|_| !answered) {
-        client.reply(entry.ring, &reply);
-    }
-    failure
-}
-
-/// Waits as the program has done: what it asked for then came after that, in whichever stream.
-fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_device::Result<()> {
-    let invalid = |_| CUDA_ERROR_INVALID_VALUE;
-    let body = entry.body;
-    let stream = match entry.opcode {
-        StreamSynchronize::OPCODE => {
-            postcard::from_bytes::<StreamSynchronize>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
-        StreamAwait::OPCODE => {
-            postcard::from_bytes::<StreamAwait>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
-        StreamQuery::OPCODE => {
-            postcard::from_bytes::<StreamQuery>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
-        EventSynchronize::OPCODE | EventAwait::OPCODE | EventQuery::OPCODE => {
-            // All three are of an event alone.
-            let event: Id = postcard::from_bytes(body).map_err(invalid)?;
-            let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
-            return client.on(device)?.event_synchronize(handle);
-        }
-        EventElapsed::OPCODE => {
-            let elapsed: EventElapsed = postcard::from_bytes(body).map_err(invalid)?;
-            return [elapsed.start, elapsed.end].into_iter().try_for_each(|event| {
-                let (device, handle) = client.events.get(event).map(|event| (event.device, event.handle))?;
-                client.on(device)?.event_synchronize(handle)
-            });
-        }
-        _ => {
-            while !client.is_idle(index)? {
-                std::thread::sleep(LOOK);
-            }
-            return Ok(());
-        }
-    };
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, stream.0, stream.1)?;
-    client.on(index)?.stream_synchronize(stream)
-}
-
-/// Copies from the journal what came from the host.
-fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) -> rekindle_device::Result<()> {
-    let (device, stream, to) = match entry.opcode {
-        Upload::OPCODE => postcard::from_bytes::<Upload>(entry.body).map(|one| (one.device, one.stream, one.to)),
-        _ => postcard::from_bytes::<Copy>(entry.body).map(|one| (one.device, one.stream, one.to)),
-    }
-    .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, device, stream)?;
-    let bytes = entry.staged.len() as u64;
-    client.context(index)?.device.copy(to, memory + entry.staged_at as u64, bytes, stream)?;
-    client.operations += 1;
-    Ok(())
-}
-
-/// Copies what the program was given to where it is compared.
-fn to_scratch(client: &mut Client, entry: &Entry<'_>, at: u64, bytes: u64) -> rekindle_device::Result<()> {
-    let (device, stream, from) = match entry.opcode {
-        Download::OPCODE => {
-            postcard::from_bytes::<Download>(entry.body).map(|one| (one.device, one.stream, one.from))
-        }
-        _ => postcard::from_bytes::<Copy>(entry.body).map(|one| (one.device, one.stream, one.from)),
-    }
-    .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, device, stream)?;
-    client.context(index)?.device.copy(at, from, bytes, stream)?;
-    client.operations += 1;
-    Ok(())
-}
-
-/// Waits for a copy for which its thread has waited.
-fn follows(client: &mut Client, entry: &Entry<'_>) -> rekindle_device::Result<()> {
-    if entry.opcode != Download::OPCODE {
-        return Ok(());
-    }
-    let download: Download = postcard::from_bytes(entry.body).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    let (index, stream) = client.enter(Origin { ring: entry.ring }, download.device, download.stream)?;
-    client.on(index)?.stream_synchronize(stream)
 }
 
 /// A copy to the host that was done again is to be noted when the program can see what it has brought.
@@ -340,66 +212,3 @@ fn comes_to_rest(client: &mut Client, index: usize) -> bool {
     }
 }
 
-/// Whether the program was told what comes out now.
-fn check(compared: &[Compared], how: How) -> Result<(), String> {
-    let differs = |one: &&Compared| {
-        // SAFETY: lies in the scratch memory, to which nothing is copied any more.
-        let bytes = unsafe { std::slice::from_raw_parts(one.at as *const u8, one.bytes as usize) };
-        hash(bytes) != one.expected
-    };
-    let others: Vec<&Compared> = compared.iter().filter(differs).collect();
-    let Some(first) = others.first() else { return Ok(()) };
-    let found = format!(
-        "{} of {} answers that the program was given came out otherwise when its requests were done once more (the first one {} of \
-         {} bytes)",
-        others.len(),
-        compared.len(),
-        first.what,
-        first.bytes
-    );
-    match how {
-        How::Strict => Err(format!("{found}; run it with --mend=loose if it may go on all the same")),
-        How::Loose => {
-            log::warn!("{found}; it goes on all the same");
-            Ok(())
-        }
-    }
-}
-
-impl HostMemory {
-    fn register(
-        client: &Client,
-        index: usize,
-        (address, bytes): (u64, u64),
-        is_own: bool,
-    ) -> rekindle_device::Result<HostMemory> {
-        let device = client.context(index)?.device.clone();
-        device.host_register(address, bytes)?;
-        Ok(HostMemory { device, address, bytes, is_own })
-    }
-
-    fn make(client: &Client, index: usize, bytes: u64) -> rekindle_device::Result<HostMemory> {
-        let bytes = bytes.next_multiple_of(4096);
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        HostMemory::register(client, index, (base as u64, bytes), true).inspect_err(|_| {
-            // SAFETY: mapped above, and known to nobody.
-            unsafe { libc::munmap(base, bytes as usize) };
-        })
-    }
-
-    /// Nothing is copied from or to it any more.
-    fn let_go(self) {
-        if let Err(code) = self.device.host_unregister(self.address) {
-            log::warn!("memory that requests were done once more from stays pinned: {code}");
-        }
-        if self.is_own {
-            // SAFETY: mapped by `make`, and nothing borrows from it.
-            unsafe { libc::munmap(self.address as *mut libc::c_void, self.bytes as usize) };
-        }
-    }
-}
