@@ -34,7 +34,7 @@ def harmed(rekindle, name, program, file, how, step, digests):
     wait_for_step(rekindle, name, file, WARM + BASE, limit=600)
     own_step, quiet = rate(file), rekindle.sandbox(name)["mending"]
     kills = []
-    for number in range(KILLS):
+    for _ in range(KILLS):
         wait_for_step(rekindle, name, file, len(rows(file)) + EVERY, limit=600)
         wait_for(lambda: rekindle.sandbox(name)["mending"]["on"], 60, "mending to be on")
         before, (worker,) = rekindle.sandbox(name)["mending"], rekindle.sandbox(name)["workers"]
@@ -44,14 +44,16 @@ def harmed(rekindle, name, program, file, how, step, digests):
         row = rekindle.sandbox(name)
         seen = rows(file)
         gaps = [later - earlier for (_, earlier, _), (_, later, _) in zip(seen, seen[1:]) if later > at and earlier < at + 10]
-        kills.append({"before": before, "mended": row["mending"]["mended"], "problem": row["problem"], "gap_s": max(gaps), "lost_s": max(gaps) - own_step})
+        kills.append(
+            {"before": before, "mended": row["mending"]["mended"], "problem": row["problem"], "gap_s": max(gaps), "lost_s": max(gaps) - own_step}
+        )
     seen = {i: digest for i, _, digest in rows(file)}
-    log = rekindle.sandbox(name)
+    problem = rekindle.sandbox(name)["problem"]
     rekindle("kill", name)
     common = sorted(set(seen) & set(digests))
     differ = [i for i in common if seen[i] != digests[i]]
     return {
-        "ok": len(kills) == KILLS and log["problem"] is None and (how == "loose" or not differ),
+        "ok": len(kills) == KILLS and problem is None and (how == "loose" or not differ),
         "step_s": step,
         "mend_step_s": own_step,
         "cost": own_step / step - 1,
@@ -69,6 +71,10 @@ def measure(binaries, memory, work, note):
     for program in PROGRAMS:
         with Rekindle(gpu="nvidia", binaries=binaries, state=memory / f"mend-{program}") as rekindle:
             known = []
-            note(f"{program}, unharmed", rekindle, lambda: known.append(unharmed(rekindle, "unharmed", program, work / f"{program}-unharmed")) or {"ok": True, "step_s": known[0][0]})
+            note(
+                f"{program}, unharmed",
+                rekindle,
+                lambda: known.append(unharmed(rekindle, "unharmed", program, work / f"{program}-unharmed")) or {"ok": True, "step_s": known[0][0]},
+            )
             for how in ("strict", "loose"):
                 note(f"{program}, {how}", rekindle, lambda: harmed(rekindle, f"mended-{how}", program, work / f"{program}-{how}", how, *known[0]))

@@ -30,7 +30,8 @@ const WITHIN: Duration = Duration::from_secs(60);
 pub fn replace(sandbox: Arc<Sandbox>, lost: Arc<Worker>) {
     let began = Instant::now();
     let how = lost.ended().unwrap_or_default();
-    if sandbox.has_lost_client(&lost) {
+    let has_gone = lost.held().is_none_or(|held| held.has_lost_client());
+    if has_gone || sandbox.has_lost_client(&lost) {
         return lost.let_go_of_held();
     }
     match go_on(&sandbox, &lost, began) {

@@ -62,9 +62,6 @@ impl Sandbox {
 
     /// Whether another worker is put in the place of one that has ended, and sees to it.
     pub(super) fn replaces(self: &Arc<Sandbox>, worker: &Worker) -> bool {
-        if worker.ended_well() {
-            return false;
-        }
         let found = self.worker(worker.number());
         let Some((worker, replace)) = found.filter(|worker| worker.held().is_some()).zip(REPLACE.get()) else {
             return false;

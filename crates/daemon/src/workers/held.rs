@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rekindle_protocol::frame;
 use rekindle_protocol::mending::{How, Kept, LEDGER, Ledger, Standing};
 use rekindle_protocol::worker::{Phase, ask};
@@ -67,6 +68,16 @@ impl Held {
     /// How it stands; none before the worker has said what is to be held.
     pub fn standing(&self) -> Option<Standing> {
         self.lock().ledger.as_ref().map(Ledger::standing)
+    }
+
+    /// Whether the process has closed its end of the client's socket.
+    pub fn has_lost_client(&self) -> bool {
+        let all = self.lock();
+        let Some((_, client)) = all.things.get(CLIENT) else { return false };
+        let mut entries = [PollFd::new(client.as_fd(), PollFlags::empty())];
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+        poll(&mut entries, PollTimeout::ZERO).is_ok()
+            && entries[0].revents().is_some_and(|found| found.intersects(gone))
     }
 
     /// Has another worker take the place of the one that all this is of, which has ended.
