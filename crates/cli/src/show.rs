@@ -5,8 +5,8 @@ use std::fmt::Write;
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
-    Happened, LogLine, Mending, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round, Sandbox,
-    SleepReport, Trace, Way,
+    Happened, LogLine, Mending, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round,
+    Sandbox, SleepReport, Trace, Way,
 };
 use rekindle_protocol::exchange::Count;
 use rekindle_protocol::worker::{self, Phase, WayTaken};

@@ -298,9 +298,7 @@ impl Control {
             Request::Mend(ask::Mend { store, name }) => {
                 self.mend((store.into(), name), descriptors).map(answer::<ask::Mend>)
             }
-            Request::TakeUp(request) => {
-                self.take_up(stream, request, descriptors).map(answer::<ask::TakeUp>)
-            }
+            Request::TakeUp(request) => self.take_up(stream, request, descriptors).map(answer::<ask::TakeUp>),
             Request::Belong(ask::Belong { owner }) => {
                 self.remote.run(move |dispatcher| dispatcher.client.exchange.owner = Some(owner));
                 Ok(answer::<ask::Belong>(()))

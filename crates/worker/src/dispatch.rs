@@ -259,7 +259,8 @@ impl Dispatcher {
                 dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, failed);
             let mut answer = answer.map_err(|error| error.to_string())?;
             if answer.as_ref().is_some_and(|answer| self.gives_way(answer)) {
-                let again = |client: &mut Client, name: &'static str, code| client.asynchronous_failure(name, code);
+                let again =
+                    |client: &mut Client, name: &'static str, code| client.asynchronous_failure(name, code);
                 let second =
                     dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, again);
                 answer = second.map_err(|error| error.to_string())?;
@@ -268,7 +269,9 @@ impl Dispatcher {
             if let Some(reply) = &answer {
                 has_failed |= self.client.note_failure(self.client.bound(), reply);
             }
-            self.note_done(ring, &record, answer.as_deref());
+            if !has_failed {
+                self.note_done(ring, &record, answer.as_deref());
+            }
             let is_broken = self.client.is_broken();
             if let Some(journal) = self.journal() {
                 if is_broken {

@@ -37,7 +37,10 @@ pub fn replace(sandbox: Arc<Sandbox>, lost: Arc<Worker>) {
     match go_on(&sandbox, &lost, began) {
         Ok(()) => {
             let lost_ms = began.elapsed().as_millis() as u64;
-            log::info!("the worker of {:?} was lost ({how}), and another one is in its place after {lost_ms} ms", sandbox.name());
+            log::info!(
+                "the worker of {:?} was lost ({how}), and another one is in its place after {lost_ms} ms",
+                sandbox.name()
+            );
             events::tell("mended", |happened| happened.sandbox = Some(sandbox.name()));
         }
         Err(_) if sandbox.has_lost_client(&lost) => lost.let_go_of_held(),

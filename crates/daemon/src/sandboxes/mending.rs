@@ -43,7 +43,8 @@ impl Sandbox {
         if !is_wanted || record.state != State::Running {
             return;
         }
-        let serves = |worker: &Arc<Worker>| worker.client() != 0 && worker.is_settled() && worker.held().is_none();
+        let serves =
+            |worker: &Arc<Worker>| worker.client() != 0 && worker.is_settled() && worker.held().is_none();
         for worker in self.live_workers().into_iter().filter(serves) {
             let place = self.mending_place(&worker);
             let name = self.name();
@@ -63,7 +64,8 @@ impl Sandbox {
     /// Whether another worker is put in the place of one that has ended, and sees to it.
     pub(super) fn replaces(self: &Arc<Sandbox>, worker: &Worker) -> bool {
         let found = self.worker(worker.number());
-        let Some((worker, replace)) = found.filter(|worker| worker.held().is_some()).zip(REPLACE.get()) else {
+        let Some((worker, replace)) = found.filter(|worker| worker.held().is_some()).zip(REPLACE.get())
+        else {
             return false;
         };
         let sandbox = self.clone();
@@ -76,7 +78,8 @@ impl Sandbox {
         let record = self.record();
         record.limits.mend.filter(|_| is_possible(&record.mode, &record.tenant))?;
         let Mended { times, lost_ms } = record.mended;
-        let standings: Vec<_> = self.live_workers().iter().filter_map(|worker| worker.held()?.standing()).collect();
+        let standings: Vec<_> =
+            self.live_workers().iter().filter_map(|worker| worker.held()?.standing()).collect();
         // Of several the one that is worst off.
         let standing = standings.iter().find(|standing| standing.epoch.is_none()).or(standings.first());
         Some(Shown::new(times, lost_ms, standing.copied(), unix_ms()))
@@ -98,7 +101,8 @@ pub fn clear(store: &Path, all: &[Arc<Sandbox>]) {
         true => Store::open(store).and_then(|store| store.names_with("")).unwrap_or_default(),
         false => return,
     };
-    let lives = |name: &&String| all.iter().any(|one| one.is_live() && name.starts_with(&format!("{}.", one.id)));
+    let lives =
+        |name: &&String| all.iter().any(|one| one.is_live() && name.starts_with(&format!("{}.", one.id)));
     for name in names.iter().filter(|name| !lives(name)) {
         forget(store, name);
     }

@@ -222,7 +222,9 @@ impl Sandbox {
                 return;
             }
             let client = worker.client();
-            if is_alive(client) && sandbox.upgrade().is_some_and(|sandbox| sandbox.is_live() && sandbox.replaces(worker)) {
+            if is_alive(client)
+                && sandbox.upgrade().is_some_and(|sandbox| sandbox.is_live() && sandbox.replaces(worker))
+            {
                 return;
             }
             // It may be on its way out too.

@@ -115,7 +115,9 @@ impl Client {
     /// Takes over what was freed at this address, if that can be had again; false if nothing was.
     pub(crate) fn take_freed(&mut self, device: usize, address: u64, bytes: u64) -> Result<bool> {
         let context = self.context_mut(device)?;
-        let Some(at) = context.freed.iter().position(|freed| freed.address == address) else { return Ok(false) };
+        let Some(at) = context.freed.iter().position(|freed| freed.address == address) else {
+            return Ok(false);
+        };
         let freed = context.freed.swap_remove(at);
         if let Some((_, event)) = freed.pending {
             context.scratch.push(event);

@@ -49,11 +49,11 @@ use crate::memory::{Heap, VirtualMemory};
 use crate::ondemand::Told;
 use crate::printed::ProgramOutput;
 
+pub(crate) use crate::memory::Pinned;
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
 pub(crate) use events::{DISABLE_TIMING, INTERPROCESS};
 pub(crate) use faults::Mending;
-pub(crate) use crate::memory::Pinned;
 pub(crate) use objects::{
     EventObject, ExecObject, FunctionObject, GlobalGiven, GraphObject, Mark, ModuleObject, StreamObject,
 };

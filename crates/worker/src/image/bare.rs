@@ -11,10 +11,10 @@ use rekindle_store::{Staging, Store};
 use super::code_ahead::CodeAhead;
 use super::error::{Error, Result};
 use super::save::{check_globals, devices, graphs, put_state, streams_and_events};
+use super::save_code;
 use super::save_memory::{self, Kept, Window};
 use super::state::State;
 use super::timer::Timer;
-use super::save_code;
 use crate::client::Client;
 
 /// Writes it as an image of this name, and says where that lies.
@@ -71,7 +71,8 @@ fn code_of(error: Error) -> CuResult {
 pub(crate) fn forget_bare(store: &Path, beginning: &str, but: &[PathBuf]) {
     let removed = Store::open(store).and_then(|store| {
         let names = store.names_with(beginning)?;
-        let is_kept = |name: &String| but.iter().any(|path| path.file_name().is_some_and(|file| file == name.as_str()));
+        let is_kept =
+            |name: &String| but.iter().any(|path| path.file_name().is_some_and(|file| file == name.as_str()));
         let gone: Vec<String> = names.into_iter().filter(|name| !is_kept(name)).collect();
         if gone.is_empty() {
             return Ok(());

@@ -15,11 +15,11 @@ use super::code_ahead::CodeAhead;
 use super::contents::Place;
 use super::cut::Cut;
 use super::error::{Error, Result, device};
+use super::save_memory::Kept;
 use super::shadow::Work;
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, State, StreamState, ThreadState,
 };
-use super::save_memory::Kept;
 use super::timer::Timer;
 use super::{LeftMemory, contents, copy_out, save_code, save_memory, uncollected};
 use crate::client::{Body, Client, Context, ModuleObject, Recipe, StreamObject};

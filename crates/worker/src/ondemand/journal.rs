@@ -30,6 +30,8 @@ pub(super) const MOST_BYTES: usize = 64 << 20;
 const PAGE: usize = 4096;
 /// Memory is taken in steps of this.
 const STEP: usize = 1 << 20;
+/// So much of it stays when a journal begins anew.
+const SPARE: usize = 8 << 20;
 /// Stands for a ring that came; the body is its number with the client, the trailer its name.
 const RING: u32 = u32::MAX;
 pub(crate) struct Journal {
@@ -290,7 +292,22 @@ impl Journal {
         }
         self.page().bytes.store(end as u64, Ordering::Release);
         self.page().based.store(end as u64, Ordering::Release);
+        self.give_back(PAGE + end + SPARE);
         true
+    }
+
+    /// Gives memory back that is not used behind so many bytes.
+    fn give_back(&mut self, end: usize) {
+        let end = end.next_multiple_of(STEP);
+        if self.reserved <= end {
+            return;
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (from, bytes) = (end as libc::off_t, (self.reserved - end) as libc::off_t);
+        // SAFETY: takes memory from a range of an open file, to which nothing is written before it is reserved again.
+        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from, bytes) } == 0 {
+            self.reserved = end;
+        }
     }
 
     /// Where a base belongs: entries before that are of what lasts.
@@ -334,9 +351,11 @@ impl Journal {
 
     /// Writes the trailer of an entry, which has room for it.
     pub(super) fn set_trailer(&mut self, at: usize, trailer: &[u8]) {
-        let Some(offset) = self.at(at).filter(|entry| entry.trailer.len() == trailer.len()).map(|entry| {
-            HEAD + entry.body.len()
-        }) else {
+        let Some(offset) = self
+            .at(at)
+            .filter(|entry| entry.trailer.len() == trailer.len())
+            .map(|entry| HEAD + entry.body.len())
+        else {
             return;
         };
         // SAFETY: the entry there has a trailer that is as long, behind its body.

@@ -15,10 +15,16 @@ use crate::ondemand::journal::Entry;
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
 /// A request that waited, unless it was answered. One that gives memory back is done in any case.
-pub(super) fn wait_again(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_device::Result<()> {
+pub(super) fn wait_again(
+    client: &mut Client,
+    index: usize,
+    entry: &Entry<'_>,
+) -> rekindle_device::Result<()> {
     let count = entry.trailer.try_into().map_or(u64::MAX, u64::from_le_bytes);
-    let answered =
-        client.threads.get(entry.ring).is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
+    let answered = client
+        .threads
+        .get(entry.ring)
+        .is_none_or(|thread| u64::from(thread.ring.header().reply.count()) != count);
     if answered {
         awaited(client, index, entry)?;
         if entry.opcode != MemoryFree::OPCODE {
@@ -39,9 +45,9 @@ fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_dev
     let invalid = |_| CUDA_ERROR_INVALID_VALUE;
     let body = entry.body;
     let stream = match entry.opcode {
-        StreamSynchronize::OPCODE => {
-            postcard::from_bytes::<StreamSynchronize>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
-        }
+        StreamSynchronize::OPCODE => postcard::from_bytes::<StreamSynchronize>(body)
+            .map(|one| (one.device, one.stream))
+            .map_err(invalid)?,
         StreamAwait::OPCODE => {
             postcard::from_bytes::<StreamAwait>(body).map(|one| (one.device, one.stream)).map_err(invalid)?
         }
@@ -73,9 +79,15 @@ fn awaited(client: &mut Client, index: usize, entry: &Entry<'_>) -> rekindle_dev
 }
 
 /// Copies from the journal what came from the host.
-pub(super) fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) -> rekindle_device::Result<()> {
+pub(super) fn from_journal(
+    client: &mut Client,
+    entry: &Entry<'_>,
+    memory: u64,
+) -> rekindle_device::Result<()> {
     let (device, stream, to) = match entry.opcode {
-        Upload::OPCODE => postcard::from_bytes::<Upload>(entry.body).map(|one| (one.device, one.stream, one.to)),
+        Upload::OPCODE => {
+            postcard::from_bytes::<Upload>(entry.body).map(|one| (one.device, one.stream, one.to))
+        }
         _ => postcard::from_bytes::<Copy>(entry.body).map(|one| (one.device, one.stream, one.to)),
     }
     .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
@@ -87,7 +99,12 @@ pub(super) fn from_journal(client: &mut Client, entry: &Entry<'_>, memory: u64) 
 }
 
 /// Copies what the program was given to where it is compared.
-pub(super) fn to_scratch(client: &mut Client, entry: &Entry<'_>, at: u64, bytes: u64) -> rekindle_device::Result<()> {
+pub(super) fn to_scratch(
+    client: &mut Client,
+    entry: &Entry<'_>,
+    at: u64,
+    bytes: u64,
+) -> rekindle_device::Result<()> {
     let (device, stream, from) = match entry.opcode {
         Download::OPCODE => {
             postcard::from_bytes::<Download>(entry.body).map(|one| (one.device, one.stream, one.from))

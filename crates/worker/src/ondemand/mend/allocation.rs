@@ -34,7 +34,9 @@ impl Given {
 
     pub(super) fn encode(&self) -> [u8; Given::BYTES] {
         let mut bytes = [0; Given::BYTES];
-        for (word, place) in [self.address, self.buffer, self.buffer_bytes].into_iter().zip(bytes.chunks_exact_mut(8)) {
+        for (word, place) in
+            [self.address, self.buffer, self.buffer_bytes].into_iter().zip(bytes.chunks_exact_mut(8))
+        {
             place.copy_from_slice(&word.to_le_bytes());
         }
         bytes
@@ -56,9 +58,9 @@ pub(super) fn again(client: &mut Client, entry: &Entry<'_>) -> Result<()> {
     let invalid = |_| CUDA_ERROR_INVALID_VALUE;
     let given = Given::decode(entry.trailer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let (device, bytes) = match entry.opcode {
-        MemoryAllocate::OPCODE => {
-            postcard::from_bytes::<MemoryAllocate>(entry.body).map(|one| (one.device, one.bytes)).map_err(invalid)?
-        }
+        MemoryAllocate::OPCODE => postcard::from_bytes::<MemoryAllocate>(entry.body)
+            .map(|one| (one.device, one.bytes))
+            .map_err(invalid)?,
         _ => postcard::from_bytes::<MemoryAllocateAsync>(entry.body)
             .map(|one| (one.device, one.bytes))
             .map_err(invalid)?,

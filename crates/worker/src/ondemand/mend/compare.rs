@@ -77,7 +77,8 @@ impl HostMemory {
 
     pub(super) fn make(client: &Client, index: usize, bytes: u64) -> Result<HostMemory> {
         let bytes = bytes.next_multiple_of(4096);
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: new memory at an address of the kernel's choice.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, protection, flags, -1, 0) };
         if base == libc::MAP_FAILED {

@@ -143,7 +143,9 @@ impl Keep {
 
     /// False if nobody holds anything any more.
     fn tell_of_base(&self, slot: usize) -> bool {
-        let Some((about, place)) = self.about[slot].as_ref().zip(self.places[slot].as_ref()) else { return true };
+        let Some((about, place)) = self.about[slot].as_ref().zip(self.places[slot].as_ref()) else {
+            return true;
+        };
         let text = serde_json::to_string(about).unwrap_or_default();
         self.tell(BASES[slot], text, place.descriptor.as_fd())
     }
@@ -161,7 +163,9 @@ impl Keep {
     /// does no more.
     pub(super) fn prepare(&mut self, client: &mut Client, index: usize) -> Result<Next, Lapse> {
         let unsaved = |code| {
-            log::warn!("the GPU memory of a program cannot be copied so that a lost worker could be mended: {code}");
+            log::warn!(
+                "the GPU memory of a program cannot be copied so that a lost worker could be mended: {code}"
+            );
             Lapse::Unsaved
         };
         client.bind(index).map_err(unsaved)?;
@@ -185,7 +189,8 @@ impl Keep {
             Err(code) => {
                 // The one that there is has to do, if it is large enough; what it holds counts no more.
                 let other = 1 - slot;
-                let found = self.places[other].take().filter(|_| code == rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
+                let found =
+                    self.places[other].take().filter(|_| code == rekindle_cuda::CUDA_ERROR_OUT_OF_MEMORY);
                 let Some(place) = found else { return Err(Lapse::NoRoom) };
                 self.ledger.lapse(Lapse::Taking);
                 self.about[other] = None;
@@ -283,7 +288,9 @@ impl Keep {
                     self.places[slot] = Some(place);
                     self.about[slot] = Some(about);
                 }
-                Err(code) if slot == current => return Err(format!("its copy of memory cannot be used: {code}")),
+                Err(code) if slot == current => {
+                    return Err(format!("its copy of memory cannot be used: {code}"));
+                }
                 Err(code) => log::warn!("a copy of GPU memory of a lost worker cannot be used: {code}"),
             }
         }

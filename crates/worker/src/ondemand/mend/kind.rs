@@ -50,6 +50,7 @@ pub(super) fn is_never(opcode: u32) -> bool {
             | MemoryFreeAsync::OPCODE
             | PoolTrim::OPCODE
             | GlobalGet::OPCODE
+            | ContextOpen::OPCODE
             | FunctionGet::OPCODE
             | FunctionSet::OPCODE
             | FunctionCache::OPCODE
@@ -101,6 +102,10 @@ pub(super) fn kind(client: &Client, record: &Record<'_>) -> Kind {
         MemoryFree::OPCODE => Kind::Free,
         MemoryFreeAsync::OPCODE | PoolTrim::OPCODE => Kind::Again,
         WaitValue::OPCODE | WriteValue::OPCODE | HostCall::OPCODE => Kind::Never(Lapse::Host),
+        ContextOpen::OPCODE => match postcard::from_bytes::<ContextOpen>(body) {
+            Ok(open) if client.context(open.device.into()).is_ok() => Kind::Look,
+            _ => Kind::Never(Lapse::Changed),
+        },
         GlobalGet::OPCODE => match postcard::from_bytes::<GlobalGet<'_>>(body) {
             Ok(get) if client.knows_global(&get) => Kind::Look,
             _ => Kind::Never(Lapse::Changed),
@@ -143,7 +148,10 @@ impl HostMemory<'_> {
 
     fn holds(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
-            && self.pinned.iter().any(|pinned| (pinned.address..pinned.address + pinned.bytes).contains(&address))
+            && self
+                .pinned
+                .iter()
+                .any(|pinned| (pinned.address..pinned.address + pinned.bytes).contains(&address))
     }
 
     /// Whether one of the words of a kernel's arguments is an address of it.
@@ -162,15 +170,30 @@ impl HostMemory<'_> {
         }
     }
 
+    /// Whether all of a range is memory of it.
+    fn has_all(&self, address: u64, bytes: u64) -> bool {
+        let ends_in = |pinned: &Pinned| {
+            let end = address.checked_add(bytes);
+            pinned.address <= address && end.is_some_and(|end| end <= pinned.address + pinned.bytes)
+        };
+        self.pinned.iter().any(ends_in)
+    }
+
     fn copy(&self, client: &Client, copy: &Copy) -> Kind {
         let Copy { to, from, bytes, .. } = *copy;
         match (self.holds(from), self.holds(to)) {
             (false, false) => self.on_device(&[to, from]),
             // What is copied may be on its way there.
-            (true, false) if DEVICE_RANGE.contains(&to) && !client.told.comes_to(from, bytes) => {
+            (true, false)
+                if DEVICE_RANGE.contains(&to)
+                    && self.has_all(from, bytes)
+                    && !client.told.comes_to(from, bytes) =>
+            {
                 Kind::From { address: from, bytes }
             }
-            (false, true) if DEVICE_RANGE.contains(&from) => Kind::To { address: to, bytes },
+            (false, true) if DEVICE_RANGE.contains(&from) && self.has_all(to, bytes) => {
+                Kind::To { address: to, bytes }
+            }
             _ => Kind::Never(Lapse::HostMemory),
         }
     }

@@ -31,6 +31,7 @@ mod replay;
 mod rows;
 mod told;
 
+use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -38,7 +39,8 @@ use std::time::{Duration, Instant};
 use rekindle_protocol::fault;
 use rekindle_protocol::mending::Lapse;
 use rekindle_protocol::operation::{
-    Asynchronous, CaptureStatus, Copy, EventRecord, GraphNodes, MemoryRange, Origin, ReplyHead, Synchronous,
+    Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, Origin,
+    ReplyHead, Synchronous,
 };
 use rekindle_ring::Record;
 
@@ -51,8 +53,8 @@ use keep::Keep;
 use kind::{Kind, is_never, kind};
 use pace::{Due, Epoch, Pace};
 pub(crate) use replay::{TakenUp, take_up};
-pub(crate) use told::Told;
 use told::Mark;
+pub(crate) use told::Told;
 
 /// What lasts of an epoch's journal is written into the state when it has grown to this.
 const MOST_LASTING: usize = 1 << 20;
@@ -76,6 +78,8 @@ pub(crate) struct Mend {
     is_used: bool,
     /// The time of an event is to be kept: that is in the state alone.
     is_timed: bool,
+    /// What launches of graphs are, as long as nothing changes graphs or pinned memory.
+    graphs: HashMap<Id, Kind>,
     /// The wait that is the journal's last entry.
     waited: Option<(u32, Vec<u8>)>,
     pace: Pace,
@@ -109,6 +113,7 @@ impl Mend {
             admitted: Kind::Look,
             is_used: false,
             is_timed: false,
+            graphs: HashMap::new(),
             waited: None,
             pace: Pace::new(Instant::now()),
         }
@@ -149,7 +154,7 @@ impl Mend {
             return;
         }
         self.keep.journal().next_admission();
-        self.admitted = kind(client, record);
+        self.admitted = self.kind(client, record);
         let noted = match self.admitted {
             Kind::Look => return,
             Kind::Never(lapse) => Err(lapse),
@@ -178,6 +183,16 @@ impl Mend {
             Ok(()) => self.keep.ledger.note_journal(self.keep.current().bytes() as u64),
             Err(lapse) => self.lapse(client, lapse),
         }
+    }
+
+    fn kind(&mut self, client: &Client, record: &Record<'_>) -> Kind {
+        if record.opcode != GraphLaunch::OPCODE {
+            return kind(client, record);
+        }
+        let Ok(GraphLaunch { exec, .. }) = postcard::from_bytes(record.body) else {
+            return Kind::Never(Lapse::Changed);
+        };
+        *self.graphs.entry(exec).or_insert_with(|| kind(client, record))
     }
 
     /// Whether this records when an event happened.
@@ -228,7 +243,8 @@ impl Mend {
             Kind::Wait => {
                 let wait = (record.opcode, record.body.to_vec());
                 // One that tells nothing new orders nothing.
-                let orders = self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
+                let orders =
+                    self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
                 match answer.is_none() || orders {
                     true => self.waited = Some(wait),
                     false => self.keep.journal().put_back_admitted(),
@@ -276,6 +292,7 @@ impl Mend {
         client.forget_told();
         client.mending = None;
         (self.is_on, self.is_changed, self.is_used, self.waited) = (false, true, false, None);
+        self.graphs.clear();
         self.pace.has_ended(Instant::now());
     }
 
@@ -331,8 +348,10 @@ impl Mend {
         let (Some(index), None) = (open.next(), open.next()) else { return Err(Lapse::ManyGpus) };
         let failed = |_| Lapse::Unsaved;
         fault::point("mend-taking").map_err(failed)?;
-        let anew =
-            self.is_changed || self.is_timed || self.keep.image().is_none() || self.keep.current().based_at() > MOST_LASTING;
+        let anew = self.is_changed
+            || self.is_timed
+            || self.keep.image().is_none()
+            || self.keep.current().based_at() > MOST_LASTING;
         let image = match self.keep.image().filter(|_| !anew) {
             Some(image) => image.clone(),
             None => self.write_state(client)?,

@@ -14,7 +14,7 @@ const OLD: Duration = Duration::from_millis(500);
 const QUIET: Duration = Duration::from_millis(2);
 /// A program is held for so long at most, to come to rest, and not again for so long.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
-const BETWEEN_HOLDS: Duration = Duration::from_secs(5);
+const BETWEEN_HOLDS: Duration = Duration::from_secs(20);
 /// How long it is not looked again for room, or for a state that can be written, after that was not there.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// More than this of the journal and a new epoch begins.
@@ -176,9 +176,9 @@ mod tests {
         pace.hold(Due::Now, true, start + ms(999));
         assert!(pace.holds());
         pace.hold(Due::Now, true, start + ms(1000));
-        pace.hold(Due::Now, true, start + ms(5000));
+        pace.hold(Due::Now, true, start + ms(20_000));
         assert!(!pace.holds());
-        pace.hold(Due::Now, true, start + ms(6000));
+        pace.hold(Due::Now, true, start + ms(21_000));
         assert!(pace.holds());
     }
 }

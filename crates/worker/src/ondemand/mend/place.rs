@@ -147,7 +147,9 @@ impl Place {
             }
         };
         if let Err(code) = closed {
-            log::warn!("memory of a copy that a lost worker would have been mended with stays in use: {code}");
+            log::warn!(
+                "memory of a copy that a lost worker would have been mended with stays in use: {code}"
+            );
         }
     }
 }

@@ -38,7 +38,8 @@ pub(crate) fn take_up(
     let (keep, inherited) = Keep::inherit(held)?;
     let image = inherited.image().ok_or("the copy of its memory is not there")?;
     let wish = Wish { directory, again: true, based: true, ..Wish::default() };
-    let phases = image::restore(dispatcher, &image, wish, remote.clone()).map_err(|error| error.to_string())?;
+    let phases =
+        image::restore(dispatcher, &image, wish, remote.clone()).map_err(|error| error.to_string())?;
     if let Some(board) = dispatcher.client.board {
         remote.use_board(board);
     }
@@ -75,7 +76,9 @@ impl TakenUp {
                 client.mending = Some(Mending::new(Vec::new()));
             }
             true => {
-                log::error!("the fault that a GPU context was lost by came once more: it is the program's own");
+                log::error!(
+                    "the fault that a GPU context was lost by came once more: it is the program's own"
+                );
                 mend.has_failed = true;
                 mend.lapse(client, Lapse::Failed);
             }
@@ -211,4 +214,3 @@ fn comes_to_rest(client: &mut Client, index: usize) -> bool {
         }
     }
 }
-

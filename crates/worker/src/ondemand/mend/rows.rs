@@ -12,11 +12,18 @@ const ALIGNMENT: u64 = 512;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum What {
-    Buffer { address: u64 },
+    Buffer {
+        address: u64,
+    },
     /// Memory that the program maps itself.
-    Physical { serial: u64 },
+    Physical {
+        serial: u64,
+    },
     /// Of a module that is whole.
-    Global { loaded_at: u64, name: String },
+    Global {
+        loaded_at: u64,
+        name: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
