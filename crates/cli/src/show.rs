@@ -5,8 +5,8 @@ use std::fmt::Write;
 use comfy_table::{Table, presets};
 use rekindle_daemon::Finding;
 use rekindle_protocol::daemon::{
-    Happened, LogLine, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round, Sandbox,
-    SleepReport, Trace, Way,
+    Happened, LogLine, Mending, MigrationReport, Mode, NodeMigrationReport, Operation, Report, Round,
+    Sandbox, SleepReport, Trace, Way,
 };
 use rekindle_protocol::exchange::Count;
 use rekindle_protocol::worker::{self, Phase, WayTaken};
@@ -87,6 +87,7 @@ fn used(all: &[Used]) -> String {
         "WAIT",
         "WEIGHT",
         "SHARE",
+        "MENDING",
         "PROCESSES",
     ]);
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
@@ -104,10 +105,20 @@ fn used(all: &[Used]) -> String {
             known(stats.link_waited_us.map(|waited| format!("{:.1} s", waited as f64 / 1e6))),
             known(stats.link_weight.map(|weight| weight.to_string())),
             known(stats.sm_share.map(|percent| format!("{percent} %"))),
+            known(stats.mending.as_ref().map(mending)),
             stats.processes.to_string(),
         ]);
     }
     table.trim_fmt()
+}
+
+/// Whether the loss of a worker would be mended, and how often it was.
+fn mending(mending: &Mending) -> String {
+    let word = if mending.on { "on" } else { "off" };
+    match mending.mended {
+        0 => word.to_string(),
+        times => format!("{word}, {times} times"),
+    }
 }
 
 fn state(sandbox: &Sandbox) -> String {

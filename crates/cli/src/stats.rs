@@ -101,6 +101,7 @@ mod tests {
             link_waited_us: None,
             link_weight: None,
             sm_share: None,
+            mending: None,
         }
     }
 

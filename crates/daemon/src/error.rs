@@ -306,6 +306,14 @@ pub enum Error {
     )]
     NoPortion,
 
+    #[error("{reason}")]
+    Unmended { reason: String },
+
+    #[error(
+        "`--mend` keeps a program from seeing the loss of a worker of its own; {why}; leave one of the two away"
+    )]
+    NoMending { why: &'static str },
+
     #[error(
         "{name:?} cannot have {wanted} % of the multiprocessors: of the programs that share as {tenant:?} {others}; take \
          some from them by `rekindle limits NAME --sm-share`, or give it less"

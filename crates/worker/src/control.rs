@@ -28,6 +28,7 @@ use crate::ondemand::{self, Conversations, Daemon, wait_for_parting};
 
 mod client;
 mod images;
+mod mending;
 mod parting;
 mod standstill;
 
@@ -294,6 +295,10 @@ impl Control {
             Request::Serve(ask::Serve { run_directory }) => {
                 self.welcome(run_directory.into(), descriptors).map(answer::<ask::Serve>)
             }
+            Request::Mend(ask::Mend { store, name }) => {
+                self.mend((store.into(), name), descriptors).map(answer::<ask::Mend>)
+            }
+            Request::TakeUp(request) => self.take_up(stream, request, descriptors).map(answer::<ask::TakeUp>),
             Request::Belong(ask::Belong { owner }) => {
                 self.remote.run(move |dispatcher| dispatcher.client.exchange.owner = Some(owner));
                 Ok(answer::<ask::Belong>(()))

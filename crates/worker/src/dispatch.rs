@@ -10,10 +10,11 @@ use rekindle_ring::{Board, Merge, Record, Spin, spin};
 
 use crate::client::{Client, Lane, Thread};
 use crate::image::{CacheMemories, Loading, Marks, Outcome, Preparing, Registering};
-use crate::ondemand::Uses;
+use crate::ondemand::{Mend, Uses};
 
 mod activity;
 mod later;
+mod mend;
 mod outlive;
 mod remote;
 mod shadow;
@@ -65,6 +66,8 @@ pub(crate) struct Dispatcher {
     pub later: Later,
     /// How it gets along with the end of a context that it shares.
     pub outliving: Option<Outliving>,
+    /// How the loss of this worker is mended, if that is wanted.
+    pub mend: Option<Mend>,
     merge: Merge<'static>,
     /// The program is coming to a stop.
     stopping: Option<Stopping>,
@@ -92,6 +95,7 @@ impl Dispatcher {
             uses: None,
             later: Later::default(),
             outliving: None,
+            mend: None,
             merge: Merge::new(),
             stopping: None,
             ended: None,
@@ -127,7 +131,7 @@ impl Dispatcher {
         if self.client.threads.iter().any(|thread| thread.name == name) {
             return;
         }
-        if let Some(journal) = self.activity.journal() {
+        if let Some(journal) = self.journal() {
             journal.push_ring(index, &name);
         }
         // SAFETY: each ring file is taken in once, as the line above says, so this is its one consumer.
@@ -152,7 +156,10 @@ impl Dispatcher {
                 return ended;
             }
             if self.client.is_broken() {
-                return again(self, inbox);
+                return match self.lost_context() {
+                    Some(ended) => ended,
+                    None => again(self, inbox),
+                };
             }
             if self.meets_fault() {
                 continue;
@@ -189,12 +196,13 @@ impl Dispatcher {
                 self.look_at_drain(1);
                 continue;
             }
-            if worked != 0 || progress {
+            let look = self.look_at_mend(worked == 0 && !progress);
+            if worked != 0 || progress || self.client.is_broken() {
                 self.quiet_since = Instant::now();
                 self.look_at_drain(worked);
             } else {
                 self.look_at_drain(0);
-                self.rest(board, inbox);
+                self.rest(board, inbox, look);
             }
             self.look_at_uses();
             self.look_at_later();
@@ -211,6 +219,11 @@ impl Dispatcher {
                 return Ok(done);
             }
             let admission = self.activity.admit(&mut self.client, ring, &record);
+            if admission == Admission::Now
+                && let (Activity::Running, Some(mend)) = (&self.activity, &mut self.mend)
+            {
+                mend.admit(&mut self.client, ring, &record);
+            }
             match admission {
                 Admission::Wait => return Ok(done),
                 Admission::Alone => self.end_sharing_for_good(),
@@ -244,13 +257,24 @@ impl Dispatcher {
             let began = slow::begin();
             let answer =
                 dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, failed);
-            let answer = answer.map_err(|error| error.to_string())?;
+            let mut answer = answer.map_err(|error| error.to_string())?;
+            if answer.as_ref().is_some_and(|answer| self.gives_way(answer)) {
+                let again =
+                    |client: &mut Client, name: &'static str, code| client.asynchronous_failure(name, code);
+                let second =
+                    dispatch(&mut self.client, origin, record.opcode, record.body, record.trailer, again);
+                answer = second.map_err(|error| error.to_string())?;
+            }
             slow::end(&self.client, began, record.opcode, record.body);
             if let Some(reply) = &answer {
                 has_failed |= self.client.note_failure(self.client.bound(), reply);
             }
-            if let Some(journal) = self.activity.journal() {
-                if self.client.is_broken() {
+            if !has_failed {
+                self.note_done(ring, &record, answer.as_deref());
+            }
+            let is_broken = self.client.is_broken();
+            if let Some(journal) = self.journal() {
+                if is_broken {
                     journal.put_back_admitted();
                     return Ok(done);
                 }
@@ -260,7 +284,14 @@ impl Dispatcher {
             }
             self.client.operations += 1;
             // Whoever goes on after this worker finds a request either still to be done, or done and answered.
-            match (answer, self.activity.journal()) {
+            if answer.is_some() {
+                self.client.note_told();
+            }
+            let journal = match self.mend.as_mut().and_then(Mend::journal) {
+                Some(journal) => Some(journal),
+                None => self.activity.journal(),
+            };
+            match (answer, journal) {
                 (Some(reply), Some(journal)) => self.client.reply_when(ring, &reply, |count| {
                     journal.done(record.ticket, Some((ring, count)));
                 }),
@@ -295,7 +326,7 @@ impl Dispatcher {
     }
 
     /// Nothing to do right now: polls on, or sleeps.
-    fn rest(&mut self, board: &Board, inbox: &Inbox) {
+    fn rest(&mut self, board: &Board, inbox: &Inbox, look: Option<Duration>) {
         if self.client.data.holds() {
             let nap = if self.client.waiting.is_empty() { Duration::from_secs(1) } else { LOADING_NAP };
             board.wait(self.spin, nap, || inbox.is_wanted());
@@ -305,7 +336,7 @@ impl Dispatcher {
             Activity::Sharing(Shared { sharing, journal }) => sharing.rest(&mut self.client, journal),
             _ => None,
         };
-        let nap = again.unwrap_or(Duration::from_secs(1));
+        let nap = again.unwrap_or(Duration::from_secs(1)).min(look.unwrap_or(Duration::MAX));
         let nap = self.uses.as_ref().and_then(Uses::pause).map_or(nap, |pause| nap.min(pause));
         let attention = || inbox.is_wanted();
         let idle = self.client.waiting.is_empty() && !self.is_draining();

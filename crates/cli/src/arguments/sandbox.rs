@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use rekindle_protocol::daemon::{Limits, User};
+use rekindle_protocol::mending::How;
 use rekindle_protocol::mounts::Volume;
 use rekindle_protocol::network::{Network, Port};
 
@@ -85,6 +86,30 @@ pub struct LimitArguments {
     cpus: Option<u32>,
     #[command(flatten)]
     portion: PortionArguments,
+    /// Have the program go on, as if nothing had happened, when its GPU worker or its GPU context is lost.
+    ///
+    /// A copy of its GPU memory is kept, on the GPU if that has room, and what it asks for after that. `strict`, the default: it
+    /// goes on only if all that it was told since comes out the same again. `loose`: also if it comes out otherwise, as it may
+    /// where kernels do not give the same bits twice.
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "strict")]
+    mend: Option<MendArgument>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MendArgument {
+    /// Only if all that it was told comes out the same again.
+    Strict,
+    /// Also if it comes out otherwise.
+    Loose,
+}
+
+impl From<MendArgument> for How {
+    fn from(mend: MendArgument) -> How {
+        match mend {
+            MendArgument::Strict => How::Strict,
+            MendArgument::Loose => How::Loose,
+        }
+    }
 }
 
 /// What a program has of GPU contexts that it shares.
@@ -114,7 +139,7 @@ impl LimitArguments {
     pub fn wanted(self) -> Limits {
         let (memory, processors) = (self.memory, self.cpus);
         let PortionArguments { link_weight, sm_share } = self.portion;
-        Limits { memory, processors, link_weight, sm_share }
+        Limits { memory, processors, link_weight, sm_share, mend: self.mend.map(How::from) }
     }
 }
 

@@ -186,8 +186,13 @@ fn named(path: &Path, error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    const BOTH: Limits =
-        Limits { memory: Some(64 << 20), processors: Some(1500), link_weight: None, sm_share: None };
+    const BOTH: Limits = Limits {
+        memory: Some(64 << 20),
+        processors: Some(1500),
+        link_weight: None,
+        sm_share: None,
+        mend: None,
+    };
 
     fn text(path: PathBuf) -> String {
         fs::read_to_string(path).unwrap_or_default()

@@ -174,6 +174,11 @@ impl Places {
         self.runs.join("moving").join(&self.name)
     }
 
+    /// The store of GPU halves that other workers would go on from if theirs were lost.
+    pub fn mending(&self) -> PathBuf {
+        self.runs.join("mending").join(&self.name)
+    }
+
     /// Builds of the client that programs have mapped, by their hashes.
     pub fn clients(&self) -> PathBuf {
         self.runs.join("clients").join(&self.name)

@@ -1,6 +1,6 @@
 //! What a program has of GPU contexts that it shares: its weight on the link, and its share of the multiprocessors.
 
-use rekindle_protocol::daemon::{Limits, State};
+use rekindle_protocol::daemon::{Limits, Mode, State};
 use rekindle_protocol::worker::ask;
 use serde_json::{Value, json};
 
@@ -8,8 +8,17 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 
-/// Whether there is anything to divide, where something is said of it.
-pub fn check(limits: &Limits, tenant: Option<&str>) -> Result<()> {
+/// Whether there is anything to divide, where something is said of it, and a worker of its own to mend.
+pub fn check(limits: &Limits, tenant: Option<&str>, mode: Mode) -> Result<()> {
+    match (limits.mend, tenant, mode) {
+        (Some(_), Some(_), _) => {
+            return Err(Error::NoMending { why: "with `--share` others have work in the same GPU context" });
+        }
+        (Some(_), None, Mode::Driver) => {
+            return Err(Error::NoMending { why: "in driver mode a program has no worker" });
+        }
+        _ => {}
+    }
     if limits.names_portion() && tenant.is_none() { Err(Error::NoPortion) } else { Ok(()) }
 }
 

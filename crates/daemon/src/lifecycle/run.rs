@@ -73,6 +73,7 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
             (mode, Some(reason))
         }
     };
+    portions::check(&request.limits, request.tenant.as_deref(), mode)?;
     let gpu = match mode {
         Mode::Sandbox => gpu::choose(request.gpu.as_deref())?,
         Mode::Driver => gpu::expose(request.gpu.as_deref(), &mut environment)?,
@@ -82,7 +83,6 @@ pub fn run(daemon: &Daemon, request: RunRequest) -> Result<Arc<Sandbox>> {
         (Some(tenant), Mode::Sandbox) => Some((tenant, slices::of_images(daemon, tenant)?)),
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     };
-    portions::check(&request.limits, request.tenant.as_deref())?;
     let sandbox = daemon.sandboxes.add(request.name.as_deref(), &names::stem(&request.command), |at| {
         // One that starts anew goes on with its log.
         let former = at.former.filter(|_| request.recovery.as_ref().is_some_and(Recovery::has_failed));

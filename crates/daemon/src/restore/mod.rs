@@ -53,6 +53,7 @@ pub mod halves;
 pub mod load_order;
 pub mod loading;
 pub mod mapped;
+pub mod mending;
 pub mod proof;
 pub mod replacement;
 mod shared_files;
@@ -165,7 +166,7 @@ pub fn restore(
         (Some(tenant), Mode::Sandbox) => slices::check(tenant, request.image, metadata.slice)?,
         (Some(_), Mode::Driver) => return Err(Error::OwnContext),
     }
-    portions::check(&request.limits, request.tenant)?;
+    portions::check(&request.limits, request.tenant, mode)?;
     let pairs = timeline.time("checks", || {
         daemon.criu()?;
         preflight::check_machine(&daemon.places, &image, &metadata, &mounts)?;

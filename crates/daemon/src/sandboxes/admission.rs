@@ -178,7 +178,10 @@ fn receive_visitor(
     let sent = frame::send(stream, &Admission::Admitted, &[client_end.as_fd()]);
     drop(client_end);
     match sent.and_then(|()| frame::receive_within(stream, &within(VISIT))) {
-        Ok((AdmissionRequest::Settled, _)) => worker.set_settled(true),
+        Ok((AdmissionRequest::Settled, _)) => {
+            worker.set_settled(true);
+            sandbox.see_to_mending();
+        }
         // It never was this process's, whose end would be its loss.
         other => {
             sandbox.end_worker(&worker);

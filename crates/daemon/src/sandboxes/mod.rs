@@ -35,6 +35,7 @@ pub mod asleep;
 mod log_lines;
 pub mod logs;
 pub mod members;
+pub mod mending;
 pub mod names;
 mod operation;
 mod operation_lock;
@@ -65,6 +66,10 @@ pub struct Sandbox {
     pub pages: PathBuf,
     /// The store that its GPU half goes through from one worker to another.
     pub moving: PathBuf,
+    /// The store that its workers write the state of its GPU half to, so that the loss of one can be mended.
+    mending: PathBuf,
+    /// When such losses were mended last.
+    losses: Mutex<Vec<Instant>>,
     store: PathBuf,
     records: PathBuf,
     logs: PathBuf,
@@ -106,6 +111,8 @@ impl Sandbox {
             pages: places.pages().join(&id),
             traces: traces::place(&places.sandboxes(), &id),
             moving: places.moving(),
+            mending: places.mending(),
+            losses: Mutex::default(),
             store: places.store(),
             records: places.sandboxes(),
             logs: places.logs(),
@@ -224,7 +231,7 @@ impl Sandbox {
             }
         }
         let pids = workers.iter().map(|worker| worker.pid()).collect();
-        let mut shown = record.shown(device, shared, pinned, pids);
+        let mut shown = Shown { mending: self.mending_shown(), ..record.shown(device, shared, pinned, pids) };
         if record.is_live() {
             shown.refused = refusals::read(&self.run_directory);
         }
@@ -308,12 +315,21 @@ impl Sandbox {
         self.update(|record| record.pid = pid)
     }
 
+    /// Whether the loss of one more worker is mended: not so many within a time.
+    pub fn may_mend(&self, most: usize, within: Duration) -> bool {
+        let mut losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.retain(|at| at.elapsed() < within);
+        losses.push(Instant::now());
+        losses.len() <= most
+    }
+
     /// Nothing more is to be done before the program counts as running.
     pub fn is_up(&self) -> Result<()> {
         self.update(Record::rest)?;
         if let Some(former) = self.take_former() {
             former.forget();
         }
+        self.see_to_mending();
         Ok(())
     }
 
@@ -392,6 +408,7 @@ impl Sandbox {
             _ => self.network.close(),
         }
         asleep::end(self);
+        self.end_mending();
         self.tell_of_sigbus(exit);
         page_files::let_go(&self.pages);
         // All its processes have ended.

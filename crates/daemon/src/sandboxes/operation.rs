@@ -87,5 +87,6 @@ impl Operation<'_> {
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
         self.sandbox.operation_lock.release(|| self.sandbox.rest());
+        self.sandbox.see_to_mending();
     }
 }

@@ -16,6 +16,7 @@ use crate::contexts::Share;
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::sandboxes::asleep::Asleep;
+use crate::sandboxes::mending::Mended;
 use crate::sandboxes::recovery::Recovery;
 
 /// The longest record read.
@@ -89,6 +90,9 @@ pub struct Record {
     /// The id of the migration that it has come by from another node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrival: Option<String>,
+    /// What has come of mending the loss of its workers.
+    #[serde(default, skip_serializing_if = "Mended::is_none")]
+    pub mended: Mended,
     /// Whether it was started with a terminal, and of which size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<WindowSize>,
@@ -181,6 +185,7 @@ impl Record {
             node: None,
             forward: None,
             arrival: None,
+            mended: Mended::default(),
             terminal: None,
             mode_reason: None,
             program: None,
@@ -266,6 +271,7 @@ impl Record {
             node: self.node.clone(),
             mode_reason: self.mode_reason.clone(),
             refused: self.refused.clone(),
+            mending: None,
         }
     }
 
@@ -420,6 +426,7 @@ mod tests {
             node: Some("b".into()),
             forward: Some(Forward { host: "b".into(), ports: Vec::new(), until_unix_ms: 1 }),
             arrival: Some("2f".into()),
+            mended: Mended { times: 1, lost_ms: 300 },
             terminal: Some(WindowSize::default()),
             mode_reason: Some("it is so".into()),
             program: Some("0f".into()),

@@ -34,6 +34,7 @@ impl Sandbox {
             link_waited_us: portion.and_then(|_| sum(|status| status.link_waited_us)),
             link_weight: portion.map(|portion| portion.link_weight),
             sm_share: portion.and_then(|portion| portion.sm_share),
+            mending: self.mending_shown(),
         }
     }
 }

@@ -49,6 +49,11 @@ impl Sandbox {
         self.workers().all.iter().filter(|worker| worker.ended().is_none()).cloned().collect()
     }
 
+    /// The worker of this number, if there is one.
+    pub(super) fn worker(&self, number: u32) -> Option<Arc<Worker>> {
+        self.workers().all.iter().find(|held| held.number() == number).cloned()
+    }
+
     /// The last worker that served `client`, if it is dead and the client is not.
     pub fn lost_worker(&self) -> Option<Arc<Worker>> {
         let is_lost = |worker: &&Arc<Worker>| {
@@ -217,6 +222,11 @@ impl Sandbox {
                 return;
             }
             let client = worker.client();
+            if is_alive(client)
+                && sandbox.upgrade().is_some_and(|sandbox| sandbox.is_live() && sandbox.replaces(worker))
+            {
+                return;
+            }
             // It may be on its way out too.
             let is_left = !ending::ends_soon(client, || !is_alive(client));
             let Some(sandbox) = sandbox.upgrade() else { return };

@@ -28,8 +28,9 @@ use crate::network;
 use crate::nodes::{self, Outcome};
 use crate::pool::{PoolSize, WorkerPool};
 use crate::recovery;
-use crate::restore::{mapped, proof};
+use crate::restore::{self, mapped, proof};
 use crate::sandboxes::admission::AdmissionSocket;
+use crate::sandboxes::mending::{self, when_workers_are_lost};
 use crate::sandboxes::record::Record;
 use crate::sandboxes::workers::when_contexts_fail;
 use crate::sandboxes::{Sandbox, remove_directory};
@@ -51,6 +52,7 @@ impl Daemon {
     ) -> Result<Arc<Daemon>> {
         give_memory_back();
         when_contexts_fail(migration::outlive);
+        when_workers_are_lost(restore::mending::replace);
         doctor::tell_of_capabilities();
         places.prepare()?;
         let lock = Lock::take(&places)?;
@@ -148,6 +150,7 @@ impl Daemon {
             self.sandboxes.all().iter().any(|sandbox| sandbox.id == id && sandbox.record().asleep.is_some())
         };
         migration::clear(&self.places);
+        mending::clear(&self.places.mending(), &self.sandboxes.all());
         client_library::clear(&self.places);
         sleep::clear_strays(&self.places, sleeps);
         for entry in std::fs::read_dir(self.places.pages()).into_iter().flatten().flatten() {

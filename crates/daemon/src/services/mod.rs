@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen as lengthen};
 use rekindle_gateway::{Plan, Service, Source, Tenant, Tls};
-use rekindle_protocol::daemon::{Level, Limits};
+use rekindle_protocol::daemon::{Level, Limits, Mode};
 use rekindle_protocol::network::Port;
 use rekindle_protocol::service::{ServiceWish, TlsFiles, TlsWish};
 use rekindle_sandbox::who_listens;
@@ -284,7 +284,7 @@ fn source(
     tenant.as_deref().map(|tenant| slices::check(tenant, name, metadata.slice)).transpose()?;
     let kept_limits = kept.map_or_else(Limits::default, |record| record.source.limits);
     let wished = Limits { link_weight: wish.link_weight, sm_share: wish.sm_share, ..Limits::default() };
-    portions::check(&wished, tenant.as_deref())?;
+    portions::check(&wished, tenant.as_deref(), Mode::Sandbox)?;
     let gpu = wish.gpu.clone().or_else(|| kept.and_then(|record| record.source.gpu.clone()));
     let data =
         wish.data.clone().or_else(|| kept.map(|record| record.source.data.clone())).unwrap_or_default();

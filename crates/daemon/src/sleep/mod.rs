@@ -182,6 +182,8 @@ fn let_go(workers: &[Arc<Worker>]) -> Result<()> {
         }
         Err(Error::Worker { action, reason: "it is still awake; its log says why".to_string() })
     })?;
+    // It would take the GPU's memory.
+    workers.iter().for_each(|worker| worker.let_go_of_held());
     Ok(())
 }
 

@@ -28,9 +28,11 @@ use crate::host::process;
 
 mod connection;
 pub mod gpu_half;
+mod held;
 mod spares;
 
 use connection::Connection;
+pub use held::Held;
 pub use spares::Spares;
 
 /// How long a worker may take until it listens. It opens the GPU beside that.
@@ -109,6 +111,8 @@ pub struct Worker {
     shared: bool,
     /// Whose arrays its client hands on.
     owner: Mutex<Option<String>>,
+    /// What another one would go on from, if its loss is mended.
+    held: Mutex<Option<Arc<Held>>>,
 }
 
 impl Worker {
@@ -244,6 +248,7 @@ impl Worker {
             followed: AtomicBool::new(false),
             shared: false,
             owner: Mutex::new(None),
+            held: Mutex::new(None),
         }
     }
 

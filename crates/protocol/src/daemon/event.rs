@@ -30,7 +30,7 @@ pub enum Event {
 pub struct Happened {
     /// RFC 3339, with microseconds.
     pub time: String,
-    /// `listening`, `state`, `problem`, `migrated`, `outlived`, `removed`, `image-made` or `image-removed`.
+    /// `listening`, `state`, `problem`, `migrated`, `outlived`, `mended`, `removed`, `image-made` or `image-removed`.
     pub event: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,

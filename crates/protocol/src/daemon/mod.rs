@@ -22,7 +22,7 @@ pub use recovery::{Recovery, RecoveryPlan, StepPlan};
 pub use report::{
     Level, LoadOrder, MigrationReport, NodeMigrationReport, Operation, Report, Round, SleepReport, Trace, Way,
 };
-pub use sandbox::{Limits, Mode, Sandbox, SharedContexts, Spare, State, Stats, User};
+pub use sandbox::{Limits, Mending, Mode, Sandbox, SharedContexts, Spare, State, Stats, User};
 
 /// A request, with which directories the user has named: it is for a daemon that has these.
 #[derive(Clone, Debug, Serialize, Deserialize)]

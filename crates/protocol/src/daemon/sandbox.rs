@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Recovery;
+use crate::mending::{How, Lapse, Standing};
 use crate::mounts::Mounts;
 use crate::network::{Network, Port};
 use crate::worker::{DEFAULT_LINK_WEIGHT, Portion};
@@ -15,7 +16,7 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
-/// The most that a program may use.
+/// What a program may use, and what is used for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes.
@@ -28,6 +29,9 @@ pub struct Limits {
     /// There, how much of the multiprocessors are its own, in percent; 0: none, whatever an image says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_share: Option<u32>,
+    /// Whether the program is kept from seeing the loss of its worker, which takes GPU memory and time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mend: Option<How>,
 }
 
 impl Limits {
@@ -42,6 +46,7 @@ impl Limits {
             processors: self.processors.or(others.processors),
             link_weight: self.link_weight.or(others.link_weight),
             sm_share: self.sm_share.or(others.sm_share),
+            mend: self.mend.or(others.mend),
         }
     }
 
@@ -111,6 +116,57 @@ pub struct Sandbox {
     /// Functions of the driver that the program was refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
+    /// How it stands with the mending of a lost worker; none if that is not wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mending: Option<Mending>,
+}
+
+/// How it stands with the mending of a program's worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mending {
+    /// Whether its loss would be mended just now.
+    pub on: bool,
+    /// Why not, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The copy of GPU memory that the requests since are done on once more: its size, its age, where it lies, how many were
+    /// taken, and how long the last one took.
+    pub base_bytes: u64,
+    pub base_on_host: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_age_ms: Option<u64>,
+    pub bases: u64,
+    pub base_us: u64,
+    /// What is kept of those requests.
+    pub journal_bytes: u64,
+    /// How often a lost worker was mended, and for how long the program had none then.
+    pub mended: u64,
+    pub lost_ms: u64,
+}
+
+impl Mending {
+    /// Before anything is known.
+    pub fn new(mended: u64, lost_ms: u64, standing: Option<Standing>, now_unix_ms: u64) -> Mending {
+        let known = standing.unwrap_or_default();
+        let on = known.epoch.is_some();
+        let why = match standing {
+            Some(_) if on => None,
+            Some(known) => Some(known.why.unwrap_or(Lapse::Beginning).why()),
+            None => Some("its worker has not said yet what is to be held for it"),
+        };
+        Mending {
+            on,
+            why: why.map(|why| format!("the loss of its worker would not be mended just now: {why}")),
+            base_bytes: if on { known.base_bytes } else { 0 },
+            base_on_host: on && known.base_on_host,
+            base_age_ms: on.then(|| now_unix_ms.saturating_sub(known.base_unix_ms)),
+            bases: known.bases,
+            base_us: known.base_us,
+            journal_bytes: if on { known.journal_bytes } else { 0 },
+            mended,
+            lost_ms,
+        }
+    }
 }
 
 /// What a sandbox's program uses at a moment. None of a number: it is not known just now.
@@ -137,6 +193,9 @@ pub struct Stats {
     pub link_weight: Option<u32>,
     #[serde(default)]
     pub sm_share: Option<u32>,
+    /// How it stands with the mending of a lost worker; none if that is not wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mending: Option<Mending>,
 }
 
 /// A worker that waits for a sandbox, as `rekindle ps --json` prints it.

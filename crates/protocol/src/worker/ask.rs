@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{CacheMemory, Cached, Contents, Parted, Phase, Portion, Recording, Saved, Sharing, Status};
 use crate::client::Quiesced;
+use crate::mending::{How, Kept};
 
 /// A request that has an answer of this type.
 pub trait Ask: Into<Request> {
@@ -169,6 +170,22 @@ requests! {
     GoOn {
         pid: i32,
     } => ();
+    /// With a descriptor, a socket: see to it that another worker can go on in place of this one, and say there what the daemon
+    /// is to hold for that ([`Kept`](crate::mending::Kept)). `store`: where to write the state of the GPU half.
+    Mend {
+        store: String,
+        name: String,
+    } => ();
+    /// With descriptors: the worker's end of the client's socket, and what was held for a worker that has died, as it is
+    /// described here, in the same order. Take its place: the program, which runs, sees a delay.
+    TakeUp {
+        run_directory: String,
+        pid: i32,
+        store: String,
+        name: String,
+        how: How,
+        kept: Vec<Kept>,
+    } => Vec<Phase>;
     /// With a descriptor, after `Restore`: the client's socket, as CRIU has restored its other end.
     Adopt {
         pid: i32,

@@ -8,7 +8,8 @@ use rekindle_ring::Record;
 
 use super::Client;
 
-/// Work runs ahead of loading, or on buffers that are shared: a fault of it is [mended](crate::ondemand).
+/// Work runs ahead of loading, or on buffers that are shared, or what it does could be done once more: a fault of it is
+/// [mended](crate::ondemand).
 pub(crate) struct Mending {
     /// Pinned memory that is to be mapped when all buffers are loaded.
     pub pinned_later: Vec<Range<u64>>,

@@ -112,6 +112,23 @@ impl Client {
         self.allocate(device, bytes)
     }
 
+    /// Takes over what was freed at this address, if that can be had again; false if nothing was.
+    pub(crate) fn take_freed(&mut self, device: usize, address: u64, bytes: u64) -> Result<bool> {
+        let context = self.context_mut(device)?;
+        let Some(at) = context.freed.iter().position(|freed| freed.address == address) else {
+            return Ok(false);
+        };
+        let freed = context.freed.swap_remove(at);
+        if let Some((_, event)) = freed.pending {
+            context.scratch.push(event);
+        }
+        context.heap.revive(address, bytes);
+        if freed.pending.is_some() {
+            self.waiting.frees -= 1;
+        }
+        Ok(true)
+    }
+
     pub(super) fn free_async(&mut self, origin: Origin, request: MemoryFreeAsync) -> Result<()> {
         let MemoryFreeAsync { device, address, stream } = request;
         if self.forget_data(address) {

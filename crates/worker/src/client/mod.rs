@@ -51,9 +51,11 @@ use crate::gpus::Gpus;
 use crate::image::Shadow;
 use crate::ipc::Ipc;
 use crate::link::Link;
-use crate::memory::{Heap, Pinned, VirtualMemory};
+use crate::memory::{Heap, VirtualMemory};
+use crate::ondemand::Told;
 use crate::printed::ProgramOutput;
 
+pub(crate) use crate::memory::Pinned;
 pub(crate) use arrays::{ArrayObject, ViewObject};
 pub(crate) use constants::Bank;
 pub(crate) use context::Context;
@@ -125,6 +127,8 @@ pub(crate) struct Client {
     pub pinned: Vec<Pinned>,
     /// Faults are to be mended, and the program is not to see them.
     pub mending: Option<Mending>,
+    /// Copies to the host that are noted where the loss of this worker is to be mended.
+    pub told: Told,
     /// This worker has started again to mend one.
     pub mended: bool,
     pub recordings: HashMap<u64, Recording>,
@@ -193,6 +197,7 @@ impl Client {
             virtual_memory: VirtualMemory::default(),
             pinned: Vec::new(),
             mending: None,
+            told: Told::default(),
             mended: false,
             recordings: HashMap::new(),
             waiting: Waiting::default(),

@@ -233,6 +233,15 @@ impl Client {
         self.on(device)?.set_function_cache(handle, config)
     }
 
+    /// Whether asking for this global changes nothing: it was asked for before, or lies in a buffer.
+    pub(crate) fn knows_global(&self, request: &GlobalGet<'_>) -> bool {
+        let Ok(module) = self.modules.get(request.module) else { return true };
+        match &module.body {
+            Body::Whole(_) => module.globals.iter().any(|given| given.name == request.name),
+            Body::Pieces(pieces) => pieces.constants_told || pieces.is_without_constants(),
+        }
+    }
+
     pub(super) fn get_global(&mut self, request: GlobalGet<'_>) -> Result<(u64, u64)> {
         let module = self.modules.get(request.module)?;
         if let Some(given) = module.globals.iter().find(|given| given.name == request.name) {

@@ -67,6 +67,12 @@ impl Client {
             .or_else(|| is(self.ipc.is_used(), "it has memory or events that other processes have too"))
     }
 
+    /// Whether others have a part in what it has, or it captures a graph.
+    pub(crate) fn has_others(&self) -> bool {
+        let waits = !self.waiting.is_empty() || self.link.has_calls();
+        !waits && self.obstacle().is_some()
+    }
+
     fn note_times(&mut self, index: usize) -> Result<Option<Times>> {
         let Some(context) = &self.contexts[index] else { return Ok(None) };
         let is_timed = |event: &EventObject| event.device == index && event.recorded && event.keeps_time();

@@ -54,6 +54,11 @@ pub(crate) enum Body {
 }
 
 impl Pieces {
+    /// Whether it is known that it has no constants.
+    pub(super) fn is_without_constants(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.constants().is_none())
+    }
+
     /// Those of an image, of which nothing is loaded.
     pub(crate) fn restored(globals: GlobalsBuffer, constants_told: bool) -> Pieces {
         Pieces { prepared: None, globals, constants_told, loaded: HashMap::new(), cut: HashMap::new() }

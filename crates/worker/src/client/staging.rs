@@ -201,7 +201,9 @@ impl Client {
                 self.waiting.transfers -= 1;
                 complete = Some(end);
             }
-            if let Some(end) = complete {
+            if let Some(end) = complete.filter(|_| !self.is_broken()) {
+                self.note_told();
+                self.note_staged(ring, end);
                 self.threads[ring].ring.staged(end);
                 progress = true;
             }

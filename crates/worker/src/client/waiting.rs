@@ -314,7 +314,11 @@ impl Client {
         self.let_go(pending.device, pending.events);
         let reply = (pending.then)(self, result);
         self.note_failure(pending.device, &reply);
-        self.reply(pending.ring, &reply);
+        // Whoever goes on in place of this worker answers.
+        if !self.is_broken() {
+            self.note_told();
+            self.reply(pending.ring, &reply);
+        }
     }
 
     /// Answers the request that a ring's thread waits for.

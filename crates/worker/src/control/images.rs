@@ -117,7 +117,18 @@ impl Control {
         let phases = self.work(stream, move |dispatcher, _| {
             let directory = run_directory.into();
             let again = beside;
-            let wish = Wish { directory, left, lent, cached, on_demand, order, record, again, journal };
+            let wish = Wish {
+                directory,
+                left,
+                lent,
+                cached,
+                on_demand,
+                order,
+                record,
+                again,
+                journal,
+                ..Wish::default()
+            };
             let phases = image::restore(dispatcher, image.as_ref(), wish, remote.clone())?;
             if let Some(board) = dispatcher.client.board {
                 remote.use_board(board);

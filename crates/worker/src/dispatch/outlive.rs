@@ -60,6 +60,9 @@ impl Outliving {
 impl Dispatcher {
     /// Whether the next request may be done. One that ends a rest asks the context first.
     pub(super) fn may_go_on(&mut self) -> bool {
+        if self.mend.as_ref().is_some_and(|mend| mend.holds()) {
+            return false;
+        }
         let Some(outliving) = self.outliving.as_mut().filter(|outliving| outliving.lost.is_none()) else {
             return true;
         };

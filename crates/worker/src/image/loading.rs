@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::mem::replace;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -246,6 +246,10 @@ impl Loading {
             dispatcher.later.push(move || windows.close(&remote));
         }
         Loading::tell(dispatcher, pinned.map(|()| phase), sharing);
+        // The loss of this worker is to be mended, at any time.
+        if dispatcher.mend.is_some() {
+            dispatcher.unshare(channel().0);
+        }
     }
 
     /// Tells how it ended. From now on the program is told what no other worker could know; a fault of its own kernels

@@ -13,6 +13,7 @@
 
 mod ahead;
 mod arrays;
+mod bare;
 mod block;
 mod cache;
 mod cache_fill;
@@ -56,6 +57,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 pub(crate) use ahead::{Ahead, begin as begin_ahead};
+pub(crate) use bare::{Physical, forget_bare, save_bare};
 pub(crate) use block::{Preparing, Shelf};
 pub(crate) use cache::CacheMemories;
 pub(crate) use cache_fill::{fill_cache, make_cache_memory};

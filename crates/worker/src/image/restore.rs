@@ -46,6 +46,8 @@ pub(crate) struct Wish {
     pub order: Vec<String>,
     /// What becomes of the order in which requests name parts first.
     pub record: Recording,
+    /// Memory is made and not filled: its contents come from a base.
+    pub based: bool,
     /// The client was let go on by a worker before this: what it was told is not told again.
     pub again: bool,
     /// A file for what is done of requests before all is there; without one none are.
@@ -68,7 +70,7 @@ pub(crate) fn restore(
     let blocks = begin(dispatcher, &image, &state)?;
     let code_parts = CodeParts::begin(Image::open(image.path())?, &state, kernels::PART);
     timer.lap("worker state", 0);
-    let Wish { directory, left, lent, mut cached, order, record, again, journal, on_demand } = wish;
+    let Wish { directory, left, lent, mut cached, order, record, based, again, journal, on_demand } = wish;
     let noted = journal.map(Journal::new).transpose();
     let mut journal =
         noted.map_err(|source| Error::Io { action: "map", path: "the journal".into(), source })?;
@@ -141,13 +143,17 @@ pub(crate) fn restore(
     }
     let views = dispatcher.cache.open(cached, on);
     dispatcher.client.bind_anew();
+    let filled = match based {
+        true => restore_memory::wanted(&state, &windows).into_iter().map(|(name, _)| name).collect(),
+        false => left.keys().chain(lent.keys()).cloned().collect(),
+    };
     // A second view of both, for the thread that loads.
     let work = Work {
         image: Image::open(image.path())?,
         state: State::decode(&encoded)?,
         windows,
         gpus,
-        left: left.keys().chain(lent.keys()).cloned().collect(),
+        left: filled,
         views: Mutex::new(views),
         resident: Mutex::new(dispatcher.registering.take().and_then(Registering::end)),
         hidden,

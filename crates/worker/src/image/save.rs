@@ -15,6 +15,7 @@ use super::code_ahead::CodeAhead;
 use super::contents::Place;
 use super::cut::Cut;
 use super::error::{Error, Result, device};
+use super::save_memory::Kept;
 use super::shadow::Work;
 use super::state::{
     ContextState, DeviceState, EventState, ExecState, GraphState, MOST_BYTES, PartState, State, StreamState,
@@ -73,7 +74,7 @@ pub(crate) fn save(
     if contents == Contents::Left {
         client.leave_shared(&mut left).map_err(device("leave behind what processes of the program share"))?;
     }
-    let kept = (contents == Contents::Left).then_some(&mut left);
+    let kept = if contents == Contents::Left { Kept::Left(&mut left) } else { Kept::Saved };
     let mut plan = save_memory::plan(client, &staging, &mut state, kept)?;
     timer.lap("GPU addresses", 0);
     let mut cut = Cut::Still;
@@ -130,7 +131,7 @@ pub(crate) fn save(
 
 /// Where globals of whole modules lie depends on all that is loaded in a context, so that they come back to their places only
 /// in one that nobody shares.
-fn check_globals(client: &Client) -> Result<()> {
+pub(super) fn check_globals(client: &Client) -> Result<()> {
     let held = |module: &ModuleObject| {
         let whole = matches!(module.body, Body::Whole(_));
         whole.then(|| Some((module.globals.first()?.name.clone(), module.whole.clone()))).flatten()
@@ -157,7 +158,7 @@ fn check_shared(state: &State) -> Result<()> {
     Ok(())
 }
 
-fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {
+pub(super) fn put_state(staging: &Staging, state: &State, timer: &mut Timer) -> Result<Part> {
     let encoded = state.encode()?;
     if encoded.len() as u64 > MOST_BYTES {
         let text =
@@ -174,7 +175,7 @@ pub(super) fn describe(part: &Part) -> Result<Value> {
     Ok(serde_json::to_value(part)?)
 }
 
-fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
+pub(super) fn devices(client: &mut Client) -> Result<Vec<DeviceState>> {
     let board = client.board;
     let describe = |(info, context): (DeviceInfo, &Option<Context>)| {
         let index = info.index as usize;
@@ -208,7 +209,7 @@ fn parts(client: &mut Client) -> Result<Vec<PartState>> {
     rows.into_iter().map(describe).collect()
 }
 
-fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
+pub(super) fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     let describe = |id, stream: &StreamObject| StreamState {
         id,
         device: stream.device,
@@ -247,7 +248,7 @@ fn streams_and_events(client: &mut Client, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-fn graphs(client: &Client, state: &mut State) {
+pub(super) fn graphs(client: &Client, state: &mut State) {
     for (id, graph) in client.graphs.iter() {
         let recipe = (*graph.recipe).clone();
         state.graphs.push(GraphState { id, device: graph.device, recipe, nodes: graph.recipe.nodes() });

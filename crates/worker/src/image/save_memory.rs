@@ -21,12 +21,22 @@ pub(super) struct Plan {
     windows: Vec<Window>,
 }
 
-/// Describes all of GPU memory, and makes it readable. With `left` nothing is to be saved: descriptors go there.
+/// What becomes of what memory holds.
+pub(super) enum Kept<'l> {
+    /// It is saved.
+    Saved,
+    /// It stays there: descriptors go here.
+    Left(&'l mut LeftMemory),
+    /// It is kept by other means.
+    Elsewhere,
+}
+
+/// Describes all of GPU memory, and makes it readable if it is to be saved.
 pub(super) fn plan(
     client: &mut Client,
     staging: &Staging,
     state: &mut State,
-    mut left: Option<&mut LeftMemory>,
+    mut kept: Kept<'_>,
 ) -> Result<Plan> {
     let export =
         |gpu: &dyn Device, memory| gpu.memory_export(memory).map_err(device("leave a buffer behind"));
@@ -43,9 +53,10 @@ pub(super) fn plan(
             };
             let attributes = json!({ "device": index, "address": format!("{address:#x}"), "holds": kind });
             let name = buffer_part(address);
-            match &mut left {
-                Some(left) => drop(left.insert(name, export(&*context.device, buffer.memory)?)),
-                None => {
+            match &mut kept {
+                Kept::Elsewhere => {}
+                Kept::Left(left) => drop(left.insert(name, export(&*context.device, buffer.memory)?)),
+                Kept::Saved => {
                     let writer = staging.part(PartKind::GpuBuffer, &name, attributes, buffer.bytes)?;
                     work.push((Place { device: index, address, bytes: buffer.bytes }, writer));
                 }
@@ -54,12 +65,14 @@ pub(super) fn plan(
         }
     }
     describe_virtual(client, state);
-    if let Some(left) = left {
+    if let Kept::Left(left) = &mut kept {
         let own = client.virtual_memory.physical.iter().filter(|(serial, _)| !client.is_of_others(**serial));
         for (&serial, physical) in own {
             let context = client.context(physical.device).map_err(device("be used"))?;
             left.insert(physical_part(serial), export(&*context.device, physical.memory)?);
         }
+    }
+    if !matches!(kept, Kept::Saved) {
         return Ok(Plan { work, windows: Vec::new() });
     }
     let windows = map_physical(client)?;

@@ -158,6 +158,34 @@ impl Heap {
         Ok(at + offset)
     }
 
+    /// Makes an allocation of so many bytes where it was before, in or as a buffer that lies there and is so long.
+    pub(crate) fn allocate_at(&mut self, address: u64, bytes: u64, (at, length): (u64, u64)) -> Result<()> {
+        let is_large = bytes >= LARGE;
+        if !self.buffers.contains_key(&at) {
+            let end = at.checked_add(length).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            while !self.reserved.iter().any(|region| region.start <= at && end < region.end) {
+                let region = self.regions.take(length + self.granularity).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+                if region.start > at {
+                    return Err(CUDA_ERROR_INVALID_VALUE);
+                }
+                self.reserve(region)?;
+            }
+            let content = match is_large {
+                true => Content::Large { bytes, freed: false },
+                false => Content::Slab(Slab::new(length)),
+            };
+            self.place(at, length, content, None)?;
+            if is_large {
+                return Ok(());
+            }
+        }
+        let taken = match self.buffers.get_mut(&at).map(|buffer| &mut buffer.content) {
+            Some(Content::Slab(slab)) => slab.allocate_at(address.wrapping_sub(at), bytes),
+            _ => false,
+        };
+        if taken { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+    }
+
     /// Puts a buffer where an image has it, on the memory that `from` is a descriptor of or on new memory.
     pub(crate) fn place(
         &mut self,

@@ -51,6 +51,15 @@ impl Slab {
         Some(at)
     }
 
+    /// Makes an allocation at this offset; false if that is not free.
+    pub(crate) fn allocate_at(&mut self, offset: u64, bytes: u64) -> bool {
+        let taken = self.space.take_at(offset, Small::room(bytes));
+        if taken {
+            self.used.insert(offset, Small { bytes, freed: false });
+        }
+        taken
+    }
+
     /// Marks the allocation at `offset` as freed by the program.
     pub(crate) fn retire(&mut self, offset: u64) -> Result<u64> {
         match self.used.get_mut(&offset) {
@@ -109,6 +118,8 @@ mod tests {
         slab.release(0);
         assert!(!slab.is_empty());
         assert!(slab.allocate(4096).is_none());
+        assert!(slab.allocate_at(0, 700) && !slab.allocate_at(512, 1) && !slab.allocate_at(1024, 1));
+        slab.release(0);
         let copy = Slab::with(4096, slab.used().clone()).unwrap();
         assert_eq!(copy.space.free_bytes(), slab.space.free_bytes());
         assert!(Slab::with(1024, slab.used().clone()).is_none());

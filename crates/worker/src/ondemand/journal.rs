@@ -5,7 +5,7 @@
 //! what was done, and what of that the program was told.
 //!
 //! ```text
-//!   page    next request, bytes of entries, the last answer, all is settled
+//!   page    next request, bytes of entries, the last answer, all is settled, where a base belongs
 //!   entry   ring, opcode, body, trailer, staged, flags (u32 each: number or length), ticket (u64)
 //!           body   trailer   staged bytes
 //! ```
@@ -23,13 +23,15 @@ mod entry;
 mod tests;
 
 pub(super) use entry::{Entry, Flags};
-use entry::{FAILED, HEAD, Lasting, MAKING, lasting, read};
+use entry::{FAILED, HEAD, Lasting, MAKING, TOLD, lasting, read};
 
 /// More bytes than this are not kept: what would come then waits until all memory is there.
-const MOST_BYTES: usize = 64 << 20;
+pub(super) const MOST_BYTES: usize = 64 << 20;
 const PAGE: usize = 4096;
 /// Memory is taken in steps of this.
 const STEP: usize = 1 << 20;
+/// So much of it stays when a journal begins anew.
+const SPARE: usize = 8 << 20;
 /// Stands for a ring that came; the body is its number with the client, the trailer its name.
 const RING: u32 = u32::MAX;
 pub(crate) struct Journal {
@@ -54,6 +56,8 @@ struct Page {
     ring: AtomicU64,
     count: AtomicU64,
     settled: AtomicU64,
+    /// Entries before this many bytes are of what lasts, and were done before memory was what the base has.
+    based: AtomicU64,
 }
 
 /// An answer that may not have been given yet.
@@ -254,6 +258,65 @@ impl Journal {
     /// Forgets what all requests so far have done to memory: it stays as it is. What else they have left is kept.
     pub(crate) fn begin_anew(&mut self) {
         self.admitted = None;
+        let mut end = 0;
+        for (at, bytes, flags) in self.lasting() {
+            // SAFETY: both lie in what was written, the later place is not behind the earlier one, and they may overlap.
+            unsafe { std::ptr::copy(self.base.add(PAGE + at), self.base.add(PAGE + end), bytes) };
+            self.keep_entry(end, flags);
+            end += bytes;
+        }
+        self.page().bytes.store(end as u64, Ordering::Release);
+    }
+
+    /// Begins with what lasts of another journal, if there is one: from a base on, at this request. False without memory for it.
+    pub(super) fn begin_behind(&mut self, before: Option<&Journal>, next: u64) -> bool {
+        self.admitted = None;
+        let page = self.page();
+        for word in [&page.bytes, &page.answered, &page.ring, &page.count, &page.settled, &page.based] {
+            word.store(0, Ordering::Release);
+        }
+        page.next.store(next, Ordering::Release);
+        let kept = before.map(Journal::lasting).unwrap_or_default();
+        if !self.reserve(PAGE + kept.iter().map(|(_, bytes, _)| bytes).sum::<usize>()) {
+            return false;
+        }
+        let mut end = 0;
+        for (at, bytes, flags) in kept {
+            let Some(before) = before else { break };
+            // SAFETY: what was written there, and what has memory here; the mappings are two.
+            unsafe {
+                std::ptr::copy_nonoverlapping(before.base.add(PAGE + at), self.base.add(PAGE + end), bytes)
+            };
+            self.keep_entry(end, flags);
+            end += bytes;
+        }
+        self.page().bytes.store(end as u64, Ordering::Release);
+        self.page().based.store(end as u64, Ordering::Release);
+        self.give_back(PAGE + end + SPARE);
+        true
+    }
+
+    /// Gives memory back that is not used behind so many bytes.
+    fn give_back(&mut self, end: usize) {
+        let end = end.next_multiple_of(STEP);
+        if self.reserved <= end {
+            return;
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (from, bytes) = (end as libc::off_t, (self.reserved - end) as libc::off_t);
+        // SAFETY: takes memory from a range of an open file, to which nothing is written before it is reserved again.
+        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from, bytes) } == 0 {
+            self.reserved = end;
+        }
+    }
+
+    /// Where a base belongs: entries before that are of what lasts.
+    pub(super) fn based_at(&self) -> usize {
+        self.page().based.load(Ordering::Acquire) as usize
+    }
+
+    /// Entries that last: where each is, how many bytes of it are kept, and with which flags.
+    fn lasting(&self) -> Vec<(usize, usize, u32)> {
         let mut last = HashMap::new();
         for (at, entry) in self.places() {
             if let Some(lasting) = lasting(&entry) {
@@ -275,17 +338,54 @@ impl Journal {
                 None => {}
             }
         }
-        let mut end = 0;
-        for (at, bytes, flags) in kept {
-            // SAFETY: both lie in what was written, the later place is not behind the earlier one, and they may overlap.
-            unsafe { std::ptr::copy(self.base.add(PAGE + at), self.base.add(PAGE + end), bytes) };
-            self.set_flags(end, flags);
-            if flags & FAILED != 0 {
-                self.set_staged(end, 0);
-            }
-            end += bytes;
+        kept
+    }
+
+    /// The entry there was moved, and has these flags.
+    fn keep_entry(&mut self, at: usize, flags: u32) {
+        self.set_flags(at, flags);
+        if flags & FAILED != 0 {
+            self.set_staged(at, 0);
         }
-        self.page().bytes.store(end as u64, Ordering::Release);
+    }
+
+    /// Writes the trailer of an entry, which has room for it.
+    pub(super) fn set_trailer(&mut self, at: usize, trailer: &[u8]) {
+        let Some(offset) = self
+            .at(at)
+            .filter(|entry| entry.trailer.len() == trailer.len())
+            .map(|entry| HEAD + entry.body.len())
+        else {
+            return;
+        };
+        // SAFETY: the entry there has a trailer that is as long, behind its body.
+        unsafe {
+            std::ptr::copy_nonoverlapping(trailer.as_ptr(), self.base.add(PAGE + at + offset), trailer.len())
+        };
+    }
+
+    /// Where the entry is that was admitted last.
+    pub(super) fn admitted(&self) -> Option<usize> {
+        self.admitted
+    }
+
+    /// Where the flags and the trailer of an entry lie that is to be [noted](Journal::note_told).
+    pub(super) fn mark(&self, at: usize) -> *mut u8 {
+        // SAFETY: `at` is the start of an entry.
+        unsafe { self.base.add(PAGE + at) }
+    }
+
+    /// What the entry there has brought to the host is there: this is its hash, for which the trailer has room.
+    pub(super) fn note_told(mark: *mut u8, hash: u64) {
+        // SAFETY: a mark of an entry with a trailer of eight bytes, behind a body as long as its third word says; its flags are
+        // its sixth word.
+        unsafe {
+            let body = u32::from_le(mark.add(8).cast::<u32>().read_unaligned()) as usize;
+            mark.add(HEAD + body).cast::<u64>().write_unaligned(hash.to_le());
+            let flags = mark.add(20).cast::<u32>();
+            std::sync::atomic::fence(Ordering::Release);
+            flags.write_unaligned(flags.read_unaligned() | TOLD.to_le());
+        }
     }
 
     pub(super) fn is_settled(&self) -> bool {
@@ -314,6 +414,11 @@ impl Journal {
         if let Some(at) = place {
             self.put_back(at);
         }
+    }
+
+    /// Requests in their order, each with where it is.
+    pub(super) fn requests_at(&self) -> impl Iterator<Item = (usize, Entry<'_>)> {
+        self.places().filter(|(_, entry)| entry.opcode != RING)
     }
 
     /// Requests in their order.
@@ -368,7 +473,8 @@ impl Journal {
         unsafe { std::slice::from_raw_parts(base as *const u8, bytes) }
     }
 
-    fn bytes(&self) -> usize {
+    /// Bytes of entries.
+    pub(super) fn bytes(&self) -> usize {
         (self.page().bytes.load(Ordering::Acquire) as usize).min(MOST_BYTES)
     }
 

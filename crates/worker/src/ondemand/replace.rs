@@ -44,8 +44,15 @@ pub(crate) fn go_on(dispatcher: &mut Dispatcher, journal: OwnedFd, pid: i32) -> 
 
 /// Takes the rings where a worker before has left them, and does what it has done once more.
 pub(super) fn take_up(dispatcher: &mut Dispatcher, mut journal: Journal) -> Result<(), String> {
+    take_rings(dispatcher, &mut journal)?;
+    replay(dispatcher, journal)
+}
+
+/// Takes the rings where a worker before has left them.
+pub(super) fn take_rings(dispatcher: &mut Dispatcher, journal: &mut Journal) -> Result<(), String> {
     journal.cut();
-    for (index, name) in journal.rings().chain(unread_rings(dispatcher)) {
+    let rings: Vec<_> = journal.rings().chain(unread_rings(dispatcher)).collect();
+    for (index, name) in rings {
         let path = dispatcher.client.run_file(&name).ok_or_else(|| format!("{name:?} is no file name"))?;
         let ring = Ring::open(&path).map_err(|error| error.to_string())?;
         dispatcher.add_ring(index, name, ring);
@@ -58,7 +65,7 @@ pub(super) fn take_up(dispatcher: &mut Dispatcher, mut journal: Journal) -> Resu
         // It was written, and the worker ended before it was given.
         thread.ring.header().reply.raise();
     }
-    replay(dispatcher, journal)
+    Ok(())
 }
 
 /// Rings that the client has made and of which a worker may have heard without noting them.

@@ -266,7 +266,7 @@ impl Sharing {
 }
 
 /// Requests that change nothing, and are answered when the GPU has come so far.
-fn only_waits(opcode: u32) -> bool {
+pub(super) fn only_waits(opcode: u32) -> bool {
     [
         ContextSynchronize::OPCODE,
         StreamQuery::OPCODE,

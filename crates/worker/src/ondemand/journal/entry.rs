@@ -2,7 +2,8 @@
 
 use rekindle_protocol::operation::{
     Asynchronous, EventCreate, EventDestroy, EventRecord, FunctionCache, FunctionGet, FunctionSet,
-    StreamCreate, StreamDestroy, Synchronous, Upload,
+    MemoryAllocate, MemoryAllocateAsync, MemoryFree, MemoryFreeAsync, PoolTrim, StreamCreate, StreamDestroy,
+    Synchronous, Upload,
 };
 
 /// Bytes of an entry before its body.
@@ -11,6 +12,10 @@ pub(super) const HEAD: usize = 32;
 pub(super) const FAILED: u32 = 1;
 /// It was taken from its ring and is not done yet.
 pub(super) const ASIDE: u32 = 2;
+/// The bytes that it brought to the host are there, and their hash is here.
+pub(super) const TOLD: u32 = 4;
+/// It was not answered at once; the trailer has how many answers its ring had had.
+pub(super) const WAIT: u32 = 8;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +32,7 @@ pub(in crate::ondemand) struct Entry<'l> {
 }
 
 /// Operations that make something which later ones name.
-pub(super) const MAKING: [u32; 7] = [
+pub(super) const MAKING: [u32; 12] = [
     FunctionGet::OPCODE,
     FunctionSet::OPCODE,
     FunctionCache::OPCODE,
@@ -35,6 +40,11 @@ pub(super) const MAKING: [u32; 7] = [
     StreamDestroy::OPCODE,
     EventCreate::OPCODE,
     EventDestroy::OPCODE,
+    MemoryAllocate::OPCODE,
+    MemoryAllocateAsync::OPCODE,
+    MemoryFree::OPCODE,
+    MemoryFreeAsync::OPCODE,
+    PoolTrim::OPCODE,
 ];
 
 /// What of a request lasts when all has ended: of those with the same, the last one counts.
@@ -63,6 +73,16 @@ pub(in crate::ondemand) struct Flags(pub(super) u32);
 
 impl Flags {
     pub(in crate::ondemand) const ASIDE: Flags = Flags(ASIDE);
+
+    pub(in crate::ondemand) const WAIT: Flags = Flags(WAIT);
+
+    pub(in crate::ondemand) fn is_told(self) -> bool {
+        self.0 & TOLD != 0
+    }
+
+    pub(in crate::ondemand) fn waits(self) -> bool {
+        self.0 & WAIT != 0
+    }
 
     pub(in crate::ondemand) fn has_failed(self) -> bool {
         self.0 & FAILED != 0

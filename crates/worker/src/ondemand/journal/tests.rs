@@ -112,3 +112,43 @@ fn only_the_request_that_is_being_done_fails_or_is_put_back() {
     journal.put_back_admitted();
     assert_eq!(journal.requests().count(), 3);
 }
+
+#[test]
+fn another_journal_begins_with_what_lasts_and_the_one_before_stays() {
+    let file = || OwnedFd::from(crate::successor::memory_file(&[]).unwrap());
+    let (mut before, mut after) = (Journal::new(file()).unwrap(), Journal::new(file()).unwrap());
+    let kept = Entry {
+        opcode: StreamCreate::OPCODE,
+        trailer: b"",
+        staged: b"",
+        flags: Flags::default(),
+        ..entry(0, 0, 0)
+    };
+    before.push(&kept);
+    before.push(&entry(0, 3, 1));
+    before.done(1, None);
+    assert!(after.begin_behind(Some(&before), 2));
+    assert_eq!(after.requests().collect::<Vec<_>>(), [kept]);
+    assert_eq!((after.based_at(), after.next()), (after.bytes(), 2));
+    assert!(after.has_room(100));
+    let at = after.push(&entry(0, 4, 2));
+    assert!(at >= after.based_at());
+    assert_eq!(before.requests().count(), 2);
+    assert!(before.begin_behind(None, 3) && before.requests().count() == 0 && before.based_at() == 0);
+}
+
+#[test]
+fn what_was_told_is_noted_with_its_hash() {
+    let mut journal = Journal::new(crate::successor::memory_file(&[]).unwrap().into()).unwrap();
+    assert!(journal.has_room(100));
+    let at = journal.admit(&Entry { trailer: &[0; 8], flags: Flags::default(), ..entry(0, 1, 0) });
+    assert!(!journal.at(at).unwrap().flags.is_told());
+    Journal::note_told(journal.mark(at), 0x0123_4567_89ab_cdef);
+    let found = journal.at(at).unwrap();
+    assert!(found.flags.is_told() && !found.flags.waits());
+    assert_eq!((found.body, found.staged), (&b"body"[..], &b"staged"[..]));
+    assert_eq!(u64::from_le_bytes(found.trailer.try_into().unwrap()), 0x0123_4567_89ab_cdef);
+    journal.set_trailer(at, &[7; 8]);
+    journal.set_trailer(at, &[9; 4]);
+    assert_eq!(journal.at(at).unwrap().trailer, [7; 8]);
+}

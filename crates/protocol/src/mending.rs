@@ -1,0 +1,249 @@
+//! Programs that do not see the loss of their worker: what a worker keeps for that, and where the daemon reads how it
+//! stands.
+//!
+//! ```text
+//!   worker  ledger ─ two journals ─ two bases      files in memory, memory of the GPU: descriptors
+//!              └────────┬─ Kept ──▶ daemon         holds them, and the client's socket
+//!   worker ✕            └─────────▶ another worker
+//! ```
+//!
+//! Each epoch begins with a base and an empty journal, in one of two slots that take turns. The one number in the ledger
+//! that says which epoch counts is changed when all of the new one is there.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+/// What is mended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// The program goes on only if what it was told before comes out the same again.
+    Strict,
+    /// It goes on also if that comes out otherwise.
+    Loose,
+}
+
+/// What a worker says when something is to be held for it; a descriptor comes along. The last of a name counts. Without one that
+/// name is to be held no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    pub name: String,
+    /// For the worker that takes it over.
+    pub about: String,
+}
+
+/// The name of the ledger.
+pub const LEDGER: &str = "ledger";
+
+/// Why nothing could be mended just now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u64)]
+pub enum Lapse {
+    Beginning = 1,
+    Changed,
+    HostMemory,
+    Host,
+    Others,
+    ManyGpus,
+    NoRoom,
+    Failed,
+    Full,
+    Unsaved,
+    Taking,
+}
+
+impl Lapse {
+    const ALL: [Lapse; 11] = [
+        Lapse::Beginning,
+        Lapse::Changed,
+        Lapse::HostMemory,
+        Lapse::Host,
+        Lapse::Others,
+        Lapse::ManyGpus,
+        Lapse::NoRoom,
+        Lapse::Failed,
+        Lapse::Full,
+        Lapse::Unsaved,
+        Lapse::Taking,
+    ];
+
+    pub fn of(number: u64) -> Option<Lapse> {
+        Lapse::ALL.into_iter().find(|lapse| *lapse as u64 == number)
+    }
+
+    /// The end of a sentence.
+    pub fn why(self) -> &'static str {
+        match self {
+            Lapse::Beginning => "no copy of its GPU memory has been made yet",
+            Lapse::Changed => {
+                "memory, code or graphs of it have changed since the last copy of its GPU memory was made"
+            }
+            Lapse::HostMemory => {
+                "its GPU work uses memory of the host that the program can change at any time"
+            }
+            Lapse::Host => "its GPU work calls functions of the program, or waits for values that it writes",
+            Lapse::Others => {
+                "it captures a graph, loads declared data, or has memory or arrays of other processes"
+            }
+            Lapse::ManyGpus => "it uses several GPUs",
+            Lapse::NoRoom => "neither its GPU nor the host has room for a copy of its GPU memory",
+            Lapse::Failed => "its own work has ended its GPU context",
+            Lapse::Full => "more was asked for than is kept since the last copy of its GPU memory",
+            Lapse::Unsaved => "its GPU state could not be written down",
+            Lapse::Taking => "a copy of its GPU memory was being made, and there is room for one alone",
+        }
+    }
+}
+
+/// How it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The epoch that counts; none if nothing could be mended just now.
+    pub epoch: Option<u64>,
+    pub why: Option<Lapse>,
+    pub base_bytes: u64,
+    pub base_on_host: bool,
+    /// When the base was taken, since 1970.
+    pub base_unix_ms: u64,
+    pub journal_bytes: u64,
+    /// How many bases were taken, and how long the last one took.
+    pub bases: u64,
+    pub base_us: u64,
+    /// Whether the driver half of the client's process is attached.
+    pub attached: bool,
+}
+
+#[repr(C)]
+struct Page {
+    epoch: AtomicU64,
+    why: AtomicU64,
+    base_bytes: AtomicU64,
+    base_on_host: AtomicU64,
+    base_unix_ms: AtomicU64,
+    journal_bytes: AtomicU64,
+    bases: AtomicU64,
+    base_us: AtomicU64,
+    attached: AtomicU64,
+}
+
+const BYTES: usize = 4096;
+
+/// A page of memory that the worker writes and the daemon reads.
+pub struct Ledger {
+    file: File,
+    page: *const Page,
+}
+
+// SAFETY: the mapping belongs to this value alone, and all of it is atomic.
+unsafe impl Send for Ledger {}
+// SAFETY: as above.
+unsafe impl Sync for Ledger {}
+
+impl Ledger {
+    /// Maps a file, which gets the page's length if it has none.
+    pub fn open(file: File) -> io::Result<Ledger> {
+        if file.metadata()?.len() != BYTES as u64 {
+            file.set_len(BYTES as u64)?;
+        }
+        // SAFETY: a new mapping of a file that is as long.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        match page == libc::MAP_FAILED {
+            true => Err(io::Error::last_os_error()),
+            false => Ok(Ledger { file, page: page.cast_const().cast() }),
+        }
+    }
+
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub fn standing(&self) -> Standing {
+        let page = self.page();
+        let read = |word: &AtomicU64| word.load(Ordering::Acquire);
+        let epoch = read(&page.epoch);
+        Standing {
+            epoch: (epoch != 0).then_some(epoch),
+            why: Lapse::of(read(&page.why)),
+            base_bytes: read(&page.base_bytes),
+            base_on_host: read(&page.base_on_host) != 0,
+            base_unix_ms: read(&page.base_unix_ms),
+            journal_bytes: read(&page.journal_bytes),
+            bases: read(&page.bases),
+            base_us: read(&page.base_us),
+            attached: read(&page.attached) != 0,
+        }
+    }
+
+    /// From now on nothing can be mended.
+    pub fn lapse(&self, why: Lapse) {
+        self.page().why.store(why as u64, Ordering::Release);
+        self.page().epoch.store(0, Ordering::Release);
+    }
+
+    /// From now on this epoch counts, all of which is there.
+    pub fn begin(&self, epoch: u64, base: &Standing) {
+        let page = self.page();
+        page.base_bytes.store(base.base_bytes, Ordering::Release);
+        page.base_on_host.store(u64::from(base.base_on_host), Ordering::Release);
+        page.base_unix_ms.store(base.base_unix_ms, Ordering::Release);
+        page.base_us.store(base.base_us, Ordering::Release);
+        page.journal_bytes.store(base.journal_bytes, Ordering::Release);
+        page.bases.fetch_add(1, Ordering::AcqRel);
+        page.why.store(0, Ordering::Release);
+        page.epoch.store(epoch, Ordering::Release);
+    }
+
+    pub fn note_journal(&self, bytes: u64) {
+        self.page().journal_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn note_attached(&self, attached: bool) {
+        self.page().attached.store(u64::from(attached), Ordering::Release);
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: the mapping is a page, which any bytes are valid for.
+        unsafe { &*self.page }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `open`, and nothing borrows from it.
+        unsafe { libc::munmap(self.page.cast_mut().cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_maps_the_same_file_reads_what_was_written() {
+        let file = tempfile::tempfile().unwrap();
+        let daemon = Ledger::open(file.try_clone().unwrap()).unwrap();
+        let worker = Ledger::open(file).unwrap();
+        worker.lapse(Lapse::Changed);
+        assert_eq!((daemon.standing().epoch, daemon.standing().why), (None, Some(Lapse::Changed)));
+        worker.begin(3, &Standing { base_bytes: 7, ..Standing::default() });
+        worker.note_journal(5);
+        let standing = daemon.standing();
+        assert_eq!((standing.epoch, standing.why, standing.bases), (Some(3), None, 1));
+        assert_eq!((standing.base_bytes, standing.journal_bytes), (7, 5));
+        assert!(Lapse::ALL.into_iter().all(|lapse| Lapse::of(lapse as u64) == Some(lapse)));
+    }
+}

@@ -1,0 +1,381 @@
+//! Requests of a program that is not to see the loss of its worker.
+//!
+//! ```text
+//!   requests   launch ─ copy ─ launch ─ wait │ launch ─ … ─ download │ allocate ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄ │ launch
+//!   journal    epoch 1 ══════════════════════╡ epoch 2 ═════════════ ✕ nothing could be mended ╞ epoch 3
+//!              └ base: a copy of memory      └ base: at rest                                   └ state, base
+//! ```
+//!
+//! An epoch begins at rest: all that was asked for has ended well. It has a base, which is what memory held then, the state of
+//! all else ([`crate::image::save_bare`]), and the journal of what was asked for since. Another worker builds that state, puts
+//! the base back and does the journal once more ([`replay`]). What makes that right:
+//!
+//! - A request is in the journal before it is done, and the program is told of it after that.
+//! - What the program was given of memory meanwhile is noted with a hash ([`told`]); if something else comes out, it does not go
+//!   on as if nothing had happened, unless it wants to.
+//! - What a copy has brought to the host before the program was told of it is not brought there again.
+//! - What could not be done once more, or changes what a base is made of, ends the epoch. The next one begins when the program is
+//!   at rest for a moment.
+//!
+//! A context that a fault has ended is mended in the same way: the worker ends. If the fault comes once more, it is the program's
+//! own, and it is told.
+
+mod again;
+mod allocation;
+mod compare;
+mod keep;
+mod kind;
+mod pace;
+mod place;
+mod replay;
+mod rows;
+mod told;
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rekindle_protocol::fault;
+use rekindle_protocol::mending::Lapse;
+use rekindle_protocol::operation::{
+    Asynchronous, CaptureStatus, Copy, EventRecord, GraphLaunch, GraphNodes, Id, MemoryRange, Origin,
+    ReplyHead, Synchronous,
+};
+use rekindle_ring::Record;
+
+use super::journal::{Entry, Flags, Journal};
+use super::{only_waits, staged};
+use crate::client::{Client, Mending};
+use crate::image;
+use allocation::Given;
+use keep::Keep;
+use kind::{Kind, is_never, kind};
+use pace::{Due, Epoch, Pace};
+pub(crate) use replay::{TakenUp, take_up};
+use told::Mark;
+pub(crate) use told::Told;
+
+/// What lasts of an epoch's journal is written into the state when it has grown to this.
+const MOST_LASTING: usize = 1 << 20;
+
+pub(crate) struct Mend {
+    keep: Keep,
+    /// Where the state is written: a store, and the beginning of names there.
+    store: PathBuf,
+    name: String,
+    /// States that were written.
+    states: u64,
+    /// An epoch counts.
+    is_on: bool,
+    /// What the state is of has changed.
+    is_changed: bool,
+    /// Its own work has ended the program's context.
+    has_failed: bool,
+    /// What the request is that was admitted last.
+    admitted: Kind,
+    /// Something is in the journal.
+    is_used: bool,
+    /// The time of an event is to be kept: that is in the state alone.
+    is_timed: bool,
+    /// What launches of graphs are, as long as nothing changes graphs or pinned memory.
+    graphs: HashMap<Id, Kind>,
+    /// The wait that is the journal's last entry.
+    waited: Option<(u32, Vec<u8>)>,
+    pace: Pace,
+}
+
+/// Whether an answer tells that the GPU has come so far: `None` is yet to come.
+fn tells(opcode: u32, answer: Option<&[u8]>) -> bool {
+    let Some((head, value)) = answer.and_then(|answer| answer.split_at_checked(ReplyHead::BYTES)) else {
+        return true;
+    };
+    let head = head.try_into().map(ReplyHead::decode);
+    let looks = [MemoryRange::OPCODE, CaptureStatus::OPCODE, GraphNodes::OPCODE].contains(&opcode);
+    // Those that are answered with a truth are done if it is one.
+    !looks && head.is_ok_and(|head| head.status == 0) && value != [0]
+}
+
+impl Mend {
+    pub(crate) fn new(store: PathBuf, name: String) -> std::io::Result<Mend> {
+        Ok(Mend::with(Keep::new()?, store, name))
+    }
+
+    fn with(keep: Keep, store: PathBuf, name: String) -> Mend {
+        Mend {
+            keep,
+            store,
+            name,
+            states: 0,
+            is_on: false,
+            is_changed: true,
+            has_failed: false,
+            admitted: Kind::Look,
+            is_used: false,
+            is_timed: false,
+            graphs: HashMap::new(),
+            waited: None,
+            pace: Pace::new(Instant::now()),
+        }
+    }
+
+    /// From now on the daemon at the other end holds what is kept.
+    pub(crate) fn be_held_by(&mut self, daemon: UnixStream, client: &UnixStream) {
+        self.keep.be_held_by(daemon, client);
+    }
+
+    /// What is done of requests, if it could be done once more.
+    pub(crate) fn journal(&mut self) -> Option<&mut Journal> {
+        self.is_on.then(|| self.keep.journal())
+    }
+
+    /// Whether the loss of the context would be mended.
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// The program waits until it is at rest.
+    pub(crate) fn holds(&self) -> bool {
+        self.pace.holds()
+    }
+
+    pub(crate) fn note_attached(&self, attached: bool) {
+        self.keep.ledger.note_attached(attached);
+    }
+
+    /// Sees to it that the next request, which is done now, could be done once more; or to it that nobody thinks so.
+    pub(crate) fn admit(&mut self, client: &mut Client, ring: usize, record: &Record<'_>) {
+        if !self.is_on {
+            // What is asked for while there is no epoch belongs to the state of the next one, as all else.
+            if is_never(record.opcode) {
+                self.pace.is_disturbed(Instant::now());
+                self.is_changed = true;
+            }
+            return;
+        }
+        self.keep.journal().next_admission();
+        self.admitted = self.kind(client, record);
+        let noted = match self.admitted {
+            Kind::Look => return,
+            Kind::Never(lapse) => Err(lapse),
+            Kind::Wait | Kind::Free => {
+                let count = client.threads.get(ring).map_or(0, |thread| thread.ring.header().reply.count());
+                self.note(ring, record, &u64::from(count).to_le_bytes(), &[], Flags::WAIT)
+            }
+            Kind::Allocate => self.note(ring, record, &[0; Given::BYTES], &[], Flags::default()),
+            Kind::Again => match staged(client, ring, record) {
+                Some(_) if self.keeps_time(client, record) => {
+                    self.is_timed = true;
+                    self.note(ring, record, record.trailer, &[], Flags::default())
+                }
+                Some(bytes) => self.note(ring, record, record.trailer, bytes, Flags::default()),
+                None => Err(Lapse::Changed),
+            },
+            Kind::From { address, bytes } => {
+                // SAFETY: pinned memory of the program, which is mapped here as far as it goes; a program that writes there
+                // before its copy has ended gets one state of it or another.
+                let source = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
+                self.note(ring, record, record.trailer, source, Flags::default())
+            }
+            Kind::To { .. } | Kind::Staged { .. } => self.note(ring, record, &[0; 8], &[], Flags::default()),
+        };
+        match noted {
+            Ok(()) => self.keep.ledger.note_journal(self.keep.current().bytes() as u64),
+            Err(lapse) => self.lapse(client, lapse),
+        }
+    }
+
+    fn kind(&mut self, client: &Client, record: &Record<'_>) -> Kind {
+        if record.opcode != GraphLaunch::OPCODE {
+            return kind(client, record);
+        }
+        let Ok(GraphLaunch { exec, .. }) = postcard::from_bytes(record.body) else {
+            return Kind::Never(Lapse::Changed);
+        };
+        *self.graphs.entry(exec).or_insert_with(|| kind(client, record))
+    }
+
+    /// Whether this records when an event happened.
+    fn keeps_time(&self, client: &Client, record: &Record<'_>) -> bool {
+        record.opcode == EventRecord::OPCODE
+            && postcard::from_bytes::<EventRecord>(record.body)
+                .is_ok_and(|record| client.events.get(record.event).is_ok_and(|event| event.keeps_time()))
+    }
+
+    fn note(
+        &mut self,
+        ring: usize,
+        record: &Record<'_>,
+        trailer: &[u8],
+        staged: &[u8],
+        flags: Flags,
+    ) -> Result<(), Lapse> {
+        let Record { opcode, ticket, body, .. } = *record;
+        let journal = self.keep.journal();
+        if !journal.has_room(body.len() + trailer.len() + staged.len()) {
+            return Err(Lapse::Full);
+        }
+        journal.admit(&Entry { ring, opcode, body, trailer, staged, staged_at: 0, ticket, flags });
+        if !only_waits(opcode) {
+            self.is_used = true;
+            self.waited = None;
+        }
+        Ok(())
+    }
+
+    /// The request that was admitted last is done, with this answer if it has one by now.
+    pub(crate) fn done(
+        &mut self,
+        client: &mut Client,
+        ring: usize,
+        record: &Record<'_>,
+        answer: Option<&[u8]>,
+    ) {
+        if !self.is_on {
+            return;
+        }
+        if matches!(self.admitted, Kind::Look | Kind::Again) {
+            return;
+        }
+        let Some(at) = self.keep.journal().admitted() else { return };
+        let mark = Mark(self.keep.journal().mark(at));
+        match self.admitted {
+            Kind::Wait => {
+                let wait = (record.opcode, record.body.to_vec());
+                // One that tells nothing new orders nothing.
+                let orders =
+                    self.is_used && tells(record.opcode, answer) && self.waited.as_ref() != Some(&wait);
+                match answer.is_none() || orders {
+                    true => self.waited = Some(wait),
+                    false => self.keep.journal().put_back_admitted(),
+                }
+            }
+            Kind::Allocate => {
+                if let Some(given) = Given::of(client, record.body, answer) {
+                    self.keep.journal().set_trailer(at, &given.encode());
+                }
+            }
+            Kind::To { address, bytes } => {
+                let Ok(copy) = postcard::from_bytes::<Copy>(record.body) else { return };
+                let behind = client
+                    .enter(Origin { ring }, copy.device, copy.stream)
+                    .and_then(|(device, stream)| Ok((device, client.record(device, stream)?)));
+                match behind {
+                    Ok((device, event)) => client.told.expect_host(device, event, address, bytes, mark),
+                    Err(_) => self.lapse(client, Lapse::HostMemory),
+                }
+            }
+            Kind::Staged { offset, bytes, end } => {
+                let Some(thread) = client.threads.get(ring) else { return };
+                let address = thread.ring.staging_area() as u64 + offset;
+                client.told.expect_staged(ring, end, address, bytes, mark);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives the GPU memory of bases back, for the program needs it; false if there is none.
+    pub(crate) fn give_way(&mut self, client: &mut Client) -> bool {
+        if !self.keep.has_device_memory() {
+            return false;
+        }
+        self.lapse(client, Lapse::NoRoom);
+        self.keep.give_back();
+        client.bind_anew();
+        self.pace.lacks_room(Instant::now());
+        true
+    }
+
+    /// From now on nothing could be mended.
+    fn lapse(&mut self, client: &mut Client, why: Lapse) {
+        self.keep.ledger.lapse(why);
+        client.forget_told();
+        client.mending = None;
+        (self.is_on, self.is_changed, self.is_used, self.waited) = (false, true, false, None);
+        self.graphs.clear();
+        self.pace.has_ended(Instant::now());
+    }
+
+    /// Begins an epoch if that is due and the program is at rest, and holds it if it has to come to rest for that. `next` is the
+    /// ticket of its next request. When to look again.
+    pub(crate) fn look(&mut self, client: &mut Client, next: u64, is_quiet: bool) -> Option<Duration> {
+        if self.has_failed || !self.keep.is_held() || client.is_broken() {
+            return None;
+        }
+        let now = Instant::now();
+        let (is_used, journal_bytes) = (self.is_used, self.keep.current().bytes());
+        let epoch = self.is_on.then_some(Epoch { is_used, journal_bytes });
+        let due = self.pace.due(epoch, is_quiet, now);
+        if due == Due::No {
+            self.pace.let_go();
+        } else if client.obstacle().is_none() && client.is_at_rest() && !client.is_broken() {
+            self.begin(client, next);
+        } else {
+            let may_hold = client.recordings.is_empty() && !client.work_needs_program();
+            self.pace.hold(due, may_hold, now);
+            if !self.is_on && client.has_others() {
+                self.keep.ledger.lapse(Lapse::Others);
+            }
+        }
+        let goes_by_itself = !self.is_on || self.is_used;
+        goes_by_itself.then(|| self.pace.again())
+    }
+
+    fn begin(&mut self, client: &mut Client, next: u64) {
+        let began = Instant::now();
+        let begun = self.try_to_begin(client, next, began);
+        client.bind_anew();
+        self.pace.has_tried(began, Instant::now(), begun.is_ok());
+        match begun {
+            Ok(()) => {
+                (self.is_on, self.is_changed, self.is_used) = (true, false, false);
+                (self.is_timed, self.waited) = (false, None);
+                client.forget_told();
+                client.mending = Some(Mending::new(Vec::new()));
+                self.forget_states();
+            }
+            Err(why) => {
+                if self.keep.standing().why != Some(why) {
+                    log::warn!("the loss of this worker would not be mended: {}", why.why());
+                }
+                self.lapse(client, why);
+            }
+        }
+    }
+
+    fn try_to_begin(&mut self, client: &mut Client, next: u64, began: Instant) -> Result<(), Lapse> {
+        let mut open = client.open_devices();
+        let (Some(index), None) = (open.next(), open.next()) else { return Err(Lapse::ManyGpus) };
+        let failed = |_| Lapse::Unsaved;
+        fault::point("mend-taking").map_err(failed)?;
+        let anew = self.is_changed
+            || self.is_timed
+            || self.keep.image().is_none()
+            || self.keep.current().based_at() > MOST_LASTING;
+        let image = match self.keep.image().filter(|_| !anew) {
+            Some(image) => image.clone(),
+            None => self.write_state(client)?,
+        };
+        let prepared = self.keep.prepare(client, index)?;
+        fault::point("mend-prepared").map_err(failed)?;
+        self.keep.begin(client, index, prepared, image, (next, anew), began)?;
+        fault::point("mend-taken").map_err(failed)
+    }
+
+    /// Writes all of the GPU half but what memory holds.
+    fn write_state(&mut self, client: &mut Client) -> Result<PathBuf, Lapse> {
+        self.states += 1;
+        let name = format!("{}.{}-{}", self.name, std::process::id(), self.states);
+        image::save_bare(client, &self.store, &name).map_err(|error| {
+            log::warn!("the GPU state of a program cannot be written so that the loss of its worker could be mended: {error}");
+            Lapse::Unsaved
+        })
+    }
+
+    /// Removes states that no base belongs to.
+    fn forget_states(&self) {
+        let prefix = format!("{}.", self.name);
+        let used: Vec<PathBuf> = self.keep.images().cloned().collect();
+        image::forget_bare(&self.store, &prefix, &used);
+    }
+}

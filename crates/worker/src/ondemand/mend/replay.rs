@@ -1,0 +1,216 @@
+//! Another worker takes the place of one that was lost: it builds the state, puts the base back, and does the journal once more.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rekindle_cuda::CuResult;
+use rekindle_protocol::fault;
+use rekindle_protocol::mending::{How, Kept, Lapse};
+use rekindle_protocol::operation::{Asynchronous, Copy, Download, Upload, name};
+use rekindle_protocol::worker::Phase;
+
+use super::again::{LOOK, follows, from_journal, to_scratch, wait_again};
+use super::compare::{Compared, HostMemory, check, told_bytes};
+use super::keep::{Inherited, Keep};
+use super::told::Mark;
+use super::{Mend, Mending, allocation};
+use crate::client::Client;
+use crate::dispatch::{Dispatcher, Remote};
+use crate::image::{self, Wish};
+use crate::ondemand::journal::{Entry, Journal};
+use crate::ondemand::replace::take_rings;
+use crate::ondemand::replay::perform;
+
+/// What is taken over, while the state is built.
+pub(crate) struct TakenUp {
+    keep: Keep,
+    inherited: Inherited,
+}
+
+/// Begins to build the state. Requests of the program wait.
+pub(crate) fn take_up(
+    dispatcher: &mut Dispatcher,
+    held: Vec<(Kept, OwnedFd)>,
+    directory: PathBuf,
+    remote: &Remote,
+) -> Result<(TakenUp, Vec<Phase>), String> {
+    let (keep, inherited) = Keep::inherit(held)?;
+    let image = inherited.image().ok_or("the copy of its memory is not there")?;
+    let wish = Wish { directory, again: true, based: true, ..Wish::default() };
+    let phases =
+        image::restore(dispatcher, &image, wish, remote.clone()).map_err(|error| error.to_string())?;
+    if let Some(board) = dispatcher.client.board {
+        remote.use_board(board);
+    }
+    dispatcher.hold_requests();
+    Ok((TakenUp { keep, inherited }, phases))
+}
+
+impl TakenUp {
+    /// Does what the worker before has done, once all of the state is there. Whether the driver half of the client's process is
+    /// attached, and how long both parts took.
+    pub(crate) fn go_on(
+        self,
+        dispatcher: &mut Dispatcher,
+        pid: i32,
+        how: How,
+        (store, prefix): (PathBuf, String),
+    ) -> Result<(bool, Vec<Phase>), String> {
+        let TakenUp { mut keep, inherited } = self;
+        dispatcher.client.pid = pid;
+        dispatcher.client.output.of_pid(pid);
+        let began = Instant::now();
+        keep.open(&mut dispatcher.client, inherited)?;
+        take_rings(dispatcher, keep.journal())?;
+        let attached = keep.standing().attached;
+        dispatcher.client.driver_attached = attached;
+        fault::point("mend-replaying").map_err(|fault| fault.to_string())?;
+        let fault = replay(&mut dispatcher.client, &keep, how)?;
+        fault::point("mend-replayed").map_err(|fault| fault.to_string())?;
+        let mut mend = Mend::with(keep, store, prefix);
+        let client = &mut dispatcher.client;
+        match fault {
+            false => {
+                (mend.is_on, mend.is_changed, mend.is_used) = (true, false, true);
+                client.mending = Some(Mending::new(Vec::new()));
+            }
+            true => {
+                log::error!(
+                    "the fault that a GPU context was lost by came once more: it is the program's own"
+                );
+                mend.has_failed = true;
+                mend.lapse(client, Lapse::Failed);
+            }
+        }
+        client.bind_anew();
+        dispatcher.mend = Some(mend);
+        let done = Phase {
+            name: "requests done once more".to_string(),
+            duration_us: began.elapsed().as_micros() as u64,
+            ..Phase::default()
+        };
+        Ok((attached, vec![done]))
+    }
+}
+
+/// Does the journal once more; whether a fault of the program's own has ended that.
+fn replay(client: &mut Client, keep: &Keep, how: How) -> Result<bool, String> {
+    let journal = keep.current();
+    let index = keep.device().ok_or("the copy of its memory is not there")?;
+    let failed = |code: CuResult| format!("its requests could not be done once more: {code}");
+    let told = |entry: &Entry<'_>| entry.flags.is_told().then(|| told_bytes(entry)).flatten();
+    let room: u64 = journal.requests_at().filter_map(|(_, entry)| told(&entry)).map(rounded).sum();
+    let brings = journal.requests_at().any(|(_, entry)| !entry.staged.is_empty());
+    client.bind(index).map_err(failed)?;
+    let (memory, length) = journal.memory();
+    let source = brings.then(|| HostMemory::register(client, index, (memory, length as u64), false));
+    let source = source.transpose().map_err(failed)?;
+    let scratch = (room > 0).then(|| HostMemory::make(client, index, room)).transpose().map_err(failed)?;
+    let mut next = scratch.as_ref().map_or(0, |scratch| scratch.address);
+    let (mut compared, mut fresh) = (Vec::new(), Vec::new());
+    let (mut is_based, mut fault) = (false, false);
+    for (at, entry) in journal.requests_at() {
+        if at >= journal.based_at() && !std::mem::replace(&mut is_based, true) {
+            keep.put_back(client)?;
+        }
+        if entry.flags.has_failed() {
+            continue;
+        }
+        let operation = name(entry.opcode).unwrap_or("a request");
+        let done = match (entry.opcode, told_bytes(&entry)) {
+            _ if entry.flags.waits() => wait_again(client, index, &entry),
+            (opcode, _) if allocation::makes(opcode) => allocation::again(client, &entry),
+            (Upload::OPCODE | Copy::OPCODE, _) if !entry.staged.is_empty() => {
+                from_journal(client, &entry, memory)
+            }
+            (_, Some(bytes)) if entry.flags.is_told() => {
+                let expected = entry.trailer.try_into().map_or(0, u64::from_le_bytes);
+                compared.push(Compared { at: next, bytes, expected, what: operation });
+                let at = next;
+                next += rounded(bytes);
+                // The program went on when it had these bytes.
+                to_scratch(client, &entry, at, bytes).and_then(|()| follows(client, &entry))
+            }
+            _ => perform(client, &entry).inspect(|()| expect(client, &entry, journal, at, &mut fresh)),
+        };
+        match done {
+            Ok(()) => {}
+            // With all as it was this is the program's own fault, which it is to see.
+            Err(code) if code.is_sticky() => {
+                client.asynchronous_failure(operation, code);
+                fault = true;
+                break;
+            }
+            Err(code) => return Err(format!("{operation}, which had worked before, gave {code}")),
+        }
+    }
+    if !is_based && !fault {
+        keep.put_back(client)?;
+    }
+    client.close_batches();
+    fault = fault || !comes_to_rest(client, index);
+    if !fault {
+        check(&compared, how)?;
+        for (mark, address, bytes) in fresh {
+            // SAFETY: pinned memory of the program that its copy has come to, and of which it was not told.
+            unsafe { super::told::note(mark, address, bytes) };
+        }
+    }
+    // What waits is answered, and pieces of staging areas are given.
+    while client.poll() {}
+    if !fault {
+        for (thread, end) in client.threads.iter().zip(journal.staged()) {
+            if end != 0 && !thread.ring.is_staged_to(end) {
+                thread.ring.staged(end);
+            }
+        }
+    }
+    source.into_iter().chain(scratch).for_each(HostMemory::let_go);
+    Ok(fault)
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(64)
+}
+
+/// A copy to the host that was done again is to be noted when the program can see what it has brought.
+fn expect(
+    client: &mut Client,
+    entry: &Entry<'_>,
+    journal: &Journal,
+    at: usize,
+    fresh: &mut Vec<(Mark, u64, u64)>,
+) {
+    let mark = Mark(journal.mark(at));
+    match entry.opcode {
+        Copy::OPCODE if !entry.trailer.is_empty() => {
+            if let Ok(copy) = postcard::from_bytes::<Copy>(entry.body) {
+                fresh.push((mark, copy.to, copy.bytes));
+            }
+        }
+        Download::OPCODE => {
+            let download = postcard::from_bytes::<Download>(entry.body);
+            let thread = client.threads.get(entry.ring);
+            if let (Ok(Download { offset, bytes, end, .. }), Some(thread)) = (download, thread) {
+                let address = thread.ring.staging_area() as u64 + offset;
+                client.told.expect_staged(entry.ring, end, address, bytes, mark);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Waits until the GPU has done all; false if a fault has ended it.
+fn comes_to_rest(client: &mut Client, index: usize) -> bool {
+    loop {
+        match client.is_idle(index) {
+            Ok(true) => return true,
+            Ok(false) => std::thread::sleep(LOOK),
+            Err(code) => {
+                client.note_fault(index, code);
+                return false;
+            }
+        }
+    }
+}

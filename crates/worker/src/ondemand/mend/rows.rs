@@ -1,0 +1,120 @@
+//! What of a GPU's memory a program can change, row by row, and where each lies in a base.
+
+use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND};
+use rekindle_device::{Result, Stream};
+use serde::{Deserialize, Serialize};
+
+use crate::client::Client;
+use crate::image::Physical;
+
+/// Where each row begins is a multiple of this.
+const ALIGNMENT: u64 = 512;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum What {
+    Buffer {
+        address: u64,
+    },
+    /// Memory that the program maps itself.
+    Physical {
+        serial: u64,
+    },
+    /// Of a module that is whole.
+    Global {
+        loaded_at: u64,
+        name: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    what: What,
+    bytes: u64,
+    /// In the base.
+    offset: u64,
+}
+
+impl Row {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// All rows, with their addresses now, and how long a base of them is.
+pub(super) fn rows(client: &Client, index: usize) -> Result<(Vec<(Row, u64)>, u64)> {
+    let context = client.context(index)?;
+    let mut offset = 0;
+    let mut rows = Vec::new();
+    let mut add = |what, address, bytes: u64| {
+        rows.push((Row { what, bytes, offset }, address));
+        offset = (offset + bytes).next_multiple_of(ALIGNMENT);
+    };
+    for (&address, buffer) in context.heap.buffers() {
+        add(What::Buffer { address }, address, buffer.bytes);
+    }
+    for (&serial, physical) in client.virtual_memory.physical.iter().filter(|(_, one)| one.device == index) {
+        // Where it can be copied from is found when it is.
+        add(What::Physical { serial }, 0, physical.bytes);
+    }
+    for (_, module) in client.modules.iter().filter(|(_, module)| module.device == index) {
+        // Globals of modules in pieces are buffers.
+        let Some(handle) = module.body.whole() else { continue };
+        for global in context.device.globals(handle)?.into_iter().filter(|global| !global.constant) {
+            let what = What::Global { loaded_at: module.loaded_at, name: global.name };
+            add(what, global.address, global.bytes);
+        }
+    }
+    Ok((rows, offset.max(1)))
+}
+
+/// Makes the base what memory holds now. Nothing is under way on the device, whose context is current.
+pub(super) fn take(client: &mut Client, index: usize, rows: &[(Row, u64)], base: u64) -> Result<()> {
+    with_windows(client, rows.iter().map(|(row, _)| row), |client, windows| {
+        let context = client.context(index)?;
+        let stream = context.gpu.copies.first().copied().unwrap_or(Stream::LEGACY);
+        for (row, address) in rows {
+            let from = match &row.what {
+                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                _ => *address,
+            };
+            context.device.copy(base + row.offset, from, row.bytes, stream)?;
+        }
+        context.device.stream_synchronize(stream)
+    })
+}
+
+/// Makes memory what the base holds.
+pub(super) fn put_back(client: &mut Client, index: usize, rows: &[Row], base: u64) -> Result<()> {
+    with_windows(client, rows.iter(), |client, windows| {
+        let device = &client.context(index)?.device;
+        for Row { what, bytes, offset } in rows {
+            let to = match what {
+                What::Buffer { address } => *address,
+                What::Physical { serial } => windows.address(*serial).ok_or(CUDA_ERROR_NOT_FOUND)?,
+                What::Global { loaded_at, name } => {
+                    let module = client.modules.iter().find(|(_, module)| module.loaded_at == *loaded_at);
+                    let (_, module) = module.ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let handle = module.body.whole().ok_or(CUDA_ERROR_NOT_FOUND)?;
+                    let (address, found) = device.global(handle, name)?;
+                    if found == *bytes { address } else { return Err(CUDA_ERROR_INVALID_VALUE) }
+                }
+            };
+            device.copy(to, base + offset, *bytes, Stream::LEGACY)?;
+        }
+        device.stream_synchronize(Stream::LEGACY)
+    })
+}
+
+/// Has memory that the program maps itself be mapped somewhere meanwhile, if any of the rows is of such.
+fn with_windows<'r>(
+    client: &mut Client,
+    mut rows: impl Iterator<Item = &'r Row>,
+    body: impl FnOnce(&Client, &Physical) -> Result<()>,
+) -> Result<()> {
+    if !rows.any(|row| matches!(row.what, What::Physical { .. })) {
+        return body(client, &Physical::default());
+    }
+    let opened = Physical::open(client)?;
+    let done = body(client, &opened);
+    done.and(opened.close(client))
+}

@@ -1,0 +1,390 @@
+"""Programs do not see the loss of their workers: those are killed at any moment, and what the programs compute stays right."""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rekindle import CommandError, Rekindle
+from test_features import ALONE, FEATURES
+
+WORK = Path(__file__).parent / "mend" / "work.py"
+KINDS = ["kernels", "uploads", "waits", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
+
+
+class Program:
+    """One that is to go on."""
+
+    def __init__(self, rekindle, *kinds, name="work", options=("--mend",)):
+        self.rekindle, self.name, self.place = rekindle, name, rekindle.root / name
+        self.place.mkdir()
+        self.rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, *options, "--", sys.executable, WORK, self.place, *kinds)
+        lines = rekindle.wait_lines(name, 1)
+        assert lines == ["ready"], lines
+
+    def row(self):
+        return self.rekindle.sandbox(self.name)
+
+    def mending(self):
+        return self.row()["mending"]
+
+    def is_on(self):
+        return self.mending()["on"]
+
+    def on(self):
+        """Until its worker's loss would be mended."""
+        self.rekindle.wait(self.is_on, "mending to be on")
+
+    def lose(self):
+        """Its worker is killed: until another one is in its place."""
+        before = self.mending()["mended"]
+        self.kill()
+        self.mended(before + 1)
+
+    def kill(self):
+        (worker,) = self.row()["workers"]
+        os.kill(worker, signal.SIGKILL)
+
+    def mended(self, times):
+        def is_mended():
+            row = self.row()
+            assert row["problem"] is None, row["problem"]
+            assert row["pid"], self.rekindle.lines(self.name)
+            return row["mending"]["mended"] >= times and row["state"] == "running"
+
+        self.rekindle.wait(is_mended, f"{self.name} to be mended {times} times")
+
+    def steps(self):
+        try:
+            return int((self.place / "steps").read_text() or 0)
+        except FileNotFoundError:
+            return 0
+
+    def goes_on(self):
+        """Until it has come farther."""
+        before = self.steps()
+        self.rekindle.wait(lambda: self.steps() > before or not self.row()["pid"], f"{self.name} to come farther")
+
+    def pause(self):
+        (self.place / "pause").touch()
+
+    def ends(self):
+        self.goes_on()
+        (self.place / "stop").touch()
+        lines = self.rekindle.wait_end(self.name)
+        assert lines[-1].startswith("ok "), lines
+        assert self.row()["exit_code"] == 0
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_features_at_rest_go_on(rekindle, name):
+    go = rekindle.root / "go"
+    rekindle("run", "-d", "--mend", "--name", name, "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / f"{name}.py", go)
+    assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
+    rekindle.wait(lambda: rekindle.sandbox(name)["mending"]["on"], "mending to be on")
+    (worker,) = rekindle.sandbox(name)["workers"]
+    os.kill(worker, signal.SIGKILL)
+    rekindle.wait(lambda: rekindle.sandbox(name)["mending"]["mended"] == 1 or rekindle.sandbox(name)["problem"], "it to be mended")
+    assert rekindle.sandbox(name)["problem"] is None
+    go.touch()
+    assert rekindle.wait_end(name) == ["ready", "ok"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_is_killed_while_it_works(rekindle, kind):
+    program = Program(rekindle, kind)
+    for _ in range(3):
+        program.goes_on()
+        program.on()
+        program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_are_killed_at_any_moment(rekindle, seed):
+    program = Program(rekindle, *KINDS)
+    moment = random.Random(seed)
+    for _ in range(5):
+        program.goes_on()
+        program.on()
+        time.sleep(moment.uniform(0, 0.1))
+        program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-taking", "mend-prepared", "mend-taken"])
+def test_a_worker_is_killed_while_a_base_is_taken(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        rekindle.let_go(point)
+        program = Program(rekindle, "kernels", "uploads")
+        program.goes_on()
+        program.on()
+        rekindle.hold_again(point)
+        rekindle.reached(point)
+        program.kill()
+        rekindle.let_go(point)
+        program.mended(1)
+        program.ends()
+
+
+@pytest.mark.parametrize("point", ["mend-replaying", "mend-replayed"])
+def test_a_worker_is_killed_that_takes_the_place_of_a_lost_one(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        program = Program(rekindle, "kernels", "pinned_memory")
+        program.goes_on()
+        program.on()
+        lost = program.row()["workers"]
+        program.kill()
+        rekindle.reached(point)
+        (second,) = (worker for worker in program.row()["workers"] if worker not in lost)
+        os.kill(second, signal.SIGKILL)
+        rekindle.let_go(point)
+        program.mended(1)
+        program.ends()
+
+
+FAULTY = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, driver, open_device
+open_device()
+module = Module('extern "C" __global__ void write(int *word) { *word = 1; }')
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.005)
+module.write(1, 1, 1 << 40)
+print(driver.cuCtxSynchronize()[0].name, flush=True)
+print(driver.cuCtxSynchronize()[0].name, flush=True)
+"""
+
+
+def test_a_fault_of_its_own_is_told_once_it_has_come_twice(rekindle):
+    go = rekindle.root / "go"
+    rekindle("run", "-d", "--mend", "--name", "faulty", "--gpu", rekindle.gpu, "--", sys.executable, "-c", FAULTY, FEATURES, go)
+    assert rekindle.wait_lines("faulty", 1) == ["ready"]
+    rekindle.wait(lambda: rekindle.sandbox("faulty")["mending"]["on"], "mending to be on")
+    go.touch()
+    lines = rekindle.wait_end("faulty")
+    assert lines[0] == "ready" and lines[1] == lines[2] and lines[1].startswith("CUDA_ERROR_"), lines
+    row = rekindle.sandbox("faulty")
+    assert row["exit_code"] == 0 and row["mending"]["mended"] == 1
+
+
+CHANCE = """
+import os, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from gpu import Module, call, download, open_device
+open_device()
+module = Module('extern "C" __global__ void clock(unsigned long long *a) { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(*a)); }')
+word = call("cuMemAlloc", 8)
+call("cuCtxSynchronize")
+print("ready", flush=True)
+while not os.path.exists(sys.argv[2]):
+    module.clock(1, 1, word)
+    download(word, 1, np.uint64)
+print("ok", flush=True)
+"""
+
+
+def chance(rekindle, how, *options):
+    go = rekindle.root / "go"
+    command = [sys.executable, "-c", CHANCE, FEATURES, go]
+    rekindle("run", "-d", f"--mend={how}", "--name", "chance", "--gpu", rekindle.gpu, *options, "--", *command)
+    assert rekindle.wait_lines("chance", 1) == ["ready"], rekindle.lines("chance")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["on"], "mending to be on")
+    # An answer was given since the last copy was made.
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["journal_bytes"] > 4000, "answers to be given")
+    (worker,) = rekindle.sandbox("chance")["workers"]
+    os.kill(worker, signal.SIGKILL)
+    return go
+
+
+def test_what_comes_out_otherwise_is_told(rekindle):
+    chance(rekindle, "strict")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["problem"], "the problem")
+    assert "came out otherwise" in rekindle.sandbox("chance")["problem"]
+    assert any("CUDA_ERROR" in line for line in rekindle.wait_end("chance"))
+
+
+def test_what_may_come_out_otherwise_goes_on(rekindle):
+    go = chance(rekindle, "loose")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["mending"]["mended"] or rekindle.sandbox("chance")["problem"], "it to be mended")
+    assert rekindle.sandbox("chance")["problem"] is None
+    go.touch()
+    assert rekindle.wait_end("chance") == ["ready", "ok"]
+
+
+def test_what_cannot_be_mended_is_brought_back_from_an_image(rekindle):
+    go = chance(rekindle, "strict", "--restart", "on-failure")
+    rekindle.wait(lambda: rekindle.sandbox("chance")["recovery"]["recoveries"] == 1, "it to be brought back")
+    rekindle.wait(lambda: rekindle.lines("chance")[-1] == "ready", "its second beginning")
+    go.touch()
+    assert rekindle.wait_end("chance")[-1] == "ok"
+
+
+def test_workers_that_are_lost_again_and_again_are_not_chance(rekindle):
+    program = Program(rekindle, "waits")
+    for times in range(6):
+        program.on()
+        program.kill()
+        if times < 5:
+            program.mended(times + 1)
+    rekindle.wait(lambda: program.row()["problem"], "the problem")
+    assert "it has lost 5 workers within 60 s, which is not chance" in program.row()["problem"]
+    rekindle.wait_end(program.name)
+
+
+def test_an_image_keeps_it(rekindle):
+    program = Program(rekindle, "kernels", "uploads")
+    program.goes_on()
+    rekindle("checkpoint", program.name, "--to", "image", "--leave-running")
+    program.on()
+    program.lose()
+    program.goes_on()
+    rekindle("checkpoint", program.name, "--to", "image-2", "--stop")
+    rekindle("restore", "image-2", "--gpu", rekindle.gpu, "-d")
+    assert program.mending()["mended"] == 0
+    program.on()
+    program.lose()
+    program.ends()
+
+
+@pytest.mark.parametrize("level", ["gpu", "host"])
+def test_it_goes_on_after_sleep(rekindle, level):
+    program = Program(rekindle, "kernels", "pinned_memory")
+    program.goes_on()
+    program.pause()
+    program.on()
+    rekindle("sleep", program.name, "--level", level)
+    (program.place / "pause").unlink()
+    program.goes_on()
+    program.on()
+    program.lose()
+    program.ends()
+
+
+def test_another_daemon_holds_it(rekindle):
+    program = Program(rekindle, "kernels", "streams")
+    program.goes_on()
+    program.on()
+    rekindle("shutdown")
+    # The next command starts another one.
+    program.on()
+    program.lose()
+    program.ends()
+
+
+def test_what_it_cannot_be_had_with_is_refused(rekindle):
+    command = ["--gpu", rekindle.gpu, "--", sys.executable, "-c", ""]
+    for options, words in ((["--share", "us"], "others have work in the same GPU context"), (["--mode", "driver"], "a program has no worker")):
+        with pytest.raises(CommandError) as refused:
+            rekindle("run", "-d", "--mend", *options, *command)
+        assert words in refused.value.message and "leave one of the two away" in refused.value.message
+    assert rekindle.sandboxes() == []
+
+
+def test_it_is_said_why_nothing_could_be_mended(rekindle):
+    program = Program(rekindle, "captures")
+    rekindle.wait(lambda: not program.is_on() and "captures a graph" in program.mending()["why"], "the reason")
+    program.kill()
+    rekindle.wait(lambda: program.row()["problem"], "the problem")
+    assert "another one could not take its place: " in program.row()["problem"]
+    rekindle.wait_end(program.name)
+    plain = Program(rekindle, "kernels", name="plain", options=())
+    assert "mending" not in plain.row()
+
+
+LARGE = """
+import os, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from gpu import ADD, Module, call, download, open_device
+open_device()
+module = Module(ADD)
+all = []
+def allocate(megabytes):
+    n = megabytes << 18
+    all.append((call("cuMemAlloc", n * 4), n))
+    call("cuMemsetD32", all[-1][0], 0, n)
+    call("cuCtxSynchronize")
+for number, megabytes in enumerate(map(int, sys.argv[3:])):
+    allocate(megabytes)
+    print("ready", flush=True)
+    while not os.path.exists(f"{sys.argv[2]}-{number}"):
+        for address, n in all:
+            module.add(1, 32, address, 1.0, 32)
+        call("cuCtxSynchronize")
+        time.sleep(0.001)
+counts = [download(address, 1)[0] for address, n in all]
+assert all and sorted(counts, reverse=True) == counts and counts[-1] > 0, counts
+print("ok", flush=True)
+"""
+
+
+def test_the_copy_lies_on_the_host_where_the_gpu_has_no_room():
+    with Rekindle(REKINDLE_EMULATED="memory=64M") as rekindle:
+        go = rekindle.root / "go"
+        rekindle("run", "-d", "--mend", "--name", "large", "--gpu", rekindle.gpu, "--", sys.executable, "-c", LARGE, FEATURES, go, 40)
+        assert rekindle.wait_lines("large", 1) == ["ready"]
+        mending = lambda: rekindle.sandbox("large")["mending"]
+        rekindle.wait(lambda: mending()["on"] and mending()["base_on_host"], "a copy on the host")
+        (worker,) = rekindle.sandbox("large")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda: mending()["mended"] == 1 or rekindle.sandbox("large")["problem"], "it to be mended")
+        assert rekindle.sandbox("large")["problem"] is None
+        (rekindle.root / "go-0").touch()
+        assert rekindle.wait_end("large") == ["ready", "ok"]
+
+
+def test_the_copy_gives_way_to_what_the_program_asks_for():
+    with Rekindle(REKINDLE_EMULATED="memory=64M") as rekindle:
+        go = rekindle.root / "go"
+        rekindle("run", "-d", "--mend", "--name", "large", "--gpu", rekindle.gpu, "--", sys.executable, "-c", LARGE, FEATURES, go, 20, 36)
+        assert rekindle.wait_lines("large", 1) == ["ready"]
+        mending = lambda: rekindle.sandbox("large")["mending"]
+        rekindle.wait(lambda: mending()["on"] and mending()["bases"] > 2, "copies on the GPU")
+        (rekindle.root / "go-0").touch()
+        assert rekindle.wait_lines("large", 2) == ["ready"] * 2
+        rekindle.wait(lambda: mending()["on"] and mending()["base_bytes"] > 50 << 20, "a copy of all")
+        (worker,) = rekindle.sandbox("large")["workers"]
+        os.kill(worker, signal.SIGKILL)
+        rekindle.wait(lambda: mending()["mended"] == 1 or rekindle.sandbox("large")["problem"], "it to be mended")
+        assert rekindle.sandbox("large")["problem"] is None
+        (rekindle.root / "go-1").touch()
+        assert rekindle.wait_end("large") == ["ready", "ready", "ok"]
+
+
+@pytest.mark.parametrize("point", ["quiesced", "saved", "draining"])
+def test_a_worker_is_killed_in_a_checkpoint(point):
+    with Rekindle(REKINDLE_FAULT=f"{point}:hang") as rekindle:
+        program = Program(rekindle, "kernels", "pinned_memory")
+        program.goes_on()
+        program.on()
+        checkpoint = rekindle.begin("checkpoint", program.name, "--to", "image", "--leave-running")
+        rekindle.reached(point)
+        program.kill()
+        rekindle.let_go(point)
+        with pytest.raises(CommandError):
+            checkpoint.end()
+        rekindle.wait(lambda: program.mending()["mended"] == 1, "it to be mended")
+        program.ends()
+
+
+def test_each_of_several_processes_goes_on(rekindle):
+    go = rekindle.root / "go"
+    rekindle("run", "-d", "--mend", "--name", "many", "--gpu", rekindle.gpu, "--", sys.executable, FEATURES / "processes.py", go)
+    assert rekindle.wait_lines("many", 1)[:1] == ["ready"], rekindle.lines("many")
+    rekindle.wait(lambda: rekindle.sandbox("many")["mending"]["on"], "mending to be on")
+    workers = rekindle.sandbox("many")["workers"]
+    assert len(workers) > 1
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    times = len(workers)
+    rekindle.wait(lambda: rekindle.sandbox("many")["mending"]["mended"] == times or rekindle.sandbox("many")["problem"], "all to be mended")
+    assert rekindle.sandbox("many")["problem"] is None
+    go.touch()
+    assert rekindle.wait_end("many")[-1] == "ok"
