@@ -334,6 +334,12 @@ pub(crate) enum Step {
         after: Vec<u32>,
         alone: bool,
     },
+    /// A node that was added to the graph of the capture, and is on no stream.
+    Added {
+        stream: u64,
+        after: Vec<u32>,
+        action: NodeAction,
+    },
     /// The first step of a capture into a graph that has so many nodes; it begins after these.
     Into {
         stream: u64,

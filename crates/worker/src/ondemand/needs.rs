@@ -174,6 +174,7 @@ impl Touched {
             | Step::WriteValue { .. }
             | Step::HostCall { .. }
             | Step::Node { .. }
+            | Step::Added { .. }
             | Step::Depend { .. }
             | Step::Into { .. } => false,
         }
