@@ -135,9 +135,10 @@ impl Client {
         }
         let exec = self.execs.get(request.exec)?;
         self.context(device)?.device.graph_launch(exec.handle, stream)?;
-        let (calls, flags) = (exec.recipe.calls(), exec.flags);
-        let recipe = exec.recipe.clone();
-        self.calls_in_graphs |= calls;
+        if self.recordings.is_empty() {
+            return Ok(());
+        }
+        let (recipe, flags) = (exec.recipe.clone(), exec.flags);
         self.note(device, stream, |stream| Step::Graph { stream, recipe: Recipe::clone(&recipe), flags })
     }
 

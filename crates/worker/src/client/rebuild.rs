@@ -194,7 +194,10 @@ impl Client {
                 }
                 Ok(node)
             }
-            GraphStep::Action { action, .. } => self.add_action_node(&*device, graph, after, action),
+            GraphStep::Action { action, .. } => {
+                self.calls_in_graphs |= matches!(action, NodeAction::Call { .. } | NodeAction::Staged { .. });
+                self.add_action_node(&*device, graph, after, action)
+            }
             GraphStep::Gone => Ok(GONE),
             GraphStep::Captured(_) => Err(CUDA_ERROR_INVALID_VALUE),
         }
