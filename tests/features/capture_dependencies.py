@@ -27,6 +27,9 @@ def setup():
     call("cuMemcpyDtoDAsync", b, a, 4, stream)
     _, (third,) = under_way()
     call("cuStreamUpdateCaptureDependencies", stream, [second], [driver.CUgraphEdgeData()], 1, 0)
+    # A node added by hand, behind which the capture goes on.
+    added = call("cuGraphAddEmptyNode", of, [second, third], 2)
+    call("cuStreamUpdateCaptureDependencies", stream, [added], [driver.CUgraphEdgeData()], 1, 1)
     module.add(n // 128, 128, b, 3.0, n, stream=stream)
     _, (fourth,) = under_way()
     graph = call("cuStreamEndCapture", stream)
@@ -37,7 +40,8 @@ def setup():
         return sorted(int(node) for node in nodes[:count])
 
     assert after(first) == [] and after(second) == [int(first)] and after(third) == [int(first)]
-    assert after(fourth) == sorted([int(second), int(third)])
+    assert after(fourth) == [int(added)] and after(added) == sorted([int(second), int(third)])
+    assert int(call("cuGraphNodeGetType", added)) == 5 and int(call("cuGraphNodeGetType", fourth)) == 0
     made = call("cuGraphInstantiate", graph, 0)
     assert driver.cuStreamUpdateCaptureDependencies(stream, None, None, 0, 0)[0] == Result.CUDA_ERROR_ILLEGAL_STATE
 
@@ -49,7 +53,7 @@ def setup():
         call("cuStreamBeginCaptureToGraph", stream, graph, [fourth], [driver.CUgraphEdgeData()], 1, mode)
         module.add(n // 128, 128, b, 100.0, n, stream=stream)
         call("cuStreamEndCapture", stream)
-        assert call("cuGraphGetNodes", graph, 9)[1] == 5
+        assert call("cuGraphGetNodes", graph, 9)[1] == 6
         call("cuGraphLaunch", call("cuGraphInstantiate", graph, 0), stream)
         call("cuStreamSynchronize", stream)
         assert np.all(download(b, n)[1:] == 106), download(b, 4)

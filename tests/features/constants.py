@@ -45,12 +45,37 @@ def setup():
         # It may still be on its way, and the stream does not wait for the legacy one.
         call("cuStreamSynchronize", 0)
 
+    def writing(value):
+        """A graph that writes a constant between two kernels that read it."""
+        values = upload(np.array([value], np.float32))
+
+        def work():
+            module.scale(1, COUNT, out, stream=stream)
+            call("cuMemcpyDtoDAsync", before, out, 4 * COUNT, stream)
+            call("cuMemcpyDtoDAsync", module.address("factor")[0], values, 4, stream)
+            module.scale(1, COUNT, out, stream=stream)
+
+        return call("cuGraphInstantiate", captured(stream, work), 0)
+
+    def gives(exec_, first, second):
+        call("cuGraphLaunch", exec_, stream)
+        call("cuStreamSynchronize", stream)
+        assert np.array_equal(download(before, COUNT), ids * first) and np.array_equal(download(out, COUNT), ids * second)
+
+    before = upload(np.zeros(COUNT, np.float32))
     # Before anybody knows where they are.
     assert np.array_equal(scaled(), ids * 3) and np.array_equal(by_graph(), ids * 3)
     write("factor", np.array([5], np.float32))
     assert np.array_equal(scaled(), ids * 5) and np.array_equal(by_graph(), ids * 5)
+    writes = writing(6)
+    gives(writes, 5, 6)
+    gives(writes, 6, 6)
+    write("factor", np.array([5], np.float32))
 
     def verify():
+        gives(writes, 5, 6)
+        assert np.array_equal(scaled(), ids * 6)
+        write("factor", np.array([5], np.float32))
         assert np.array_equal(by_graph(), ids * 5) and np.array_equal(scaled(), ids * 5)
         write("factor", np.array([7], np.float32))
         write("offsets", np.array([9, 8, 7, 6], np.int32))

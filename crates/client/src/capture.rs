@@ -10,8 +10,8 @@ use rekindle_cuda::{
     CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
 };
 use rekindle_protocol::operation::{
-    CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEndsOf,
-    CaptureStatus, NodeAction,
+    CaptureAdd, CaptureAddBehind, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto,
+    CaptureEndsOf, CaptureStatus, NodeAction,
 };
 
 use crate::abi::{Handle, In, Out, Result};
@@ -74,7 +74,8 @@ fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Res
     lane::ask(&CaptureBeginInto { device, stream: id, mode, graph: into, after })?;
     let capture = note_begun(Place { device, id })?;
     graph::capture_into(graph)?;
-    let made = Unfinished { graph, is_program_s: true, given: Vec::new() };
+    let place = Place { device, id };
+    let made = Unfinished { graph, place, is_program_s: true, given: Vec::new() };
     unfinished().get_or_insert_default().insert(capture, made);
     Ok(())
 }
@@ -82,6 +83,8 @@ fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Res
 /// The graph that a capture under way will make.
 struct Unfinished {
     graph: Handle,
+    /// A stream of the capture.
+    place: Place,
     /// Whether it was the program's before the capture; else the program has asked for it since.
     is_program_s: bool,
     /// Lists of nodes that the program was given, which it may look at until the capture ends.
@@ -132,15 +135,37 @@ pub fn note_memory(capture: u64, node: MemoryNode) {
 }
 
 /// The handle of the graph of a capture under way, with which nothing can be done before the capture ends.
-fn graph_of(capture: u64, device: u8) -> Result<Handle> {
+fn graph_of(capture: u64, place: Place) -> Result<Handle> {
     let mut unfinished = unfinished();
     let unfinished = unfinished.get_or_insert_default();
     if let Some(made) = unfinished.get(&capture) {
         return Ok(made.graph);
     }
-    let graph = graph::unfinished(device)?;
-    unfinished.insert(capture, Unfinished { graph, is_program_s: false, given: Vec::new() });
+    let graph = graph::unfinished(place.device)?;
+    unfinished.insert(capture, Unfinished { graph, place, is_program_s: false, given: Vec::new() });
     Ok(graph)
+}
+
+/// Adds a node to the graph of a capture under way, behind nodes of it: its number. None where the graph is of no such
+/// capture.
+pub fn add_to_graph(
+    graph: Handle,
+    after: &[u32],
+    told: impl FnOnce() -> Result<(NodeAction, Option<Kept>)>,
+) -> Result<Option<u32>> {
+    let found = {
+        let unfinished = unfinished();
+        let all = unfinished.iter().flatten();
+        all.filter(|(_, made)| made.graph == graph).map(|(id, made)| (*id, made.place)).next()
+    };
+    let Some((capture, place)) = found else { return Ok(None) };
+    // Nodes that it has by now get their handles first.
+    next_after(place, capture)?;
+    let (action, kept) = told()?;
+    let Place { device, id: stream } = place;
+    let number = lane::ask(&CaptureAddBehind { device, stream, after: after.to_vec(), action })?;
+    gather(capture, |gathered| gathered.held.keep_captured(kept));
+    Ok(Some(number))
 }
 
 /// Where a program wants to be told of a capture.
@@ -163,7 +188,7 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
     if capture.status == ACTIVE {
         asked.id.offer(capture.id);
         if !asked.graph.is_null() {
-            asked.graph.offer(graph_of(capture.id, place.device)?);
+            asked.graph.offer(graph_of(capture.id, place)?);
         }
         if !asked.nodes.is_null() || !asked.count.is_null() {
             let nodes = next_after(place, capture.id)?;
@@ -182,7 +207,7 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
 
 /// The nodes that the next one on a captured stream will come after.
 fn next_after(place: Place, capture: u64) -> Result<Box<[Handle]>> {
-    let graph = graph_of(capture, place.device)?;
+    let graph = graph_of(capture, place)?;
     let from = graph::known_nodes(graph)?;
     let ends = lane::ask(&CaptureEndsOf { device: place.device, stream: place.id, from })?;
     graph::captured_nodes(graph, &ends.kinds, &ends.after).map(Vec::into_boxed_slice)
@@ -200,7 +225,7 @@ fn depend(stream: Handle, nodes: &[Handle], flags: u32) -> Result<()> {
     if capture.status == 0 {
         return Err(CUDA_ERROR_ILLEGAL_STATE);
     }
-    let after = graph::numbers(graph_of(capture.id, place.device)?, nodes)?;
+    let after = graph::numbers(graph_of(capture.id, place)?, nodes)?;
     lane::ask(&CaptureDepend { device: place.device, stream: place.id, after, alone: flags == ALONE })
 }
 

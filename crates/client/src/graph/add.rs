@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{GraphAdd, GraphAddChild};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
-use crate::{arena, lane};
+use crate::{arena, capture, lane};
 
 use super::parameters::{CHILD, Parameters, Told, first_version, read, told};
 use super::{Graph, condition, memory, numbers};
@@ -41,6 +41,10 @@ pub(super) fn add_told(place: &Where, graph: &Graph, after: Vec<u32>, told: Told
 }
 
 fn add(place: Where, parameters: Parameters) -> Result<()> {
+    let graph = arena::get::<Graph>(place.1)?;
+    if graph.is_captured_now() {
+        return add_to_capture(&place, graph, parameters);
+    }
     match parameters {
         Parameters::Child(child) => add_child(&place, child),
         Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
@@ -51,6 +55,24 @@ fn add(place: Where, parameters: Parameters) -> Result<()> {
             add_told(&place, graph, after, told(other, graph.device)?).map(drop)
         }
     }
+}
+
+/// Adds a node to the graph of a capture that is under way.
+fn add_to_capture(place: &Where, graph: &Graph, parameters: Parameters) -> Result<()> {
+    let Where(out, handle, after, count) = place;
+    out.check()?;
+    let after = numbers(*handle, after.slice(*count)?)?;
+    if parameters.have_more_than_action() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let mut kind = 0;
+    let number = capture::add_to_graph(*handle, &after, || {
+        let Told { action, kept } = told(parameters, graph.device)?;
+        kind = action.kind();
+        Ok((action, kept))
+    })?;
+    let number = number.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    out.put(graph.added(*handle, number, kind, after)?)
 }
 
 /// The node has the child's nodes as they are now, and holds what the child holds.

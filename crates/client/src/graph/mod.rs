@@ -223,6 +223,11 @@ impl Graph {
         Ok(Entry { handle: arena::insert(node)?, kind, after })
     }
 
+    /// Whether a capture into it is under way.
+    fn is_captured_now(&self) -> bool {
+        matches!(self.state().origin, Origin::Unfinished(_))
+    }
+
     /// Has the list of nodes be whole. Fails for a graph of a capture under way.
     fn refresh(&self, own: Handle) -> Result<()> {
         let mut state = self.state();

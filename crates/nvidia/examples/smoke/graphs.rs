@@ -1,7 +1,10 @@
 //! Graphs, captured and built.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use rekindle_cuda::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-use rekindle_device::{Copy3D, MemorySet};
+use rekindle_device::{Copy3D, MemorySet, ValueOperation};
 
 use crate::gpu::{Gpu, Outcome, ensure, shape};
 
@@ -71,4 +74,55 @@ pub fn built(gpu: &Gpu) -> Outcome {
     gpu.device.graph_exec_destroy(exec)?;
     gpu.free(buffer)?;
     Ok("memset, cooperative kernel, copy, empty".into())
+}
+
+/// A call of the host, an event, values, and two choices, of which one is taken.
+pub fn others(gpu: &Gpu) -> Outcome {
+    let buffer = gpu.buffer(2 << 20)?;
+    let fill = |at: u64, value: u32| {
+        let address = buffer.address + at;
+        MemorySet { address, pitch: 0, value, element: 4, width: 1, height: 1 }
+    };
+    let graph = gpu.device.graph_create()?;
+    let first = gpu.device.graph_add_set(graph, &[], &MemorySet { width: 4, ..fill(0, 0) })?;
+    let (count, event) = (Arc::new(AtomicU32::new(0)), gpu.device.event_create(0)?);
+    let counted = count.clone();
+    let call = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let call = gpu.device.graph_add_call(graph, &[first], call)?;
+    let record = gpu.device.graph_add_record(graph, &[call], event)?;
+    let (address, value, width) = (buffer.address, 5, 4);
+    let values = [
+        ValueOperation::Write { address, value, width, flags: 0 },
+        ValueOperation::Wait { address, value, width, flags: 1 },
+    ];
+    let mut last = gpu.device.graph_add_values(graph, &[record], &values)?;
+    let mut kinds = vec![call, record, last];
+    for (at, default) in [(4, 1), (8, 0)] {
+        let condition = gpu.device.graph_condition(graph, Some(default))?;
+        let (node, bodies) = gpu.device.graph_add_conditional(graph, &[last], condition, 0, 1)?;
+        ensure!(bodies.len() == 1, "a choice of one has {} bodies", bodies.len());
+        gpu.device.graph_add_set(bodies[0], &[], &fill(at, 0x33))?;
+        kinds.push(node);
+        last = node;
+    }
+    let kinds: Vec<_> = kinds
+        .iter()
+        .map(|node| gpu.device.graph_node_kind(*node).map(|kind| kind.0))
+        .collect::<Result<_, _>>()?;
+    ensure!(kinds == [3, 7, 12, 13, 13], "the nodes' kinds are {kinds:?}");
+    let exec = gpu.device.graph_instantiate(graph, 0)?;
+    gpu.device.graph_destroy(graph)?;
+    for _ in 0..2 {
+        gpu.device.graph_launch(exec, gpu.stream)?;
+    }
+    gpu.device.stream_synchronize(gpu.stream)?;
+    let (calls, words) = (count.load(Ordering::Relaxed), gpu.words(buffer.address, 3)?);
+    ensure!(calls == 2 && words == [5, 0x33, 0], "{calls} calls, and the graph left {words:x?}");
+    ensure!(gpu.device.event_query(event)?, "the event was not recorded");
+    gpu.device.graph_exec_destroy(exec)?;
+    gpu.device.event_destroy(event)?;
+    gpu.free(buffer)?;
+    Ok("call, event, values, conditions".into())
 }

@@ -103,6 +103,7 @@ fn checks() -> ExitCode {
         ("streams/host-call", streams::host_call),
         ("graphs/captured", graphs::captured),
         ("graphs/built", graphs::built),
+        ("graphs/others", graphs::others),
         ("process/fault", process::fault),
         ("timing/launches", timing::launches),
         ("timing/bandwidth", timing::bandwidth),

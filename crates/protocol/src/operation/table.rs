@@ -274,6 +274,8 @@ operations! {
     sync capture_depend CaptureDepend { device: u8, stream: Id, after: Vec<u32>, alone: bool } -> ();
     /// A node of a captured stream.
     sync capture_add CaptureAdd { device: u8, stream: Id, action: NodeAction } -> ();
+    /// A node of the graph of a capture, behind these: its number. It is on no stream.
+    sync capture_add_behind CaptureAddBehind { device: u8, stream: Id, after: Vec<u32>, action: NodeAction } -> u32;
     // Parts of the multiprocessors: green contexts.
 
     /// How the multiprocessors can be divided for the program.

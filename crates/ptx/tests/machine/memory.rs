@@ -107,3 +107,17 @@ fn device_heap() {
     Run::shape(1, 1).on(&host, &module, "k", &[memory.start]).unwrap();
     assert_eq!(memory.get::<u64>(0, 1), [9]);
 }
+
+#[test]
+fn conditions_of_graphs() {
+    let module = parse(
+        ".version 8.0\n.target sm_80\n.address_size 64\n
+         .extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
+         .visible .entry k(.param .u64 handle) { .reg .b64 %d<2>; ld.param.u64 %d1, [handle];
+         { .param .b64 h; st.param.b64 [h], %d1; .param .b32 v; st.param.b32 [v], 3;
+           call.uni cudaGraphSetConditional, (h, v); } ret; }",
+    );
+    let host = TestHost::default();
+    Run::shape(1, 1).on(&host, &module, "k", &[1 << 40]).unwrap();
+    assert_eq!(*host.conditions.lock().unwrap(), [(1 << 40, 3)]);
+}

@@ -7,8 +7,8 @@ use rekindle_cuda::{
 };
 use rekindle_device::{Capture, GpuKind, Graph, Result, Stream};
 use rekindle_protocol::operation::{
-    CaptureAdd, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto, CaptureEnds,
-    CaptureEndsOf, CaptureStatus, Id, Origin,
+    CaptureAdd, CaptureAddBehind, CaptureBegin, CaptureBeginInto, CaptureDepend, CaptureEnd, CaptureEndInto,
+    CaptureEnds, CaptureEndsOf, CaptureStatus, Id, NodeAction, Origin,
 };
 
 use super::recipe::{RecordedStream, Recording};
@@ -105,14 +105,19 @@ impl Client {
         mut recording: Recording,
         handle: Graph,
     ) -> Result<(Option<Built>, Recipe)> {
+        let is_the_device_s = recording.is_the_device_s();
+        recording.steps.retain(|step| !is_the_device_s || !matches!(step, Step::Into { .. }));
+        let recipe = match is_the_device_s {
+            true => Recipe { steps: vec![GraphStep::Captured(recording)] },
+            false => Recipe { steps: recording.unfold() },
+        };
+        let is_whole = is_the_device_s && !self.writes_constants(&recipe);
         let gpu = self.on(device)?;
-        if !recording.is_the_device_s() {
+        if !is_whole {
             gpu.graph_destroy(handle)?;
-            return Ok((None, Recipe { steps: recording.unfold() }));
+            return Ok((None, recipe));
         }
-        let nodes = gpu.graph_nodes(handle)?;
-        recording.steps.retain(|step| !matches!(step, Step::Into { .. }));
-        Ok((Some((handle, nodes)), Recipe { steps: vec![GraphStep::Captured(recording)] }))
+        Ok((Some((handle, gpu.graph_nodes(handle)?)), recipe))
     }
 
     fn recording(&mut self, origin: Origin, device: u8, stream: Id) -> Result<(&mut Recording, u64)> {
@@ -133,6 +138,21 @@ impl Client {
         let (recording, stream) = self.recording(origin, device, stream)?;
         recording.steps.push(Step::Depend { stream, after, alone });
         Ok(())
+    }
+
+    pub(super) fn add_behind_in_capture(&mut self, origin: Origin, request: CaptureAddBehind) -> Result<u32> {
+        let CaptureAddBehind { device, stream, after, action } = request;
+        if let NodeAction::Kernel { function, .. } = &action {
+            self.bind(device.into())?;
+            self.functions.get(*function)?;
+        }
+        let (recording, stream) = self.recording(origin, device, stream)?;
+        let number = recording.next_number();
+        if after.iter().any(|before| *before >= number) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        recording.steps.push(Step::Added { stream, after, action });
+        Ok(number)
     }
 
     pub(super) fn add_in_capture(&mut self, origin: Origin, request: CaptureAdd) -> Result<()> {
@@ -209,6 +229,7 @@ impl Step {
             | Step::CopyArray { stream, .. }
             | Step::Node { stream, .. }
             | Step::Depend { stream, .. }
+            | Step::Added { stream, .. }
             | Step::Into { stream, .. } => *stream,
         }
     }

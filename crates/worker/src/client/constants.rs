@@ -5,11 +5,15 @@
 //! ```
 //! The address lies in the module's buffer of globals. Before the program has asked for it nobody can have written
 //! there, and banks are as they were loaded.
+//!
+//! A graph's banks are filled before each launch of it. In one that writes constants itself, each kernel also has a node
+//! before it that fills its bank.
 
-use rekindle_cuda::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_device::{Result, Stream};
+use rekindle_cuda::CUDA_ERROR_INVALID_IMAGE;
+use rekindle_device::{Copy3D, Result, Stream};
 use rekindle_protocol::operation::{Id, NodeAction};
 
+use super::unfold::flat;
 use super::{Body, Client, GraphStep, Recipe, Step};
 
 /// The constants of one piece.
@@ -79,24 +83,22 @@ impl Client {
         Ok(())
     }
 
-    /// A graph that writes constants itself cannot have its own kernels read them.
-    pub(super) fn check_writes(&self, recipe: &Recipe) -> Result<()> {
+    /// Whether a graph writes constants itself: then its own kernels read what it has written by then.
+    pub(super) fn writes_constants(&self, recipe: &Recipe) -> bool {
         if !self.constants_told {
-            return Ok(());
+            return false;
         }
         let told = self.modules.iter().filter_map(|(_, module)| module.body.pieces());
         let told: Vec<_> =
             told.filter(|pieces| pieces.constants_told).filter_map(|p| p.constants()).collect();
-        match recipe.writes(&|address| told.iter().any(|range| range.contains(&address))) {
-            false => Ok(()),
-            true => {
-                log::error!(
-                    "a graph writes user constants (__constant__), which is not supported; copy to them before the \
-                     graph is launched, or set REKINDLE_CODE to whole"
-                );
-                Err(CUDA_ERROR_NOT_SUPPORTED)
-            }
-        }
+        recipe.writes(&|address| told.iter().any(|range| range.contains(&address)))
+    }
+}
+
+impl Bank {
+    /// What brings it up to what the program has written.
+    pub(super) fn copy(&self) -> Copy3D {
+        flat(self.address, self.from, self.bytes)
     }
 }
 

@@ -9,7 +9,7 @@ use rekindle_protocol::operation::{
     GraphInstantiate, GraphLaunch, Id, Origin,
 };
 
-use super::rebuild::Conditions;
+use super::rebuild::Making;
 use super::{Client, ExecObject, GraphObject, GraphStep, Recipe, Step};
 
 impl Client {
@@ -65,10 +65,13 @@ impl Client {
         if let GraphStep::Kernel { function, .. } = &step {
             self.kernel(*function)?;
         }
-        // Kernels are told of conditions when the whole graph is made.
-        if matches!(step, GraphStep::Conditional { .. }) {
+        let one = Recipe { steps: vec![step] };
+        // Kernels are told of conditions, and of constants that it writes, when the whole graph is made.
+        let recipe = self.graphs.get(id)?.recipe.clone();
+        if one.has_conditions() || self.writes_constants(&one) || self.writes_constants(&recipe) {
             self.unbuild(id)?;
         }
+        let Some(step) = one.steps.into_iter().next() else { return Err(CUDA_ERROR_INVALID_VALUE) };
         let graph = self.graphs.get(id)?;
         let is_there = |number: &u32| {
             graph.recipe.steps.get(*number as usize).is_some_and(|step| !matches!(step, GraphStep::Gone))
@@ -80,8 +83,8 @@ impl Client {
         if let Some((handle, nodes)) = &graph.built {
             let after = step.before().iter().map(|number| nodes.get(*number as usize).copied());
             let after = after.collect::<Option<Vec<_>>>().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let mut conditions = Conditions::default();
-            let node = self.add_node(device, *handle, &after, &step, child, &mut conditions)?;
+            let mut making = Making::default();
+            let node = self.add_node(device, *handle, &after, &step, child, &mut making)?;
             if let Some((_, nodes)) = &mut self.graphs.get_mut(id)?.built {
                 nodes.push(node);
             }
@@ -119,7 +122,6 @@ impl Client {
         let GraphObject { device, ref built, ref recipe, .. } = *self.graphs.get(graph)?;
         let handle = built.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.0;
         let recipe = recipe.clone();
-        self.check_writes(&recipe)?;
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
         self.execs.insert(exec, ExecObject { device, handle: instance, flags, recipe, is_stale: false })
     }
@@ -133,9 +135,10 @@ impl Client {
         }
         let exec = self.execs.get(request.exec)?;
         self.context(device)?.device.graph_launch(exec.handle, stream)?;
-        let (calls, flags) = (exec.recipe.calls(), exec.flags);
-        let recipe = exec.recipe.clone();
-        self.calls_in_graphs |= calls;
+        if self.recordings.is_empty() {
+            return Ok(());
+        }
+        let (recipe, flags) = (exec.recipe.clone(), exec.flags);
         self.note(device, stream, |stream| Step::Graph { stream, recipe: Recipe::clone(&recipe), flags })
     }
 

@@ -486,6 +486,10 @@ impl Handler for Client {
         self.add_in_capture(origin, request).into()
     }
 
+    fn capture_add_behind(&mut self, origin: Origin, request: CaptureAddBehind, _: No) -> Answer<u32> {
+        self.add_behind_in_capture(origin, request).into()
+    }
+
     fn graph_nodes(&mut self, _: Origin, request: GraphNodes, _: No) -> Answer<Vec<u32>> {
         self.node_kinds(request.graph).into()
     }

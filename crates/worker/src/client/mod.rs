@@ -140,7 +140,7 @@ pub(crate) struct Client {
     pub operations: u64,
     /// Whether streams were told to wait for values, which the program may write.
     pub waits_for_values: bool,
-    /// Whether graphs were launched that call the program's functions.
+    /// Whether graphs were made that call the program's functions.
     pub calls_in_graphs: bool,
     pub transferred: Transferred,
     /// What an image is written from beside the program.

@@ -18,20 +18,25 @@ const EXTERNAL: u32 = 1;
 /// Stands for a node that was taken out. Nothing comes after it.
 const GONE: GraphNode = GraphNode(0);
 
-/// The device's handles of conditions, by those that the program has.
+/// What there is to know while a graph is made.
 #[derive(Default)]
-pub(super) struct Conditions(HashMap<u64, u64>);
+pub(super) struct Making {
+    /// The device's handles of conditions, by those that the program has.
+    conditions: HashMap<u64, u64>,
+    /// Kernels read constants that the graph writes.
+    fills: bool,
+}
 
-impl Conditions {
+impl Making {
     /// Parameters of a kernel with the device's handles in the places of the program's, which are like no other values.
     fn in_parameters<'p>(&self, parameters: &'p [u8]) -> Cow<'p, [u8]> {
         let mut parameters = Cow::Borrowed(parameters);
-        if self.0.is_empty() {
+        if self.conditions.is_empty() {
             return parameters;
         }
         for at in (0..parameters.len().saturating_sub(7)).step_by(size_of::<u32>()) {
             let word = parameters[at..at + 8].try_into().map(u64::from_le_bytes);
-            if let Some(own) = word.ok().and_then(|word| self.0.get(&word)) {
+            if let Some(own) = word.ok().and_then(|word| self.conditions.get(&word)) {
                 parameters.to_mut()[at..at + 8].copy_from_slice(&own.to_le_bytes());
             }
         }
@@ -80,16 +85,24 @@ impl Drop for Stage<'_> {
 impl Client {
     /// The graph that a recipe describes, and its nodes by their numbers.
     pub(crate) fn build(&mut self, index: usize, recipe: &Recipe) -> Result<Built> {
+        let fills = self.writes_constants(recipe);
+        self.build_as(index, recipe, fills)
+    }
+
+    /// With `fills`, kernels of the graph read constants that it writes, or that a graph does in which it is.
+    fn build_as(&mut self, index: usize, recipe: &Recipe, fills: bool) -> Result<Built> {
         self.bind(index)?;
         let device = self.context(index)?.device.clone();
-        let (graph, captured, rest) = match recipe.steps.split_first() {
+        let unfolded = if fills { Some(recipe.unfolded()) } else { None };
+        let steps = unfolded.as_deref().unwrap_or(&recipe.steps);
+        let (graph, captured, rest) = match steps.split_first() {
             Some((GraphStep::Captured(recording), rest)) => {
                 let graph = self.play(index, &*device, recording)?;
                 (graph, device.graph_nodes(graph)?, rest)
             }
-            _ => (device.graph_create()?, Vec::new(), &recipe.steps[..]),
+            _ => (device.graph_create()?, Vec::new(), steps),
         };
-        let built = self.add_steps(index, graph, captured, rest, &mut Conditions::default());
+        let built = self.add_steps(index, graph, captured, rest, &mut Making { fills, ..Making::default() });
         match built {
             Ok(nodes) => Ok((graph, nodes)),
             Err(code) => {
@@ -106,12 +119,12 @@ impl Client {
         graph: Graph,
         captured: Vec<GraphNode>,
         steps: &[GraphStep],
-        conditions: &mut Conditions,
+        making: &mut Making,
     ) -> Result<Vec<GraphNode>> {
         for step in steps {
             if let GraphStep::Conditional { handle, default, .. } = step {
                 let own = self.context(index)?.device.graph_condition(graph, *default)?;
-                conditions.0.insert(*handle, own);
+                making.conditions.insert(*handle, own);
             }
         }
         let first = captured.len();
@@ -126,7 +139,7 @@ impl Client {
                 let after = step.before().iter().map(|number| nodes.get(*number as usize).copied().flatten());
                 match after.collect::<Option<Vec<_>>>() {
                     Some(after) => {
-                        nodes[first + at] = Some(self.add_node(index, graph, &after, step, None, conditions)?)
+                        nodes[first + at] = Some(self.add_node(index, graph, &after, step, None, making)?)
                     }
                     None => waiting.push(at),
                 }
@@ -147,37 +160,45 @@ impl Client {
         after: &[GraphNode],
         step: &GraphStep,
         child: Option<Graph>,
-        conditions: &mut Conditions,
+        making: &mut Making,
     ) -> Result<GraphNode> {
         let device = self.context(index)?.device.clone();
         match step {
             GraphStep::Kernel { function, launch, parameters, .. } => {
-                let function = self.kernel(*function)?.1;
-                device.graph_add_kernel(graph, after, function, launch, &conditions.in_parameters(parameters))
+                let handle = self.kernel(*function)?.1;
+                let parameters = making.in_parameters(parameters);
+                let bank = self.functions.get(*function)?.bank.filter(|_| making.fills);
+                let filled =
+                    bank.map(|bank| device.graph_add_copy(graph, after, &bank.copy())).transpose()?;
+                let after = filled.as_ref().map_or(after, std::slice::from_ref);
+                device.graph_add_kernel(graph, after, handle, launch, &parameters)
             }
             GraphStep::Copy { copy, .. } => device.graph_add_copy(graph, after, copy),
             GraphStep::Set { set, .. } => device.graph_add_set(graph, after, set),
             GraphStep::Empty { .. } | GraphStep::Disabled(_) => device.graph_add_empty(graph, after),
             GraphStep::Child { recipe, .. } => {
-                if let Some(child) = child {
+                if let Some(child) = child.filter(|_| !making.fills) {
                     return device.graph_add_child(graph, after, child);
                 }
-                let (child, _) = self.build(index, recipe)?;
+                let (child, _) = self.build_as(index, recipe, making.fills)?;
                 let added = device.graph_add_child(graph, after, child);
                 // The node has a copy.
                 device.graph_destroy(child)?;
                 added
             }
             GraphStep::Conditional { handle, kind, bodies, .. } => {
-                let own = *conditions.0.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+                let own = *making.conditions.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
                 let count = bodies.len() as u32;
                 let (node, graphs) = device.graph_add_conditional(graph, after, own, *kind, count)?;
                 for (graph, body) in graphs.into_iter().zip(bodies) {
-                    self.add_steps(index, graph, Vec::new(), &body.unfolded(), conditions)?;
+                    self.add_steps(index, graph, Vec::new(), &body.unfolded(), making)?;
                 }
                 Ok(node)
             }
-            GraphStep::Action { action, .. } => self.add_action_node(index, graph, after, action),
+            GraphStep::Action { action, .. } => {
+                self.calls_in_graphs |= matches!(action, NodeAction::Call { .. } | NodeAction::Staged { .. });
+                self.add_action_node(index, graph, after, action)
+            }
             GraphStep::Gone => Ok(GONE),
             GraphStep::Captured(_) => Err(CUDA_ERROR_INVALID_VALUE),
         }
@@ -304,7 +325,9 @@ impl Client {
                 device.stream_wait_event(on, event, *flags)
             }
             // Where there are any, the recipe has nodes in the recording's place.
-            Step::Node { .. } | Step::Depend { .. } | Step::Into { .. } => Err(CUDA_ERROR_INVALID_VALUE),
+            Step::Node { .. } | Step::Added { .. } | Step::Depend { .. } | Step::Into { .. } => {
+                Err(CUDA_ERROR_INVALID_VALUE)
+            }
             Step::Graph { .. } => device.graph_launch(children.next().ok_or(CUDA_ERROR_INVALID_HANDLE)?, on),
         }
     }

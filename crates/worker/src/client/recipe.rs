@@ -40,21 +40,6 @@ impl Recipe {
         self.steps.iter().any(|step| matches!(step, GraphStep::Conditional { .. }))
     }
 
-    /// Whether the program's functions are called by it.
-    pub(crate) fn calls(&self) -> bool {
-        self.steps.iter().any(|step| match step {
-            GraphStep::Action { action, .. } => {
-                matches!(action, NodeAction::Call { .. } | NodeAction::Staged { .. })
-            }
-            GraphStep::Child { recipe, .. } => recipe.calls(),
-            GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
-                Step::Graph { recipe, .. } => recipe.calls(),
-                step => matches!(step, Step::HostCall { .. }),
-            }),
-            _ => false,
-        })
-    }
-
     /// How many numbers its nodes have.
     pub(crate) fn nodes(&self) -> usize {
         let in_step = |step: &GraphStep| match step {
@@ -337,6 +322,12 @@ pub(crate) enum Step {
         stream: u64,
         after: Vec<u32>,
         alone: bool,
+    },
+    /// A node that was added to the graph of the capture, and is on no stream.
+    Added {
+        stream: u64,
+        after: Vec<u32>,
+        action: NodeAction,
     },
     /// The first step of a capture into a graph that has so many nodes; it begins after these.
     Into {

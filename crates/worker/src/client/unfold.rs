@@ -102,6 +102,9 @@ impl Unfolding {
                 self.node(stream, |after| GraphStep::Child { after, recipe });
             }
             Step::Node { action, .. } => self.action(stream, action.clone()),
+            Step::Added { after, action, .. } => {
+                self.steps.extend(GraphStep::of(after.clone(), action.clone()));
+            }
             Step::Depend { after, alone, .. } => self.depend(stream, after, *alone),
             Step::Into { nodes, after, .. } => {
                 self.first = *nodes;
@@ -118,7 +121,7 @@ fn at_node(launch: &Launch) -> Launch {
 }
 
 /// A copy of one row.
-fn flat(to: u64, from: u64, bytes: u64) -> Copy3D {
+pub(super) fn flat(to: u64, from: u64, bytes: u64) -> Copy3D {
     Copy3D {
         to,
         to_pitch: bytes,
@@ -153,10 +156,19 @@ impl Recording {
         self.steps.iter().filter(is_node).count()
     }
 
+    /// The number of the next node.
+    pub(crate) fn next_number(&self) -> u32 {
+        let before = match self.steps.first() {
+            Some(Step::Into { nodes, .. }) => *nodes,
+            _ => 0,
+        };
+        before + self.nodes() as u32
+    }
+
     /// Whether the device's graph is what was captured: it was told of every node, and of all that they come after.
     pub(crate) fn is_the_device_s(&self) -> bool {
         self.steps.iter().all(|step| match step {
-            Step::Node { .. } | Step::Depend { .. } => false,
+            Step::Node { .. } | Step::Added { .. } | Step::Depend { .. } => false,
             Step::Into { nodes, .. } => *nodes == 0,
             _ => true,
         })

@@ -178,6 +178,7 @@ impl Touched {
             | Step::HostCall { .. }
             | Step::CopyArray { .. }
             | Step::Node { .. }
+            | Step::Added { .. }
             | Step::Depend { .. }
             | Step::Into { .. } => false,
         }
