@@ -56,6 +56,10 @@ def start(rekindle, name, earlier, *more, options=(), side=1024):
     return line
 
 
+def counts_its_array(rekindle, name):
+    rekindle.wait(lambda: rekindle.sandbox(name)["device_bytes"] >= 64 << 20, "what the array takes to be counted")
+
+
 def test_a_number_that_another_program_of_the_context_has_is_refused(rekindle):
     share = ("--share", "us")
     assert start(rekindle, "first", 2, options=share) == "ready 3"
@@ -83,13 +87,12 @@ def test_a_texture_of_a_destroyed_array_refuses_the_checkpoint_until_it_is_gone(
     assert "its texture object 2 is of an array that was destroyed, and could not be made again" in refused.value.message
     word.touch()
     assert rekindle.wait_lines("program", 2)[1] == "destroyed"
-    # What the array takes counts.
-    assert rekindle.sandbox("program")["device_bytes"] >= 64 << 20
+    counts_its_array(rekindle, "program")
     rekindle("checkpoint", "program", "--to", "image", "--stop")
     with pytest.raises(CommandError) as refused:
         rekindle("restore", "-d", "image", "--name", "again", "--gpu", "emulated:memory=64M")
     assert "MB of GPU memory and" in refused.value.message
     rekindle("restore", "-d", "image", "--name", "again", "--gpu", rekindle.gpu)
-    assert rekindle.sandbox("again")["device_bytes"] >= 64 << 20
+    counts_its_array(rekindle, "again")
     (rekindle.root / "go").touch()
     assert rekindle.wait_end("again")[-1] == "ok"
