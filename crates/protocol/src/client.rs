@@ -26,8 +26,8 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// restored program speaks that of its image.
 pub const CLIENT_VERSION: u32 = 6;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
-/// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], and version 5 has no arrays; all that
-/// they say is said in the same way since.
+/// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], and version 5
+/// has no arrays; all that they say is said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;
