@@ -10,8 +10,6 @@ pub const ARRAY_LAYERED: u32 = 1;
 pub const ARRAY_SURFACE: u32 = 2;
 /// `CUDA_ARRAY3D_CUBEMAP`: the depth counts faces.
 pub const ARRAY_CUBEMAP: u32 = 4;
-/// `CUDA_ARRAY3D_TEXTURE_GATHER`.
-pub const ARRAY_GATHER: u32 = 8;
 
 /// `CUarray_format`, as far as arrays of it can be kept: formats with one scalar a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

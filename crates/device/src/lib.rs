@@ -17,8 +17,8 @@ mod texture;
 mod units;
 
 pub use array::{
-    ARRAY_CUBEMAP, ARRAY_GATHER, ARRAY_LAYERED, ARRAY_SURFACE, ArrayCopy, ArrayDescription, ArrayFormat,
-    ArrayLevel, CopyEnd,
+    ARRAY_CUBEMAP, ARRAY_LAYERED, ARRAY_SURFACE, ArrayCopy, ArrayDescription, ArrayFormat, ArrayLevel,
+    CopyEnd,
 };
 pub use code::{Code, Global, LinkInput, LoadError, Loaded, ModuleKind};
 pub use copy::{Copy3D, MemorySet, ValueOperation};

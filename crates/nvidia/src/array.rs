@@ -154,7 +154,7 @@ impl NvidiaDevice {
 
 /// Slices of linear memory are whole rows.
 fn linear(address: u64, pitch: u64, slice: u64, rows: u64) -> Result<sys::MemcpySide> {
-    let height = if pitch == 0 { rows } else { slice / pitch };
+    let height = slice.checked_div(pitch).unwrap_or(rows);
     if pitch != 0 && !slice.is_multiple_of(pitch) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

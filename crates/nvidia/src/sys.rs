@@ -342,6 +342,7 @@ pub struct ArrayDescriptor {
 /// `CUDA_RESOURCE_DESC`. The union's fields are those of its largest member in use, `pitch2D`: the others begin as it does,
 /// but for `linear`, whose size lies where `width` is.
 #[repr(C)]
+#[derive(Default)]
 pub struct ResourceDescriptor {
     pub kind: c_uint,
     /// `CUarray`, `CUmipmappedArray` or `CUdeviceptr`.
@@ -353,22 +354,6 @@ pub struct ResourceDescriptor {
     pub pitch: usize,
     pub rest: [u64; 11],
     pub flags: c_uint,
-}
-
-impl Default for ResourceDescriptor {
-    fn default() -> ResourceDescriptor {
-        ResourceDescriptor {
-            kind: 0,
-            handle: 0,
-            format: 0,
-            channels: 0,
-            width: 0,
-            height: 0,
-            pitch: 0,
-            rest: [0; 11],
-            flags: 0,
-        }
-    }
 }
 
 /// `CUDA_TEXTURE_DESC`.

@@ -1,5 +1,6 @@
 //! The emulated GPU through the traits that a worker uses.
 
+mod arrays;
 mod graphs;
 mod kernels;
 mod memory;

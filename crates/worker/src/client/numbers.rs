@@ -32,12 +32,11 @@ pub(crate) fn renumber<V: Copy>(
     wanted: &[(u64, V)],
     maker: &mut impl Maker<V>,
 ) -> std::result::Result<(), Missed<V>> {
-    let ordered = |order: Vec<(u64, V)>, maker: &mut _| attempt(order, maker);
     let mut ascending = wanted.to_vec();
     ascending.sort_by_key(|(number, _)| *number);
-    match ordered(ascending, maker) {
+    match attempt(ascending, maker) {
         // A device may have more than one thing that it numbers by the order of making.
-        Err(Missed::Number(..)) if wanted.len() > 1 => ordered(wanted.to_vec(), maker),
+        Err(Missed::Number(..)) if wanted.len() > 1 => attempt(wanted.to_vec(), maker),
         other => other,
     }
 }
@@ -45,7 +44,8 @@ pub(crate) fn renumber<V: Copy>(
 fn attempt<V: Copy>(order: Vec<(u64, V)>, maker: &mut impl Maker<V>) -> std::result::Result<(), Missed<V>> {
     // By their place in the order.
     let mut pending: BTreeMap<usize, (u64, V)> = order.into_iter().enumerate().collect();
-    let (mut kept, mut held): (Vec<(u64, V)>, Vec<(u64, V)>) = (Vec::new(), Vec::new());
+    let mut kept: Vec<(u64, V)> = Vec::new();
+    let mut held: Vec<(u64, V)> = Vec::new();
     let highest = pending.values().map(|(number, _)| *number).max().unwrap_or(0);
     let most = highest.saturating_add(OTHERS).min(MOST_HELD);
     let mut missed = None;
