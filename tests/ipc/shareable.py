@@ -1,9 +1,9 @@
 """Processes that step the same numbers on the GPU in turn, in memory that they have from each other as file descriptors.
 
 `shareable.py COUNT`: the first has memory of `cuMemCreate` and of a pool. The second process inherits descriptors of both, and
-others get them by `SCM_RIGHTS`. In a step each in turn steps both in its own mapping. The first prints `STEP HASH` of all, and
-every fourth time another process begins, imports both, says the same, and ends, but for `SHAREABLE_LATE=no`.
-`SHAREABLE_BYTES` is how large the memory is.
+others get them by `SCM_RIGHTS`. In a step each in turn steps both in its own mapping. The first prints `STEP HASH` of all. Once
+the file `SHAREABLE_LATE` is there another process begins, imports both from the descriptors that the first has kept, says the
+same, and ends; then the first prints `late`. `SHAREABLE_BYTES` is how large the memory is.
 """
 
 import ctypes
@@ -134,7 +134,7 @@ def first(count):
         there.close()
         say(here, shared.pointer(), () if number == 1 else kept)
         others.append((here, here.makefile("rw")))
-    step = 0
+    step, late = 0, os.environ.get("SHAREABLE_LATE", "")
     while True:
         step += 1
         shared.step(3)
@@ -142,7 +142,7 @@ def first(count):
             here.sendall(b"go\n")
             assert line.readline() == "done\n"
         found = shared.hash()
-        if step % 4 == 0 and os.environ.get("SHAREABLE_LATE") != "no":
+        if os.path.exists(late):
             here, there = socket.socketpair()
             process = begin(0, there.fileno(), *kept)
             there.close()
@@ -150,6 +150,8 @@ def first(count):
             assert here.makefile().readline().strip() == found
             assert process.wait() == 0
             here.close()
+            late = ""
+            os.write(1, b"late\n")
         os.write(1, f"{step} {found}\n".encode())
         time.sleep(0.02)
 

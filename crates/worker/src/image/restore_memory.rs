@@ -15,6 +15,7 @@ use super::hidden::Hidden;
 use super::save_memory::Window;
 use super::state::{ContentState, MappingState, PhysicalState, State, buffer_part, physical_part};
 use crate::client::Client;
+use crate::ipc::PhysicalArrival;
 use crate::memory::{Content, Mapping, Physical, Reservation, Slab, map_pinned};
 
 /// Makes every handle, or takes what was left of it, and maps it; contents come later. With `hidden` none is mapped, and
@@ -132,13 +133,14 @@ fn place_all(
 }
 
 /// The handles whose memory is other processes', and where the program has mapped them.
-pub(super) fn of_others(state: &State) -> Vec<(u64, Physical, Vec<(u64, u64, Access)>)> {
+pub(super) fn of_others(state: &State) -> Vec<PhysicalArrival> {
     let is_of_others = |row: &&PhysicalState| state.physical_shared.imports.contains_key(&row.serial);
     let describe = |row: &PhysicalState| {
         let PhysicalState { serial, device, bytes, id } = *row;
         let mappings = state.mappings.iter().filter(|mapping| mapping.serial == serial);
         let mappings = mappings.map(|mapping| (mapping.address, mapping.bytes, mapping.access)).collect();
-        (serial, Physical { device, bytes, memory: Memory(0), id, mappings: 0 }, mappings)
+        let physical = Physical { device, bytes, memory: Memory(0), id, mappings: 0 };
+        PhysicalArrival { serial, physical, mappings }
     };
     state.physical.iter().filter(is_of_others).map(describe).collect()
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
-use rekindle_device::{Access, Result};
+use rekindle_device::Result;
 use rekindle_protocol::ipc::Source;
 
 use super::memory::Import;
@@ -27,7 +27,6 @@ use super::service::{Found, Given, Service, find};
 use super::{Export, Ipc, PhysicalShared};
 use crate::client::Client;
 use crate::image::LeftMemory;
-use crate::memory::Physical;
 
 /// How often it is looked whether another process is back.
 const LOOK: Duration = Duration::from_millis(1);
@@ -150,15 +149,15 @@ impl Client {
         &mut self,
         arrivals: &mut Arrivals,
         shared: PhysicalShared,
-        rows: Vec<(u64, Physical, Vec<(u64, u64, Access)>)>,
+        rows: Vec<PhysicalArrival>,
     ) -> Result<()> {
         for (serial, number) in shared.exports {
             let physical = *self.virtual_memory.physical.get(&serial).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             self.offer_physical(serial, physical, number)?;
         }
-        for (serial, physical, mappings) in rows {
-            let source = *shared.imports.get(&serial).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            arrivals.physical.push((source, PhysicalArrival { serial, physical, mappings }));
+        for row in rows {
+            let source = *shared.imports.get(&row.serial).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            arrivals.physical.push((source, row));
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ pub(crate) use arrivals::{Arrivals, Arrived};
 use memory::Import;
 pub(crate) use page::SharedRecord;
 use page::{Page, SharedEvent};
+pub(crate) use physical::PhysicalArrival;
 use physical::PhysicalSharing;
 pub(crate) use saved::{IpcState, PhysicalShared};
 pub(crate) use service::Export;

@@ -18,7 +18,7 @@ use crate::client::Client;
 use crate::memory::Physical;
 
 /// What is to be mapped again.
-pub(super) struct PhysicalArrival {
+pub(crate) struct PhysicalArrival {
     pub serial: u64,
     pub physical: Physical,
     /// Address, bytes, protection.
