@@ -58,7 +58,6 @@ def setup():
     assert listed("cuGraphNodeGetDependencies", adds) == [int(fills)]
     assert listed("cuGraphNodeGetDependentNodes", adds) == [int(copies)]
     assert listed("cuGraphGetRootNodes", graph) == [int(fills)]
-    assert driver.cuGraphNodeGetType(gone)[0] != Result.CUDA_SUCCESS
     # The instance has what the graph had.
     gives(made, 1012, 1012)
     assert call("cuGraphExecUpdate", call("cuGraphInstantiate", graph, 0), graph).result.value == 0
@@ -128,7 +127,6 @@ def setup():
     inner = [node for node in call("cuGraphGetNodes", inside, 8)[0] if int(node) and int(call("cuGraphNodeGetType", node)) == 2]
     call("cuGraphMemsetNodeSetParams", inner[0], fill(70))
     call("cuGraphAddKernelNode", inside, [], 0, kernel(b, 0.0))
-    assert driver.cuGraphDestroy(inside)[0] == Result.CUDA_ERROR_INVALID_VALUE
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.dot"

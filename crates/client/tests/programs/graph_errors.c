@@ -19,6 +19,7 @@ CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode, CUevent *);
 CUresult cuGraphAddDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
 CUresult cuGraphRemoveDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
 CUresult cuGraphDestroyNode(CUgraphNode);
+CUresult cuGraphAddChildGraphNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraph);
 CUresult cuGraphClone(CUgraph *, CUgraph);
 CUresult cuGraphNodeFindInClone(CUgraphNode *, CUgraphNode, CUgraph);
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode, CUgraph *);
@@ -90,6 +91,19 @@ int main(int argc, char **argv) {
     CHECK(cuGraphDestroyNode(foreign));
     EXPECT_CODE(cuGraphDestroyNode(foreign), INVALID_HANDLE);
     EXPECT_CODE(cuGraphAddMemFreeNode(&found, other, 0, 0, 4096), INVALID_VALUE);
+
+    CUgraph outer, inside;
+    CUgraphNode has;
+    CHECK(cuGraphCreate(&outer, 0));
+    EXPECT_CODE(cuGraphAddChildGraphNode(&has, outer, 0, 0, outer), INVALID_VALUE);
+    CHECK(cuGraphAddChildGraphNode(&has, outer, 0, 0, graph));
+    CHECK(cuGraphChildGraphNodeGetGraph(has, &inside));
+    CHECK(cuGraphGetNodes(inside, 0, &known));
+    EXPECT(known == 3);
+    EXPECT_CODE(cuGraphDestroy(inside), INVALID_VALUE);
+    CHECK(cuGraphDestroyNode(has));
+    EXPECT_CODE(cuGraphGetNodes(inside, 0, &known), INVALID_HANDLE);
+    CHECK(cuGraphDestroy(outer));
 
     CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     EXPECT_CODE(cuGraphNodeSetEnabled(exec, nodes[0], 0), INVALID_VALUE);
