@@ -12,16 +12,17 @@ from rekindle import CommandError, Rekindle
 from test_features import ALONE, FEATURES
 
 WORK = Path(__file__).parent / "mend" / "work.py"
+THREADS = WORK.with_name("threads.py")
 KINDS = ["kernels", "uploads", "waits", "streams", "pinned_memory", "module_globals", "allocates", "graphs"]
 
 
 class Program:
     """One that is to go on."""
 
-    def __init__(self, rekindle, *kinds, name="work", options=("--mend",)):
+    def __init__(self, rekindle, *kinds, name="work", options=("--mend",), file=WORK):
         self.rekindle, self.name, self.place = rekindle, name, rekindle.root / name
         self.place.mkdir()
-        self.rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, *options, "--", sys.executable, WORK, self.place, *kinds)
+        self.rekindle("run", "-d", "--name", name, "--gpu", rekindle.gpu, *options, "--", sys.executable, file, self.place, *kinds)
         lines = rekindle.wait_lines(name, 1)
         assert lines == ["ready"], lines
 
@@ -103,9 +104,9 @@ def test_a_worker_is_killed_while_it_works(rekindle, kind):
     program.ends()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_workers_are_killed_at_any_moment(rekindle, seed):
-    program = Program(rekindle, *KINDS)
+@pytest.mark.parametrize(("seed", "file"), [(1, WORK), (2, WORK), (3, THREADS)])
+def test_workers_are_killed_at_any_moment(rekindle, seed, file):
+    program = Program(rekindle, *KINDS, file=file)
     moment = random.Random(seed)
     for _ in range(5):
         program.goes_on()

@@ -196,6 +196,7 @@ impl Sandbox {
         if worker.ended().is_some() {
             self.on_worker_end()(worker);
         }
+        self.see_to_mending();
     }
 
     /// Whether the process that a worker served has ended or is about to, so that the worker's end is no loss.
