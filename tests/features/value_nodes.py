@@ -44,7 +44,8 @@ def setup():
     assert read.count == 3, read
     made = call("cuGraphInstantiate", graph, 0)
     changed = call("cuGraphInstantiate", graph, 0)
-    call("cuGraphExecBatchMemOpNodeSetParams", changed, first, batch(operation(write, words, 50)))
+    other = batch(operation(write, words, 50), operation(wait, words, 50, 1), operation(write64, words + 8, 1 << 41))
+    call("cuGraphExecBatchMemOpNodeSetParams", changed, first, other)
 
     def gives(exec_, *expected):
         call("cuMemsetD32Async", words, 0, 8, stream)
@@ -54,11 +55,11 @@ def setup():
         assert found == list(expected), found
 
     gives(made, 5, 6, 0, 256)
-    gives(changed, 50, 6, 0, 0)
+    gives(changed, 50, 6, 0, 512)
 
     def verify():
         gives(made, 5, 6, 0, 256)
-        gives(changed, 50, 6, 0, 0)
+        gives(changed, 50, 6, 0, 512)
         call("cuGraphBatchMemOpNodeSetParams", first, batch(operation(write, words, 7)))
         gives(call("cuGraphInstantiate", graph, 0), 7, 6, 0, 0)
 

@@ -15,6 +15,9 @@ use super::strided::{Described, copy};
 /// `CU_MEMCPY_OPERAND_TYPE_*`.
 const POINTER: u32 = 1;
 const ARRAY: u32 = 2;
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL`, and the last.
+const DURING_CALL: u32 = 2;
+const LAST_ORDER: u32 = 3;
 
 /// Bytes of an element of an operand that is an array.
 fn element(operand: &Memcpy3DOperand) -> Result<Option<usize>> {
@@ -57,7 +60,13 @@ fn described(operand: &Memcpy3DOperand, element: usize) -> Result<Described> {
 
 fn one(place: Place, op: &Memcpy3DBatchOp) -> Result<()> {
     let [width, height, depth] = op.extent;
-    if op.extent.contains(&0) {
+    let fits = |operand: &Memcpy3DOperand| {
+        let [row, rows, _] = operand.sizes;
+        operand.kind != POINTER || (row == 0 || row >= width) && (rows == 0 || rows >= height)
+    };
+    let is_valid =
+        !op.extent.contains(&0) && (1..=LAST_ORDER).contains(&op.order) && fits(&op.from) && fits(&op.to);
+    if !is_valid {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let size = match (element(&op.from)?, element(&op.to)?) {
@@ -67,7 +76,8 @@ fn one(place: Place, op: &Memcpy3DBatchOp) -> Result<()> {
     let bytes = width.checked_mul(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let whole =
         (described(&op.to, size)?, described(&op.from, size)?, [bytes, height, depth].map(|n| n as u64));
-    copy(place, whole, When::Enqueued)
+    let when = if op.order == DURING_CALL { When::Synchronous } else { When::Enqueued };
+    copy(place, whole, when)
 }
 
 fn batch(
