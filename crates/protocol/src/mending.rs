@@ -88,7 +88,7 @@ impl Lapse {
             }
             Lapse::Host => "its GPU work calls functions of the program, or waits for values that it writes",
             Lapse::Others => {
-                "it captures a graph, loads declared data, or has memory or arrays of other processes"
+                "it captures a graph, has CUDA arrays or textures, loads declared data, or has memory or arrays of other processes"
             }
             Lapse::ManyGpus => "it uses several GPUs",
             Lapse::NoRoom => "neither its GPU nor the host has room for a copy of its GPU memory",
