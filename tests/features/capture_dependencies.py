@@ -1,5 +1,7 @@
 """What captured nodes come after is read and told while a capture is under way; captures go behind nodes that are there."""
 
+import ctypes
+
 import numpy as np
 from gpu import adder, call, download, driver, main
 
@@ -19,6 +21,11 @@ def setup():
     assert under_way()[1] == []
     module.add(n // 128, 128, a, 1.0, n, stream=stream)
     of, (first,) = under_way()
+    # As many edges as nodes, each a whole one.
+    status, edges, count = ctypes.c_int(), ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
+    ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v3
+    assert ask(ctypes.c_void_p(int(stream)), ctypes.byref(status), None, None, None, ctypes.byref(edges), ctypes.byref(count)) == 0
+    assert count.value == 1 and edges[0] == 0
     module.add(n // 128, 128, a, 2.0, n, stream=stream)
     _, (second,) = under_way()
     assert int(first) != int(second)

@@ -87,8 +87,8 @@ struct Unfinished {
     place: Place,
     /// Whether it was the program's before the capture; else the program has asked for it since.
     is_program_s: bool,
-    /// Lists of nodes that the program was given, which it may look at until the capture ends.
-    given: Vec<Box<[Handle]>>,
+    /// Lists of nodes and of their edges that the program was given, which it may look at until the capture ends.
+    given: Vec<(Box<[Handle]>, Box<[GraphEdgeData]>)>,
 }
 
 /// By the capture's id.
@@ -192,13 +192,16 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
         }
         if !asked.nodes.is_null() || !asked.count.is_null() {
             let nodes = next_after(place, capture.id)?;
+            // Bindings read as many edges as there are nodes.
+            let edges = vec![GraphEdgeData::default(); nodes.len()].into_boxed_slice();
             asked.count.offer(nodes.len());
             if !nodes.is_empty() {
                 asked.nodes.offer(nodes.as_ptr());
+                asked.edges.offer(edges.as_ptr());
             }
             let mut unfinished = unfinished();
             if let Some(made) = unfinished.get_or_insert_default().get_mut(&capture.id) {
-                made.given.push(nodes);
+                made.given.push((nodes, edges));
             }
         }
     }
