@@ -80,6 +80,12 @@ fn begin_into(stream: Handle, graph: Handle, after: &[Handle], mode: u32) -> Res
     Ok(())
 }
 
+/// Nodes and as many edges, as a program was given them.
+struct Given {
+    _nodes: Box<[Handle]>,
+    _edges: Box<[GraphEdgeData]>,
+}
+
 /// The graph that a capture under way will make.
 struct Unfinished {
     graph: Handle,
@@ -88,7 +94,7 @@ struct Unfinished {
     /// Whether it was the program's before the capture; else the program has asked for it since.
     is_program_s: bool,
     /// Lists of nodes and of their edges that the program was given, which it may look at until the capture ends.
-    given: Vec<(Box<[Handle]>, Box<[GraphEdgeData]>)>,
+    given: Vec<Given>,
 }
 
 /// By the capture's id.
@@ -199,9 +205,10 @@ fn info(stream: Handle, asked: Asked) -> Result<()> {
                 asked.nodes.offer(nodes.as_ptr());
                 asked.edges.offer(edges.as_ptr());
             }
+            let given = Given { _nodes: nodes, _edges: edges };
             let mut unfinished = unfinished();
             if let Some(made) = unfinished.get_or_insert_default().get_mut(&capture.id) {
-                made.given.push((nodes, edges));
+                made.given.push(given);
             }
         }
     }
