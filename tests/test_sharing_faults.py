@@ -83,8 +83,8 @@ def moved(rekindle, name, before):
 ARRAYS = ("arrays", "surfaces", "textures")
 
 
-# What kernels print comes to the log of the process whose contexts are shared.
-@pytest.mark.parametrize("name", [name for name in ALONE if name not in ("printing", *ARRAYS)])
+# What kernels print comes to the log of the process whose contexts are shared; green contexts are refused there.
+@pytest.mark.parametrize("name", [name for name in ALONE if name not in ("printing", "green_contexts", *ARRAYS)])
 def test_features_outlive_a_fault(rekindle, name):
     share(rekindle, name, sys.executable, FEATURES / f"{name}.py", rekindle.root / "go")
     assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
@@ -282,7 +282,10 @@ def test_without_a_daemon_they_are_told(rekindle):
     programs = Programs(rekindle)
     programs.start("a")
     fault = Faulty(rekindle)
-    os.kill(daemon(rekindle), signal.SIGKILL)
+    dead = daemon(rekindle)
+    os.kill(dead, signal.SIGKILL)
+    # It would still hear of the fault.
+    rekindle.wait(lambda: not is_alive(dead), "the daemon's end")
     fault()
     programs.go_to(programs.to + 1)
     logs = lambda: "".join(log.read_text() for log in rekindle.state.rglob("*.log"))

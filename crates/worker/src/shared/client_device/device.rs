@@ -444,6 +444,12 @@ impl Device for ClientDevice {
         self.give(|owned| owned.views.remove(&(kind, number)), |device| device.view_destroy(kind, number))
     }
 
+    fn tensor_map_replace(&self, map: [u8; 128], address: u64) -> Result<[u8; 128]> {
+        self.device.tensor_map_replace(map, address)
+    }
+    fn host_atomics(&self, operations: &[u32]) -> Result<Vec<u32>> {
+        self.device.host_atomics(operations)
+    }
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {
         self.device.tensor_map(kind, arguments)
     }
