@@ -2,7 +2,7 @@
 
 import numpy as np
 from cuda.bindings import driver
-from gpu import LAYERED, at, call, check, copy_box, download, fill_array, main, make_array, open_device, read_array, upload
+from gpu import LAYERED, at, box, call, check, copy_box, download, fill_array, main, make_array, open_device, read_array, upload
 
 
 def numbers(*shape, kind=np.float32, seed=1):
@@ -10,7 +10,7 @@ def numbers(*shape, kind=np.float32, seed=1):
 
 
 def setup():
-    open_device()
+    context = open_device()
     kept = [
         (make_array((1000,)), numbers(1000)),
         (make_array((300, 200), np.uint8), numbers(200, 300, kind=np.uint8)),
@@ -37,6 +37,13 @@ def setup():
     copy_box(target, flat, (300, 200, 1), stream=stream)
     graph = call("cuStreamEndCapture", stream)
     instance = call("cuGraphInstantiate", graph, 0)
+    # More behind the captured copy makes a node of it; a node that is added by hand copies what it left on.
+    (captured,), *_ = call("cuGraphGetNodes", graph, 1)
+    between = make_array((300, 200), np.uint8)
+    node = call("cuGraphAddMemcpyNode", graph, [captured], 1, box(between, target, (300, 200, 1)), context)
+    again = call("cuMemAlloc", big.nbytes)
+    call("cuGraphAddMemcpyNode", graph, [node], 1, box(again, between, (300, 200, 1)), context)
+    longer = call("cuGraphInstantiate", graph, 0)
     pinned = call("cuMemHostAlloc", big.nbytes, 0)
     at(pinned, big.nbytes, np.uint8)[:] = big.ravel()[::-1]
 
@@ -55,6 +62,12 @@ def setup():
         call("cuGraphLaunch", instance, stream)
         call("cuStreamSynchronize", stream)
         assert np.array_equal(download(target, big.size, np.uint8), big.ravel())
+        for memory in (target, again):
+            call("cuMemsetD8", memory, 0, big.nbytes)
+        call("cuStreamSynchronize", 0)
+        call("cuGraphLaunch", longer, stream)
+        call("cuStreamSynchronize", stream)
+        assert np.array_equal(download(again, big.size, np.uint8), big.ravel())
 
         # Parts of arrays, between each other and with memory of every kind.
         other = make_array((300, 200), np.uint8, flags=2)

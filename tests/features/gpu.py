@@ -133,8 +133,8 @@ def _side(copy, name, end, row, rows):
     setattr(copy, f"{name}Height", rows)
 
 
-def copy_box(to, source, size, at_to=(0, 0, 0), at_source=(0, 0, 0), pitch=None, stream=None):
-    """Copies `size` (bytes, rows, slices) between arrays of NumPy, CUDA arrays and addresses, whose rows have `pitch` bytes."""
+def box(to, source, size, at_to=(0, 0, 0), at_source=(0, 0, 0), pitch=None):
+    """A copy of `size` (bytes, rows, slices) between arrays of NumPy, CUDA arrays and addresses, whose rows have `pitch` bytes."""
     copy = driver.CUDA_MEMCPY3D()
     row, rows = pitch or size[0], size[1]
     _side(copy, "dst", to, row, rows)
@@ -142,6 +142,12 @@ def copy_box(to, source, size, at_to=(0, 0, 0), at_source=(0, 0, 0), pitch=None,
     copy.dstXInBytes, copy.dstY, copy.dstZ = at_to
     copy.srcXInBytes, copy.srcY, copy.srcZ = at_source
     copy.WidthInBytes, copy.Height, copy.Depth = size
+    return copy
+
+
+def copy_box(to, source, size, at_to=(0, 0, 0), at_source=(0, 0, 0), pitch=None, stream=None):
+    """Does what [`box`] describes."""
+    copy = box(to, source, size, at_to, at_source, pitch)
     if stream is None:
         call("cuMemcpy3D", copy)
     else:
