@@ -292,7 +292,7 @@ pub trait Device: Send + Sync {
     fn array_destroy(&self, _array: Array) -> Result<()> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
-    /// Asynchronous, as [`Device::copy_3d`].
+    /// As [`Device::graph_add_copy`], from or to arrays.
     fn graph_add_array_copy(
         &self,
         _graph: Graph,
@@ -301,6 +301,7 @@ pub trait Device: Send + Sync {
     ) -> Result<GraphNode> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
+    /// Asynchronous, as [`Device::copy_3d`].
     fn copy_array(&self, _copy: &ArrayCopy<Array>, _stream: Stream) -> Result<()> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
