@@ -96,36 +96,3 @@ def test_a_texture_of_a_destroyed_array_refuses_the_checkpoint_until_it_is_gone(
     counts_its_array(rekindle, "again")
     (rekindle.root / "go").touch()
     assert rekindle.wait_end("again")[-1] == "ok"
-
-
-GRAPH = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-import numpy as np
-from gpu import call, copy_box, driver, make_array, open_device
-open_device()
-array, target, stream = make_array((64, 64), np.uint8), call("cuMemAlloc", 4096), call("cuStreamCreate", 1)
-call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(0))
-copy_box(target, array, (64, 64, 1), stream=stream)
-instance = call("cuGraphInstantiate", call("cuStreamEndCapture", stream), 0)
-call("cuArrayDestroy", array)
-print("ready", flush=True)
-while not os.path.exists(sys.argv[2]):
-    time.sleep(0.005)
-call("cuGraphExecDestroy", instance)
-print("destroyed", flush=True)
-time.sleep(1000)
-"""
-
-
-def test_a_graph_of_an_array_that_is_gone_is_no_image(rekindle):
-    word = rekindle.root / "destroy"
-    rekindle("run", "-d", "--name", "graph", "--gpu", rekindle.gpu, "--", sys.executable, "-c", GRAPH, FEATURES, word)
-    assert rekindle.wait_lines("graph", 1) == ["ready"]
-    with pytest.raises(CommandError, match="an instance of a graph copies an array that was destroyed"):
-        rekindle("checkpoint", "graph", "--to", "image", "--stop")
-    word.touch()
-    rekindle.wait_lines("graph", 2)
-    rekindle("checkpoint", "graph", "--to", "image", "--stop")
-    rekindle.restore("image", "again")
-    assert rekindle.sandbox("again")["pid"]

@@ -22,9 +22,11 @@ def setup():
     module.add(n // 128, 128, a, 1.0, n, stream=stream)
     of, (first,) = under_way()
     # As many edges as nodes, each a whole one.
-    status, edges, count = ctypes.c_int(), ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_size_t()
+    status, nodes, edges = ctypes.c_int(), ctypes.POINTER(ctypes.c_uint64)(), ctypes.POINTER(ctypes.c_uint64)()
+    count = ctypes.c_size_t()
     ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v3
-    assert ask(ctypes.c_void_p(int(stream)), ctypes.byref(status), None, None, None, ctypes.byref(edges), ctypes.byref(count)) == 0
+    out = [ctypes.byref(place) for place in (nodes, edges, count)]
+    assert ask(ctypes.c_void_p(int(stream)), ctypes.byref(status), None, None, *out) == 0
     assert count.value == 1 and edges[0] == 0
     module.add(n // 128, 128, a, 2.0, n, stream=stream)
     _, (second,) = under_way()

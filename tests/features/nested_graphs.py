@@ -10,7 +10,7 @@ def setup():
 
     graph = call("cuGraphCreate", 0)
     call("cuStreamBeginCaptureToGraph", stream, graph, None, None, 0, mode)
-    # What the capture makes is lost, and the graph is empty as before.
+    # What the capture makes is lost; the driver takes the graph with it.
     call("cuMemcpyDtoDAsync", a, b, 4, stream)
     other = call("cuStreamCreate", 1)
     fork = call("cuEventCreate", 2)
@@ -18,8 +18,8 @@ def setup():
     call("cuStreamWaitEvent", other, fork, 0)
     module.add(n // 128, 128, b, 100.0, n, stream=other)
     assert driver.cuStreamEndCapture(stream)[0] == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-    assert call("cuGraphGetNodes", graph, 0)[1] == 0
 
+    graph = call("cuGraphCreate", 0)
     call("cuStreamBeginCaptureToGraph", stream, graph, None, None, 0, mode)
     module.add(n // 128, 128, a, 1.0, n, stream=stream)
     module.add(n // 128, 128, a, 2.0, n, stream=stream)

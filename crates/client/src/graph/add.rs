@@ -5,13 +5,13 @@ use rekindle_cuda::types::{
     MemAllocNodeParams, Memcpy3D, MemsetNodeParams,
 };
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_protocol::operation::{GraphAdd, GraphAddChild};
+use rekindle_protocol::operation::{GraphAdd, GraphAddChild, GraphMove};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, capture, lane};
 
-use super::parameters::{CHILD, Parameters, Told, first_version, read, told};
+use super::parameters::{CHILD, Child, Parameters, Told, first_version, read, told};
 use super::{Graph, condition, memory, numbers};
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
@@ -46,7 +46,8 @@ fn add(place: Where, parameters: Parameters) -> Result<()> {
         return add_to_capture(&place, graph, parameters);
     }
     match parameters {
-        Parameters::Child(child) => add_child(&place, child),
+        Parameters::Child(Child::Copied(child)) => add_child(&place, child).map(drop),
+        Parameters::Child(Child::Moved(child)) => move_child(&place, child),
         Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
         Parameters::Free(address) => memory::add_free(&place, address),
         Parameters::Conditional(parameters) => condition::add(&place, parameters),
@@ -75,8 +76,8 @@ fn add_to_capture(place: &Where, graph: &Graph, parameters: Parameters) -> Resul
     out.put(graph.added(*handle, number, kind, after)?)
 }
 
-/// The node has the child's nodes as they are now, and holds what the child holds.
-fn add_child(place: &Where, child: Handle) -> Result<()> {
+/// The node has the child's nodes as they are now, and holds what the child holds. Gives its number.
+fn add_child(place: &Where, child: Handle) -> Result<u32> {
     let found = arena::get::<Graph>(child)?;
     if child == place.1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -91,7 +92,22 @@ fn add_child(place: &Where, child: Handle) -> Result<()> {
     let handle = graph.added(place.1, number, CHILD, after)?;
     let held = found.all_held();
     graph.state().held.extend(held);
-    place.0.put(handle)
+    place.0.put(handle)?;
+    Ok(number)
+}
+
+/// The child becomes the graph in the node: what is changed of it from now on is changed there.
+fn move_child(place: &Where, child: Handle) -> Result<()> {
+    let found = arena::get::<Graph>(child)?;
+    if found.state().owner.is_some() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let number = add_child(place, child)?;
+    let graph = arena::get::<Graph>(place.1)?;
+    lane::ask(&GraphMove { graph: graph.id, node: number, child: found.id })?;
+    found.state().owner = Some((place.1, number, 0));
+    graph.state().inside.insert((number, 0), child);
+    Ok(())
 }
 
 /// Full and programmatic dependencies. The latter let a kernel begin before the one that it comes after has ended, if
@@ -130,7 +146,7 @@ exports! {
         add(Where(out, graph, after, count), Parameters::Empty)
     }
     call fn cuGraphAddChildGraphNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, child: Handle) {
-        add(Where(out, graph, after, count), Parameters::Child(child))
+        add(Where(out, graph, after, count), Parameters::Child(Child::Copied(child)))
     }
     call fn cuGraphAddEventRecordNode(out: Out<Handle>, graph: Handle, after: In<Handle>, count: usize, event: Handle) {
         add(Where(out, graph, after, count), Parameters::Record(event))

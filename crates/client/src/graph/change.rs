@@ -1,17 +1,17 @@
 //! Changing what nodes do: in a graph, for whatever is made of it later, or in an instance.
 
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::{
     BatchMemOpNodeParams, HostNodeParams, KernelNodeParams, KernelNodeParamsV1, Memcpy3D, MemsetNodeParams,
 };
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_protocol::operation::{GraphEnable, GraphSet, GraphSetChild, NodesOf};
+use rekindle_protocol::operation::{GraphEnable, GraphSet, GraphSetChild, GraphSetChildInside, NodesOf};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, lane};
 
 use super::exec::{self, Having};
-use super::parameters::{KERNEL, MEMCPY, MEMSET, Parameters, Told, first_version, read, told};
+use super::parameters::{Child, KERNEL, MEMCPY, MEMSET, Parameters, Told, first_version, read, told};
 use super::{Graph, Node};
 
 /// A node of its graph, or of the instance that is given.
@@ -57,13 +57,15 @@ pub(super) fn set_told(instance: Option<Handle>, node: Handle, told: Told) -> Re
 
 fn set_child(instance: Option<Handle>, node: Handle, child: Handle) -> Result<()> {
     let Place { of, path, number, .. } = place(instance, node)?;
-    if !path.is_empty() {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
-    }
     let found = arena::get::<Graph>(child)?;
     // One that is being captured has no end yet.
     found.refresh(child)?;
-    lane::ask(&GraphSetChild { of, node: number, child: found.id })?;
+    match of {
+        NodesOf::Exec(exec) if !path.is_empty() => {
+            lane::ask(&GraphSetChildInside { exec, path, node: number, child: found.id })?;
+        }
+        of => lane::ask(&GraphSetChild { of, node: number, child: found.id })?,
+    }
     let held = found.all_held();
     match instance {
         Some(instance) => exec::hold(instance, held),
@@ -78,8 +80,8 @@ fn set_child(instance: Option<Handle>, node: Handle, child: Handle) -> Result<()
 
 fn set(instance: Option<Handle>, node: Handle, parameters: Parameters) -> Result<()> {
     match parameters {
-        Parameters::Child(child) => set_child(instance, node, child),
-        Parameters::Empty => Err(CUDA_ERROR_INVALID_VALUE),
+        Parameters::Child(Child::Copied(child)) => set_child(instance, node, child),
+        Parameters::Child(Child::Moved(_)) | Parameters::Empty => Err(CUDA_ERROR_INVALID_VALUE),
         other => {
             let device = place(instance, node)?.device;
             set_told(instance, node, told(other, device)?)
@@ -131,7 +133,7 @@ exports! {
         set(Some(exec), node, Parameters::Host(parameters.get()?))
     }
     call fn cuGraphExecChildGraphNodeSetParams(exec: Handle, node: Handle, child: Handle) {
-        set(Some(exec), node, Parameters::Child(child))
+        set(Some(exec), node, Parameters::Child(Child::Copied(child)))
     }
     call fn cuGraphExecEventRecordNodeSetEvent(exec: Handle, node: Handle, event: Handle) {
         set(Some(exec), node, Parameters::Record(event))

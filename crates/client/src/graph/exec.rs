@@ -120,7 +120,8 @@ pub(super) fn having(exec: Handle, node: &Node) -> Result<Having> {
     let exec = arena::get::<Exec>(exec)?;
     let (mut graph, mut path) = (node.graph, Vec::new());
     while graph != exec.of {
-        let (owner, number, body) = arena::get::<Graph>(graph)?.owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (owner, number, body) =
+            arena::get::<Graph>(graph)?.state().owner.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         path.insert(0, (number, body));
         graph = owner;
     }

@@ -133,7 +133,7 @@ pub(super) fn add_allocation(place: &Where, out: Out<MemAllocNodeParams>) -> Res
     for wanted in In(parameters.access).slice(parameters.access_count)? {
         device::info(wanted.location.id)?;
     }
-    if graph.owner.is_some() {
+    if graph.state().owner.is_some() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let block = block(parameters.pool.location.id as u8, parameters.bytes as u64)?;
@@ -151,7 +151,7 @@ pub(super) fn add_free(place: &Where, address: u64) -> Result<()> {
     if !is_graph_s(address) || is_freed {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    if graph.owner.is_some() {
+    if graph.state().owner.is_some() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     add_told(place, graph, after, Told::from(NodeAction::Free { address }))?;

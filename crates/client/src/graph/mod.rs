@@ -35,13 +35,13 @@ pub struct Graph {
     id: Id,
     device: u8,
     state: Mutex<State>,
-    /// The graph of whose node it is a part, if it is no graph by itself: that, the node's number, and which body of it.
-    owner: Option<(Handle, u32, u32)>,
     /// The graph that it is a copy of.
     original: Option<Handle>,
 }
 
 struct State {
+    /// The graph of whose node it is a part, if it is no graph by itself: that, the node's number, and which body of it.
+    owner: Option<(Handle, u32, u32)>,
     /// Of the nodes that the program has handles of, or may ask for; the index is the node's number.
     nodes: Vec<Option<Entry>>,
     origin: Origin,
@@ -115,6 +115,7 @@ fn insert_as(
     original: Option<Handle>,
 ) -> Result<Handle> {
     let state = State {
+        owner,
         nodes: Vec::new(),
         origin,
         held: Held::default(),
@@ -123,7 +124,7 @@ fn insert_as(
         conditions: HashMap::new(),
         instance: Weak::new(),
     };
-    arena::insert(Graph { id, device, state: Mutex::new(state), owner, original })
+    arena::insert(Graph { id, device, state: Mutex::new(state), original })
 }
 
 /// The graph of a capture under way, for a program that asks for it.
@@ -337,8 +338,11 @@ exports! {
     }
     call fn cuGraphDestroy(handle: Handle) {
         let found = arena::get::<Graph>(handle)?;
-        if matches!(found.state().origin, Origin::Unfinished(_)) || found.owner.is_some() {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+        {
+            let state = found.state();
+            if matches!(state.origin, Origin::Unfinished(_)) || state.owner.is_some() {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
         }
         let graph = arena::remove::<Graph>(handle)?;
         let held = graph.end_handles()?;

@@ -38,7 +38,7 @@ pub enum Parameters {
     Copy(Memcpy3D),
     Set(MemsetNodeParams),
     Host(HostNodeParams),
-    Child(Handle),
+    Child(Child),
     Empty,
     Wait(Handle),
     Record(Handle),
@@ -46,6 +46,26 @@ pub enum Parameters {
     Allocate(Out<MemAllocNodeParams>),
     Free(u64),
     Conditional(Out<ConditionalNodeParams>),
+}
+
+/// The graph of a child node.
+#[derive(Clone, Copy)]
+pub enum Child {
+    /// The node gets a copy of it.
+    Copied(Handle),
+    /// It becomes the graph in the node.
+    Moved(Handle),
+}
+
+/// `CUDA_CHILD_GRAPH_NODE_PARAMS`: a graph and who owns it.
+fn child(parameters: In<Handle>) -> Result<Child> {
+    let owner = In(parameters.0.wrapping_add(1).cast::<u32>()).get()?;
+    let graph = parameters.get()?;
+    match owner {
+        0 => Ok(Child::Copied(graph)),
+        1 => Ok(Child::Moved(graph)),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
 }
 
 /// `CUgraphNodeParams`: the type, then after 16 bytes the parameters of that type.
@@ -59,7 +79,7 @@ pub fn read(parameters: In<u32>) -> Result<Parameters> {
         MEMCPY => Parameters::Copy(In(inner.wrapping_byte_add(BEFORE_COPY).cast()).get()?),
         MEMSET => Parameters::Set(In(inner.cast()).get()?),
         HOST => Parameters::Host(In(inner.cast()).get()?),
-        CHILD => Parameters::Child(In(inner.cast()).get()?),
+        CHILD => Parameters::Child(child(In(inner.cast()))?),
         EMPTY => Parameters::Empty,
         WAIT_EVENT => Parameters::Wait(In(inner.cast()).get()?),
         RECORD_EVENT => Parameters::Record(In(inner.cast()).get()?),

@@ -300,6 +300,10 @@ operations! {
     sync host_atomics HostAtomics { device: u8, operations: Vec<u32> } -> Vec<u32>;
     /// A tensor map of 128 bytes for memory elsewhere.
     sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
+    /// The graph that a child node was made of becomes the one in it.
+    sync graph_move GraphMove { graph: Id, node: u32, child: Id } -> ();
+    /// As `GraphSetChild`, of a node of a graph in an instance.
+    sync graph_set_child_inside GraphSetChildInside { exec: Id, path: Vec<(u32, u32)>, node: u32, child: Id } -> ();
 }
 
 #[cfg(test)]

@@ -125,16 +125,6 @@ impl Client {
         })
     }
 
-    /// Why some instance of a graph could not be made again, if that is so.
-    pub(crate) fn stale_graph(&self) -> Option<String> {
-        let is_there = |id| self.arrays.contains_key(&id);
-        self.execs.iter().any(|(_, exec)| exec.recipe.lacks_array(&is_there)).then(|| {
-            "an instance of a graph copies an array that was destroyed, and could not be made again; have the program \
-             destroy it, or wait until it has"
-                .to_string()
-        })
-    }
-
     /// Gives back what the program has of these on a device; the first error.
     pub(super) fn reset_arrays(&mut self, index: usize) -> Result<()> {
         let device = self.context(index)?.device.clone();

@@ -102,7 +102,7 @@ impl Client {
             }
         };
         for exec in self.execs.extract(|exec| exec.device == index) {
-            note(device.graph_exec_destroy(exec.handle));
+            note(exec.handle.map_or(Ok(()), |handle| device.graph_exec_destroy(handle)));
         }
         for graph in self.graphs.extract(|graph| graph.device == index) {
             if let Some((handle, _)) = graph.built {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphEnable, GraphExecUpdate, GraphSet, GraphSetChild, GraphSetCopy, GraphSetKernel, GraphSetSet, Id,
-    NodesOf,
+    GraphEnable, GraphExecUpdate, GraphSet, GraphSetChild, GraphSetChildInside, GraphSetCopy, GraphSetKernel,
+    GraphSetSet, Id, NodesOf,
 };
 
 use super::{Client, GraphStep, Recipe};
@@ -46,12 +46,21 @@ impl Client {
 
     pub(super) fn set_child(&mut self, request: GraphSetChild) -> Result<()> {
         let GraphSetChild { of, node, child } = request;
+        self.set_child_at(of, &[], node, child)
+    }
+
+    pub(super) fn set_child_inside(&mut self, request: GraphSetChildInside) -> Result<()> {
+        let GraphSetChildInside { exec, path, node, child } = request;
+        self.set_child_at(NodesOf::Exec(exec), &path, node, child)
+    }
+
+    fn set_child_at(&mut self, of: NodesOf, path: &[(u32, u32)], node: u32, child: Id) -> Result<()> {
         let found = self.graphs.get(child)?;
         if matches!(of, NodesOf::Graph(id) if id == child) || found.device != self.device_with(of)? {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let recipe = Recipe::clone(&found.recipe);
-        self.set_step(of, &[], node, GraphStep::Child { after: Vec::new(), recipe })
+        self.set_step(of, path, node, GraphStep::Child { after: Vec::new(), recipe })
     }
 
     fn device_with(&self, of: NodesOf) -> Result<usize> {
@@ -123,10 +132,10 @@ impl Client {
         }
         let is_made_anew =
             |step: &GraphStep| matches!(step, GraphStep::Disabled(_) | GraphStep::Conditional { .. });
-        if instance.recipe.steps.iter().any(is_made_anew) || recipe.has_conditions() {
+        let own = instance.handle.filter(|_| !instance.recipe.steps.iter().any(is_made_anew));
+        let Some(instance) = own.filter(|_| !recipe.has_conditions()) else {
             return self.update_recipe(exec, recipe);
-        }
-        let instance = instance.handle;
+        };
         let result = self.on(device)?.graph_exec_update(instance, handle)?;
         if result == 0 {
             let exec = self.execs.get_mut(exec)?;
@@ -175,18 +184,18 @@ impl Client {
         let (device, old, flags, recipe) = (exec.device, exec.handle, exec.flags, exec.recipe.clone());
         let (graph, _) = self.build(device, &recipe)?;
         let gpu = self.on(device)?;
-        let updated = if recipe.has_conditions() { Ok(1) } else { gpu.graph_exec_update(old, graph) };
-        let renewed = updated.and_then(|result| match result {
-            0 => Ok(old),
-            _ => gpu.graph_instantiate(graph, flags),
-        });
+        let updated = match old.filter(|_| !recipe.has_conditions()) {
+            Some(old) => gpu.graph_exec_update(old, graph).map(|result| (result == 0).then_some(old)),
+            None => Ok(None),
+        };
+        let renewed = updated.and_then(|same| same.map_or_else(|| gpu.graph_instantiate(graph, flags), Ok));
         gpu.graph_destroy(graph)?;
         let handle = renewed?;
-        if handle != old {
+        if let Some(old) = old.filter(|old| *old != handle) {
             gpu.graph_exec_destroy(old)?;
         }
         let exec = self.execs.get_mut(id)?;
-        (exec.handle, exec.is_stale) = (handle, false);
+        (exec.handle, exec.is_stale) = (Some(handle), false);
         Ok(())
     }
 }

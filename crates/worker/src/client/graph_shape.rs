@@ -8,7 +8,8 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphClone, GraphEdges, GraphInside, GraphNode, GraphRemove, GraphTopology, Id, NodeAction, NodeFound,
+    GraphClone, GraphEdges, GraphInside, GraphMove, GraphNode, GraphRemove, GraphTopology, Id, NodeAction,
+    NodeFound,
 };
 
 use super::{Client, GraphObject, GraphStep};
@@ -182,5 +183,24 @@ impl Client {
         let recipe = step.and_then(|step| step.inside(body)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let recipe = Arc::new(recipe.clone());
         self.graphs.insert(inside, GraphObject { device, built: None, recipe, within })
+    }
+
+    pub(super) fn move_graph(&mut self, request: GraphMove) -> Result<()> {
+        let GraphMove { graph, node, child } = request;
+        let within = Some((graph, node, 0));
+        let is_child = matches!(
+            self.graphs.get(graph)?.recipe.steps.get(node as usize),
+            Some(GraphStep::Child { recipe, .. }) if *recipe == *self.graphs.get(child)?.recipe
+        );
+        if !is_child
+            || self
+                .graphs
+                .iter()
+                .any(|(id, graph)| graph.within == within || id == child && graph.within.is_some())
+        {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.graphs.get_mut(child)?.within = within;
+        Ok(())
     }
 }

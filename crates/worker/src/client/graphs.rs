@@ -123,7 +123,7 @@ impl Client {
         let handle = built.as_ref().ok_or(CUDA_ERROR_INVALID_HANDLE)?.0;
         let recipe = recipe.clone();
         let instance = self.on(device)?.graph_instantiate(handle, flags)?;
-        self.execs.insert(exec, ExecObject { device, handle: instance, flags, recipe, is_stale: false })
+        self.execs.insert(exec, ExecObject { device, handle: Some(instance), flags, recipe, is_stale: false })
     }
 
     pub(super) fn launch_graph(&mut self, origin: Origin, request: GraphLaunch) -> Result<()> {
@@ -134,7 +134,8 @@ impl Client {
             self.fill_banks(device, &recipe, stream)?;
         }
         let exec = self.execs.get(request.exec)?;
-        self.context(device)?.device.graph_launch(exec.handle, stream)?;
+        let handle = exec.handle.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        self.context(device)?.device.graph_launch(handle, stream)?;
         if self.recordings.is_empty() {
             return Ok(());
         }
@@ -144,6 +145,7 @@ impl Client {
 
     pub(super) fn destroy_exec(&mut self, id: Id) -> Result<()> {
         let exec = self.execs.remove(id)?;
-        self.on(exec.device)?.graph_exec_destroy(exec.handle)
+        let gpu = self.on(exec.device)?;
+        exec.handle.map_or(Ok(()), |handle| gpu.graph_exec_destroy(handle))
     }
 }

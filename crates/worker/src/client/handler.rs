@@ -426,6 +426,10 @@ impl Handler for Client {
         self.set_child(request).into()
     }
 
+    fn graph_set_child_inside(&mut self, _: Origin, request: GraphSetChildInside, _: No) -> Answer<()> {
+        self.set_child_inside(request).into()
+    }
+
     fn graph_exec_update(&mut self, _: Origin, request: GraphExecUpdate, _: No) -> Answer<u32> {
         self.update_exec(request).into()
     }
@@ -460,6 +464,10 @@ impl Handler for Client {
 
     fn graph_inside(&mut self, _: Origin, request: GraphInside, _: No) -> Answer<()> {
         self.graph_in_node(request).into()
+    }
+
+    fn graph_move(&mut self, _: Origin, request: GraphMove, _: No) -> Answer<()> {
+        self.move_graph(request).into()
     }
 
     fn graph_enable(&mut self, _: Origin, request: GraphEnable, _: No) -> Answer<()> {

@@ -118,7 +118,9 @@ pub(crate) struct GraphObject {
 
 pub(crate) struct ExecObject {
     pub device: usize,
-    pub handle: GraphExec,
+    /// None where it could not be made again after a restore: copies or fills of memory or arrays that are not there any
+    /// more. It is tried when it is launched.
+    pub handle: Option<GraphExec>,
     pub flags: u64,
     /// Of the graph as it was when this was instantiated, with what was changed since.
     pub recipe: Arc<Recipe>,

@@ -35,22 +35,6 @@ impl Recipe {
         })
     }
 
-    /// Whether it copies an array that is not there.
-    pub(crate) fn lacks_array(&self, is_there: &dyn Fn(Id) -> bool) -> bool {
-        let lacks = |copy: &ArrayCopy<Id>| copy.try_map(|id| is_there(id).then_some(()).ok_or(())).is_err();
-        self.steps.iter().any(|step| match step.enabled() {
-            GraphStep::Captured(recording) => recording.steps.iter().any(|step| match step {
-                Step::CopyArray { copy, .. } => lacks(copy),
-                Step::Graph { recipe, .. } => recipe.lacks_array(is_there),
-                _ => false,
-            }),
-            GraphStep::Child { recipe, .. } => recipe.lacks_array(is_there),
-            GraphStep::Conditional { bodies, .. } => bodies.iter().any(|body| body.lacks_array(is_there)),
-            GraphStep::Action { action: NodeAction::CopyArray(copy), .. } => lacks(copy),
-            _ => false,
-        })
-    }
-
     /// Whether conditions decide what it does.
     pub(crate) fn has_conditions(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, GraphStep::Conditional { .. }))

@@ -91,15 +91,18 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
             Reach::These(Touched { ranges: vec![range], words: vec![value], ..Touched::default() })
         }),
         ContextReset::OPCODE
+        | GraphAdd::OPCODE
         | GraphAddKernel::OPCODE
         | GraphAddCopy::OPCODE
         | GraphAddSet::OPCODE
         | GraphAddChild::OPCODE
         | GraphInstantiate::OPCODE
+        | GraphSet::OPCODE
         | GraphSetKernel::OPCODE
         | GraphSetCopy::OPCODE
         | GraphSetSet::OPCODE
         | GraphSetChild::OPCODE
+        | GraphSetChildInside::OPCODE
         | GraphExecUpdate::OPCODE => Ok(Reach::Anything),
         _ => Ok(match needs(client, opcode, body, trailer) {
             Needs::Look(touched) => Reach::These(touched),

@@ -108,7 +108,7 @@ fn gpu_of(gpus: &Gpus, index: usize) -> Result<&Gpu> {
 
 /// Describes arrays, textures and surfaces, and writes the contents of the arrays.
 pub(super) fn save(client: &Client, staging: &Staging, state: &mut State) -> Result<Vec<Part>> {
-    if let Some(sentence) = client.stale_view().or_else(|| client.stale_graph()) {
+    if let Some(sentence) = client.stale_view() {
         return Err(Error::Refused(sentence));
     }
     state.views = client

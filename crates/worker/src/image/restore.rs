@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE};
 use rekindle_device::Stream;
 use rekindle_protocol::worker::{Cached, Phase, Recording};
 use rekindle_ring::{BoardMapping, Liveness, Ring};
@@ -342,9 +343,21 @@ fn graphs(client: &mut Client, state: &State) -> Result<()> {
             gpu.graph_destroy(graph)?;
             Ok(handle)
         };
-        let handle = build(client).map_err(device(format!("instantiate graph {} again", row.id)))?;
-        let recipe = row.recipe.clone().into();
-        let exec = ExecObject { device: row.device, handle, flags: row.flags, recipe, is_stale: false };
+        let handle = match build(client) {
+            Ok(handle) => Some(handle),
+            Err(code @ (CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_INVALID_HANDLE)) if row.recipe.copies() => {
+                log::warn!(
+                    "instance {} of a graph copies or fills memory that is not there any more ({}); it is made when it is \
+                     launched",
+                    row.id,
+                    code
+                );
+                None
+            }
+            Err(code) => return Err(device(format!("instantiate graph {} again", row.id))(code)),
+        };
+        let (recipe, is_stale) = (row.recipe.clone().into(), handle.is_none());
+        let exec = ExecObject { device: row.device, handle, flags: row.flags, recipe, is_stale };
         client.execs.insert(row.id, exec).map_err(device("number a graph as before"))?;
     }
     Ok(())
