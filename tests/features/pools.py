@@ -12,6 +12,7 @@ def setup():
         call("cuMemsetD32Async", buffer, k, 1 << 18, stream)
     for buffer in buffers[::2]:
         call("cuMemFreeAsync", buffer, stream)
+        call("cuMemFreeAsync", 0, stream)
 
     def verify():
         for k in (1, 3, 5):

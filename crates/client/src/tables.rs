@@ -5,6 +5,7 @@
 //! | `c693336e` | the CUDA runtime | context-local storage: put, delete, get |
 //! | `6e163fbe` | cuFFT | 7: the functions of a module |
 //! | `21318c60` | cuBLAS, cuBLASLt | 51: what tells a stream from others, default streams too |
+//! | `cd3ea2c6` | cuSPARSELt | 1: what a device has, which the driver wants a context for: the worker's is asked |
 //!
 //! All other entries stay the driver's own. What these do was measured on driver 580.
 //!
@@ -16,11 +17,12 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rekindle_cuda::CUDA_ERROR_INVALID_HANDLE;
+use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE};
+use rekindle_protocol::operation::DeviceFeature;
 
 use crate::abi::{Handle, Out};
 use crate::genuine::TableId;
-use crate::{context, export, module, stream, thread};
+use crate::{context, device, export, lane, module, stream, thread};
 
 type Table = *const *const c_void;
 
@@ -38,6 +40,7 @@ pub fn with_ours(id: &TableId, genuine: Table) -> Table {
     static LOCAL_STORAGE: OnceLock<Vec<usize>> = OnceLock::new();
     static MODULES: OnceLock<Vec<usize>> = OnceLock::new();
     static STREAMS: OnceLock<Vec<usize>> = OnceLock::new();
+    static FEATURES: OnceLock<Vec<usize>> = OnceLock::new();
     match id[..4] {
         // Its entries begin at once: it does not say how many there are.
         [0xc6, 0x93, 0x33, 0x6e] => replaced(
@@ -55,6 +58,9 @@ pub fn with_ours(id: &TableId, genuine: Table) -> Table {
         }
         [0x21, 0x31, 0x8c, 0x60] => {
             replaced(&STREAMS, genuine, entries(genuine), &[(51, stream_identity as *const () as usize)])
+        }
+        [0xcd, 0x3e, 0xa2, 0xc6] => {
+            replaced(&FEATURES, genuine, entries(genuine), &[(1, device_feature as *const () as usize)])
         }
         _ => genuine,
     }
@@ -144,6 +150,19 @@ extern "C" fn stream_identity(context: Handle, stream: Handle, out: Out<usize>) 
     })
 }
 
+/// What the driver in the worker says; no, where nobody can be asked.
+extern "C" fn device_feature(device: i32, feature: u32, _reserved: usize) -> i32 {
+    let mut found = 0;
+    export::call("the driver's features of a device", || {
+        device::info(device)?;
+        let device = u8::try_from(device).map_err(|_| CUDA_ERROR_INVALID_DEVICE)?;
+        context::open(device)?;
+        found = lane::ask(&DeviceFeature { device, feature })?;
+        Ok(())
+    });
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +193,7 @@ mod tests {
     fn only_the_entries_about_objects_of_ours_are_ours() {
         assert_eq!(ours([0x6e, 0x16, 0x3f, 0xbe]), [7]);
         assert_eq!(ours([0x21, 0x31, 0x8c, 0x60]), [51]);
+        assert_eq!(ours([0xcd, 0x3e, 0xa2, 0xc6]), [1]);
         assert!(ours([0; 4]).is_empty());
     }
 }

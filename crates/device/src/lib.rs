@@ -321,6 +321,10 @@ pub trait Device: Send + Sync {
     fn host_atomics(&self, _operations: &[u32]) -> Result<Vec<u32>> {
         Err(CUDA_ERROR_NOT_SUPPORTED)
     }
+    /// What the driver says of the device by a number that libraries of its maker know: 0 is no.
+    fn feature(&self, _feature: u32) -> Result<i32> {
+        Ok(0)
+    }
     /// One sentence about the fault that made this context's errors sticky, where the device knows more than the code.
     fn fault(&self) -> Option<String>;
 }

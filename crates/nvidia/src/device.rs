@@ -21,6 +21,7 @@ use crate::modules::Modules;
 use crate::parts::Division;
 use crate::placement::in_code;
 use crate::prepared::NvidiaCode;
+use crate::sys;
 use crate::work::Attributes;
 use crate::{context, graph, graph_work, tensor};
 
@@ -492,6 +493,21 @@ impl Device for NvidiaDevice {
 
     fn tensor_map_replace(&self, map: [u8; 128], address: u64) -> Result<[u8; 128]> {
         tensor::replace(&self.driver, map, address)
+    }
+
+    fn feature(&self, feature: u32) -> Result<i32> {
+        let Some(get) = self.driver.functions.cuGetExportTable else { return Ok(0) };
+        let mut table: *const sys::FeatureTable = std::ptr::null();
+        // SAFETY: writes one pointer; reads the id during the call.
+        let code = unsafe { get(&mut table, &sys::FEATURES) };
+        // SAFETY: the driver's table is there as long as the driver; it says how many bytes it has.
+        match unsafe { table.as_ref() }.filter(|_| code.is_success()) {
+            Some(table) if table.bytes >= size_of::<sys::FeatureTable>() => {
+                // SAFETY: the entry takes these three; as cuSPARSELt calls it.
+                Ok(unsafe { (table.has)(self.ordinal, feature, std::ptr::null()) })
+            }
+            _ => Ok(0),
+        }
     }
 
     fn host_atomics(&self, operations: &[u32]) -> Result<Vec<u32>> {

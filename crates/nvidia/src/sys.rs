@@ -213,6 +213,7 @@ functions! {
         );
         fn cuTensorMapReplaceAddress(*mut TensorMap, u64);
         // CUDA 13.0.
+        fn cuGetExportTable(*mut *const FeatureTable, *const [u8; 16]);
         fn cuDeviceGetHostAtomicCapabilities(*mut c_uint, *const c_uint, c_uint, c_int);
         fn cuTensorMapEncodeIm2col(
             *mut TensorMap, c_uint, u32, u64, *const u64, *const u64, *const c_int, *const c_int, u32, u32,
@@ -545,3 +546,13 @@ mod tests {
         assert_eq!((size_of::<TensorMap>(), align_of::<TensorMap>()), (128, 128));
     }
 }
+
+/// A private table of the driver's, which cuSPARSELt asks what the device has.
+#[repr(C)]
+pub struct FeatureTable {
+    pub bytes: usize,
+    pub has: unsafe extern "C" fn(device: c_int, feature: c_uint, reserved: *const c_void) -> c_int,
+}
+
+pub const FEATURES: [u8; 16] =
+    [0xcd, 0x3e, 0xa2, 0xc6, 0x70, 0x76, 0xdb, 0x4b, 0x88, 0x2e, 0x52, 0xae, 0x6c, 0x2d, 0x86, 0xf7];

@@ -1,6 +1,6 @@
 //! Managed memory: pinned memory that program and device both use where it is. Advice and prefetching change nothing.
 
-use rekindle_cuda::types::MemLocation;
+use rekindle_cuda::types::{LOCATION_DEVICE, MemLocation};
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 
 use crate::abi::{Handle, In, Out, Result};
@@ -13,6 +13,33 @@ use super::pinned;
 fn is_managed(address: u64, bytes: usize) -> Result<()> {
     match map::find(address) {
         Some(a) if a.purpose == Purpose::Managed && address + bytes as u64 <= a.address + a.bytes => Ok(()),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// `CU_MEM_LOCATION_TYPE_HOST` to `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`.
+const HOST: std::ops::RangeInclusive<u32> = 2..=4;
+
+fn check_place(place: MemLocation) -> Result<()> {
+    match place.kind {
+        LOCATION_DEVICE => crate::device::info(place.id).map(drop),
+        kind if HOST.contains(&kind) => Ok(()),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    }
+}
+
+/// The place of what has only a number for it.
+fn place_of(device: i32) -> MemLocation {
+    let kind = if device == CPU { *HOST.start() } else { LOCATION_DEVICE };
+    MemLocation { kind, id: device }
+}
+
+fn advise(address: u64, bytes: usize, advice: u32, place: MemLocation) -> Result<()> {
+    is_managed(address, bytes)?;
+    match advice {
+        // Whatever is read by many, and what is not preferred any more, has no place.
+        1 | 2 | 4 => Ok(()),
+        3 | 5 | 6 => check_place(place),
         _ => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
@@ -59,12 +86,11 @@ exports! {
         out.put(pinned::allocate(bytes as u64, Purpose::Managed)?)
     }
     ready fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz [stream] (address: u64, bytes: usize, device: i32, stream: Handle) {
-        if device != CPU {
-            crate::device::info(device)?;
-        }
+        check_place(place_of(device))?;
         prefetch(address, bytes, stream)
     }
-    ready fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz [stream] (address: u64, bytes: usize, _location: MemLocation, _flags: u32, stream: Handle) {
+    ready fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz [stream] (address: u64, bytes: usize, place: MemLocation, _flags: u32, stream: Handle) {
+        check_place(place)?;
         prefetch(address, bytes, stream)
     }
     ready fn cuMemPrefetchBatchAsync | cuMemPrefetchBatchAsync_ptsz [stream] (addresses: In<u64>, sizes: In<usize>, count: usize, _locations: In<MemLocation>, _indices: In<usize>, _location_count: usize, _flags: u64, stream: Handle) {
@@ -76,8 +102,8 @@ exports! {
     ready fn cuMemDiscardAndPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync_ptsz [stream] (addresses: In<u64>, sizes: In<usize>, count: usize, _locations: In<MemLocation>, _indices: In<usize>, _location_count: usize, _flags: u64, stream: Handle) {
         prefetch_batch(addresses, sizes, count, stream)
     }
-    ready fn cuMemAdvise(address: u64, bytes: usize, _advice: u32, _device: i32) { is_managed(address, bytes) }
-    ready fn cuMemAdvise_v2(address: u64, bytes: usize, _advice: u32, _location: MemLocation) { is_managed(address, bytes) }
+    ready fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) { advise(address, bytes, advice, place_of(device)) }
+    ready fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, place: MemLocation) { advise(address, bytes, advice, place) }
     ready fn cuMemRangeGetAttribute(out: Out<i32>, size: usize, attribute: u32, address: u64, bytes: usize) {
         range_attribute(out, size, attribute, address, bytes)
     }

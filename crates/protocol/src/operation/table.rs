@@ -300,6 +300,8 @@ operations! {
     sync host_atomics HostAtomics { device: u8, operations: Vec<u32> } -> Vec<u32>;
     /// A tensor map of 128 bytes for memory elsewhere.
     sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
+    /// What the driver says of a device by a number that libraries of its maker know: 0 is no.
+    sync device_feature DeviceFeature { device: u8, feature: u32 } -> i32;
     /// The graph that a child node was made of becomes the one in it.
     sync graph_move GraphMove { graph: Id, node: u32, child: Id } -> ();
     /// As `GraphSetChild`, of a node of a graph in an instance.

@@ -179,6 +179,10 @@ impl Handler for Client {
         device.and_then(|device| device.host_atomics(&request.operations)).into()
     }
 
+    fn device_feature(&mut self, _: Origin, request: DeviceFeature, _: No) -> Answer<i32> {
+        self.on(request.device.into()).and_then(|device| device.feature(request.feature)).into()
+    }
+
     fn tensor_map_replace(&mut self, _: Origin, request: TensorMapReplace<'_>, _: No) -> Answer<Vec<u8>> {
         let TensorMapReplace { device, map, address } = request;
         let replace = |device: &dyn rekindle_device::Device| {

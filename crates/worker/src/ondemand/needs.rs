@@ -77,6 +77,7 @@ pub(crate) fn needs(client: &Client, opcode: u32, body: &[u8], trailer: &[u8]) -
         | OccupancyClusters::OPCODE
         | PartUnits::OPCODE
         | HostAtomics::OPCODE
+        | DeviceFeature::OPCODE
         | TensorMapReplace::OPCODE => return Needs::Look(touched),
         // A driver may look whether there is memory.
         TensorMap::OPCODE => {

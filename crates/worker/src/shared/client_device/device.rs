@@ -450,6 +450,9 @@ impl Device for ClientDevice {
     fn host_atomics(&self, operations: &[u32]) -> Result<Vec<u32>> {
         self.device.host_atomics(operations)
     }
+    fn feature(&self, feature: u32) -> Result<i32> {
+        self.device.feature(feature)
+    }
     fn tensor_map(&self, kind: u32, arguments: &[u8]) -> Result<[u8; 128]> {
         self.device.tensor_map(kind, arguments)
     }
