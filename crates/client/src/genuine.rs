@@ -117,7 +117,7 @@ pub fn set_attached(attached: bool) {
 static USED: RwLock<()> = RwLock::new(());
 
 /// Has the real driver attached, and in use.
-fn used() -> Result<RwLockReadGuard<'static, ()>> {
+pub fn used() -> Result<RwLockReadGuard<'static, ()>> {
     let used = USED.read().unwrap_or_else(PoisonError::into_inner);
     attach()?;
     Ok(used)

@@ -40,6 +40,7 @@ mod gate;
 mod genuine;
 mod graph;
 mod green;
+mod guarded;
 mod host_call;
 mod inherited;
 mod ipc;
