@@ -8,8 +8,8 @@ use crate::abi::{Handle, Result, Text};
 use crate::arena;
 use crate::export::exports;
 
-use super::parameters::CHILD;
-use super::{Graph, inside};
+use super::parameters::{CHILD, KERNEL};
+use super::{Graph, inside, read};
 
 /// By `CUgraphNodeType`.
 const NAMES: [&str; 14] = [
@@ -38,7 +38,9 @@ fn cluster(text: &mut String, handle: Handle, depth: usize) -> Result<()> {
     line(format!("subgraph cluster_{id} {{"))?;
     line(format!("  label=\"graph_{id}\";"))?;
     for (number, entry) in &entries {
-        let name = NAMES.get(entry.kind as usize).unwrap_or(&"UNKNOWN");
+        let kind = NAMES.get(entry.kind as usize).unwrap_or(&"UNKNOWN");
+        let kernel = if entry.kind == KERNEL { read::kernel_name(entry.handle).ok() } else { None };
+        let name = kernel.map_or((*kind).to_string(), |name| format!("{kind}\\n{name}"));
         line(format!("  \"graph_{id}_node_{number}\" [shape=\"rectangle\" label=\"{number}\\n{name}\"];"))?;
         for before in &entry.after {
             line(format!("  \"graph_{id}_node_{before}\" -> \"graph_{id}_node_{number}\";"))?;

@@ -56,6 +56,13 @@ fn give(handle: Handle, given: Given) -> Result<(usize, usize)> {
     Ok((given.places.as_ptr() as usize, given.operations.as_ptr() as usize))
 }
 
+/// The name of the kernel that a node launches.
+pub(super) fn kernel_name(node: Handle) -> Result<&'static str> {
+    let NodeAction::Kernel { function, .. } = action(node)? else { return Err(CUDA_ERROR_INVALID_VALUE) };
+    let kernel = arena::search::<Kernel>(|kernel| kernel.has(function)).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+    Ok(arena::get::<Kernel>(kernel)?.name())
+}
+
 fn kernel(handle: Handle) -> Result<KernelNodeParams> {
     let NodeAction::Kernel { function, launch, parameters } = action(handle)? else {
         return Err(CUDA_ERROR_INVALID_VALUE);
