@@ -131,7 +131,7 @@ def setup():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.dot"
         call("cuGraphDebugDotPrint", outer, str(path).encode(), 0)
-        assert path.read_text().startswith("digraph")
+        assert path.read_text().startswith("digraph") and "add" in path.read_text()
 
     def verify():
         gives(made, 1012, 1012)
