@@ -5,25 +5,29 @@ use rekindle_cuda::types::{
     MemAllocNodeParams, Memcpy3D, MemsetNodeParams,
 };
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_protocol::operation::{GraphAdd, GraphAddChild};
+use rekindle_protocol::operation::{GraphAdd, GraphAddChild, GraphClone, NodeAction};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, capture, lane};
 
 use super::parameters::{CHILD, Parameters, Told, first_version, read, told};
-use super::{Graph, condition, memory, numbers};
+use super::{Graph, Origin, condition, memory, new_id, numbers};
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
 pub(super) struct Where(pub Out<Handle>, pub Handle, pub In<Handle>, pub usize);
 
 impl Where {
-    /// The graph, with a list of its nodes that is whole, and the numbers of those.
+    /// The graph, with a list of its nodes that is whole, and the numbers of those. A capture into it may be under way.
     pub(super) fn find(&self) -> Result<(&'static Graph, Vec<u32>)> {
         let Where(out, handle, after, count) = self;
         out.check()?;
         let graph = arena::get::<Graph>(*handle)?;
-        graph.refresh(*handle)?;
+        if graph.is_captured_now() {
+            capture::know_nodes(*handle)?;
+        } else {
+            graph.refresh(*handle)?;
+        }
         Ok((graph, numbers(*handle, after.slice(*count)?)?))
     }
 }
@@ -32,19 +36,20 @@ impl Where {
 pub(super) fn add_told(place: &Where, graph: &Graph, after: Vec<u32>, told: Told) -> Result<u32> {
     let Told { action, kept } = told;
     let kind = action.kind();
-    let number = lane::ask(&GraphAdd { graph: graph.id, after: after.clone(), action })?;
-    let handle = graph.added(place.1, number, kind, after)?;
-    let replaced = graph.state().held.keep(number, kept);
-    replaced.let_go(graph.device);
-    place.0.put(handle)?;
+    let number = match graph.is_captured_now() {
+        true => capture::add_to_graph(place.1, &after, action, kept)?,
+        false => {
+            let number = lane::ask(&GraphAdd { graph: graph.id, after: after.clone(), action })?;
+            let replaced = graph.state().held.keep(number, kept);
+            replaced.let_go(graph.device);
+            number
+        }
+    };
+    place.0.put(graph.added(place.1, number, kind, after)?)?;
     Ok(number)
 }
 
 fn add(place: Where, parameters: Parameters) -> Result<()> {
-    let graph = arena::get::<Graph>(place.1)?;
-    if graph.is_captured_now() {
-        return add_to_capture(&place, graph, parameters);
-    }
     match parameters {
         Parameters::Child(child) => add_child(&place, child),
         Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
@@ -55,24 +60,6 @@ fn add(place: Where, parameters: Parameters) -> Result<()> {
             add_told(&place, graph, after, told(other, graph.device)?).map(drop)
         }
     }
-}
-
-/// Adds a node to the graph of a capture that is under way.
-fn add_to_capture(place: &Where, graph: &Graph, parameters: Parameters) -> Result<()> {
-    let Where(out, handle, after, count) = place;
-    out.check()?;
-    let after = numbers(*handle, after.slice(*count)?)?;
-    if parameters.have_more_than_action() {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
-    }
-    let mut kind = 0;
-    let number = capture::add_to_graph(*handle, &after, || {
-        let Told { action, kept } = told(parameters, graph.device)?;
-        kind = action.kind();
-        Ok((action, kept))
-    })?;
-    let number = number.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    out.put(graph.added(*handle, number, kind, after)?)
 }
 
 /// The node has the child's nodes as they are now, and holds what the child holds.
@@ -87,11 +74,26 @@ fn add_child(place: &Where, child: Handle) -> Result<()> {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let (graph, after) = place.find()?;
+    if graph.is_captured_now() {
+        return add_child_to_capture(place, graph, after, found);
+    }
     let number = lane::ask(&GraphAddChild { graph: graph.id, after: after.clone(), child: found.id })?;
     let handle = graph.added(place.1, number, CHILD, after)?;
     let held = found.all_held();
     graph.state().held.extend(held);
     place.0.put(handle)
+}
+
+/// A copy of the child comes into the node when the capture ends.
+fn add_child_to_capture(place: &Where, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<()> {
+    if child.device != graph.device {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let copy = new_id();
+    lane::ask(&GraphClone { graph: child.id, clone: copy })?;
+    let number = add_told(place, graph, after, NodeAction::Child.into())?;
+    graph.put_later(place.1, (number, 0), copy, Origin::Worker(0))?;
+    capture::hold_in(place.1, child.all_held())
 }
 
 /// Full and programmatic dependencies. The latter let a kernel begin before the one that it comes after has ended, if

@@ -300,6 +300,9 @@ operations! {
     sync host_atomics HostAtomics { device: u8, operations: Vec<u32> } -> Vec<u32>;
     /// A tensor map of 128 bytes for memory elsewhere.
     sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
+
+    /// A graph that is in no other one is in a node from now on, in place of what was there, as after `graph_inside`.
+    sync graph_put GraphPut { graph: Id, node: u32, body: u32, inside: Id } -> ();
 }
 
 #[cfg(test)]

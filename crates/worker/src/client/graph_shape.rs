@@ -8,7 +8,8 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphClone, GraphEdges, GraphInside, GraphNode, GraphRemove, GraphTopology, Id, NodeAction, NodeFound,
+    GraphClone, GraphEdges, GraphInside, GraphNode, GraphPut, GraphRemove, GraphTopology, Id, NodeAction,
+    NodeFound,
 };
 
 use super::{Client, GraphObject, GraphStep};
@@ -167,6 +168,26 @@ impl Client {
         let GraphObject { device, ref recipe, .. } = *self.graphs.get(graph)?;
         let recipe = recipe.clone();
         self.graphs.insert(clone, GraphObject { device, built: None, recipe, within: None })
+    }
+
+    /// A graph by itself is in a node from now on.
+    pub(super) fn put_in_node(&mut self, request: GraphPut) -> Result<()> {
+        let GraphPut { graph, node, body, inside } = request;
+        let of = self.graphs.get(graph)?;
+        let (device, mut outer) = (of.device, Some(graph));
+        // It is not in itself.
+        while let Some(id) = outer.filter(|id| *id != inside) {
+            outer = self.graphs.get(id)?.within.map(|within| within.0);
+        }
+        let within = Some((graph, node, body));
+        let found = self.graphs.get(inside)?;
+        let is_other = outer.is_some() || found.within.is_some() || found.device != device;
+        if is_other || self.graphs.iter().any(|(_, graph)| graph.within == within) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.unbuild(inside)?;
+        self.graphs.get_mut(inside)?.within = within;
+        self.spread(inside)
     }
 
     pub(super) fn graph_in_node(&mut self, request: GraphInside) -> Result<()> {

@@ -462,6 +462,10 @@ impl Handler for Client {
         self.graph_in_node(request).into()
     }
 
+    fn graph_put(&mut self, _: Origin, request: GraphPut, _: No) -> Answer<()> {
+        self.put_in_node(request).into()
+    }
+
     fn graph_enable(&mut self, _: Origin, request: GraphEnable, _: No) -> Answer<()> {
         self.enable(request).into()
     }
