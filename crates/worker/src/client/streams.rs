@@ -30,6 +30,7 @@ impl Client {
     pub(crate) fn enter(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
         let device = usize::from(device);
         self.bind(device)?;
+        self.waiting.behind = None;
         let handle = match id {
             LEGACY_STREAM => {
                 self.context_mut(device)?.legacy_busy = true;
@@ -152,11 +153,7 @@ impl Client {
             Err(code) => return Answer::Now(Err(code)),
         };
         self.when_done(origin, device, stream, move |client| {
-            let device = client.on(device)?;
-            // As for the context: the driver hands out what kernels printed.
-            if device.stream_query(stream)? {
-                device.stream_synchronize(stream)?;
-            }
+            client.hand_out_printed(device, stream)?;
             Ok(done)
         })
     }
