@@ -27,8 +27,8 @@ pub fn is(name: &str, wanted: &str) -> bool {
 
 /// What a variable's text says of a switch; the last word counts.
 pub fn word_in<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    let words = text.split(',').filter_map(|entry| entry.trim().split_once('='));
-    words.filter(|(known, _)| *known == name).map(|(_, word)| word).last()
+    let mut words = text.split(',').rev().filter_map(|entry| entry.trim().split_once('='));
+    words.find(|(known, _)| *known == name).map(|(_, word)| word)
 }
 
 /// Fails, in a sentence, where the environment names a switch that there is not.
