@@ -173,6 +173,7 @@ impl Client {
         for event in context.freed.drain(..).filter_map(|freed| Some(freed.pending?.1)) {
             context.scratch.push(event);
         }
+        context.printing.clear();
         context.limits.clear();
         note(context.heap.clear());
         self.forget_all_data(index);

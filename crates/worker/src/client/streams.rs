@@ -116,9 +116,10 @@ impl Client {
         self.on(stream.device)?.stream_destroy(stream.handle)
     }
 
-    /// Another stream may get this one's handle; it must not inherit what this one freed.
+    /// Another stream may get this one's handle; it must not inherit what this one freed or printed.
     fn forget_stream(&mut self, device: usize, handle: Stream) {
         let Ok(context) = self.context_mut(device) else { return };
+        context.printing.retain(|stream| *stream != handle);
         for (owner, _) in context.freed.iter_mut().filter_map(|freed| freed.pending.as_mut()) {
             if *owner == handle.0 {
                 *owner = u64::MAX;
