@@ -385,7 +385,7 @@ def bytes_in(state):
 @pytest.mark.parametrize("bytes", [0, 1000, 10_000])
 def test_a_full_disk_under_the_gpu_half_undoes_the_checkpoint(bytes):
     """The GPU half meets the end of the disk while CRIU has room."""
-    with Rekindle(REKINDLE_FAULT_DISK_BYTES=str(bytes)) as rekindle:
+    with Rekindle(REKINDLE_FAULT=f"disk:{bytes}") as rekindle:
         pace = Pace(rekindle, LAST)
         rekindle.run("training", *pace.command(*OPTIONS))
         rekindle.wait_lines("training", 3)

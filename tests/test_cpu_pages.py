@@ -105,7 +105,7 @@ def test_a_program_with_another_madvise_before_the_clients_is_read_whole(rekindl
 
 
 def test_pages_are_read_where_that_is_wanted(build):
-    with Rekindle(REKINDLE_CPU_PAGES="read") as rekindle:
+    with Rekindle(REKINDLE_TUNING="restore.map-pages=off") as rekindle:
         assert survives(rekindle, build("-DGLIBC"), mapped=False) == []
 
 
@@ -116,7 +116,7 @@ def test_a_program_restored_from_page_files_can_be_made_to_be_read(rekindle, bui
     rekindle("checkpoint", "first", "--to", "one", "--stop")
     rekindle.restore("one", "a")
     rekindle("shutdown")
-    rekindle.environment["REKINDLE_CPU_PAGES"] = "read"
+    rekindle.environment["REKINDLE_TUNING"] = "restore.map-pages=off"
     rekindle("checkpoint", "a", "--to", "two", "--stop")
     kinds = [part["kind"] for part in rekindle.json("inspect", "two")["parts"]]
     assert "cpu-pages" not in kinds

@@ -105,7 +105,7 @@ def test_an_image_has_what_was_there_at_the_cut_whatever_is_written_while_it_is_
 
 
 def test_where_it_is_not_wanted_the_program_stands_still_until_all_is_written():
-    with Rekindle(REKINDLE_SHADOW="off") as rekindle:
+    with Rekindle(REKINDLE_TUNING="gpu.shadow=off") as rekindle:
         steps = Steps(rekindle)
         steps.take(2)
         report = rekindle.json("checkpoint", "steps", "--to", "image", "--leave-running")

@@ -69,16 +69,17 @@ def set_fault(rekindle, fault):
     rekindle.environment["REKINDLE_FAULT"] = fault
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ALONE)
-def test_features_survive(rekindle, name, way):
+def test_features_survive(rekindle, name):
     rekindle.run(name, sys.executable, FEATURES / f"{name}.py", rekindle.root / "go")
     assert rekindle.wait_lines(name, 1)[:1] == ["ready"], rekindle.lines(name)
     before = rekindle.sandbox(name)
-    report = rekindle.json("migrate", name, "--gpu", SECOND, *WAYS[way])
-    after = rekindle.sandbox(name)
-    assert (report["way"], report["from"], report["gpu"], after["gpu"]) == (way, FIRST, SECOND, SECOND)
-    assert (after["pid"], after["state"]) == (before["pid"], "running")
+    # There by one way, and back by the other.
+    for (way, options), here, there in zip(WAYS.items(), (FIRST, SECOND), (SECOND, FIRST), strict=True):
+        report = rekindle.json("migrate", name, "--gpu", there, *options)
+        after = rekindle.sandbox(name)
+        assert (report["way"], report["from"], report["gpu"], after["gpu"]) == (way, here, there, there)
+        assert (after["pid"], after["state"]) == (before["pid"], "running")
     (rekindle.root / "go").touch()
     assert rekindle.wait_end(name) == ["ready", "ok"]
     assert nothing_is_left(rekindle)

@@ -187,7 +187,7 @@ def test_what_the_other_node_lacks_it_says_before_the_program_stops(pair):
     pair.here.wait_lines("large", 1)
     fails_with("MB of GPU memory", name="large", REKINDLE_EMULATED="memory=64M")
     pair.here("kill", "large")
-    fails_with("space", REKINDLE_FAULT_DISK_BYTES="3000000")
+    fails_with("space", REKINDLE_FAULT="disk:3000000")
     fails_with("radeon", "--gpu", "radeon:0")
     data = pair.here.root / "data"
     data.mkdir()

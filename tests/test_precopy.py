@@ -16,7 +16,7 @@ from test_cut import Steps, told
 
 PROGRAM = Path(__file__).parent / "precopy/writer.py"
 # What was copied is compared with what is there when the program stands still.
-CHECKED = {"REKINDLE_PRECOPY": "check"}
+CHECKED = {"REKINDLE_TUNING": "cpu.precopy=check"}
 # The program of `test_cut.py` has so much that it does not write between two steps.
 BYTES = 24 << 20
 POINTS = ["ahead-begun", "ahead-copied"]
@@ -125,7 +125,7 @@ def test_memory_that_is_mapped_moved_and_given_back_meanwhile_is_what_it_is(tmp_
 
 
 def test_an_image_whose_memory_is_read_whole_has_it_too():
-    with Rekindle(**CHECKED, REKINDLE_CPU_PAGES="read") as rekindle:
+    with Rekindle(REKINDLE_TUNING="cpu.precopy=check,restore.map-pages=off") as rekindle:
         start(rekindle)
         assert phases(take(rekindle))["copy ahead"]["bytes"]
         rekindle("kill", "writer")
@@ -135,7 +135,7 @@ def test_an_image_whose_memory_is_read_whole_has_it_too():
 
 
 def test_where_it_is_not_wanted_all_is_copied_while_the_program_stands_still():
-    with Rekindle(REKINDLE_PRECOPY="off") as rekindle:
+    with Rekindle(REKINDLE_TUNING="cpu.precopy=off") as rekindle:
         start(rekindle)
         report = phases(take(rekindle))
         assert "copy ahead" not in report and report["dump"]["bytes"] > 16 << 20, report

@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_them_running(after):
         rekindle("checkpoint", "first", "--to", "first", "--stop")
         rekindle("shutdown")
         # Of each process that writes: a worker comes no further than its half.
-        rekindle.environment["REKINDLE_FAULT_DISK_BYTES"] = "20000"
+        rekindle.environment["REKINDLE_FAULT"] = "disk:20000"
         scene = Scene(rekindle).begin("a")
         with pytest.raises(CommandError, match="the GPU worker could not .*: disk full"):
             rekindle("checkpoint", "a", "--to", "x", after)

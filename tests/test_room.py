@@ -192,7 +192,7 @@ def test_it_is_neither_taken_again_nor_put_to_sleep_meanwhile():
 
 
 def test_a_disk_that_is_full_ends_the_checkpoint_before_the_program_stands_still():
-    with Rekindle(**GPU, REKINDLE_FAULT_DISK_BYTES=str(10 * MB)) as rekindle:
+    with Rekindle(**GPU, REKINDLE_FAULT=f"disk:{10 * MB}") as rekindle:
         memory = Memory(rekindle)
         with pytest.raises(CommandError, match="full|space"):
             memory.begin().end()
@@ -236,7 +236,7 @@ def test_a_daemon_that_is_killed_meanwhile_leaves_the_program_and_no_image():
 
 
 def test_where_it_is_not_wanted_nothing_is_written_ahead():
-    with Rekindle(**GPU, REKINDLE_SHADOW="off") as rekindle:
+    with Rekindle(**GPU, REKINDLE_TUNING="gpu.shadow=off") as rekindle:
         memory = Memory(rekindle)
         report = json.loads(memory.begin().end())
         names = [phase["name"] for phase in report["phases"]]

@@ -229,7 +229,7 @@ def test_what_cannot_sleep_or_wake_is_refused(rekindle):
 
 
 def test_a_full_disk_keeps_the_program_awake():
-    with Rekindle(REKINDLE_FAULT_DISK_BYTES="100000") as rekindle:
+    with Rekindle(REKINDLE_FAULT="disk:100000") as rekindle:
         feature(rekindle)
         for level in ("host", "disk"):
             message = fails(rekindle, "sleep", "buffers", "--level", level)

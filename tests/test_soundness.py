@@ -44,7 +44,7 @@ DEFECTS = {
 def test_an_image_that_would_not_come_back_is_not_made(defect):
     harm, words = DEFECTS[defect]
     after = "--leave-running" if defect == "descriptors are missing" else "--stop"
-    with Rekindle(REKINDLE_FAULT="frozen:hang", REKINDLE_CPU_PAGES="read") as rekindle:
+    with Rekindle(REKINDLE_FAULT="frozen:hang", REKINDLE_TUNING="restore.map-pages=off") as rekindle:
         rekindle.run("a", sys.executable, "-c", WAITS)
         rekindle.wait_lines("a", 1)
         pid = rekindle.sandbox("a")["pid"]

@@ -100,7 +100,7 @@ def measure(binaries, memory, work, note, ways=("whole", "pieces"), counts=(5, 3
     usual, without, busy = counts
     for way in ways:
         state = memory / f"anywhere-{way}"
-        with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_CODE=way, REKINDLE_POOL="2", **ENVIRONMENT) as rekindle:
+        with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_TUNING=f"gpu.code={way}", REKINDLE_POOL="2", **ENVIRONMENT) as rekindle:
             made = {}
             note(
                 f"{SERVICE}, {way}",
@@ -109,7 +109,7 @@ def measure(binaries, memory, work, note, ways=("whole", "pieces"), counts=(5, 3
             )
             if SERVICE in made:
                 note(f"{SERVICE}, {way}, beside others", rekindle, lambda: row(made[SERVICE], beside_others(rekindle, SERVICE, made[SERVICE], busy)))
-        with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_CODE=way, REKINDLE_POOL="0", **ENVIRONMENT) as rekindle:
+        with Rekindle(gpu="nvidia", binaries=binaries, state=state, REKINDLE_TUNING=f"gpu.code={way}", REKINDLE_POOL="0", **ENVIRONMENT) as rekindle:
             if SERVICE in made:
                 begun = lambda: [restore(rekindle, SERVICE, made[SERVICE], wait=False) for _ in range(without)]
                 note(f"{SERVICE}, {way}, no worker", rekindle, lambda: row(made[SERVICE], begun()))

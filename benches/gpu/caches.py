@@ -20,7 +20,7 @@ LIMITS = {
     "disk": {},
     "page cache": {},
     "host cache": {"REKINDLE_HOST_CACHE": "16G"},
-    "GPU cache": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G", "REKINDLE_GPU_SHARE": "off"},
+    "GPU cache": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G", "REKINDLE_TUNING": "cache.share=off"},
     "shared": {"REKINDLE_HOST_CACHE": "0", "REKINDLE_GPU_CACHE": "16G"},
 }
 

@@ -11,8 +11,8 @@ from rekindle import Rekindle
 
 WAYS = {
     "beside": {},
-    "GPU beside": {"REKINDLE_PRECOPY": "off"},
-    "still": {"REKINDLE_PRECOPY": "off", "REKINDLE_SHADOW": "off"},
+    "GPU beside": {"REKINDLE_TUNING": "cpu.precopy=off"},
+    "still": {"REKINDLE_TUNING": "cpu.precopy=off,gpu.shadow=off"},
 }
 TRAINED = "gpt2-large-train"
 SERVED = "gpt2-large"

@@ -82,8 +82,8 @@ LARGE_PAGES = {"off": "off", "usual": None}
 def with_large_pages(rekindle, word, name, work, memory, started):
     """A daemon has the environment that it was started with."""
     rekindle("shutdown", check=False)
-    rekindle.environment.pop("REKINDLE_DRIVER_HUGE_PAGES", None)
-    rekindle.environment |= {"REKINDLE_DRIVER_HUGE_PAGES": word} if word else {}
+    rekindle.environment.pop("REKINDLE_TUNING", None)
+    rekindle.environment |= {"REKINDLE_TUNING": f"driver.huge-pages={word}"} if word else {}
     return measure(rekindle, name, work, memory, started, (2, 2, 1))
 
 

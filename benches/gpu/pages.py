@@ -27,12 +27,12 @@ def measure(rekindle, name, work, rounds=5):
     for way in WAYS:
         # Another daemon takes the next image; the program does not notice.
         rekindle("shutdown")
-        rekindle.environment["REKINDLE_CPU_PAGES"] = way
+        rekindle.environment["REKINDLE_TUNING"] = f"restore.map-pages={'off' if way == 'read' else 'on'}"
         image = f"{name}-{way}"
         row["checkpoints"][way] = rekindle.json("checkpoint", label, "--to", image, "--stop" if way == WAYS[-1] else "--leave-running")
         row["sizes"][way] = rekindle.json("inspect", image)["sizes"]
     rekindle("shutdown")
-    del rekindle.environment["REKINDLE_CPU_PAGES"]
+    del rekindle.environment["REKINDLE_TUNING"]
     for n in range(rounds):
         for way in WAYS:
             restored = f"{label}-{way}-{n}"

@@ -13,7 +13,7 @@ from images import ask
 from programs import Native, python_program, wait_for
 from rekindle import Rekindle
 
-WAYS = {"ahead": {}, "still": {"REKINDLE_SHADOW": "off"}}
+WAYS = {"ahead": {}, "still": {"REKINDLE_TUNING": "gpu.shadow=off"}}
 SERVED, TRAINED = "llm", "gpt2-train"
 # What is left of the GPU: less than a sixteenth is left to others by a copy.
 LEFT = 0.08

@@ -56,7 +56,7 @@ def measure(rekindle, name, work, memory, started):
 
     # A daemon has the environment that it was started with.
     rekindle("shutdown", check=False)
-    rekindle.environment["REKINDLE_DRIVER_PEERS"] = "allow" if name in ALLOWED else ""
+    rekindle.environment["REKINDLE_TUNING"] = "driver.peers=allow" if name in ALLOWED else ""
     return driver_mode.measure(rekindle, name, work, memory, started, COUNTS, then)
 
 

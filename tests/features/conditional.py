@@ -1,10 +1,9 @@
 """Conditional nodes: a loop, a choice of two, a switch, and one within another, by values that kernels set."""
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
-from gpu import call, compile_ptx, download, driver, main, open_device, pack, upload
+from gpu import call, conditional_module, download, driver, main, open_device, pack, upload
 
 SOURCE = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
@@ -21,25 +20,9 @@ IF, WHILE, SWITCH = range(3)
 KERNEL, CONDITIONAL = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
 
 
-def module():
-    """What sets a condition comes from the device's own library on a real GPU; the emulated one knows it by its name."""
-    ptx = compile_ptx(SOURCE, b"--relocatable-device-code=true")
-    code, loaded = driver.cuModuleLoadData(ptx)
-    if code.value == 0:
-        return loaded
-    import nvidia
-
-    libraries = [found for folder in nvidia.__path__ for found in Path(folder).glob("**/libcudadevrt.a")]
-    link = call("cuLinkCreate", 0, [], [])
-    call("cuLinkAddData", link, driver.CUjitInputType.CU_JIT_INPUT_PTX, ptx, len(ptx), b"conditional", 0, [], [])
-    call("cuLinkAddFile", link, driver.CUjitInputType.CU_JIT_INPUT_LIBRARY, str(libraries[0]).encode(), 0, [], [])
-    image, size = call("cuLinkComplete", link)
-    return call("cuModuleLoadData", ctypes.string_at(int(image), size))
-
-
 def setup():
     context = open_device()
-    code = module()
+    code = conditional_module(SOURCE)
     count, choose, add = (call("cuModuleGetFunction", code, name) for name in (b"count", b"choose", b"add"))
     stream = call("cuStreamCreate", 1)
     words = int(upload(np.zeros(8, np.uint32)))

@@ -4,9 +4,11 @@ A program calls `main(setup)`. `setup()` brings the GPU into some state and retu
 program prints `ready` and waits for the file named by its first argument; that is where a test checkpoints it.
 """
 
+import ctypes
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from cuda.bindings import driver, nvrtc
@@ -42,6 +44,25 @@ def compile_ptx(source: str, *options) -> bytes:
     ptx = b" " * check(nvrtc.nvrtcGetPTXSize(program))
     check(nvrtc.nvrtcGetPTX(program, ptx))
     return ptx
+
+
+def conditional_module(source: str):
+    """A module whose kernels set conditions of graphs.
+
+    What sets them comes from the device's own library on a real GPU; the emulated one knows it by its name.
+    """
+    ptx = compile_ptx(source, b"--relocatable-device-code=true")
+    code, loaded = driver.cuModuleLoadData(ptx)
+    if code.value == 0:
+        return loaded
+    import nvidia
+
+    libraries = [found for folder in nvidia.__path__ for found in Path(folder).glob("**/libcudadevrt.a")]
+    link = call("cuLinkCreate", 0, [], [])
+    call("cuLinkAddData", link, driver.CUjitInputType.CU_JIT_INPUT_PTX, ptx, len(ptx), b"conditional", 0, [], [])
+    call("cuLinkAddFile", link, driver.CUjitInputType.CU_JIT_INPUT_LIBRARY, str(libraries[0]).encode(), 0, [], [])
+    image, size = call("cuLinkComplete", link)
+    return call("cuModuleLoadData", ctypes.string_at(int(image), size))
 
 
 class Module:
@@ -96,8 +117,6 @@ def download(address, count, kind=np.float32):
 
 def at(pointer, count, kind=np.float32):
     """Host memory that the driver allocated, as an array."""
-    import ctypes
-
     bytes_ = np.dtype(kind).itemsize * count
     return np.frombuffer((ctypes.c_uint8 * bytes_).from_address(int(pointer)), kind)
 

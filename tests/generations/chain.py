@@ -187,8 +187,8 @@ class Chain:
                 known.unlink(missing_ok=True)
             return
         rekindle("shutdown")
-        if rekindle.environment.pop("REKINDLE_CPU_PAGES", None) is None:
-            rekindle.environment["REKINDLE_CPU_PAGES"] = "read"
+        if rekindle.environment.pop("REKINDLE_TUNING", None) is None:
+            rekindle.environment["REKINDLE_TUNING"] = "restore.map-pages=off"
 
     def end(self):
         self.orders.send("end")

@@ -31,8 +31,7 @@ class Standin:
         self.driver = ctypes.CDLL(str(self.library))
         self.environment = {
             "REKINDLE_LIBCUDA": str(self.library),
-            "REKINDLE_DRIVER_HUGE_PAGES": str(self.switch),
-            "REKINDLE_DRIVER_LIMIT_MS": str(1000 * limit),
+            "REKINDLE_TUNING": f"driver.huge-pages={self.switch},driver.step-ms={1000 * limit}",
             "STANDIN_DIR": str(self.directory),
         }
 

@@ -45,7 +45,7 @@ def run_module(rekindle, name, limit):
     rekindle.run(name, sys.executable, HERE / "module.py", PREFIX + name, results)
     ended = "the process ended"
     try:
-        rekindle.wait(lambda: not rekindle.sandbox(name)["pid"], name, limit)
+        rekindle.wait_end(name, limit)
     except TimeoutError:
         rekindle("kill", name, check=False)
         ended = f"no end within {limit} s"

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use rekindle_daemon::parse_bytes;
+use rekindle_protocol::tuning;
 use toml::{Table, Value};
 
 use crate::error::{Error, Result};
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 pub const VARIABLE: &str = "REKINDLE_CONFIG";
 
 /// What a setting may be.
+#[derive(Debug)]
 enum Kind {
     /// A path that begins at the root.
     Place,
@@ -30,9 +32,11 @@ enum Kind {
     False(&'static str),
 }
 
+#[derive(Debug)]
 struct Setting {
     /// With its section before a dot, if it has one.
     name: &'static str,
+    /// [`tuning::VARIABLE`] has it among others, under its name.
     variable: &'static str,
     kind: Kind,
 }
@@ -41,7 +45,21 @@ const fn setting(name: &'static str, variable: &'static str, kind: Kind) -> Sett
     Setting { name, variable, kind }
 }
 
-const SETTINGS: [Setting; 36] = [
+const fn switch(name: &'static str, kind: Kind) -> Setting {
+    Setting { name, variable: tuning::VARIABLE, kind }
+}
+
+impl Setting {
+    /// What the environment says of it.
+    fn said(&self) -> Option<String> {
+        match self.variable {
+            tuning::VARIABLE => tuning::word(self.name),
+            variable => env::var(variable).ok(),
+        }
+    }
+}
+
+static SETTINGS: [Setting; 36] = [
     setting("socket", rekindle_daemon::SOCKET_VARIABLE, Kind::Place),
     setting("state", rekindle_daemon::STATE_VARIABLE, Kind::Place),
     setting("run-dir", rekindle_daemon::RUNS_VARIABLE, Kind::Place),
@@ -52,7 +70,7 @@ const SETTINGS: [Setting; 36] = [
     setting("pool.limit", "REKINDLE_POOL_LIMIT", Kind::Number),
     setting("cache.host", "REKINDLE_HOST_CACHE", Kind::Bytes),
     setting("cache.gpu", "REKINDLE_GPU_CACHE", Kind::Bytes),
-    setting("cache.share", "REKINDLE_GPU_SHARE", Kind::False("off")),
+    switch(tuning::SHARE, Kind::False("off")),
     setting("exchange.gpu", "REKINDLE_EXCHANGE_GPU", Kind::Bytes),
     setting("exchange.host", "REKINDLE_EXCHANGE_HOST", Kind::Bytes),
     setting("services.memory", "REKINDLE_SERVICE_MEMORY", Kind::Bytes),
@@ -65,17 +83,17 @@ const SETTINGS: [Setting; 36] = [
     setting("data.files", "REKINDLE_DATA_FILES", Kind::Place),
     setting("data.patience", "REKINDLE_DATA_PATIENCE", Kind::Number),
     setting("checkpoint.prove", "REKINDLE_PROVE", Kind::True("on")),
-    setting("restore.order", "REKINDLE_LOAD_ORDER", Kind::Words(&["profile", "default", "worst", "none"])),
-    setting("cpu.precopy", "REKINDLE_PRECOPY", Kind::False("off")),
-    setting("restore.map-pages", "REKINDLE_CPU_PAGES", Kind::False("read")),
+    switch(tuning::LOAD_ORDER, Kind::Words(&["profile", "default", "worst", "none"])),
+    switch(tuning::PRECOPY, Kind::False("off")),
+    switch(tuning::MAP_PAGES, Kind::False("off")),
     setting("gpu.emulated", "REKINDLE_EMULATED", Kind::Text),
-    setting("gpu.code", "REKINDLE_CODE", Kind::Words(&["whole", "pieces"])),
+    switch(tuning::CODE, Kind::Words(&["whole", "pieces"])),
     setting("gpu.link", "REKINDLE_LINK", Kind::Text),
-    setting("gpu.shadow", "REKINDLE_SHADOW", Kind::False("off")),
+    switch(tuning::SHADOW, Kind::False("off")),
     setting("gpu.hash", "REKINDLE_GPU_HASH", Kind::Words(&["on", "off"])),
     setting("gpu.libcuda", "REKINDLE_LIBCUDA", Kind::Place),
-    setting("driver.huge-pages", "REKINDLE_DRIVER_HUGE_PAGES", Kind::False("off")),
-    setting("driver.peers", "REKINDLE_DRIVER_PEERS", Kind::True("allow")),
+    switch(tuning::HUGE_PAGES, Kind::False("off")),
+    switch(tuning::PEERS, Kind::True("allow")),
     setting("criu.directory", "REKINDLE_CRIU_DIR", Kind::Place),
     setting("criu.plugins", "REKINDLE_CRIU_PLUGINS", Kind::Place),
 ];
@@ -84,8 +102,7 @@ const SETTINGS: [Setting; 36] = [
 #[derive(Debug, Default)]
 pub struct Settings {
     file: Option<PathBuf>,
-    /// By the names of their variables.
-    values: Vec<(&'static str, String)>,
+    values: Vec<(&'static Setting, String)>,
 }
 
 impl Settings {
@@ -110,19 +127,23 @@ impl Settings {
     }
 
     fn value(&self, variable: &str) -> Option<&str> {
-        self.values.iter().find(|(name, _)| *name == variable).map(|(_, value)| value.as_str())
+        self.values.iter().find(|(setting, _)| setting.variable == variable).map(|(_, value)| value.as_str())
     }
 
-    /// Sets the variables that are not set.
+    /// Sets the variables that are not set, and switches that are not.
     ///
     /// # Safety
     /// No other thread may run.
     pub unsafe fn into_environment(self) {
-        for (variable, value) in self.values {
-            if env::var_os(variable).is_none() {
-                // SAFETY: the caller's promise.
-                unsafe { env::set_var(variable, value) };
-            }
+        for (variable, value) in variables(self.values) {
+            let value = match (variable, env::var(variable)) {
+                // Of two words for a switch the last one counts.
+                (tuning::VARIABLE, Ok(said)) => format!("{value},{said}"),
+                (_, Err(env::VarError::NotPresent)) => value,
+                _ => continue,
+            };
+            // SAFETY: the caller's promise.
+            unsafe { env::set_var(variable, value) };
         }
     }
 
@@ -132,9 +153,10 @@ impl Settings {
             self.file.as_ref().map_or("there is no file".to_string(), |file| file.display().to_string());
         let mut text = format!("# {file}\n");
         for setting in &SETTINGS {
-            let (value, from) = match (env::var(setting.variable), self.value(setting.variable)) {
-                (Ok(value), _) => (value, format!("the variable {}", setting.variable)),
-                (_, Some(value)) => (value.to_string(), "the file".to_string()),
+            let in_file = self.values.iter().find(|(known, _)| known.name == setting.name);
+            let (value, from) = match (setting.said(), in_file) {
+                (Some(value), _) => (value, format!("the variable {}", setting.variable)),
+                (_, Some((_, value))) => (value.clone(), "the file".to_string()),
                 _ => continue,
             };
             let _ = writeln!(text, "{} = {value:?} # from {from}", setting.name);
@@ -152,8 +174,24 @@ fn usual() -> Option<PathBuf> {
     Some(configuration?.join("rekindle/rekindled.toml"))
 }
 
-/// Variables with what they are to be; why not, in a sentence.
-fn parse(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
+/// Variables with what they are to be: all switches have one together.
+fn variables(values: Vec<(&'static Setting, String)>) -> Vec<(&'static str, String)> {
+    let mut words = Vec::new();
+    let mut all = Vec::new();
+    for (setting, value) in values {
+        match setting.variable {
+            tuning::VARIABLE => words.push(format!("{}={value}", setting.name)),
+            variable => all.push((variable, value)),
+        }
+    }
+    if !words.is_empty() {
+        all.push((tuning::VARIABLE, words.join(",")));
+    }
+    all
+}
+
+/// Settings with what their variables are to be; why not, in a sentence.
+fn parse(text: &str) -> std::result::Result<Vec<(&'static Setting, String)>, String> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         // Of its drawing of the place nothing fits into a sentence.
         let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
@@ -177,7 +215,7 @@ fn parse(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String>
         };
         let wrong = |expected: &str| format!("{name} is {value}, expected {expected}");
         if let Some(text) = setting.kind.text(value).map_err(|expected| wrong(&expected))? {
-            values.push((setting.variable, text));
+            values.push((setting, text));
         }
     }
     Ok(values)
@@ -220,18 +258,19 @@ mod tests {
     #[test]
     fn settings_become_variables() {
         let text = "state = '/var/lib/rekindle'\nlog-max = \"1G\"\n[pool]\nworkers = 2\n\
-                    [cache]\nshare = false\n[checkpoint]\nprove = true\n[driver]\nhuge-pages = true\npeers = false\n";
-        let mut values = parse(text).unwrap();
+                    [cache]\nshare = false\n[checkpoint]\nprove = true\n[driver]\nhuge-pages = true\npeers = false\n\
+                    [gpu]\ncode = 'whole'\n";
+        let mut values = variables(parse(text).unwrap());
         values.sort();
         let expected = [
-            ("REKINDLE_GPU_SHARE", "off"),
             ("REKINDLE_LOG_MAX", "1G"),
             ("REKINDLE_POOL", "2"),
             ("REKINDLE_PROVE", "on"),
             ("REKINDLE_STATE", "/var/lib/rekindle"),
+            ("REKINDLE_TUNING", "cache.share=off,gpu.code=whole"),
         ];
         assert_eq!(values, expected.map(|(name, value)| (name, value.to_string())));
-        assert_eq!(parse("").unwrap(), []);
+        assert!(variables(parse("").unwrap()).is_empty());
     }
 
     #[test]
@@ -248,7 +287,7 @@ mod tests {
             ("log = 'info'\nlog = 'debug'", "in line 2"),
             ("[pool", "it is no TOML"),
         ] {
-            let said = parse(text).unwrap_err();
+            let said = parse(text).map(variables).unwrap_err();
             assert!(said.contains(expected) && !said.contains('\n'), "{text}: {said}");
         }
     }
@@ -257,7 +296,10 @@ mod tests {
     fn names_and_variables_stand_once() {
         for (at, one) in SETTINGS.iter().enumerate() {
             let later = &SETTINGS[at + 1..];
-            assert!(later.iter().all(|other| other.name != one.name && other.variable != one.variable));
+            let is_same = |other: &Setting| {
+                other.name == one.name || other.variable == one.variable && one.variable != tuning::VARIABLE
+            };
+            assert!(!later.iter().any(is_same));
         }
     }
 }

@@ -66,7 +66,7 @@ fn modules(rekindle: &Rekindle, name: &str) -> (u64, u64) {
 fn images_are_restored_in_turn_by_whichever_worker_waits() {
     for code in ["pieces", "whole"] {
         let mut rekindle = Rekindle::new();
-        rekindle.set_environment("REKINDLE_CODE", code);
+        rekindle.set_environment("REKINDLE_TUNING", &format!("gpu.code={code}"));
         rekindle.ok(&["ps"]);
         let images = [("one", &["1", "g9", "s7"][..]), ("other", &["2", "s8"])];
         for (name, its) in images {

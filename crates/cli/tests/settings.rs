@@ -58,6 +58,18 @@ fn a_daemon_has_what_the_file_says_and_commands_find_it() {
     // A variable wins over the file.
     wait("the workers", || pool(&[("REKINDLE_POOL", "2")]) == 2);
     assert!(command(&["shutdown"]).status.success());
+    // Switches have one variable for all; one that there is not is named.
+    fs::write(&file, "[gpu]\nshadow = false\ncode = 'whole'\n").unwrap();
+    let checked = |tuning: &str| {
+        let mut command = rekindle.daemon();
+        command.arg("--check-config").env("REKINDLE_CONFIG", &file).env("REKINDLE_TUNING", tuning);
+        command.output().unwrap()
+    };
+    let shown = String::from_utf8(checked("gpu.code=pieces").stdout).unwrap();
+    assert!(shown.contains("gpu.code = \"pieces\" # from the variable REKINDLE_TUNING"), "{shown}");
+    assert!(shown.contains("gpu.shadow = \"off\" # from the file"), "{shown}");
+    let refused = String::from_utf8(checked("gpu.shadw=off").stderr).unwrap();
+    assert!(refused.contains("gpu.shadw=off") && refused.lines().count() == 1, "{refused}");
     fs::write(&file, "[pool]\nworkers = 'none'").unwrap();
     let refused = String::from_utf8(command(&["ps"]).stderr).unwrap();
     assert!(refused.contains("pool.workers is \"none\"") && refused.lines().count() == 1, "{refused}");

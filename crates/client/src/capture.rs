@@ -152,26 +152,42 @@ fn graph_of(capture: u64, place: Place) -> Result<Handle> {
     Ok(graph)
 }
 
-/// Adds a node to the graph of a capture under way, behind nodes of it: its number. None where the graph is of no such
-/// capture.
-pub fn add_to_graph(
-    graph: Handle,
-    after: &[u32],
-    told: impl FnOnce() -> Result<(NodeAction, Option<Kept>)>,
-) -> Result<Option<u32>> {
-    let found = {
-        let unfinished = unfinished();
-        let all = unfinished.iter().flatten();
-        all.filter(|(_, made)| made.graph == graph).map(|(id, made)| (*id, made.place)).next()
-    };
-    let Some((capture, place)) = found else { return Ok(None) };
-    // Nodes that it has by now get their handles first.
-    next_after(place, capture)?;
-    let (action, kept) = told()?;
-    let Place { device, id: stream } = place;
+/// The capture under way that a graph is of, and a stream of it.
+fn capture_into(graph: Handle) -> Result<(u64, Place)> {
+    let unfinished = unfinished();
+    let mut all = unfinished.iter().flatten();
+    let found = all.find(|(_, made)| made.graph == graph).map(|(id, made)| (*id, made.place));
+    found.ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Has all nodes that a capture under way has by now have handles.
+pub fn know_nodes(graph: Handle) -> Result<()> {
+    let (capture, place) = capture_into(graph)?;
+    next_after(place, capture).map(drop)
+}
+
+/// Adds a node to the graph of a capture under way, all of whose nodes have handles, behind nodes of it: its number.
+pub fn add_to_graph(graph: Handle, after: &[u32], action: NodeAction, kept: Option<Kept>) -> Result<u32> {
+    let (capture, Place { device, id: stream }) = capture_into(graph)?;
     let number = lane::ask(&CaptureAddBehind { device, stream, after: after.to_vec(), action })?;
     gather(capture, |gathered| gathered.held.keep_captured(kept));
-    Ok(Some(number))
+    Ok(number)
+}
+
+/// The graph of a capture under way is to hold what is in it.
+pub fn hold_in(graph: Handle, held: Held) -> Result<()> {
+    capture_into(graph).map(|(capture, _)| hold(capture, held))
+}
+
+pub fn note_memory_in(graph: Handle, node: MemoryNode) -> Result<()> {
+    capture_into(graph).map(|(capture, _)| note_memory(capture, node))
+}
+
+/// Whether the graph is of a capture under way that has such a node.
+pub fn has_memory(graph: Handle, which: impl Fn(&MemoryNode) -> bool) -> bool {
+    let Ok((capture, _)) = capture_into(graph) else { return false };
+    let gathered = GATHERED.lock().unwrap_or_else(PoisonError::into_inner);
+    gathered.iter().flatten().any(|(id, gathered)| *id == capture && gathered.memory.iter().any(&which))
 }
 
 /// Where a program wants to be told of a capture.
@@ -259,8 +275,8 @@ fn end(stream: Handle) -> Result<Handle> {
     });
     unfinished().get_or_insert_default().remove(&capture);
     let Gathered { held, memory } = gathered(capture);
-    if let (Err(_), Some((graph, true))) = (&ended, known) {
-        graph::not_captured(graph)?;
+    if let (Err(_), Some((graph, is_program_s))) = (&ended, known) {
+        graph::not_captured(graph, is_program_s)?;
     }
     ended?;
     graph::captured(graph, device, known.map(|(graph, _)| graph), held, memory)

@@ -3,9 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use rekindle_cuda::{
-    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
-    CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
+    CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+    CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CUDA_ERROR_UNSUPPORTED_LIMIT,
 };
 use rekindle_protocol::operation::{ContextAwait, ContextSynchronize, LimitGet, LimitSet};
 
@@ -105,7 +104,6 @@ exports! {
             _ => Ok(()),
         }
     }
-    ready fn cuFlushGPUDirectRDMAWrites(_target: u32, _scope: u32) { Err(CUDA_ERROR_NOT_SUPPORTED) }
     free fn cuProfilerStart() { Ok(()) }
     free fn cuProfilerStop() { Ok(()) }
 }

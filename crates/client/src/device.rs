@@ -4,7 +4,7 @@ use rekindle_cuda::types::DeviceProperties;
 use rekindle_cuda::{CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::DeviceInfo;
 
-use crate::abi::{Handle, Out, Result, Text, put_text};
+use crate::abi::{Out, Result, Text, put_text};
 use crate::export::exports;
 use crate::session;
 
@@ -121,7 +121,6 @@ exports! {
         info(device)?;
         out.put(0)
     }
-    ready fn cuDeviceGetNvSciSyncAttributes(_list: Handle, _device: i32, _flags: i32) { Err(CUDA_ERROR_NOT_SUPPORTED) }
     ready fn cuDeviceGetTexture1DLinearMaxWidth(out: Out<usize>, _format: u32, _channels: u32, device: i32) {
         out.put(info(device)?.attribute(69).unwrap_or(0) as usize)
     }

@@ -1,6 +1,6 @@
 //! Events.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY};
 use rekindle_protocol::operation::{
@@ -60,7 +60,20 @@ const NO_TIMING: u32 = 2;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
 
-pub static NEXT: AtomicU32 = AtomicU32::new(0);
+/// A number that no other event has, and that none had in four thousand million before.
+pub fn new_id() -> Id {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    next_id(&NEXT, |id| arena::search::<Event>(|event| event.id == id).is_some())
+}
+
+fn next_id(next: &AtomicU64, is_used: impl Fn(Id) -> bool) -> Id {
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        if number <= u64::from(Id::MAX) || !is_used(number as Id) {
+            return number as Id;
+        }
+    }
+}
 
 fn record(event: Handle, stream: Handle, flags: u32) -> Result<()> {
     if flags > 1 {
@@ -123,7 +136,7 @@ exports! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let device = context::device()?;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = new_id();
         lane::post(&EventCreate { device, id, flags }, &[])?;
         out.put(arena::insert(Event { id, device, flags, recorded: AtomicBool::new(false) })?)
     }
@@ -153,4 +166,16 @@ exports! {
     }
     call fn cuEventElapsedTime(out: Out<f32>, start: Handle, end: Handle) { elapsed(out, start, end) }
     call fn cuEventElapsedTime_v2(out: Out<f32>, start: Handle, end: Handle) { elapsed(out, start, end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_counted_around_leave_out_those_in_use() {
+        let next = AtomicU64::new(u64::from(Id::MAX));
+        let ids: Vec<Id> = (0..3).map(|_| next_id(&next, |id| id < 2 || id == 3)).collect();
+        assert_eq!(ids, [Id::MAX, 2, 4]);
+    }
 }

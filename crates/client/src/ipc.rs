@@ -1,7 +1,5 @@
 //! CUDA IPC: memory and events that processes of one program share. Handles are made and understood by the workers.
 
-use std::sync::atomic::Ordering;
-
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_UNKNOWN};
 use rekindle_protocol::ipc::HANDLE_BYTES;
 use rekindle_protocol::operation::{
@@ -72,7 +70,7 @@ exports! {
     call fn cuIpcOpenEventHandle(out: Out<Handle>, handle: IpcHandle) {
         out.check()?;
         let device = context::device()?;
-        let id = event::NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = event::new_id();
         lane::ask(&IpcEventOpen { device, event: id, handle: &handle.0 })?;
         out.put(arena::insert(Event::of_others(id, device))?)
     }

@@ -9,6 +9,7 @@ use rekindle_ring::{MAX_PAYLOAD, Producer, REPLY_BYTES, Ring, Staging, Wait};
 
 use crate::abi::Result;
 use crate::session::{self, Session};
+use crate::stream::Place;
 use crate::{gate, thread};
 
 pub struct Lane {
@@ -19,20 +20,35 @@ pub struct Lane {
     /// Downloads whose bytes were not taken out yet, in their order.
     under_way: VecDeque<Transfer>,
     body: Vec<u8>,
+    /// A stream that had nothing to do when the requests up to this one of the program were done.
+    idle: Option<(Place, Ticket)>,
 }
+
+/// A request's place in the order of all.
+pub type Ticket = u64;
 
 impl Lane {
     pub fn create() -> Result<Lane> {
         let (index, ring) = session::get()?.make_ring()?;
         // SAFETY: the ring is new, and this lane is the only one that makes a producer and an allocator of it.
         let (producer, staging) = unsafe { (ring.producer(), ring.staging()) };
-        Ok(Lane { ring, producer, staging, index, under_way: VecDeque::new(), body: Vec::with_capacity(256) })
+        Ok(Lane {
+            ring,
+            producer,
+            staging,
+            index,
+            under_way: VecDeque::new(),
+            body: Vec::with_capacity(256),
+            idle: None,
+        })
     }
 
     /// Takes the positions of a ring file that was made anew under the same mapping.
     pub fn reload(&mut self) {
         // SAFETY: the old producer and allocator are replaced, not used beside the new ones.
         (self.producer, self.staging) = unsafe { (self.ring.producer(), self.ring.staging()) };
+        // Requests may be counted anew.
+        self.idle = None;
     }
 
     pub fn uncollected(&self) -> Vec<Uncollected> {
@@ -45,7 +61,7 @@ impl Lane {
         self.under_way.iter().map(piece).collect()
     }
 
-    /// Appends the request; false if the thread is to give way before there is room for it.
+    /// Appends the request; none if the thread is to give way before there is room for it.
     fn push(
         &mut self,
         session: &Session,
@@ -53,7 +69,7 @@ impl Lane {
         operation: &impl serde::Serialize,
         trailer: &[u8],
         give_way: &dyn Fn() -> bool,
-    ) -> Result<bool> {
+    ) -> Result<Option<Ticket>> {
         if !session.alive() {
             return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
         }
@@ -65,13 +81,18 @@ impl Lane {
         }
         let board = session.board;
         let Lane { ring, producer, body, .. } = self;
-        if !producer.try_push(opcode, body, trailer, || board.ticket()) {
+        let mut place = 0;
+        let mut ticket = || {
+            place = board.ticket();
+            place
+        };
+        if !producer.try_push(opcode, body, trailer, &mut ticket) {
             let mut is_pushed = false;
             let waited = ring.header().space().wait(
                 session.spin,
                 || session.alive(),
                 || {
-                    is_pushed = producer.try_push(opcode, body, trailer, || board.ticket());
+                    is_pushed = producer.try_push(opcode, body, trailer, &mut ticket);
                     is_pushed || give_way()
                 },
             );
@@ -79,11 +100,11 @@ impl Lane {
                 return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
             }
             if !is_pushed {
-                return Ok(false);
+                return Ok(None);
             }
         }
         board.ring();
-        Ok(true)
+        Ok(Some(place))
     }
 
     fn ask<S: Synchronous>(&mut self, session: &Session, operation: &S, trailer: &[u8]) -> Result<S::Reply> {
@@ -114,11 +135,34 @@ pub fn post<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// As [`post`]: the request's place in the order of all.
+pub fn post_in_order<A: Asynchronous>(operation: &A) -> Result<Ticket> {
+    let pushed = with(|session, lane| lane.push(session, A::OPCODE, operation, &[], &|| false))?;
+    pushed.ok_or(CUDA_ERROR_UNKNOWN)
+}
+
+/// What the calling thread asked of a stream last is done, and it was this.
+pub fn note_idle(place: Place, last: Ticket) -> Result<()> {
+    with(|_, lane| {
+        lane.idle = Some((place, last));
+        Ok(())
+    })
+}
+
+/// Whether a stream has nothing to do: what the calling thread asked of it last is done, and no thread has asked for
+/// anything since, of this stream or another one.
+pub fn is_idle(place: Place) -> Result<bool> {
+    with(|session, lane| {
+        let is_last = |(idle, last): (Place, Ticket)| idle == place && session.board.tickets() == last + 1;
+        Ok(lane.idle.is_some_and(is_last) && session.alive())
+    })
+}
+
 /// Asks for work that the calling thread has said all of, and holds nothing for: while the worker is too far behind to
 /// hear of it, a checkpoint does not wait for the thread.
 pub fn post_work<A: Asynchronous>(operation: &A, trailer: &[u8]) -> Result<()> {
     give_way_until(|session, lane, give_way| {
-        lane.push(session, A::OPCODE, operation, trailer, give_way).map(|pushed| pushed.then_some(()))
+        lane.push(session, A::OPCODE, operation, trailer, give_way).map(|pushed| pushed.map(drop))
     })
 }
 

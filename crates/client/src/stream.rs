@@ -78,7 +78,9 @@ pub fn check(handle: Handle) -> Result<()> {
 /// Waits for the stream's work; asynchronous errors come out here.
 pub fn synchronize(place: Place) -> Result<()> {
     let Place { device, id: stream, .. } = place;
-    lane::wait_for(&StreamAwait { device, stream }, &StreamSynchronize { device, stream })?;
+    if !lane::is_idle(place)? {
+        lane::wait_for(&StreamAwait { device, stream }, &StreamSynchronize { device, stream })?;
+    }
     session::get()?.take_error(place.device)
 }
 
@@ -195,7 +197,8 @@ exports! {
     call fn cuStreamSynchronize | cuStreamSynchronize_ptsz [stream] (stream: Handle) { synchronize(resolve(stream)?) }
     call fn cuStreamQuery | cuStreamQuery_ptsz [stream] (stream: Handle) {
         let place = resolve(stream)?;
-        let done = lane::ask(&StreamQuery { device: place.device, stream: place.id })?;
+        let done =
+            lane::is_idle(place)? || lane::ask(&StreamQuery { device: place.device, stream: place.id })?;
         session::get()?.take_error(place.device)?;
         if done { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
     }

@@ -48,6 +48,11 @@ const REASONS: &[(&str, &str, &str)] = &[
         "what Vulkan, Direct3D or NvSci made belongs to another driver, of which an image holds nothing",
     ),
     (
+        "rdma",
+        "GPUDirect RDMA",
+        "what other devices read and write in GPU memory they know by descriptors of the kernel, which no image can hold",
+    ),
+    (
         "multicast",
         "Multicast objects",
         "multicast over NVLink (NVLS) has not been tried and is left out; NCCL does without",

@@ -147,15 +147,15 @@ mod tests {
     use super::*;
 
     const PAGE: u64 = 4096;
-    const ALONE: &str = "REKINDLE_TEST_ALONE";
 
     /// Whether this process has no tests but the one that asks; else runs that one in such a process.
     fn is_alone(test: &str) -> bool {
-        if std::env::var_os(ALONE).is_some() {
+        const ALONE: &str = "--exact";
+        if std::env::args().any(|argument| argument == ALONE) {
             return true;
         }
         let mut process = Command::new(std::env::current_exe().unwrap());
-        let status = process.args(["--exact", test, "--nocapture"]).env(ALONE, "1").status().unwrap();
+        let status = process.args([ALONE, test, "--nocapture"]).status().unwrap();
         assert!(status.success(), "{status}");
         false
     }

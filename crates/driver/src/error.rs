@@ -42,7 +42,7 @@ pub enum Error {
     )]
     Shared { first: i32, second: i32, driver_version: String },
     #[error(
-        "process {pid} has gigabytes on several GPUs, and driver {driver_version} loses one that has peer access between them and an allocation of 512 MB or more; start it with smaller ones (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or, if it has no peer access or no such allocation, the daemon with REKINDLE_DRIVER_PEERS=allow"
+        "process {pid} has gigabytes on several GPUs, and driver {driver_version} loses one that has peer access between them and an allocation of 512 MB or more; start it with smaller ones (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or, if it has no peer access or no such allocation, the daemon with REKINDLE_TUNING=driver.peers=allow"
     )]
     Peers { pid: i32, driver_version: String },
     #[error("{0}; no image was taken, and the program goes on")]

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rekindle_protocol::frame::{self, FrameError};
+use rekindle_protocol::tuning;
 
 use crate::error::{Error, Result};
 use crate::journal::Journal;
@@ -23,8 +24,7 @@ use crate::states::Driver;
 /// The argument with which `rekindled` becomes the helper.
 pub const HELPER_ARGUMENT: &str = "driver-helper";
 
-/// Sets how long each step of the driver but the lock may take, in milliseconds.
-const LIMIT_VARIABLE: &str = "REKINDLE_DRIVER_LIMIT_MS";
+/// How long each step of the driver but the lock may take.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long a helper that works on a journal is waited for.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(180);
@@ -51,8 +51,8 @@ pub fn main(mut words: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let limit =
-        std::env::var(LIMIT_VARIABLE).ok().and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    let limit = tuning::word(tuning::STEP_LIMIT).and_then(|text| text.parse().ok());
+    let limit = limit.map(Duration::from_millis);
     let step_limit = limit.unwrap_or(LIMIT);
     let server = Arc::new(Server { directory, driver: Mutex::new(None), step_limit });
     let early = server.clone();

@@ -11,10 +11,9 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rekindle_protocol::tuning;
 use serde::{Deserialize, Serialize};
 
-/// Another file in its place, or `off`.
-const VARIABLE: &str = "REKINDLE_DRIVER_HUGE_PAGES";
 const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const WANTED: &str = "always";
 
@@ -34,7 +33,8 @@ pub struct Switch {
 impl Switch {
     /// None where it is set already, may not be written, or somebody else has it.
     pub fn take() -> Option<Switch> {
-        match std::env::var_os(VARIABLE) {
+        // Another file in its place, or `off`.
+        match tuning::word(tuning::HUGE_PAGES) {
             None => Switch::at(Path::new(SWITCH)),
             Some(word) if word == "off" => None,
             Some(path) => Switch::at(Path::new(&path)),

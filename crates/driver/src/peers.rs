@@ -9,6 +9,7 @@
 //! The driver does not say who has peer access, nor how large allocations are. So what may be such a process is refused,
 //! one with much memory on several GPUs, unless PyTorch is told to have small allocations, or the user knows better.
 
+use rekindle_protocol::tuning;
 use std::collections::HashMap;
 use std::fs;
 
@@ -18,8 +19,6 @@ use crate::error::{Error, Result};
 const MENDED: u32 = 610;
 /// What a process has on a GPU with a context, libraries and small allocations.
 const LITTLE: u64 = 2 << 30;
-/// `allow`: programs have no peer access, or only small allocations.
-const VARIABLE: &str = "REKINDLE_DRIVER_PEERS";
 /// Names of PyTorch's settings of its allocator, and the one with which allocations are of 20 MB.
 const SETTINGS: [&[u8]; 2] = [b"PYTORCH_CUDA_ALLOC_CONF=", b"PYTORCH_ALLOC_CONF="];
 const SMALL: &[u8] = b"expandable_segments:True";
@@ -28,7 +27,8 @@ const SMALL: &[u8] = b"expandable_segments:True";
 pub fn refuse(pids: &[i32], usage: &[(String, i32, u64)], driver_version: &str) -> Result<()> {
     let release = driver_version.split('.').next().and_then(|number| number.parse().ok());
     let is_mended = release.is_some_and(|release: u32| release >= MENDED);
-    if is_mended || std::env::var_os(VARIABLE).is_some_and(|word| word == "allow") {
+    // Whoever allows it says that programs have no peer access, or only small allocations.
+    if is_mended || tuning::is(tuning::PEERS, "allow") {
         return Ok(());
     }
     // A process that ends meanwhile is none.
@@ -97,6 +97,9 @@ mod tests {
         let usage = [on("a", 1, 9 << 30), on("b", 1, 1)];
         assert!(refuse(&[1], &usage, "610.10").is_ok());
         let error = refuse(&[1], &usage, "580.159.04").unwrap_err().to_string();
-        assert!(error.contains("process 1") && error.contains("REKINDLE_DRIVER_PEERS=allow"), "{error}");
+        assert!(
+            error.contains("process 1") && error.contains("REKINDLE_TUNING=driver.peers=allow"),
+            "{error}"
+        );
     }
 }

@@ -29,7 +29,8 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 pub const CLIENT_VERSION: u32 = 7;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], version 5 has
-/// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, and version 6 moves no graph into a node; all that they say is said in the same way since.
+/// no arrays, nodes of fewer kinds, and no parts of the multiprocessors, and version 6 puts no graphs into nodes; all that they say is
+/// said in the same way since.
 pub const OLDEST_CLIENT_VERSION: u32 = 1;
 /// The first that knows [`ToClient::Release`].
 pub const RELEASING_CLIENT_VERSION: u32 = 5;

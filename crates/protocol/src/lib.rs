@@ -10,7 +10,7 @@
 //! | command line ↔ daemon | a Unix socket, frames | [`daemon`] |
 //! | command line ↔ sandbox's init, for a terminal | a Unix socket, packets | [`terminal`] |
 //!
-//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`mending`], what is kept for the loss of a worker, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
+//! And [`network`], what a program may be connected to, [`mounts`], which files it sees, [`service`], what is asked of services, [`mending`], what is kept for the loss of a worker, [`tuning`], switches that they read, [`fault`], by which tests fail or kill any of them, [`descriptors`], which travel along with frames, and [`peer`],
 //! who sends them.
 
 pub mod client;
@@ -29,4 +29,5 @@ pub mod peer;
 pub mod service;
 pub mod tenant;
 pub mod terminal;
+pub mod tuning;
 pub mod worker;

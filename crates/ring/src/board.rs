@@ -46,6 +46,11 @@ impl Board {
         self.ticket.fetch_add(1, Ordering::AcqRel)
     }
 
+    /// How many places were taken.
+    pub fn tickets(&self) -> u64 {
+        self.ticket.load(Ordering::Acquire)
+    }
+
     /// Tells the worker, if it sleeps, that there is something to read. Call after publishing.
     pub fn ring(&self) {
         fence(Ordering::SeqCst);

@@ -4,8 +4,9 @@
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Bytes that a process may write to its store before the disk counts as full.
-pub const DISK_BYTES_VARIABLE: &str = "REKINDLE_FAULT_DISK_BYTES";
+/// Names faults, with commas between. `disk:BYTES` is of interest here: what a process may write to its store before the disk
+/// counts as full.
+const VARIABLE: &str = "REKINDLE_FAULT";
 
 /// The faults that a store meets; none by default.
 #[derive(Debug, Default)]
@@ -26,12 +27,9 @@ impl Faults {
         Faults { disk_bytes: None, steps: Some(AtomicI64::new(steps.min(i64::MAX as u64) as i64)) }
     }
 
-    /// What the environment asks for: [`DISK_BYTES_VARIABLE`], ignored unless it is a number.
-    pub fn from_environment() -> Faults {
-        std::env::var(DISK_BYTES_VARIABLE)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .map_or_else(Faults::default, Faults::disk_full_after)
+    /// What the environment asks for, if anything.
+    pub fn from_environment() -> Option<Faults> {
+        disk_bytes(&std::env::var(VARIABLE).ok()?).map(Faults::disk_full_after)
     }
 
     /// To be called before each change, with the bytes that it takes.
@@ -48,5 +46,20 @@ impl Faults {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         Ok(())
+    }
+}
+
+fn disk_bytes(text: &str) -> Option<u64> {
+    text.split(',').find_map(|entry| entry.trim().strip_prefix("disk:")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_disk_is_one_fault_of_several() {
+        assert_eq!(disk_bytes("frozen:hang, disk:20000"), Some(20000));
+        assert_eq!(disk_bytes("disk:much,diskette:5"), None);
     }
 }

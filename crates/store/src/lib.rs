@@ -63,7 +63,7 @@ pub use collect::Collected;
 pub use disk::modified_ns;
 pub use draft::Draft;
 pub use error::{Error, Result};
-pub use faults::{DISK_BYTES_VARIABLE, Faults};
+pub use faults::Faults;
 pub use first_pages::{FirstPages, PageRun};
 pub use hash::ContentHash;
 pub use image::Image;

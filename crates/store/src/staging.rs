@@ -76,7 +76,8 @@ impl Staging {
             path: path.to_path_buf(),
             reason: "it is no image in the making, or was given up".into(),
         })?;
-        let staging = Staging::new(layout, path, Arc::new(Disk::new(Faults::from_environment())))?;
+        let staging =
+            Staging::new(layout, path, Arc::new(Disk::new(Faults::from_environment().unwrap_or_default())))?;
         Ok(Staging { prefix: prefix.into(), ..staging })
     }
 

@@ -91,7 +91,7 @@ impl Store {
     /// Opens the store at `root`, making it if there is none, and removes what writers that died
     /// have left half done.
     pub fn open(root: &Path) -> Result<Store> {
-        Store::open_with(root, Faults::from_environment())
+        Store::open_with(root, Faults::from_environment().unwrap_or_default())
     }
 
     /// Opens a store that meets faults; for tests.

@@ -266,6 +266,7 @@ impl Dispatcher {
                 answer = second.map_err(|error| error.to_string())?;
             }
             slow::end(&self.client, began, record.opcode, record.body);
+            self.client.waiting.forget_behind(record.opcode);
             if let Some(reply) = &answer {
                 has_failed |= self.client.note_failure(self.client.bound(), reply);
             }

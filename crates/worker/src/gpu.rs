@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rekindle_device::Platform;
+use rekindle_protocol::tuning;
 
 use crate::printed::ProgramOutput;
 
@@ -78,14 +79,11 @@ impl Gpu {
     }
 }
 
-/// How modules are loaded: in `pieces`, or `whole`.
-const CODE_VARIABLE: &str = "REKINDLE_CODE";
-
-/// `Err` is one sentence.
+/// Whether modules are loaded in `pieces`, or `whole`. `Err` is one sentence.
 fn in_pieces() -> Result<bool, String> {
-    match std::env::var(CODE_VARIABLE).as_deref() {
-        Err(_) | Ok("" | "pieces") => Ok(true),
-        Ok("whole") => Ok(false),
-        Ok(other) => Err(format!("{CODE_VARIABLE} is {other:?}; set it to whole or pieces")),
+    match tuning::word(tuning::CODE).as_deref() {
+        None | Some("" | "pieces") => Ok(true),
+        Some("whole") => Ok(false),
+        Some(other) => Err(format!("{} is {other:?}; set it to whole or pieces", tuning::CODE)),
     }
 }

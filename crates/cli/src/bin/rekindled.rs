@@ -162,6 +162,9 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return fail(&error.to_string()),
     };
+    if let Err(problem) = rekindle_protocol::tuning::check() {
+        return fail(&problem);
+    }
     if first.check_config {
         println!("{}", settings.shown());
         return ExitCode::SUCCESS;

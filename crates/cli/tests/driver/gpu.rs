@@ -210,7 +210,7 @@ fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
     assert!(scene.checkpoint(&program, "little", "--leave-running").status.success());
     scene.write("used", "2200000000\n");
     let error = said(scene.checkpoint(&program, "image", "--stop"));
-    assert!(error.contains("peer access") && error.contains("REKINDLE_DRIVER_PEERS=allow"), "{error}");
+    assert!(error.contains("peer access") && error.contains("REKINDLE_TUNING=driver.peers=allow"), "{error}");
     scene.grow(1);
     let small = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
     drop(program);
@@ -219,7 +219,7 @@ fn a_process_with_much_on_several_gpus_is_refused_before_it_is_lost() {
     drop(program);
     let program = scene.start_with(1);
     scene.rekindle.set_fault(None);
-    scene.rekindle.set_environment("REKINDLE_DRIVER_PEERS", "allow");
+    scene.tune("driver.peers=allow");
     assert!(scene.checkpoint(&program, "image", "--leave-running").status.success());
     scene.grow(1);
     scene.assert_tidy();

@@ -21,6 +21,7 @@ const HUGE_PAGES: &str = "huge-pages";
 pub struct Scene {
     pub rekindle: Rekindle,
     directory: TempDir,
+    switches: String,
 }
 
 /// Built once: a program's state is found by the library's path.
@@ -45,27 +46,34 @@ fn library() -> &'static Path {
 
 impl Scene {
     pub fn new() -> Scene {
-        Scene::with(&[])
+        Scene::with("")
     }
 
     /// With a limit to each of the driver's steps, for one that hangs.
     pub fn limited() -> Scene {
-        Scene::with(&[("REKINDLE_DRIVER_LIMIT_MS", LIMIT)])
+        Scene::with(&format!("driver.step-ms={LIMIT}"))
     }
 
-    fn with(variables: &[(&str, &str)]) -> Scene {
+    /// With switches of the daemon's.
+    fn with(switches: &str) -> Scene {
         let directory = tempfile::tempdir().unwrap();
         let huge_pages = directory.path().join(HUGE_PAGES);
         fs::write(&huge_pages, "always [madvise] never\n").unwrap();
+        let switches = format!("driver.huge-pages={},{switches}", huge_pages.display());
         let own = [
-            ("REKINDLE_DRIVER_HUGE_PAGES", huge_pages.to_str().unwrap()),
+            ("REKINDLE_TUNING", switches.as_str()),
             ("REKINDLE_LIBCUDA", library().to_str().unwrap()),
             ("STANDIN_DIR", directory.path().to_str().unwrap()),
         ];
-        let rekindle = Rekindle::with(&[&own, variables].concat());
-        let scene = Scene { rekindle, directory };
+        let rekindle = Rekindle::with(&own);
+        let scene = Scene { rekindle, directory, switches: switches.clone() };
         scene.write("gpus", "1 H200 100000000 50000000\n2 H200 100000000 50000000\n");
         scene
+    }
+
+    /// The next daemon has this switch too.
+    pub fn tune(&mut self, switch: &str) {
+        self.rekindle.set_environment("REKINDLE_TUNING", &format!("{},{switch}", self.switches));
     }
 
     pub fn has(&self, name: &str) -> bool {

@@ -86,7 +86,7 @@ impl Rekindle {
 
     /// Stores opened from now on may write so many bytes and no more.
     pub fn set_disk_bytes(&mut self, bytes: &str) {
-        self.environment = vec![("REKINDLE_FAULT_DISK_BYTES".to_string(), bytes.to_string())];
+        self.environment = vec![("REKINDLE_FAULT".to_string(), format!("disk:{bytes}"))];
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

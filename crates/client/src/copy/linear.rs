@@ -127,6 +127,7 @@ fn download(
 ) -> Result<()> {
     let Place { device, id: stream } = place;
     let mut under_way: VecDeque<(Transfer, u64)> = VecDeque::new();
+    let mut last = None;
     let collect = |(piece, to): (Transfer, u64)| {
         lane::collect(piece, |staged| {
             // SAFETY: the program says that these bytes are its own memory.
@@ -143,14 +144,13 @@ fn download(
             }
             let piece = lane::expect((width - done).min(PIECE))?;
             let Transfer { offset, bytes, end } = piece;
-            lane::post(
-                &Download { device, stream, from: from + from_offset + done, offset, bytes, end },
-                &[],
-            )?;
+            let from = from + from_offset + done;
+            last = Some(lane::post_in_order(&Download { device, stream, from, offset, bytes, end })?);
             under_way.push_back((piece, to + to_offset + done));
             done += bytes;
         }
     }
     under_way.into_iter().try_for_each(collect)?;
-    session::get()?.take_error(device)
+    session::get()?.take_error(device)?;
+    last.map_or(Ok(()), |last| lane::note_idle(place, last))
 }

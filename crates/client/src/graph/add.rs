@@ -5,25 +5,29 @@ use rekindle_cuda::types::{
     MemAllocNodeParams, Memcpy3D, MemsetNodeParams,
 };
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-use rekindle_protocol::operation::{GraphAdd, GraphAddChild, GraphMove};
+use rekindle_protocol::operation::{GraphAdd, GraphAddChild, GraphClone, GraphPut, NodeAction};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::{arena, capture, lane};
 
 use super::parameters::{CHILD, Child, Parameters, Told, first_version, read, told};
-use super::{Graph, condition, memory, numbers};
+use super::{Graph, Origin, condition, memory, new_id, numbers};
 
 /// Where a node goes: place for its handle, graph, the nodes that it comes after.
 pub(super) struct Where(pub Out<Handle>, pub Handle, pub In<Handle>, pub usize);
 
 impl Where {
-    /// The graph, with a list of its nodes that is whole, and the numbers of those.
+    /// The graph, with a list of its nodes that is whole, and the numbers of those. A capture into it may be under way.
     pub(super) fn find(&self) -> Result<(&'static Graph, Vec<u32>)> {
         let Where(out, handle, after, count) = self;
         out.check()?;
         let graph = arena::get::<Graph>(*handle)?;
-        graph.refresh(*handle)?;
+        if graph.is_captured_now() {
+            capture::know_nodes(*handle)?;
+        } else {
+            graph.refresh(*handle)?;
+        }
         Ok((graph, numbers(*handle, after.slice(*count)?)?))
     }
 }
@@ -32,21 +36,22 @@ impl Where {
 pub(super) fn add_told(place: &Where, graph: &Graph, after: Vec<u32>, told: Told) -> Result<u32> {
     let Told { action, kept } = told;
     let kind = action.kind();
-    let number = lane::ask(&GraphAdd { graph: graph.id, after: after.clone(), action })?;
-    let handle = graph.added(place.1, number, kind, after)?;
-    let replaced = graph.state().held.keep(number, kept);
-    replaced.let_go(graph.device);
-    place.0.put(handle)?;
+    let number = match graph.is_captured_now() {
+        true => capture::add_to_graph(place.1, &after, action, kept)?,
+        false => {
+            let number = lane::ask(&GraphAdd { graph: graph.id, after: after.clone(), action })?;
+            let replaced = graph.state().held.keep(number, kept);
+            replaced.let_go(graph.device);
+            number
+        }
+    };
+    place.0.put(graph.added(place.1, number, kind, after)?)?;
     Ok(number)
 }
 
 fn add(place: Where, parameters: Parameters) -> Result<()> {
-    let graph = arena::get::<Graph>(place.1)?;
-    if graph.is_captured_now() {
-        return add_to_capture(&place, graph, parameters);
-    }
     match parameters {
-        Parameters::Child(Child::Copied(child)) => add_child(&place, child).map(drop),
+        Parameters::Child(Child::Copied(child)) => add_child(&place, child),
         Parameters::Child(Child::Moved(child)) => move_child(&place, child),
         Parameters::Allocate(parameters) => memory::add_allocation(&place, parameters),
         Parameters::Free(address) => memory::add_free(&place, address),
@@ -58,56 +63,68 @@ fn add(place: Where, parameters: Parameters) -> Result<()> {
     }
 }
 
-/// Adds a node to the graph of a capture that is under way.
-fn add_to_capture(place: &Where, graph: &Graph, parameters: Parameters) -> Result<()> {
-    let Where(out, handle, after, count) = place;
-    out.check()?;
-    let after = numbers(*handle, after.slice(*count)?)?;
-    if parameters.have_more_than_action() {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
-    }
-    let mut kind = 0;
-    let number = capture::add_to_graph(*handle, &after, || {
-        let Told { action, kept } = told(parameters, graph.device)?;
-        kind = action.kind();
-        Ok((action, kept))
-    })?;
-    let number = number.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    out.put(graph.added(*handle, number, kind, after)?)
-}
-
-/// The node has the child's nodes as they are now, and holds what the child holds. Gives its number.
-fn add_child(place: &Where, child: Handle) -> Result<u32> {
+/// A graph that can be in a node of another one.
+fn child_of(place: &Where, child: Handle) -> Result<&'static Graph> {
     let found = arena::get::<Graph>(child)?;
     if child == place.1 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     // One that is being captured has no end yet.
     found.refresh(child)?;
-    if found.has_one_instance() {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
-    }
+    if found.has_one_instance() { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(found) }
+}
+
+/// The node has the child's nodes as they are now, and holds what the child holds.
+fn add_child(place: &Where, child: Handle) -> Result<()> {
+    let found = child_of(place, child)?;
     let (graph, after) = place.find()?;
-    let number = lane::ask(&GraphAddChild { graph: graph.id, after: after.clone(), child: found.id })?;
-    let handle = graph.added(place.1, number, CHILD, after)?;
+    if graph.is_captured_now() {
+        return add_child_to_capture(place, graph, after, found);
+    }
+    add_node_of(place, graph, after, found)?;
     let held = found.all_held();
     graph.state().held.extend(held);
-    place.0.put(handle)?;
+    Ok(())
+}
+
+/// Gives the node's number.
+fn add_node_of(place: &Where, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<u32> {
+    let number = lane::ask(&GraphAddChild { graph: graph.id, after: after.clone(), child: child.id })?;
+    place.0.put(graph.added(place.1, number, CHILD, after)?)?;
     Ok(number)
 }
 
 /// The child becomes the graph in the node: what is changed of it from now on is changed there.
 fn move_child(place: &Where, child: Handle) -> Result<()> {
-    let found = arena::get::<Graph>(child)?;
-    if found.state().owner.is_some() {
+    let found = child_of(place, child)?;
+    let (graph, after) = place.find()?;
+    if found.state().owner.is_some() || found.device != graph.device {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let number = add_child(place, child)?;
-    let graph = arena::get::<Graph>(place.1)?;
-    lane::ask(&GraphMove { graph: graph.id, node: number, child: found.id })?;
+    let number = match graph.is_captured_now() {
+        // It comes into the node when the capture ends.
+        true => add_told(place, graph, after, NodeAction::Child.into())?,
+        false => {
+            let number = add_node_of(place, graph, after, found)?;
+            lane::ask(&GraphPut { graph: graph.id, node: number, body: 0, inside: found.id })?;
+            number
+        }
+    };
     found.state().owner = Some((place.1, number, 0));
     graph.state().inside.insert((number, 0), child);
     Ok(())
+}
+
+/// A copy of the child comes into the node when the capture ends.
+fn add_child_to_capture(place: &Where, graph: &Graph, after: Vec<u32>, child: &Graph) -> Result<()> {
+    if child.device != graph.device {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let copy = new_id();
+    lane::ask(&GraphClone { graph: child.id, clone: copy })?;
+    let number = add_told(place, graph, after, NodeAction::Child.into())?;
+    graph.put_later(place.1, (number, 0), copy, Origin::Worker(0))?;
+    capture::hold_in(place.1, child.all_held())
 }
 
 /// Full and programmatic dependencies. The latter let a kernel begin before the one that it comes after has ended, if

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::ConditionalNodeParams;
-use rekindle_protocol::operation::NodeAction;
+use rekindle_protocol::operation::{GraphCreate, NodeAction};
 
 use crate::abi::{Handle, Out, Result};
-use crate::arena;
 use crate::export::exports;
+use crate::{arena, lane};
 
 use super::add::{Where, add_told};
 use super::inside::body_of;
-use super::{Graph, Node, read};
+use super::{Graph, Node, Origin, new_id, read};
 
 /// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
 const ASSIGN_DEFAULT: u32 = 1;
@@ -57,12 +57,23 @@ pub(super) fn add(place: &Where, out: Out<ConditionalNodeParams>) -> Result<()> 
     let number = add_told(place, graph, after, action.into())?;
     let node = graph.state().entry(number)?.handle;
     graph.state().conditions.remove(&handle);
-    let graphs = (0..bodies).map(|body| body_of(place.1, number, body)).collect::<Result<Vec<_>>>()?;
+    let body = |body| match graph.is_captured_now() {
+        true => new_body(place.1, graph, (number, body)),
+        false => body_of(place.1, number, body),
+    };
+    let graphs = (0..bodies).map(body).collect::<Result<Vec<_>>>()?;
     let node = arena::get::<Node>(node)?;
     let mut given = node.read.lock().unwrap_or_else(PoisonError::into_inner);
     let graphs = given.insert(read::Given::graphs(graphs)).first_graph();
     wanted.graphs = graphs.cast::<*mut c_void>();
     out.put(wanted)
+}
+
+/// A body of a node of a capture under way, into whose graph it comes when that ends.
+fn new_body(of: Handle, graph: &Graph, place: (u32, u32)) -> Result<Handle> {
+    let body = new_id();
+    lane::ask(&GraphCreate { device: graph.device, graph: body })?;
+    graph.put_later(of, place, body, Origin::Program)
 }
 
 exports! {

@@ -1,7 +1,7 @@
 //! Graphs that are in nodes. What is changed of one is changed in its node.
 
 use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
-use rekindle_protocol::operation::GraphInside;
+use rekindle_protocol::operation::{GraphDestroy, GraphInside, GraphPut, Id};
 
 use crate::abi::{Handle, Out, Result};
 use crate::export::exports;
@@ -14,7 +14,9 @@ use super::{Graph, Node, Origin, insert_as, new_id};
 pub(super) fn graph_in(handle: Handle) -> Result<Handle> {
     let node = arena::get::<Node>(handle)?;
     let graph = arena::get::<Graph>(node.graph)?;
-    graph.refresh(node.graph)?;
+    if !graph.is_captured_now() {
+        graph.refresh(node.graph)?;
+    }
     if graph.state().entry(node.number)?.kind != CHILD {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -36,6 +38,47 @@ pub(super) fn body_of(of: Handle, node: u32, body: u32) -> Result<Handle> {
 }
 
 impl Graph {
+    /// A graph by itself is in a node of this one when the capture into this one ends.
+    pub(super) fn put_later(
+        &self,
+        own: Handle,
+        (node, body): (u32, u32),
+        id: Id,
+        origin: Origin,
+    ) -> Result<Handle> {
+        let inside = insert_as(id, self.device, origin, Some((own, node, body)), None)?;
+        self.state().inside.insert((node, body), inside);
+        Ok(inside)
+    }
+
+    /// The capture into it has ended, and it had so many nodes before: graphs in later ones come there.
+    pub(super) fn put_inside(&self, before: usize) -> Result<()> {
+        let mut inside = self.graphs_in(before);
+        inside.sort_unstable_by_key(|(place, _)| *place);
+        inside.into_iter().try_for_each(|((node, body), handle)| {
+            let inside = arena::get::<Graph>(handle)?.id;
+            lane::ask(&GraphPut { graph: self.id, node, body, inside })
+        })
+    }
+
+    /// The capture into it came to nothing: graphs that were to be in nodes of it end.
+    pub(super) fn drop_inside(&self, before: usize) -> Result<()> {
+        for (place, handle) in self.graphs_in(before) {
+            self.state().inside.remove(&place);
+            let graph = arena::remove::<Graph>(handle)?;
+            drop(graph.end_handles()?);
+            lane::ask(&GraphDestroy { graph: graph.id })?;
+        }
+        Ok(())
+    }
+
+    /// Graphs in its nodes from this number on.
+    fn graphs_in(&self, from: usize) -> Vec<((u32, u32), Handle)> {
+        let state = self.state();
+        let later = state.inside.iter().filter(|((node, _), _)| *node as usize >= from);
+        later.map(|(place, handle)| (*place, *handle)).collect()
+    }
+
     /// Another graph is in its node now: its nodes are that one's.
     pub(super) fn begin_anew(&self) -> Result<()> {
         // What it held, instances may have.

@@ -14,13 +14,14 @@ use rekindle_cuda::{
 };
 use rekindle_protocol::operation::{MemoryAllocate, MemoryFree, NodeAction};
 
-use crate::abi::{In, Out, Result};
+use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
 use crate::memory::{self, Purpose};
 use crate::module::DEVICES;
 use crate::stream::Place;
 use crate::{capture, device, lane, session};
 
+use super::Graph;
 use super::add::{Where, add_told};
 use super::parameters::Told;
 
@@ -139,15 +140,15 @@ pub(super) fn add_allocation(place: &Where, out: Out<MemAllocNodeParams>) -> Res
     let block = block(parameters.pool.location.id as u8, parameters.bytes as u64)?;
     let (address, bytes) = (block.address, block.bytes);
     add_told(place, graph, after, NodeAction::Allocate { address, bytes }.into())?;
-    graph.state().memory.push(MemoryNode::Allocate(block));
+    note(place.1, graph, MemoryNode::Allocate(block))?;
     parameters.address = address;
     out.put(parameters)
 }
 
 pub(super) fn add_free(place: &Where, address: u64) -> Result<()> {
     let (graph, after) = place.find()?;
-    let is_freed =
-        graph.state().memory.iter().any(|node| matches!(node, MemoryNode::Free(a) if *a == address));
+    let frees = |node: &MemoryNode| matches!(node, MemoryNode::Free(a) if *a == address);
+    let is_freed = graph.state().memory.iter().any(frees) || capture::has_memory(place.1, frees);
     if !is_graph_s(address) || is_freed {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -155,7 +156,15 @@ pub(super) fn add_free(place: &Where, address: u64) -> Result<()> {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     add_told(place, graph, after, Told::from(NodeAction::Free { address }))?;
-    graph.state().memory.push(MemoryNode::Free(address));
+    note(place.1, graph, MemoryNode::Free(address))
+}
+
+/// A graph, or the capture into it that is under way, has a node with memory.
+fn note(handle: Handle, graph: &Graph, node: MemoryNode) -> Result<()> {
+    if graph.is_captured_now() {
+        return capture::note_memory_in(handle, node);
+    }
+    graph.state().memory.push(node);
     Ok(())
 }
 

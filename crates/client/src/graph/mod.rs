@@ -154,15 +154,23 @@ pub fn capture_into(handle: Handle) -> Result<()> {
     Ok(())
 }
 
-/// The capture into the program's graph came to nothing: it is as it was.
-pub fn not_captured(handle: Handle) -> Result<()> {
-    let mut state = arena::get::<Graph>(handle)?.state();
+/// The capture into a graph came to nothing: one that the program has made is as it was, another one is not there.
+pub fn not_captured(handle: Handle, is_program_s: bool) -> Result<()> {
+    let graph = arena::get::<Graph>(handle)?;
+    let mut state = graph.state();
     if let Origin::Unfinished(before) = state.origin {
         for entry in state.nodes.drain(before..).flatten() {
             arena::remove::<Node>(entry.handle)?;
         }
+        drop(state);
+        graph.drop_inside(before)?;
+        state = graph.state();
     }
     state.origin = Origin::Program;
+    drop(state);
+    if !is_program_s {
+        arena::remove::<Graph>(handle)?;
+    }
     Ok(())
 }
 
@@ -178,8 +186,12 @@ pub fn captured(
         Some(handle) => handle,
         None => insert(id, device, Origin::Unfinished(0))?,
     };
-    let mut state = arena::get::<Graph>(handle)?.state();
+    let graph = arena::get::<Graph>(handle)?;
+    let mut state = graph.state();
     if let Origin::Unfinished(before) = state.origin {
+        drop(state);
+        graph.put_inside(before)?;
+        state = graph.state();
         state.origin = Origin::Worker(before);
     }
     state.held.join(held);

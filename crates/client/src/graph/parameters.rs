@@ -91,16 +91,6 @@ pub fn read(parameters: In<u32>) -> Result<Parameters> {
     })
 }
 
-impl Parameters {
-    /// Whether the node has graphs or memory.
-    pub fn have_more_than_action(&self) -> bool {
-        matches!(
-            self,
-            Parameters::Child(_) | Parameters::Allocate(_) | Parameters::Free(_) | Parameters::Conditional(_)
-        )
-    }
-}
-
 /// What the worker is told, and what the node uses in this process.
 pub struct Told {
     pub action: NodeAction,

@@ -1,7 +1,7 @@
 //! Managed memory: pinned memory that program and device both use where it is. Advice and prefetching change nothing.
 
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_cuda::types::{LOCATION_DEVICE, MemLocation};
-use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 
 use crate::abi::{Handle, In, Out, Result};
 use crate::export::exports;
@@ -113,8 +113,5 @@ exports! {
             range_attribute(Out(outs[index] as *mut i32), sizes[index], *attribute, address, bytes)?;
         }
         Ok(())
-    }
-    ready fn cuMemGetHandleForAddressRange(_out: Handle, _address: u64, _bytes: usize, _kind: u32, _flags: u64) {
-        Err(CUDA_ERROR_NOT_SUPPORTED)
     }
 }

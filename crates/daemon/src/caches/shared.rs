@@ -6,14 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use rekindle_protocol::tuning;
 use rekindle_protocol::worker::{CACHE_SLOT, Cached};
 use rekindle_store::{ContentHash, Image, Part, PartKind};
 
 use super::index::Priority;
 use super::memory::Memory;
-
-/// `off`: each instance has memory of its own.
-const VARIABLE: &str = "REKINDLE_GPU_SHARE";
 
 struct Entry {
     memory: Arc<Memory>,
@@ -29,7 +27,7 @@ pub struct SharedBuffers {
 
 /// Whether nothing is to be shared.
 pub fn is_off() -> bool {
-    std::env::var(VARIABLE).is_ok_and(|wanted| wanted == "off")
+    tuning::is(tuning::SHARE, "off")
 }
 
 /// The parts of an image that instances can share, with what they hold: whole buffers on the first GPU that programs

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rekindle_protocol::daemon::Mode;
+use rekindle_protocol::tuning;
 use rekindle_sandbox::Cpu;
 use rekindle_sandbox::pages::Ahead;
 
@@ -12,15 +13,14 @@ use crate::timeline::PAGES;
 
 use super::attempt::Attempt;
 
-/// `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
-const VARIABLE: &str = "REKINDLE_PRECOPY";
 /// Among CRIU's images, which are no directories.
 const DIRECTORY: &str = "ahead";
 
 impl Attempt<'_> {
     /// Copies what a program that is to go on has in memory; none where that is not wanted, or cannot be done.
     pub(super) fn copy_ahead(&self, scratch: &Path) -> Result<Option<Ahead>> {
-        let wish = std::env::var(VARIABLE).unwrap_or_default();
+        // `off` has memory copied while programs stand still; `check` has what was copied before compared with what it is then.
+        let wish = tuning::word(tuning::PRECOPY).unwrap_or_default();
         let Cpu::Sandbox(sandbox) = self.subject.cpu else { return Ok(None) };
         if wish == "off" || !self.request.leave_running || self.subject.mode != Mode::Sandbox {
             return Ok(None);

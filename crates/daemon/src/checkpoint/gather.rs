@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::ScopedJoinHandle;
 
 use rekindle_protocol::daemon::Mode;
+use rekindle_protocol::tuning;
 use rekindle_protocol::worker::Contents;
 use rekindle_sandbox::{Frozen, KnownFiles, driver_socket, inherited, timers};
 use rekindle_store::{Draft, Image, Part};
@@ -24,9 +25,6 @@ use crate::timeline::{CPU, GPU};
 use crate::workers::{Worker, gpu_half};
 
 use super::attempt::{Attempt, QuiescedGpu, Subject};
-
-/// `off` has programs stand still until their GPU memory is written.
-const SHADOW: &str = "REKINDLE_SHADOW";
 
 impl Attempt<'_> {
     /// The pages of the CPU half wait until that is done, however it ends.
@@ -53,8 +51,8 @@ impl Attempt<'_> {
 
     /// A program that goes on does so while its GPU memory is written.
     pub(super) fn contents(&self) -> Contents {
-        let is_wanted = std::env::var_os(SHADOW).is_none_or(|wanted| wanted != "off");
-        if self.request.leave_running && is_wanted { Contents::Shadowed } else { Contents::Saved }
+        let is_off = tuning::is(tuning::SHADOW, "off");
+        if self.request.leave_running && !is_off { Contents::Shadowed } else { Contents::Saved }
     }
 
     /// An attempt that has failed leaves no copy of the program's memory on the GPU.

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use rekindle_driver::UuidPair;
 use rekindle_protocol::daemon::{Mode, Report};
+use rekindle_protocol::tuning;
 use rekindle_sandbox::process::{pid_map, tree};
 use rekindle_sandbox::{ending, refuse_headless};
 use rekindle_store::{Image, PartKind};
@@ -34,7 +35,7 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::images::driver_half::{self, DriverHalf};
 use crate::images::metadata::{ContainerMetadata, ImageMetadata};
-use crate::images::{cpu_pages, preflight};
+use crate::images::preflight;
 use crate::reply::Reply;
 use crate::sandboxes::members::Members;
 use crate::sandboxes::names;
@@ -267,8 +268,9 @@ pub fn restore(
 fn mapped(pid: i32) -> String {
     format!(
         "process {pid} has memory mapped from the image, so that CRIU cannot take its container again; \
-         {}=read in the daemon's environment at the checkpoint avoids that",
-        cpu_pages::VARIABLE
+         {}={}=off in the daemon's environment at the checkpoint avoids that",
+        tuning::VARIABLE,
+        tuning::MAP_PAGES
     )
 }
 

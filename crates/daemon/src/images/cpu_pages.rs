@@ -14,6 +14,7 @@ use std::thread::ScopedJoinHandle;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::SndBufForce;
 use nix::unistd::{Whence, lseek};
+use rekindle_protocol::tuning;
 use rekindle_sandbox::pages::{self, Ahead, PageFile, PageServer, Piece, ServeError, Served, Wanted};
 use rekindle_sandbox::{inherited, timers};
 use rekindle_store::bounded;
@@ -33,11 +34,9 @@ const PIECE: usize = 1 << 20;
 /// How much CRIU may send before it has to wait.
 const SOCKET_BYTES: usize = 4 << 20;
 
-/// `read` has CRIU read all pages before the program runs, as it does of itself; anything else maps them.
-pub const VARIABLE: &str = "REKINDLE_CPU_PAGES";
-
+/// `off` has CRIU read all pages before the program runs, as it does of itself; anything else maps them.
 fn is_read_wanted() -> bool {
-    std::env::var_os(VARIABLE).is_some_and(|wanted| wanted == "read")
+    tuning::is(tuning::MAP_PAGES, "off")
 }
 
 /// Converts the dump in `images` and takes the page files into the draft. Returns what the user should know.

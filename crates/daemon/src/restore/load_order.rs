@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rekindle_protocol::daemon::LoadOrder;
+use rekindle_protocol::tuning;
 use rekindle_protocol::worker::{Recording, ask};
 use rekindle_store::{Image, LoadOrder as Known};
 use serde_json::{Value, json};
@@ -13,14 +14,11 @@ use crate::error::{Error, Result};
 use crate::sandboxes::Sandbox;
 use crate::workers::Worker;
 
-/// Says how restores load that are not told.
-const VARIABLE: &str = "REKINDLE_LOAD_ORDER";
-
 /// The order to load in, where none is wished.
 pub fn usual() -> LoadOrder {
-    let Ok(wanted) = std::env::var(VARIABLE) else { return LoadOrder::default() };
+    let Some(wanted) = tuning::word(tuning::LOAD_ORDER) else { return LoadOrder::default() };
     serde_json::from_value(Value::String(wanted.clone())).unwrap_or_else(|_| {
-        log::warn!("{VARIABLE} is {wanted:?}, and none, default, profile or worst were expected");
+        log::warn!("{} is {wanted:?}, and none, default, profile or worst were expected", tuning::LOAD_ORDER);
         LoadOrder::default()
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rekindle_driver::Helper;
 use rekindle_protocol::daemon::State;
 use rekindle_sandbox::{Adopted, Sandbox as CpuHalf};
-use rekindle_store::{DISK_BYTES_VARIABLE, Faults, Store};
+use rekindle_store::{Faults, Store};
 
 use crate::access_log::AccessLog;
 use crate::caches::{CacheLimits, Caches};
@@ -64,10 +64,9 @@ impl Daemon {
         for name in store.abandoned() {
             log::warn!("the checkpoint to image {name:?} was not finished; what was written is removed");
         }
-        let store = if std::env::var_os(DISK_BYTES_VARIABLE).is_some() {
-            Store::open(&places.store())?
-        } else {
-            store
+        let store = match Faults::from_environment() {
+            Some(faults) => Store::open_with(&places.store(), faults)?,
+            None => store,
         };
         let access_log = services.access_log.map(|to| AccessLog::open(&to, places.log_max)).transpose()?;
         let spans = services.otlp_endpoint.map(|endpoint| Spans::open(&endpoint)).transpose()?;

@@ -302,10 +302,10 @@ operations! {
     sync tensor_map_replace TensorMapReplace<'a> { device: u8, map: &'a [u8], address: u64 } -> Vec<u8>;
     /// What the driver says of a device by a number that libraries of its maker know: 0 is no.
     sync device_feature DeviceFeature { device: u8, feature: u32 } -> i32;
-    /// The graph that a child node was made of becomes the one in it.
-    sync graph_move GraphMove { graph: Id, node: u32, child: Id } -> ();
     /// As `GraphSetChild`, of a node of a graph in an instance.
     sync graph_set_child_inside GraphSetChildInside { exec: Id, path: Vec<(u32, u32)>, node: u32, child: Id } -> ();
+    /// A graph that is in no other one is in a node from now on, in place of what was there, as after `graph_inside`.
+    sync graph_put GraphPut { graph: Id, node: u32, body: u32, inside: Id } -> ();
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use rekindle_device::{Device, Event, Result};
+use rekindle_device::{Device, Event, Result, Stream};
 use rekindle_protocol::operation::{Answer, ContextReset, LimitSet, Origin};
 use serde::Serialize;
 
@@ -20,6 +20,8 @@ pub(crate) struct Context {
     pub scratch: Vec<Event>,
     /// The legacy stream may have unfinished work.
     pub legacy_busy: bool,
+    /// Streams whose kernels may have printed since the driver last handed out what kernels print.
+    pub printing: Vec<Stream>,
     pub meeting: Meeting,
     /// Events behind the work of streams that were destroyed before it was done.
     pub orphans: Vec<Event>,
@@ -52,6 +54,7 @@ impl Context {
             gpu,
             scratch: Vec::new(),
             legacy_busy: false,
+            printing: Vec::new(),
             meeting: Meeting::default(),
             orphans: Vec::new(),
             limits: Vec::new(),
@@ -64,6 +67,32 @@ impl Context {
 }
 
 impl Client {
+    /// Kernels begin on a stream.
+    #[inline]
+    pub(super) fn note_kernels(&mut self, device: usize, stream: Stream) -> Result<()> {
+        let printing = &mut self.context_mut(device)?.printing;
+        if printing.last() != Some(&stream) && !printing.contains(&stream) {
+            printing.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Has the driver hand out what kernels of a stream printed, if it has nothing to do. The legacy stream has waited for
+    /// others.
+    pub(super) fn hand_out_printed(&mut self, device: usize, stream: Stream) -> Result<()> {
+        let printing = &self.context(device)?.printing;
+        let is_legacy = stream == Stream::LEGACY && !printing.is_empty();
+        if !is_legacy && !printing.contains(&stream) {
+            return Ok(());
+        }
+        let gpu = self.on(device)?;
+        if gpu.stream_query(stream)? {
+            gpu.stream_synchronize(stream)?;
+            self.context_mut(device)?.printing.retain(|other| *other != stream);
+        }
+        Ok(())
+    }
+
     pub(super) fn set_limit(&mut self, request: LimitSet) -> Result<()> {
         let device = usize::from(request.device);
         self.on(device)?.set_limit(request.limit, request.value)?;
@@ -85,6 +114,7 @@ impl Client {
             // Nothing is left to wait for; this lets the driver hand out what kernels printed.
             if client.is_idle(device)? {
                 client.on(device)?.synchronize()?;
+                client.context_mut(device)?.printing.clear();
             }
             Ok(done)
         })
@@ -143,6 +173,7 @@ impl Client {
         for event in context.freed.drain(..).filter_map(|freed| Some(freed.pending?.1)) {
             context.scratch.push(event);
         }
+        context.printing.clear();
         context.limits.clear();
         note(context.heap.clear());
         self.forget_all_data(index);

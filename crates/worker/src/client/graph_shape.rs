@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rekindle_cuda::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
 use rekindle_device::Result;
 use rekindle_protocol::operation::{
-    GraphClone, GraphEdges, GraphInside, GraphMove, GraphNode, GraphRemove, GraphTopology, Id, NodeAction,
+    GraphClone, GraphEdges, GraphInside, GraphNode, GraphPut, GraphRemove, GraphTopology, Id, NodeAction,
     NodeFound,
 };
 
@@ -170,6 +170,26 @@ impl Client {
         self.graphs.insert(clone, GraphObject { device, built: None, recipe, within: None })
     }
 
+    /// A graph by itself is in a node from now on.
+    pub(super) fn put_in_node(&mut self, request: GraphPut) -> Result<()> {
+        let GraphPut { graph, node, body, inside } = request;
+        let of = self.graphs.get(graph)?;
+        let (device, mut outer) = (of.device, Some(graph));
+        // It is not in itself.
+        while let Some(id) = outer.filter(|id| *id != inside) {
+            outer = self.graphs.get(id)?.within.map(|within| within.0);
+        }
+        let within = Some((graph, node, body));
+        let found = self.graphs.get(inside)?;
+        let is_other = outer.is_some() || found.within.is_some() || found.device != device;
+        if is_other || self.graphs.iter().any(|(_, graph)| graph.within == within) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        self.unbuild(inside)?;
+        self.graphs.get_mut(inside)?.within = within;
+        self.spread(inside)
+    }
+
     pub(super) fn graph_in_node(&mut self, request: GraphInside) -> Result<()> {
         let GraphInside { graph, node, body, inside } = request;
         self.unfold_graph(graph)?;
@@ -183,24 +203,5 @@ impl Client {
         let recipe = step.and_then(|step| step.inside(body)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let recipe = Arc::new(recipe.clone());
         self.graphs.insert(inside, GraphObject { device, built: None, recipe, within })
-    }
-
-    pub(super) fn move_graph(&mut self, request: GraphMove) -> Result<()> {
-        let GraphMove { graph, node, child } = request;
-        let within = Some((graph, node, 0));
-        let is_child = matches!(
-            self.graphs.get(graph)?.recipe.steps.get(node as usize),
-            Some(GraphStep::Child { recipe, .. }) if *recipe == *self.graphs.get(child)?.recipe
-        );
-        if !is_child
-            || self
-                .graphs
-                .iter()
-                .any(|(id, graph)| graph.within == within || id == child && graph.within.is_some())
-        {
-            return Err(CUDA_ERROR_INVALID_VALUE);
-        }
-        self.graphs.get_mut(child)?.within = within;
-        Ok(())
     }
 }

@@ -129,6 +129,7 @@ impl Client {
     pub(super) fn launch_graph(&mut self, origin: Origin, request: GraphLaunch) -> Result<()> {
         self.renew_exec(request.exec)?;
         let (device, stream) = self.enter(origin, request.device, request.stream)?;
+        self.note_kernels(device, stream)?;
         if self.constants_told {
             let recipe = self.execs.get(request.exec)?.recipe.clone();
             self.fill_banks(device, &recipe, stream)?;

@@ -470,8 +470,8 @@ impl Handler for Client {
         self.graph_in_node(request).into()
     }
 
-    fn graph_move(&mut self, _: Origin, request: GraphMove, _: No) -> Answer<()> {
-        self.move_graph(request).into()
+    fn graph_put(&mut self, _: Origin, request: GraphPut, _: No) -> Answer<()> {
+        self.put_in_node(request).into()
     }
 
     fn graph_enable(&mut self, _: Origin, request: GraphEnable, _: No) -> Answer<()> {

@@ -19,6 +19,7 @@ use rekindle_protocol::operation::{Asynchronous, Download, Origin, Upload};
 use rekindle_ring::STAGING_BYTES;
 
 use super::Client;
+use super::waiting::Behind;
 
 /// A batch is closed when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -32,6 +33,19 @@ const _: () = assert!((STAGING_BYTES as u64).is_multiple_of(UNIT));
 pub(crate) struct Lane {
     open: Option<Open>,
     closed: VecDeque<Closed>,
+    /// The last position that was published.
+    complete: u64,
+}
+
+/// A transfer as it was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Staged {
+    device: u8,
+    stream: u32,
+    offset: u64,
+    bytes: u64,
+    end: u64,
+    is_down: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +54,8 @@ struct Open {
     stream: Stream,
     bytes: u64,
     end: u64,
+    /// Whether some of it comes from the GPU.
+    is_down: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +64,15 @@ struct Closed {
     /// None when there is nothing to wait for: the transfer could not be issued.
     event: Option<Event>,
     end: u64,
+    /// The stream of one from the GPU, which has whoever waits for the bytes see what came before them.
+    down: Option<Stream>,
 }
 
 impl Client {
     pub(super) fn stage_up(&mut self, origin: Origin, request: Upload) -> Result<()> {
         let Upload { device, stream, to, offset, bytes, end } = request;
-        let issued =
-            self.stage(origin, device, stream, offset, bytes, end, |area, at| (to.wrapping_add(at), area));
+        let place = Staged { device, stream, offset, bytes, end, is_down: false };
+        let issued = self.stage(origin, place, |area, at| (to.wrapping_add(at), area));
         if issued.is_ok() {
             self.transferred.to_gpu += bytes;
         }
@@ -63,25 +81,16 @@ impl Client {
 
     pub(super) fn stage_down(&mut self, origin: Origin, request: Download) -> Result<()> {
         let Download { device, stream, from, offset, bytes, end } = request;
-        let issued =
-            self.stage(origin, device, stream, offset, bytes, end, |area, at| (area, from.wrapping_add(at)));
+        let place = Staged { device, stream, offset, bytes, end, is_down: true };
+        let issued = self.stage(origin, place, |area, at| (area, from.wrapping_add(at)));
         if issued.is_ok() {
             self.transferred.from_gpu += bytes;
         }
         self.abandon_if_failed(origin, device, end, issued)
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the fields of two requests")]
-    fn stage(
-        &mut self,
-        origin: Origin,
-        device: u8,
-        stream: u32,
-        offset: u64,
-        bytes: u64,
-        end: u64,
-        sides: impl Fn(u64, u64) -> (u64, u64),
-    ) -> Result<()> {
+    fn stage(&mut self, origin: Origin, place: Staged, sides: impl Fn(u64, u64) -> (u64, u64)) -> Result<()> {
+        let Staged { device, stream, offset, bytes, end, is_down } = place;
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|last| last > STAGING_BYTES as u64) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -101,7 +110,8 @@ impl Client {
         for part in parts {
             let (to, from) = sides(area + part.start, part.start - offset);
             self.context(device)?.device.copy(to, from, part.end - part.start, stream)?;
-            self.add_to_batch(origin.ring, Open { device, stream, bytes: part.end - part.start, end });
+            let bytes = part.end - part.start;
+            self.add_to_batch(origin.ring, Open { device, stream, bytes, end, is_down });
         }
         if self.threads[origin.ring].lane.open.is_some_and(|open| open.bytes >= BATCH_BYTES) {
             self.close_batch(origin.ring);
@@ -114,6 +124,7 @@ impl Client {
             Some(open) => {
                 open.bytes += more.bytes;
                 open.end = more.end;
+                open.is_down |= more.is_down;
             }
             none => {
                 *none = Some(more);
@@ -142,7 +153,7 @@ impl Client {
     fn abandon_if_failed(&mut self, origin: Origin, device: u8, end: u64, issued: Result<()>) -> Result<()> {
         if issued.is_err() {
             self.close_batch(origin.ring);
-            let closed = Closed { device: usize::from(device), event: None, end };
+            let closed = Closed { device: usize::from(device), event: None, end, down: None };
             self.threads[origin.ring].lane.closed.push_back(closed);
             self.waiting.transfers += 1;
         }
@@ -179,8 +190,15 @@ impl Client {
                 None
             }
         };
-        let closed = Closed { device: open.device, event, end: open.end };
+        let Open { device, stream, end, is_down, .. } = open;
+        let closed = Closed { device, event, end, down: is_down.then_some(stream) };
         self.threads[ring].lane.closed.push_back(closed);
+        self.waiting.behind = Some(Behind { device, stream, ring, end });
+    }
+
+    /// Whether a ring's transfers up to this position are complete, and that is published.
+    pub(super) fn are_complete(&self, ring: usize, end: u64) -> bool {
+        self.threads.get(ring).is_none_or(|thread| thread.lane.complete >= end)
     }
 
     /// Publishes what is complete. True when something was.
@@ -188,7 +206,9 @@ impl Client {
         let mut progress = false;
         for ring in 0..self.threads.len() {
             let mut complete = None;
-            while let Some(Closed { device, event, end }) = self.threads[ring].lane.closed.front().copied() {
+            while let Some(Closed { device, event, end, down }) =
+                self.threads[ring].lane.closed.front().copied()
+            {
                 match event.map(|event| self.on(device).and_then(|device| device.event_query(event))) {
                     Some(Ok(false)) => break,
                     Some(Err(code)) => self.note_fault(device, code),
@@ -197,6 +217,11 @@ impl Client {
                 if let Some(event) = event {
                     self.give_event(device, event);
                 }
+                if let Some(stream) = down
+                    && let Err(code) = self.hand_out_printed(device, stream)
+                {
+                    self.note_fault(device, code);
+                }
                 self.threads[ring].lane.closed.pop_front();
                 self.waiting.transfers -= 1;
                 complete = Some(end);
@@ -204,6 +229,7 @@ impl Client {
             if let Some(end) = complete.filter(|_| !self.is_broken()) {
                 self.note_told();
                 self.note_staged(ring, end);
+                self.threads[ring].lane.complete = end;
                 self.threads[ring].ring.staged(end);
                 progress = true;
             }

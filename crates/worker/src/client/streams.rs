@@ -30,6 +30,7 @@ impl Client {
     pub(crate) fn enter(&mut self, origin: Origin, device: u8, id: Id) -> Result<(usize, Stream)> {
         let device = usize::from(device);
         self.bind(device)?;
+        self.waiting.behind = None;
         let handle = match id {
             LEGACY_STREAM => {
                 self.context_mut(device)?.legacy_busy = true;
@@ -115,9 +116,10 @@ impl Client {
         self.on(stream.device)?.stream_destroy(stream.handle)
     }
 
-    /// Another stream may get this one's handle; it must not inherit what this one freed.
+    /// Another stream may get this one's handle; it must not inherit what this one freed or printed.
     fn forget_stream(&mut self, device: usize, handle: Stream) {
         let Ok(context) = self.context_mut(device) else { return };
+        context.printing.retain(|stream| *stream != handle);
         for (owner, _) in context.freed.iter_mut().filter_map(|freed| freed.pending.as_mut()) {
             if *owner == handle.0 {
                 *owner = u64::MAX;
@@ -152,11 +154,7 @@ impl Client {
             Err(code) => return Answer::Now(Err(code)),
         };
         self.when_done(origin, device, stream, move |client| {
-            let device = client.on(device)?;
-            // As for the context: the driver hands out what kernels printed.
-            if device.stream_query(stream)? {
-                device.stream_synchronize(stream)?;
-            }
+            client.hand_out_printed(device, stream)?;
             Ok(done)
         })
     }

@@ -102,6 +102,10 @@ impl Unfolding {
                 self.node(stream, |after| GraphStep::Child { after, recipe });
             }
             Step::Node { action, .. } => self.action(stream, action.clone()),
+            // What is in it comes when the capture has ended.
+            Step::Added { after, action: NodeAction::Child, .. } => {
+                self.steps.push(GraphStep::Child { after: after.clone(), recipe: Recipe::default() });
+            }
             Step::Added { after, action, .. } => {
                 self.steps.extend(GraphStep::of(after.clone(), action.clone()));
             }

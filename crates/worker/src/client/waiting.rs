@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use rekindle_device::{Event, Result, Stream};
-use rekindle_protocol::operation::{Answer, Origin, encode_reply};
+use rekindle_protocol::operation::{Answer, Asynchronous, Download, Origin, Upload, encode_reply};
 use serde::Serialize;
 
 use super::Client;
@@ -38,6 +38,17 @@ enum Awaited {
     },
     /// What an event of several processes was recorded for.
     Shared(SharedRecord),
+    /// A ring's transfers up to this position.
+    Transfers { ring: usize, end: u64 },
+}
+
+/// Nothing was issued to a stream behind these transfers of a ring's.
+#[derive(Clone, Copy)]
+pub(super) struct Behind {
+    pub device: usize,
+    pub stream: Stream,
+    pub ring: usize,
+    pub end: u64,
 }
 
 #[derive(Default)]
@@ -49,6 +60,8 @@ pub(crate) struct Waiting {
     pub transfers: usize,
     /// Stream-ordered frees that are not complete yet.
     pub frees: usize,
+    /// Transfers behind which an event lies already.
+    pub(super) behind: Option<Behind>,
     /// The program is to stand still.
     is_hurried: bool,
 }
@@ -66,6 +79,13 @@ impl Waiting {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.is_settled() && self.frees == 0
+    }
+
+    /// A request was done, which may have had a stream wait for something.
+    pub(crate) fn forget_behind(&mut self, opcode: u32) {
+        if opcode != Upload::OPCODE && opcode != Download::OPCODE {
+            self.behind = None;
+        }
     }
 
     /// How long the youngest wait has lasted; none when nobody's time is lost.
@@ -97,6 +117,11 @@ impl Client {
         stream: Stream,
         then: impl FnOnce(&mut Client) -> Result<T> + 'static,
     ) -> Answer<T> {
+        if let Some(Behind { ring, end, .. }) =
+            self.waiting.behind.filter(|behind| (behind.device, behind.stream) == (device, stream))
+        {
+            return self.later(origin, device, vec![Awaited::Transfers { ring, end }], then);
+        }
         let done = self.on(device).and_then(|device| device.stream_query(stream));
         match done {
             Err(code) => Answer::Now(Err(code)),
@@ -290,7 +315,8 @@ impl Client {
             let (event, scratch) = match awaited {
                 Awaited::Event { event, scratch } => (*event, *scratch),
                 Awaited::Shared(record) if !record.is_done() => return None,
-                Awaited::Shared(_) => {
+                Awaited::Transfers { ring, end } if !self.are_complete(*ring, *end) => return None,
+                Awaited::Shared(_) | Awaited::Transfers { .. } => {
                     self.waiting.pending[at].events.pop();
                     continue;
                 }

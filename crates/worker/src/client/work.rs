@@ -49,6 +49,7 @@ impl Client {
             Some(loaded) => (loaded, kernel.bank),
             None => (self.kernel(function)?.1, self.functions.get(function)?.bank),
         };
+        self.note_kernels(device, handle)?;
         if let Some(bank) = bank {
             self.fill_bank(device, bank, handle)?;
         }
