@@ -14,6 +14,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
+# Where an application finds what carries out calls, in its scope.
+TARGET = "rekindle.target"
 
 
 def wrap(application: Application, dispatch: Dispatch) -> Application:
@@ -23,7 +25,7 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
             return
         if scope["type"] != "lifespan":
             await dispatch.wake()
-        await application(scope, receive, send)
+        await application({**scope, TARGET: dispatch.target}, receive, send)
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True
