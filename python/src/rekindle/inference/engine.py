@@ -47,7 +47,7 @@ class Engine(Protocol):
         """A sequence with this prompt, which has one token or more; the logits of what follows it."""
 
     def advance(self, tokens: Mapping[int, int]) -> Mapping[int, Logits]:
-        """One token more for each of these slots; the logits of what follows."""
+        """One token more for each sequence that there is, by slots; the logits of what follows."""
 
     def end(self, slot: int) -> None:
         """Forgets the sequence, if there is one."""

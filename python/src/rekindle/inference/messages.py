@@ -65,14 +65,14 @@ def numbers(name: str, spec: TensorSpec, data: list[Any]) -> Array:
 def is_taken(found: Array, wanted: numpy.dtype[Any]) -> bool:
     """Whether these numbers are such without a loss of more than precision."""
     if wanted.kind == "b":
-        return found.dtype.kind == "b"
+        return bool(found.dtype.kind == "b")
     if wanted.kind == "f":
-        return found.dtype.kind in "iuf"
+        return bool(found.dtype.kind in "iuf")
     if found.dtype.kind not in "iu":
         return False
     limits = numpy.iinfo(wanted)
     least, most = int(found.min()), int(found.max())
-    return bool(limits.min <= least and most <= limits.max)
+    return limits.min <= least and most <= limits.max
 
 
 def flat(data: list[Any]) -> list[Any]:

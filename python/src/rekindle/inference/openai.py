@@ -57,15 +57,14 @@ class LanguageModel:
             if request.method != "POST":
                 raise Refused(405, f"{request.method} {path} is nothing that is answered; use POST")
             return await self.generate(request, *WAYS[path], target, receive, send)
-        if request.method not in ("GET", "HEAD"):
-            raise Refused(405 if path.startswith(MODELS) else 404, f"{request.method} {path} is nothing that is answered")
+        is_read = request.method in ("GET", "HEAD")
         row = {"id": self.name, "object": "model", "created": self.created, "owned_by": "rekindle"}
-        if path == MODELS:
+        if is_read and path == MODELS:
             return await answer(send, Response.of({"object": "list", "data": [row]}))
-        if path.startswith(f"{MODELS}/"):
+        if is_read and path.startswith(f"{MODELS}/"):
             self.check(path.removeprefix(f"{MODELS}/"))
             return await answer(send, Response.of(row))
-        raise Refused(404, f"there is no {path}; there are {COMPLETIONS}, {CHATS} and {MODELS}")
+        raise Refused(404, f"there is no {request.method} {path}; there are {COMPLETIONS}, {CHATS} and {MODELS}")
 
     def check(self, name: object) -> None:
         if name != self.name:

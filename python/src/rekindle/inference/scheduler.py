@@ -131,12 +131,6 @@ class Scheduler:
         rows: list[tuple[Generation, Chosen | BaseException]] = []
         for slot in left:
             self.engine.end(slot)
-        for generation in fresh:
-            try:
-                rows.append((generation, generation.sampler.take(self.engine.begin(generation.slot, generation.prompt))))
-            except Exception as error:
-                traceback.print_exc()
-                rows.append((generation, error))
         if before:
             try:
                 logits = self.engine.advance({slot: generation.last for slot, generation in before.items()})
@@ -144,4 +138,10 @@ class Scheduler:
             except Exception as error:
                 traceback.print_exc()
                 rows += [(generation, error) for generation in before.values()]
+        for generation in fresh:
+            try:
+                rows.append((generation, generation.sampler.take(self.engine.begin(generation.slot, generation.prompt))))
+            except Exception as error:
+                traceback.print_exc()
+                rows.append((generation, error))
         return rows
