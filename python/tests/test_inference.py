@@ -268,3 +268,44 @@ def test_what_cannot_be_declared_is_refused_at_the_deployment(rekindle, deploy):
         with pytest.raises(CommandError, match=sentence):
             deploy(deploy.write("wrong", source.format(given)))
     assert rekindle.json("services")["services"] == []
+
+
+DECLARED = """
+from numba import cuda
+
+@cuda.jit
+def scale(weights, x):
+    at = cuda.grid(1)
+    if at < x.size:
+        x[at] *= weights[at]
+
+VECTOR = rekindle.TensorSpec("float32", (4,))
+
+@app.cls(gpu="emulated", sleep_window=0, data={{"weights": rekindle.Data({url!r}, dtype="float32", shape=4)}})
+class Model:
+    @rekindle.method()
+    def work(self, x):
+        found = cuda.to_device(x)
+        scale[1, 32](cuda.as_cuda_array(self.weights.load()), found)
+        return found.copy_to_host()
+
+    @rekindle.asgi_app()
+    def serve(self):
+        return rekindle.infer_app(self.work, inputs={{"x": VECTOR}}, outputs={{"y": VECTOR}})
+"""
+
+
+def test_weights_that_are_declared_come_beside_the_restore_or_the_client_learns_why_not(rekindle, deploy):
+    place = rekindle.root / "weights"
+    place.write_bytes(numpy.array([1, 2, 3, 4], "<f4").tobytes())
+    (row,) = deploy.app("scaled", DECLARED.format(url=place.as_uri()))["services"]
+    asked = {"inputs": [tensor("x", [4], [1, 1, 2, 0.5])]}
+    infer = lambda status=200: told(row["port"], "POST", "/v2/models/Model/infer", asked, status)
+    assert infer()["outputs"] == [tensor("y", [4], [1, 2, 6, 2])]
+    # Weights that are gone are a sentence, and others are taken once they are there.
+    rekindle("kill", "scaled-Model-1")
+    deploy.come_to("scaled-Model")
+    place.unlink()
+    assert str(place) in infer(503)["error"]
+    place.write_bytes(numpy.array([2, 2, 2, 2], "<f4").tobytes())
+    assert infer()["outputs"] == [tensor("y", [4], [2, 2, 4, 1])]

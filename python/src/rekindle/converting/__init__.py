@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
     try:
         # Standard output is the document's.
         with contextlib.redirect_stdout(sys.stderr):
-            found = convert(given.model, given.output, given.name, given.data_url)
+            found = convert(given.model, given.output, given.name, given.data_url, given.device)
     except interrupts.Interrupted as end:
         return int(end.code or 1)
     except Error as error:
@@ -57,6 +57,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--name")
     parser.add_argument("--data-url")
+    # Where torch computes: with "cpu" a model can be tried without an NVIDIA GPU.
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(words)
 
@@ -79,7 +81,7 @@ def convert(model: Path, output: Path, name: str | None = None, url: str | None 
     made.check()
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as place:
-        size = write(made, Path(place), name, model.name, url)
+        size = write(made, Path(place), name, model.name, url, device)
         with interrupts.held():
             output.mkdir(exist_ok=True)
             for file in Path(place).iterdir():
@@ -122,12 +124,12 @@ def check_url(url: str) -> None:
         raise ConvertError(str(error)) from error
 
 
-def write(made: Made, place: Path, name: str, title: str, url: str) -> int:
+def write(made: Made, place: Path, name: str, title: str, url: str, device: str) -> int:
     """How many bytes the weights have."""
     rows, size = made.write_weights(place / WEIGHTS)
     document = {**made.model, "weights": as_document(rows)}
     (place / MODEL).write_text(json.dumps(document) + "\n")
-    for file, text in {**made.texts, APP: source(made, name, title, url, size)}.items():
+    for file, text in {**made.texts, APP: source(made, name, title, url, size, device)}.items():
         (place / file).write_text(text)
     for file, original in made.copies.items():
         shutil.copyfile(original, place / file)

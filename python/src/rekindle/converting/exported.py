@@ -141,7 +141,7 @@ def batch(program: Any, given: list[Any]) -> tuple[int, int | None]:
     sizes = {str(value.shape[0]) if len(value.shape) else "" for value in given}
     others = [size for value in given for size in value.shape[1:] if not isinstance(size, int)]
     firsts = [value.shape[0] for value in given if len(value.shape)]
-    if len(sizes) != 1 or others or isinstance(firsts[0], int):
+    if not firsts or len(sizes) != 1 or others or isinstance(firsts[0], int):
         return 1, None
     limits = program.range_constraints.get(firsts[0].node.expr)
     if limits is None:

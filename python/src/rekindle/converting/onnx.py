@@ -67,4 +67,4 @@ def examples(rows: list[Any], onnx: Any) -> tuple[tuple[Any, ...], Any]:
             raise ConvertError(f"the input {one.name!r} is {dtype}, which torch has no tensors of; make a model of numbers of it")
         arguments.append(torch.zeros(shape, dtype=getattr(torch, dtype)))
         dynamic.append(free or None)
-    return tuple(arguments), (tuple(dynamic),)
+    return tuple(arguments), tuple(dynamic)

@@ -77,8 +77,9 @@ def other(directory: Path, model: Any, config: Any, device: str) -> Made:
     auto = torch.export.Dim.AUTO
     match model.main_input_name:
         case "input_ids":
-            ids = torch.ones((BATCH, TOKENS), dtype=torch.int64)
-            options, free = {"input_ids": ids, "attention_mask": ids}, {0: auto, 1: auto}
+            # Two tensors: one that is there twice would be traced as one.
+            options = {name: torch.ones((BATCH, TOKENS), dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+            free = {0: auto, 1: auto}
         case "pixel_values":
             side = config.image_size
             height, width = side if isinstance(side, list | tuple) else (side, side)

@@ -32,7 +32,7 @@ BATCHED = '''@app.cls(data={{"weights": WEIGHTS}})
 class Model:
     @rekindle.enter()
     def load(self):
-        self.model = Exported(HERE, self.weights, INPUTS, OUTPUTS)
+        self.model = Exported(HERE, self.weights, INPUTS, OUTPUTS{place})
         self.model.rehearse()
 
     @rekindle.batched(max_batch_size={batch}, wait_ms=2)
@@ -49,7 +49,7 @@ WHOLE = '''@app.cls(data={{"weights": WEIGHTS}})
 class Model:
     @rekindle.enter()
     def load(self):
-        self.model = Exported(HERE, self.weights, INPUTS, OUTPUTS)
+        self.model = Exported(HERE, self.weights, INPUTS, OUTPUTS{place})
         self.model.rehearse()
 
     @rekindle.method()
@@ -67,7 +67,7 @@ class Model:
     @rekindle.enter()
     def load(self):
         # So many texts are computed together; others of the instance wait.
-        self.engine = Language(HERE, self.weights, slots=8)
+        self.engine = Language(HERE, self.weights, slots=8{place})
         self.engine.rehearse()
 
     @rekindle.asgi_app()
@@ -76,14 +76,15 @@ class Model:
 """
 
 
-def source(made: Made, name: str, title: str, url: str, size: int) -> str:
+def source(made: Made, name: str, title: str, url: str, size: int, device: str) -> str:
+    place = "" if device == "cuda" else f", device={quoted(device)}"
     if made.is_language:
         head = HEAD.format(title=plain(title), module="language", kind="Language", url=quoted(url), size=size, constants="", name=quoted(name))
-        return head + LANGUAGE.format(name=quoted(name))
+        return head + LANGUAGE.format(place=place, name=quoted(name))
     constants = f"INPUTS = {specs(made.inputs)}\nOUTPUTS = {specs(made.outputs)}\n"
     head = HEAD.format(title=plain(title), module="exported", kind="Exported", url=quoted(url), size=size, constants=constants, name=quoted(name))
     body = BATCHED if made.batch else WHOLE
-    return head + body.format(batch=made.batch, parameters=", ".join(parameters(made.inputs)), name=quoted(name))
+    return head + body.format(place=place, batch=made.batch, parameters=", ".join(parameters(made.inputs)), name=quoted(name))
 
 
 def plain(title: str) -> str:

@@ -32,7 +32,7 @@ class Bound:
 
         array = self.data.load()
         if array is not self.array:
-            self.take(torch.from_dlpack(array))
+            self.take(torch.from_dlpack(array) if self.device != "cpu" else torch.from_numpy(array.copy_to_host()))
             self.array = array
 
     def try_out(self) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.data import Data
 from rekindle.inference import slots as places
 from rekindle.inference.bound import Bound
-from rekindle.inference.engine import ByteTokenizer, Logits, Tokenizer, plain_chat
+from rekindle.inference.engine import ByteTokenizer, Tokenizer, plain_chat
 from rekindle.inference.exported import MODEL
 from rekindle.inference.placed import from_document, read
+
+if TYPE_CHECKING:
+    from rekindle.inference.engine import Logits
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 # Of models that know no limit.

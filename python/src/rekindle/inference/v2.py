@@ -174,7 +174,7 @@ class Inference:
             if missing := [name for name in self.outputs if name not in value]:
                 raise TypeError(f"{self.method} returned {', '.join(map(str, value))}, and {missing[0]} is missing")
             value = [value[name] for name in self.outputs]
-        elif len(self.outputs) == 1:
+        elif len(self.outputs) == 1 and not (isinstance(value, tuple) and len(value) == 1):
             value = [value]
         if not isinstance(value, list | tuple) or len(value) != len(self.outputs):
             raise TypeError(f"{self.method} returned {type(value).__name__} for the outputs {', '.join(self.outputs)}; return one value for each")
