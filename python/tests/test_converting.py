@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 from harness import CommandError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rekindle.converting import convert, name_of
 from rekindle.converting.exported import argument, batch, spec
@@ -26,6 +26,7 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda name: not name.startswith("padding."))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(names, st.sampled_from(sorted(BYTES)), shapes), unique_by=lambda row: row[0], max_size=6))
 def test_tensors_are_a_file_of_safetensors(tmp_path_factory, tensors):
     file = tmp_path_factory.getbasetemp() / "weights.safetensors"

@@ -58,6 +58,20 @@ class Batches:
         return rekindle.infer_app(self.mixed, inputs=PAIR, outputs=outputs, name="mixer")
 
 
+ONE = rekindle.TensorSpec("float32", (None, 2))
+
+@app.cls(gpu="emulated", concurrency=4)
+class Single:
+    @rekindle.batched(max_batch_size=4, wait_ms=1)
+    def twice(self, x):
+        # The only output, alone or in a tuple.
+        return [(2 * row,) if row[0] else 2 * row for row in x]
+
+    @rekindle.asgi_app()
+    def serve(self):
+        return rekindle.infer_app(self.twice, inputs={"x": ONE}, outputs={"y": ONE})
+
+
 NAMES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16", "bytes"]
 
 @app.cls(gpu="emulated")
@@ -205,6 +219,9 @@ def test_requests_come_together_in_batches(ports):
         thread.join(PATIENCE)
     assert {at: rows[1]["data"] for at, rows in found.items()} == {at: [2 * at + 1] * 3 for at in range(8)}
     assert max(rows[0]["data"][0] for rows in found.values()) > 1
+    # One output needs nothing around it.
+    answer = told(ports["Single"], "POST", "/v2/models/Single/infer", {"inputs": [tensor("x", [3, 2], [0, 1, 2, 3, 4, 5])]})
+    assert answer["outputs"] == [tensor("y", [3, 2], [0, 2, 4, 6, 8, 10])]
     # By Rekindle's own calls an element is one of the batch.
     assert package.Cls.from_name("models", "Batches")().mixed.remote(numpy.ones(3, "float32"), numpy.ones(3, "float32"))["mixed"].tolist() == [3] * 3
 

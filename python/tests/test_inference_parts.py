@@ -5,7 +5,7 @@ import json
 import ml_dtypes
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rekindle.inference import ByteTokenizer, TensorSpec
 from rekindle.inference.fields import chat, completion
@@ -24,6 +24,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(dtypes, shapes, st.lists(values, max_size=6) | values)
 def test_any_json_is_a_tensor_or_refused(dtype, shape, data):
     spec = TensorSpec(dtype, (None,) * len(shape))
@@ -42,6 +43,7 @@ def test_any_json_is_a_tensor_or_refused(dtype, shape, data):
     assert numpy.array_equal(from_json("x", spec, shape, json.loads(json.dumps(again))), array)
 
 
+@settings(deadline=None)
 @given(dtypes, shapes, st.binary(max_size=64))
 def test_any_bytes_are_a_tensor_or_refused(dtype, shape, data):
     spec = TensorSpec(dtype, (None,) * len(shape))
@@ -55,6 +57,7 @@ def test_any_bytes_are_a_tensor_or_refused(dtype, shape, data):
         assert to_bytes(spec, array) == data
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_bfloat16_is_rounded_as_others_do(numbers):
     array = numpy.array(numbers, "float32")
@@ -63,6 +66,7 @@ def test_bfloat16_is_rounded_as_others_do(numbers):
     assert numpy.array_equal(found, expected.astype("float32"), equal_nan=True)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_a_text_in_pieces_is_the_text(text):
     tokenizer = ByteTokenizer()
@@ -74,6 +78,7 @@ def test_a_text_in_pieces_is_the_text(text):
     assert "\ufffd" not in "".join(pieces) or "\ufffd" in text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab.", max_size=4), max_size=8), st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
 def test_a_text_ends_before_the_first_stop(pieces, stops):
     text, stopping, shown, is_over = "".join(pieces), Stops(stops), "", False
@@ -93,6 +98,7 @@ def test_a_text_ends_before_the_first_stop(pieces, stops):
         assert not any(stop in shown for stop in stops)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=12), st.floats(0, 2), st.floats(0, 1), st.integers(0, 99))
 def test_a_token_is_one_of_the_likeliest(logits, temperature, top_p, seed):
     sampling = Sampling(temperature, top_p, seed, logprobs=3)
@@ -110,6 +116,7 @@ def test_logits_that_are_no_numbers_are_an_error():
         Sampler(Sampling(), 2).take(numpy.array([1, numpy.nan]))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["prompt", "messages", "max_tokens", "temperature", "stop", "seed", "n", "logprobs", "stream", "x"]), values))
 def test_any_request_is_asked_or_refused(document):
     for parse in (completion, chat):

@@ -86,7 +86,7 @@ class Inference:
             return await self.of_model(found, request, target)
         match path:
             case "/v2":
-                return Response.of({"name": "rekindle", "version": metadata.version("rekindle"), "extensions": ["binary_tensor_data"]})
+                return Response.of({"name": "rekindle", "version": version(), "extensions": ["binary_tensor_data"]})
             case "/v2/health/live":
                 return Response.of({"live": True})
             case "/v2/health/ready":
@@ -155,7 +155,7 @@ class Inference:
             outputs[row["name"]] = bool(parameters_of(row).get("binary_data", usual))
         return Asked(identity, outputs or dict.fromkeys(self.outputs, usual))
 
-    async def elements(self, arrays: list[Array], target: Target) -> list[Array]:
+    async def elements(self, arrays: list[Array], target: Target) -> dict[str, Array]:
         """Each element of the batch is a call of its own, and is collected with those of other requests."""
         sizes = {len(array) for array in arrays}
         if len(sizes) != 1 or sizes == {0}:
@@ -166,7 +166,7 @@ class Inference:
         finally:
             for call in calls:
                 call.cancel()
-        return [numpy.stack(column) for column in zip(*rows, strict=True)]
+        return {name: numpy.stack(column) for name, column in zip(self.outputs, zip(*rows, strict=True), strict=True)}
 
     def results(self, value: Any, *, is_element: bool = False) -> list[Array]:
         """What the method returned, in the order of the outputs."""
@@ -198,6 +198,14 @@ class Inference:
         if not any(asked.outputs.values()):
             return Response(head)
         return Response(b"".join([head, *behind]), headers={"content-type": "application/octet-stream", HEADER_LENGTH: str(len(head))})
+
+
+def version() -> str:
+    """The package's, if it was installed as one."""
+    try:
+        return metadata.version("rekindle")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def described(specs: Mapping[str, TensorSpec]) -> list[dict[str, Any]]:
