@@ -72,6 +72,19 @@ class Single:
         return rekindle.infer_app(self.twice, inputs={"x": ONE}, outputs={"y": ONE})
 
 
+@app.cls(gpu="emulated", timeout=0.3)
+class Slow:
+    @rekindle.method()
+    async def wait(self, x):
+        import asyncio
+        await asyncio.sleep(float(x[0, 0]))
+        return x
+
+    @rekindle.asgi_app()
+    def serve(self):
+        return rekindle.infer_app(self.wait, inputs={"x": ONE}, outputs={"y": ONE})
+
+
 NAMES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16", "bytes"]
 
 @app.cls(gpu="emulated")
@@ -269,6 +282,12 @@ def test_what_is_wrong_is_one_sentence(ports):
     assert "not all UINT8" in told(ports["Types"], "POST", "/v2/models/types/infer", types, 400)["error"]
     unequal = {"inputs": [tensor("a", [1, 3], [1] * 3), tensor("b", [2, 3], [1] * 6)]}
     assert "batches of 1, 2" in told(ports["Batches"], "POST", "/v2/models/mixer/infer", unequal, 400)["error"]
+    text = {"inputs": [tensor("bytes", [1], ["\ud800"], "BYTES")]}
+    assert "half of a character" in told(ports["Types"], "POST", "/v2/models/types/infer", text, 400)["error"]
+    deep = b'{"inputs": [{"name": "bytes", "datatype": "BYTES", "shape": [1], "data": %s"x"%s}]}' % (b"[" * 900, b"]" * 900)
+    assert "'bool' is missing" in told(ports["Types"], "POST", "/v2/models/types/infer", deep, 400)["error"]
+    asked = {"inputs": [tensor("x", [1, 2], [60, 0])]}
+    assert "took longer than 0.3 s" in told(ports["Slow"], "POST", "/v2/models/Slow/infer", asked, 504)["error"]
     # Nothing of that did any harm.
     assert told(ports["Whole"], "POST", INFER, {"inputs": pair()})["outputs"][1]["data"] == [27]
 

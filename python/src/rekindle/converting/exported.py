@@ -58,10 +58,12 @@ def from_program(program: Any, name: str, device: str) -> Made:
     if not outputs:
         raise ConvertError(f"{name} has no output; export it with one")
     place(graph, device)
+    written = sorted(tensors_written(program))
     least, most = batch(program, list(arguments_values(program, values)))
+    # What is written to is for one request after the other.
+    least, most = (1, None) if written else (least, most)
     made = Made(tensors, {GRAPH: HEAD.format(name=name) + text(program.graph_module)}, inputs=inputs, outputs=outputs, batch=most)
     trial = [[least if most and not at else size for at, size in enumerate(shape)] for shape in trial_shapes(program, values)]
-    written = sorted(tensors_written(program))
     made.model = {"arguments": arguments, "results": results, "written": written, "trial": trial, "least": least}
     return made
 

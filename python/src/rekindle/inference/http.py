@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from rekindle.serving.asgi import Message, Receive, Send
 from rekindle.serving.failures import Late, Raised
 
 JSON = "application/json"
+# What may be such, if the other half does not follow.
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Refused(Exception):
@@ -86,6 +89,11 @@ def document_of(body: bytes) -> dict[str, Any]:
         raise Refused(400, f"the request is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise Refused(400, f"the request is {type(found).__name__} in JSON; give an object")
+    if HALF.search(body):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Refused(400, "the request has half of a character (a surrogate by itself), which no text has") from None
     return found
 
 
@@ -94,7 +102,7 @@ def no_number(word: str) -> None:
 
 
 def written(document: Any) -> bytes:
-    return json.dumps(document, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def as_refused(error: BaseException) -> Refused:
@@ -112,6 +120,3 @@ def as_refused(error: BaseException) -> Refused:
     with contextlib.suppress(Exception):
         return Refused(500, f"{type(error).__name__}: {error}")
     return Refused(500, type(error).__name__)
-
-
-Tell = Callable[[Refused], Response]

@@ -76,10 +76,17 @@ def is_taken(found: Array, wanted: numpy.dtype[Any]) -> bool:
 
 
 def flat(data: list[Any]) -> list[Any]:
-    """What is in lists of lists."""
+    """What is in lists of lists, however deep."""
     found: list[Any] = []
-    for element in data:
-        found += flat(element) if isinstance(element, list) else [element]
+    waiting = [iter(data)]
+    while waiting:
+        for element in waiting[-1]:
+            if isinstance(element, list):
+                waiting.append(iter(element))
+                break
+            found.append(element)
+        else:
+            waiting.pop()
     return found
 
 

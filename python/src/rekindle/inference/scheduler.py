@@ -104,12 +104,7 @@ class Scheduler:
             except Exception as error:
                 rows = [(generation, error) for generation in (*before.values(), *fresh)]
             for generation, found in rows:
-                if generation.is_over:
-                    continue
-                if isinstance(found, Chosen):
-                    generation.take(found)
-                else:
-                    generation.close(found)
+                deliver(generation, found)
             for slot in [slot for slot, generation in self.active.items() if generation.is_over]:
                 del self.active[slot]
                 self.free.append(slot)
@@ -145,3 +140,17 @@ class Scheduler:
                 traceback.print_exc()
                 rows.append((generation, error))
         return rows
+
+
+def deliver(generation: Generation, found: Chosen | BaseException) -> None:
+    """Whatever a tokenizer makes of it is that sequence's affair."""
+    if generation.is_over:
+        return
+    if isinstance(found, BaseException):
+        generation.close(found)
+        return
+    try:
+        generation.take(found)
+    except Exception as error:
+        traceback.print_exc()
+        generation.close(error)
