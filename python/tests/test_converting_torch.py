@@ -13,6 +13,7 @@ from rekindle.converting import convert  # noqa: E402
 from rekindle.converting.made import ConvertError  # noqa: E402
 from rekindle.inference.exported import Exported  # noqa: E402
 from rekindle.inference.language import Language  # noqa: E402
+from rekindle.inference.text import Growing  # noqa: E402
 from rekindle.loading import load_module  # noqa: E402
 
 DYNAMIC = torch.export.Dim.DYNAMIC
@@ -199,6 +200,32 @@ def test_texts_that_are_computed_together_are_those_of_the_model_alone(tmp_path,
                 expected = model(input_ids=torch.tensor([tokens])).logits[0, -1].numpy()
             assert numpy.allclose(logits, expected, atol=1e-5), (slot, len(tokens))
             tokens.append(int(expected.argmax()))
+
+
+def test_a_tokenizer_beside_the_model_is_taken(tmp_path):
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=290, special_tokens=["<end>", "<turn>"], initial_alphabet=alphabet)
+    made.train_from_iterator(["the rain in spain stays mainly in the plain"], trainer)
+    template = "{% for m in messages %}<turn>{{ m.role }}:{{ m.content }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", chat_template=template)
+    config = transformers.LlamaConfig(**LANGUAGES["Llama"], eos_token_id=0, bos_token_id=None)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.generation_config.eos_token_id = [0, 1]
+    for one in (model, tokenizer):
+        one.save_pretrained(tmp_path / "model")
+    out, _, module = app(tmp_path, tmp_path / "model")
+    found = Language(out, module.WEIGHTS, device="cpu").tokenizer
+    assert found.size == len(tokenizer) and set(found.ends) == {0, 1}
+    text = "the rain 雨 stays"
+    tokens = found.encode(text)
+    assert found.decode(tokens) == text and len(tokens) < len(text.encode())
+    growing = Growing(found)
+    assert "".join([growing.add(token) for token in tokens]) == text and found.decode([*tokens, 0]) == text
+    asked = found.chat([{"role": "user", "content": "rain"}])
+    assert asked == tokenizer.encode("<turn>user:rain<turn>assistant:", add_special_tokens=False) and asked[0] == 1
 
 
 def test_other_models_of_transformers_are_traced(tmp_path):

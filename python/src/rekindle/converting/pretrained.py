@@ -10,12 +10,12 @@ from rekindle.converting import exported
 from rekindle.converting.made import ConvertError, Made
 from rekindle.inference import slots
 from rekindle.inference.engine import ByteTokenizer
-from rekindle.inference.language import TOKENIZERS, tokenizer_of, without_weights
+from rekindle.inference.language import GENERATION, TOKENIZERS, tokenizer_of, without_weights
 
 CONFIG = "config.json"
 # What a tokenizer and a language model need of the directory.
 KEPT = (
-    *(CONFIG, "generation_config.json", "added_tokens.json", "chat_template.jinja", "merges.txt", "special_tokens_map.json"),
+    *(CONFIG, GENERATION, "added_tokens.json", "chat_template.jinja", "merges.txt", "special_tokens_map.json"),
     *("tokenizer_config.json", *TOKENIZERS),
 )
 # Sizes of the text that is traced.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rekindle.inference.engine import Logits
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+GENERATION = "generation_config.json"
 # Of models that know no limit.
 CONTEXT = 2048
 
@@ -53,8 +54,17 @@ def tokenizer_of(directory: Path, config: Any) -> Tokenizer:
     """The one beside the configuration; for a model without any, bytes."""
     if not any((directory / name).exists() for name in TOKENIZERS):
         return ByteTokenizer()
-    own = config.eos_token_id
-    return Pretrained(directory, [] if own is None else own if isinstance(own, list) else [own])
+    return Pretrained(directory, ends_of(directory, config))
+
+
+def ends_of(directory: Path, config: Any) -> set[int]:
+    """What ends a text by the configuration, and by that of generation, which may name more."""
+    import transformers
+
+    found = [config.eos_token_id]
+    if (directory / GENERATION).exists():
+        found.append(transformers.GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id)
+    return {token for one in found if one is not None for token in (one if isinstance(one, list) else [one])}
 
 
 def without_weights(config: Any) -> Any:
