@@ -202,6 +202,14 @@ def test_texts_that_are_computed_together_are_those_of_the_model_alone(tmp_path,
             tokens.append(int(expected.argmax()))
 
 
+def test_a_language_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=300))
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConvertError, match="MambaForCausalLM keeps more of a text than keys and values"):
+        convert(tmp_path / "model", tmp_path / "app")
+
+
 def test_a_tokenizer_beside_the_model_is_taken(tmp_path):
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())

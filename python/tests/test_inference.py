@@ -45,7 +45,7 @@ class Whole:
 
 @app.cls(gpu="emulated", concurrency=8)
 class Batches:
-    @rekindle.batched(max_batch_size=4, wait_ms=100)
+    @rekindle.batched(max_batch_size=4, wait_ms=1000)
     def mixed(self, a, b):
         rows = numpy.stack(a)
         total = cuda.to_device(numpy.zeros(rows.size, "float32"))

@@ -88,7 +88,10 @@ class Language(Bound):
         self.context: int = getattr(config, "max_position_embeddings", None) or CONTEXT
         self.tokenizer = tokenizer_of(directory, config)
         self.empty = places.tensors(self.model)
-        self.options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        taken = inspect.signature(self.model.forward).parameters
+        self.options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        # The others know positions from the mask.
+        self.takes_positions = "position_ids" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
         # Slots in the order of the batch, how many tokens each has, and keys and values of all.
         self.rows: list[int] = []
         self.lengths: list[int] = []
@@ -136,8 +139,9 @@ class Language(Bound):
             lengths = torch.tensor(self.lengths, device=self.device)[:, None]
             width = max(self.lengths) + 1
             mask = (torch.arange(width, device=self.device)[None, :] >= width - 1 - lengths).long()
-            options = dict(attention_mask=mask, position_ids=lengths, past_key_values=self.cache, use_cache=True)
-            logits = self.model(input_ids=ids, **options).logits[:, -1].float().cpu().numpy()
+            positions = {"position_ids": lengths} if self.takes_positions else {}
+            found = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **positions)
+            logits = found.logits[:, -1].float().cpu().numpy()
         self.lengths = [length + 1 for length in self.lengths]
         return dict(zip(self.rows, logits, strict=True))
 
