@@ -147,6 +147,8 @@ def test_what_cannot_be_an_app_is_refused_and_nothing_is_written(tmp_path):
         convert(tmp_path / "bad.pt2", tmp_path / "app")
     with pytest.raises(ConvertError, match="lacks config.json or weights"):
         convert(tmp_path, tmp_path / "app")
+    with pytest.raises(ConvertError, match="bad.pt2/app cannot be written"):
+        convert(exported(tmp_path, Pictures().eval(), (torch.ones(2, 3, 6, 6),)), tmp_path / "bad.pt2/app")
     assert not (tmp_path / "app").exists() and not any(path.name.startswith(".") for path in tmp_path.iterdir())
 
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,21 @@ def main(words: list[str]) -> int:
     except interrupts.Interrupted as end:
         return int(end.code or 1)
     except Error as error:
-        sentence = "; ".join(line.strip() for line in str(error).splitlines())
-        print(f"rekindle: {sentence}", file=sys.stderr)
-        if given.json:
-            print(json.dumps({"error": sentence}), flush=True)
-        return 1
+        return failed(str(error), given.json)
+    except Exception as error:
+        # Of a kind that nobody thought of: where it was helps.
+        traceback.print_exc()
+        return failed(f"{given.model} cannot be converted: {type(error).__name__}: {error}", given.json)
     print(json.dumps(found) if given.json else shown(found), flush=True)
     return 0
+
+
+def failed(message: str, as_json: bool) -> int:
+    sentence = "; ".join(line.strip() for line in message.splitlines())
+    print(f"rekindle: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": sentence}), flush=True)
+    return 1
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -79,13 +88,10 @@ def convert(model: Path, output: Path, name: str | None = None, url: str | None 
         ) from error
     made = reader(model, device)
     made.check()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as place:
-        size = write(made, Path(place), name, model.name, url, device)
-        with interrupts.held():
-            output.mkdir(exist_ok=True)
-            for file in Path(place).iterdir():
-                file.rename(output / file.name)
+    try:
+        size = put(made, output, name, model.name, url, device)
+    except OSError as error:
+        raise ConvertError(f"{output} cannot be written: {error.strerror or error}") from error
     return described(made, output, name, url, size)
 
 
@@ -124,8 +130,19 @@ def check_url(url: str) -> None:
         raise ConvertError(str(error)) from error
 
 
+def put(made: Made, output: Path, name: str, title: str, url: str, device: str) -> int:
+    """The directory, once all of it is there. How many bytes the weights have."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as place:
+        size = write(made, Path(place), name, title, url, device)
+        with interrupts.held():
+            output.mkdir(exist_ok=True)
+            for file in Path(place).iterdir():
+                file.rename(output / file.name)
+    return size
+
+
 def write(made: Made, place: Path, name: str, title: str, url: str, device: str) -> int:
-    """How many bytes the weights have."""
     rows, size = made.write_weights(place / WEIGHTS)
     document = {**made.model, "weights": as_document(rows)}
     (place / MODEL).write_text(json.dumps(document) + "\n")

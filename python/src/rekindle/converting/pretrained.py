@@ -37,7 +37,7 @@ def from_directory(directory: Path, device: str) -> Made:
         raise ConvertError(f"{config_file} is no configuration that transformers knows: {exported.said(error)}") from error
     if document.get("quantization_config"):
         raise ConvertError(f"{directory} has quantized weights, whose kernels need more than tensors; save it without quantization")
-    (architecture,) = document.get("architectures") or [None]
+    architecture, *_ = document.get("architectures") or [None]
     kind = getattr(transformers, architecture or "", None)
     if kind is None:
         raise ConvertError(f"{config_file} names the architecture {architecture!r}, which transformers {transformers.__version__} does not have")
@@ -75,17 +75,17 @@ def other(directory: Path, model: Any, config: Any, device: str) -> Made:
     import torch
 
     auto = torch.export.Dim.AUTO
-    match model.main_input_name:
-        case "input_ids":
-            # Two tensors: one that is there twice would be traced as one.
-            options = {name: torch.ones((BATCH, TOKENS), dtype=torch.int64) for name in ("input_ids", "attention_mask")}
-            free = {0: auto, 1: auto}
-        case "pixel_values":
-            side = config.image_size
-            height, width = side if isinstance(side, list | tuple) else (side, side)
-            options, free = {"pixel_values": torch.zeros((BATCH, config.num_channels, height, width))}, {0: auto}
-        case name:
-            raise ConvertError(f"{type(model).__name__} takes {name!r}; export it by torch.export.export with such an input, and convert that")
+    side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    if model.main_input_name == "input_ids":
+        # Two tensors: one that is there twice would be traced as one.
+        options = {name: torch.ones((BATCH, TOKENS), dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+        free = {0: auto, 1: auto}
+    elif model.main_input_name == "pixel_values" and side:
+        height, width = side if isinstance(side, list | tuple) else (side, side)
+        options, free = {"pixel_values": torch.zeros((BATCH, channels, height, width))}, {0: auto}
+    else:
+        sentence = f"{type(model).__name__} takes {model.main_input_name!r}, of a size that its configuration does not say"
+        raise ConvertError(f"{sentence}; export it by torch.export.export with such an input, and convert that")
     dtype = next(model.parameters()).dtype
     options = {name: value.to(dtype) if value.is_floating_point() else value for name, value in options.items()}
     return exported.from_module(model, directory.name, (), options, dict.fromkeys(options, free), device)
