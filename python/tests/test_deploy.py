@@ -227,6 +227,37 @@ class Site:
     assert rekindle.lines("web-Site-1") == ["left hello again"]
 
 
+def test_pieces_of_an_asgi_application_s_answer_do_not_wait_for_each_other(rekindle, deploy):
+    (row,) = deploy.app(
+        "pieces",
+        """
+import json, socket
+
+def delays():
+    \"\"\"Of each connection that there is, whether small pieces are held back.\"\"\"
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            one = socket.socket(fileno=os.dup(int(name)))
+            one.getpeername()
+            found += [not one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)] if one.family == socket.AF_INET else []
+        except OSError:
+            continue
+    return found
+
+@app.function(gpu="emulated")
+@rekindle.asgi_app()
+def web():
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(delays()).encode()})
+    return application
+""",
+    )["services"]
+    status, said = ask(row, "/")
+    assert status == 200 and json.loads(said) and not any(json.loads(said))
+
+
 def test_an_app_starts_from_a_framework_image_that_fits(rekindle, deploy):
     rekindle("image", "framework", "numpy", "--gpu", rekindle.gpu, "--python", sys.executable, "--import", "numpy", "--import", "colorsys")
     source = "@app.function(gpu='emulated'{option})\ndef modules():\n    import sys\n    return 'colorsys' in sys.modules, sys.argv[0].endswith('__main__.py')\n"

@@ -399,6 +399,11 @@ pub enum Command {
         #[command(flatten)]
         app: AppArguments,
     },
+    /// Make an app of a model: a Python file to deploy, and the model's weights as declared data.
+    ///
+    /// The model is a program of torch.export's (.pt2), an ONNX model, or a directory with config.json and safetensors, as
+    /// Hugging Face has it. The app answers the Open Inference Protocol, or OpenAI's if it is a language model.
+    Convert(ConvertArguments),
     /// Show where the time of a sandbox's last checkpoint or restore went, and draw it.
     Trace {
         #[arg(value_name = "SANDBOX", add = ArgValueCandidates::new(completion::known))]
@@ -494,6 +499,26 @@ pub struct AppArguments {
     /// The tenant whose services they are, in place of the one that the file names.
     #[arg(long, value_name = "TENANT", add = ArgValueCandidates::new(completion::tenants))]
     pub tenant: Option<String>,
+}
+
+/// A model, and the app that is made of it.
+#[derive(Debug, Args)]
+pub struct ConvertArguments {
+    /// A .pt2 or .onnx file, or a directory with config.json and safetensors.
+    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// The new directory of the app.
+    #[arg(long, short, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub output: PathBuf,
+    /// The name of the app and of the model; that of the file if none is given.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Where the weights will lie: s3://BUCKET/KEY, http(s)://HOST/PATH or file:///PATH. In DIR if none is given.
+    #[arg(long, value_name = "URL")]
+    pub data_url: Option<String>,
+    /// The interpreter that converts it. It must have the package `rekindle`, and torch.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    pub python: String,
 }
 
 #[derive(Debug, Subcommand)]

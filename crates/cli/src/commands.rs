@@ -109,8 +109,9 @@ pub fn perform(arguments: Arguments) -> Result<ExitCode> {
         Command::Profile { image, gpu, request } => {
             profile::perform(&places, &printer, image, gpu, &request)?
         }
-        Command::Deploy { app } => functions::perform(Work::Deploy, &app, printer.json, given)?,
-        Command::Dev { app } => functions::perform(Work::Develop, &app, printer.json, given)?,
+        Command::Deploy { app } => functions::perform(&Work::Deploy(app), printer.json, given)?,
+        Command::Dev { app } => functions::perform(&Work::Develop(app), printer.json, given)?,
+        Command::Convert(model) => functions::perform(&Work::Convert(model), printer.json, given)?,
         Command::Doctor => return doctor(&places, &printer),
         Command::Verify { image } => verify(&places, &printer, image)?,
         Command::Stats { names, no_stream } => stats::perform(&places, &printer, &names, no_stream)?,

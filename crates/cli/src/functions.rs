@@ -1,12 +1,14 @@
-//! `rekindle deploy` and `rekindle dev`: the Python package `rekindle` does it, in the interpreter that functions run in.
+//! `rekindle deploy`, `rekindle dev` and `rekindle convert`: the Python package `rekindle` does it, in the interpreter that
+//! functions run in.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use rekindle_daemon::{RUNS_VARIABLE, SOCKET_VARIABLE, STATE_VARIABLE};
 
-use crate::arguments::AppArguments;
+use crate::arguments::{AppArguments, ConvertArguments};
 use crate::error::{Error, Result};
 
 /// Which command the package asks.
@@ -31,18 +33,47 @@ sys.exit(module.main(sys.argv[2:]))
 "#;
 
 /// What is asked of the package.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Work {
-    Deploy,
-    Develop,
+    Deploy(AppArguments),
+    Develop(AppArguments),
+    Convert(ConvertArguments),
 }
 
 impl Work {
-    fn module(self) -> &'static str {
+    fn module(&self) -> &'static str {
         match self {
-            Work::Deploy => "deploying",
-            Work::Develop => "developing",
+            Work::Deploy(_) => "deploying",
+            Work::Develop(_) => "developing",
+            Work::Convert(_) => "converting",
         }
+    }
+
+    fn python(&self) -> &str {
+        match self {
+            Work::Deploy(app) | Work::Develop(app) => &app.python,
+            Work::Convert(convert) => &convert.python,
+        }
+    }
+
+    /// What the module's `main` is given.
+    fn words(&self) -> Vec<OsString> {
+        let (mut words, options) = match self {
+            Work::Deploy(app) | Work::Develop(app) => {
+                (vec![app.file.clone().into()], vec![("--tenant", &app.tenant)])
+            }
+            Work::Convert(ConvertArguments { model, output, name, data_url, .. }) => (
+                vec![model.clone().into(), "--output".into(), output.clone().into()],
+                vec![("--name", name), ("--data-url", data_url)],
+            ),
+        };
+        for (option, value) in options {
+            if let Some(value) = value {
+                // One that begins with a dash is a value all the same.
+                words.push(format!("{option}={value}").into());
+            }
+        }
+        words
     }
 }
 
@@ -54,15 +85,13 @@ pub struct Given {
 }
 
 /// Becomes the interpreter; returns only if that cannot be started.
-pub fn perform(work: Work, app: &AppArguments, json: bool, given: Given) -> Result<()> {
-    let AppArguments { file, python, tenant } = app;
+pub fn perform(work: &Work, json: bool, given: Given) -> Result<()> {
+    let python = work.python();
     let itself = std::env::current_exe()
         .map_err(|source| Error::system("find the rekindle command itself", source))?;
     let mut command = Command::new(python);
-    command.arg("-c").arg(SCRIPT.replace("MODULE", work.module())).arg(sources(&itself)).arg(file);
-    if let Some(tenant) = tenant {
-        command.arg("--tenant").arg(tenant);
-    }
+    command.arg("-c").arg(SCRIPT.replace("MODULE", work.module())).arg(sources(&itself));
+    command.args(work.words());
     if json {
         command.arg("--json");
     }

@@ -36,6 +36,7 @@ from rekindle.errors import (
 )
 from rekindle.exchange import Ref, get, put
 from rekindle.function import Function, FunctionCall
+from rekindle.inference import TensorSpec, infer_app, openai_app
 from rekindle.marks import asgi_app, batched, enter, exit, method
 from rekindle.retries import Retries
 from rekindle.sandbox import Sandbox, checkpoint, restore, run
@@ -79,6 +80,7 @@ __all__ = [
     "Sandbox",
     "SerializationError",
     "Step",
+    "TensorSpec",
     "TokenError",
     "UnavailableError",
     "Workflow",
@@ -88,7 +90,9 @@ __all__ = [
     "enter",
     "exit",
     "get",
+    "infer_app",
     "method",
+    "openai_app",
     "put",
     "restore",
     "run",

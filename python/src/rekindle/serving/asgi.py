@@ -14,6 +14,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
+# Where an application finds what carries out calls, in its scope.
+TARGET = "rekindle.target"
 
 
 def wrap(application: Application, dispatch: Dispatch) -> Application:
@@ -23,7 +25,7 @@ def wrap(application: Application, dispatch: Dispatch) -> Application:
             return
         if scope["type"] != "lifespan":
             await dispatch.wake()
-        await application(scope, receive, send)
+        await application({**scope, TARGET: dispatch.target}, receive, send)
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         body, more = bytearray(), True
@@ -47,7 +49,11 @@ async def listen(application: Application, dispatch: Dispatch, host: str, port: 
         raise DeclarationError(
             "an ASGI application needs uvicorn, which is not installed; install it with `python3 -m pip install uvicorn`"
         ) from None
-    listener = socket.create_server((host, port), backlog=1024)
+    # Of TCP by its number: else asyncio does not turn off that small pieces of an answer wait for each other (TCP_NODELAY).
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(1024)
     config = uvicorn.Config(wrap(application, dispatch), log_level="warning", access_log=False, proxy_headers=True)
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve([listener]))
