@@ -1,4 +1,4 @@
-"""`rekindle deploy FILE`: an image of each function and class of an app, served."""
+"""`rekindle deploy FILE`: an image of each function and class of an app, or of the runner of its manifest, served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rekindle import command, interrupts, making
+from rekindle import command, interrupts, making, native
 from rekindle.address import TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
@@ -95,7 +95,7 @@ def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
 
 def load_user(file: Path) -> App:
     try:
-        return load(file)
+        return native.load(file) if native.is_manifest(file) else load(file)
     except (Error, interrupts.Interrupted):
         raise
     except (Exception, SystemExit) as error:
@@ -158,6 +158,8 @@ def remove_old(app: App, current: set[str]) -> None:
 def call_of(app: App, declaration: Declaration) -> str:
     """How another program calls it."""
     name = declaration.service.name
+    if isinstance(declaration, native.Native):
+        return f'rekindle.Function.from_name("{app.name}", FUNCTION).remote(...)'
     if any(mark.is_asgi for _, mark in declaration.marks()):
         return "HTTP"
     if not declaration.is_class:
