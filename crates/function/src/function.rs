@@ -8,7 +8,7 @@ use crate::abi;
 use crate::error::{Error, Result};
 use crate::message;
 use crate::scope::{Call, Scope};
-use crate::value::Value;
+use crate::value::{Pairs, Value};
 
 /// A function: what all instances have in common, which is made before the image, and what each has for itself.
 pub trait Function: Sized + Send + Sync + 'static {
@@ -101,18 +101,26 @@ unsafe extern "C" fn leave<F: Function>(call: *mut abi::Call, _: *mut c_void, ow
     // SAFETY: as in `carry`; it is not given again.
     let (scope, own) = unsafe { (Scope::new(call), own.cast::<F::Instance>()) };
     // SAFETY: `enter` has made the box.
-    guarded(&scope, || Ok(drop(unsafe { Box::from_raw(own) })).map(|()| abi::DONE));
+    let own = unsafe { Box::from_raw(own) };
+    guarded(&scope, || {
+        drop(own);
+        Ok(abi::DONE)
+    });
 }
 
 unsafe extern "C" fn teardown<F: Function>(call: *mut abi::Call, shared: *mut c_void) {
     // SAFETY: as in `leave`.
     let scope = unsafe { Scope::new(call) };
     // SAFETY: `setup` has made the box.
-    guarded(&scope, || Ok(drop(unsafe { Box::from_raw(shared.cast::<F>()) })).map(|()| abi::DONE));
+    let shared = unsafe { Box::from_raw(shared.cast::<F>()) };
+    guarded(&scope, || {
+        drop(shared);
+        Ok(abi::DONE)
+    });
 }
 
 /// Arguments and keywords. What stands behind them is the runner's.
-pub fn split(message: Value<'_>) -> Result<(Vec<Value<'_>>, Vec<(Value<'_>, Value<'_>)>)> {
+pub fn split(message: Value<'_>) -> Result<(Vec<Value<'_>>, Pairs<'_>)> {
     if let Value::List(parts) = message {
         let mut parts = parts.into_iter();
         if let (Some(Value::List(arguments)), Some(Value::Dictionary(keywords))) =

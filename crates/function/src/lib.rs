@@ -40,4 +40,4 @@ mod value;
 pub use error::{Error, Result};
 pub use function::{Function, row, split};
 pub use scope::{Call, EXPIRY, Mapped, Range, Scope};
-pub use value::{Array, Reference, Value};
+pub use value::{Array, Pairs, Reference, Value};

@@ -40,7 +40,7 @@ pub fn decode(message: &[u8]) -> Result<Value<'_>> {
         _ => return Err(unknown(message)),
     };
     let Some(tree) = message[HEAD..].get(..size) else { return Err(unknown(message)) };
-    let [value, sizes] = pair(read(tree, DEPTH)?)?;
+    let [value, sizes] = pair(read(tree)?)?;
     let ValueRef::Array(sizes) = sizes else { return Err(not_whole("its arrays have no sizes")) };
     let (mut arrays, mut end) = (Vec::new(), HEAD + size);
     for size in sizes {
@@ -116,7 +116,7 @@ impl<'m> Reader<'m> {
     }
 
     fn extension(&self, code: i8, data: &'m [u8], depth: usize) -> Result<Value<'m>> {
-        let sequence = || match read(data, depth)? {
+        let sequence = || match read(data)? {
             ValueRef::Array(items) => self.values(items, depth),
             _ => Err(not_whole("a sequence of it is none")),
         };
@@ -125,20 +125,20 @@ impl<'m> Reader<'m> {
             SET => Value::Set(sequence()?),
             FROZEN_SET => Value::FrozenSet(sequence()?),
             COMPLEX => {
-                let [real, imaginary] = pair(read(data, depth)?)?;
+                let [real, imaginary] = pair(read(data)?)?;
                 let part = |value: ValueRef<'_>| value_as_f64(&value);
                 Value::Complex(part(real)?, part(imaginary)?)
             }
             INTEGER => Value::Integer(integer(data)?),
             DATE => Value::Date(text(data)?.into()),
             REFERENCE => {
-                let ValueRef::Array(fields) = read(data, depth)? else {
+                let ValueRef::Array(fields) = read(data)? else {
                     return Err(not_whole("a reference of it is none"));
                 };
                 reference(&fields).map(Value::Reference)?
             }
             ARRAY | SCALAR => {
-                let array = self.array(read(data, depth)?)?;
+                let array = self.array(read(data)?)?;
                 if code == SCALAR { Value::Scalar(array) } else { Value::Array(array) }
             }
             _ => return Err(not_whole(&format!("it has an extension {code}, which is not known"))),
@@ -209,10 +209,10 @@ fn text(data: &[u8]) -> Result<&str> {
     std::str::from_utf8(data).map_err(|_| not_whole("it has a date that is no text"))
 }
 
-fn read(tree: &[u8], depth: usize) -> Result<ValueRef<'_>> {
+fn read(tree: &[u8]) -> Result<ValueRef<'_>> {
     let mut rest = tree;
-    // Each value of ours is some of msgpack's.
-    let value = rmpv::decode::read_value_ref_with_max_depth(&mut rest, 4 * depth + 4)
+    // Each value of ours is some of msgpack's; how deep ours are is counted where they are made.
+    let value = rmpv::decode::read_value_ref_with_max_depth(&mut rest, 4 * DEPTH)
         .map_err(|error| not_whole(&error.to_string()))?;
     if rest.is_empty() { Ok(value) } else { Err(not_whole("something stands behind a value")) }
 }

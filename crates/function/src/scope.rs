@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::abi;
 use crate::driver::{Stream, driver};
 use crate::error::{Error, Result};
-use crate::value::{Array, Reference, Value};
+use crate::value::{Array, Pairs, Reference, Value};
 
 /// How long an array that was put is kept after its last use.
 pub const EXPIRY: Duration = Duration::from_secs(300);
@@ -147,7 +147,7 @@ impl<'s> Scope<'s> {
 pub struct Call<'m> {
     pub scope: Scope<'m>,
     pub arguments: Vec<Value<'m>>,
-    pub keywords: Vec<(Value<'m>, Value<'m>)>,
+    pub keywords: Pairs<'m>,
 }
 
 impl<'m> std::ops::Deref for Call<'m> {

@@ -21,12 +21,15 @@ pub enum Value<'m> {
     Tuple(Vec<Value<'m>>),
     Set(Vec<Value<'m>>),
     FrozenSet(Vec<Value<'m>>),
-    Dictionary(Vec<(Value<'m>, Value<'m>)>),
+    Dictionary(Pairs<'m>),
     Array(Array<'m>),
     /// A number of NumPy's: an array without dimensions.
     Scalar(Array<'m>),
     Reference(Reference),
 }
+
+/// Keys and values.
+pub type Pairs<'m> = Vec<(Value<'m>, Value<'m>)>;
 
 /// An array in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -66,10 +66,9 @@ impl Context {
     /// What all instances have in common.
     pub fn setup(&mut self, loaded: &Loaded) -> Result<*mut c_void, Error> {
         let mut shared = std::ptr::null_mut();
-        match loaded.table.setup {
+        if let Some(setup) = loaded.table.setup {
             // SAFETY: the library's own function, as its table declares it.
-            Some(setup) => self.outcome(|call| unsafe { setup(call, &mut shared) })?,
-            None => (),
+            self.outcome(|call| unsafe { setup(call, &mut shared) })?;
         }
         Ok(shared)
     }
@@ -77,10 +76,9 @@ impl Context {
     /// What is this instance's own.
     pub fn enter(&mut self, loaded: &Loaded) -> Result<*mut c_void, Error> {
         let mut own = std::ptr::null_mut();
-        match loaded.table.enter {
+        if let Some(enter) = loaded.table.enter {
             // SAFETY: as above.
-            Some(enter) => self.outcome(|call| unsafe { enter(call, loaded.shared, &mut own) })?,
-            None => (),
+            self.outcome(|call| unsafe { enter(call, loaded.shared, &mut own) })?;
         }
         Ok(own)
     }
