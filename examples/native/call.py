@@ -1,10 +1,9 @@
 """Calls the functions of `function.toml`, which are in C and in Rust, as it would call functions in Python.
 
-    examples/native/build /tmp/native && rekindle deploy /tmp/native/function.toml && python examples/native/call.py
+examples/native/build /tmp/native && rekindle deploy /tmp/native/function.toml && python examples/native/call.py
 """
 
 import numpy
-
 import rekindle
 
 saxpy, scale, total = (rekindle.Function.from_name("native", name) for name in ("saxpy", "scale", "total"))

@@ -3,7 +3,6 @@
 import datetime
 import os
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request

@@ -65,7 +65,7 @@ pub fn main(words: impl IntoIterator<Item = OsString>, own: Option<&'static abi:
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rekindle-runner: {error}");
-            report::tell(arguments.report.as_deref(), Some(&error));
+            report::tell(arguments.report.as_deref(), Err(&error));
             ExitCode::FAILURE
         }
     }

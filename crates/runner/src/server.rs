@@ -73,7 +73,8 @@ pub fn serve(arguments: &Arguments, own: Option<&'static abi::Library>) -> Resul
         .name("listen".to_string())
         .spawn(move || listen(server, &listener))
         .map_err(|source| system("no thread can be started", source))?;
-    report::tell(arguments.report.as_deref(), None);
+    let names: Vec<&str> = server.functions.iter().map(|function| function.name.as_str()).collect();
+    report::tell(arguments.report.as_deref(), Ok(&names));
     // A wait that fails has no signals, and the runner goes on.
     while signals.wait().is_err() {}
     if server.pool.end(ENDING) {

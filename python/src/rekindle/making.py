@@ -55,7 +55,9 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
                 with interrupts.held():
                     command.ask("run", "-d", "--name", sandboxes[image], "--network", "private", *options, "--", *program)
             for image in images:
-                wait(declaration, sandboxes[image], reports[image])
+                said = wait(declaration, sandboxes[image], reports[image])
+                if isinstance(declaration, Native):
+                    declaration.functions[:] = said["functions"]
             for image in images:
                 with interrupts.held():
                     taken = command.ask("checkpoint", sandboxes[image], "--to", image, "--stop")
@@ -91,8 +93,8 @@ def remove(sandbox: str, image: str) -> None:
             command.ask(*words)
 
 
-def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
-    """Until the program is ready."""
+def wait(declaration: Declaration, sandbox: str, report: Path) -> dict[str, Any]:
+    """Until the program is ready: what it says of itself."""
     limit = declaration.limits.startup_timeout
     start = time.monotonic()
     nowhere = subprocess.DEVNULL
@@ -114,6 +116,7 @@ def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
     said: dict[str, Any] = json.loads(report.read_text())
     if "error" in said:
         raise NotReadyError(said["error"], said["traceback"])
+    return said
 
 
 def base_for(declaration: Declaration) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Native(Declaration):
     libraries: tuple[Path, ...] = ()
     # A program of the user's own that has functions, in place of Rekindle's.
     runner: Path | None = None
+    # Those that it was found to have, once it was ready.
+    functions: list[str] = field(default_factory=list)
 
     def marks(self) -> Iterator[tuple[str, Mark]]:
         return iter(())
