@@ -1,8 +1,10 @@
 """Functions without Python: libraries in C and in Rust, deployed by a manifest and called as functions in Python are."""
 
 import datetime
+import json
 import os
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -258,6 +260,14 @@ def test_a_call_that_takes_too_long_has_its_thread_alone(natives):
     assert function("count", "late").remote()[:2] == [2, 2]
 
 
+def test_calls_are_made_again_as_the_manifest_says(natives):
+    natives.native("retries", [natives.library("various")], retries=3)
+    assert function("flaky", "retries").remote(3) == 4
+    with pytest.raises(OSError, match="not yet"):
+        function("flaky", "retries").remote(100)
+    assert function("flaky", "retries").remote(0) == 9
+
+
 def test_a_crash_takes_the_runner_and_another_is_restored(natives):
     natives.native("crash", [natives.library("various")], concurrency=4)
     under_way = hold(natives, "crash", ["beside"])
@@ -489,3 +499,26 @@ def test_what_cannot_be_is_said_in_a_sentence(natives):
             natives(file)
         assert len(failed.value.message.splitlines()) == 1
     assert not natives.rekindle.json("services")["services"] and not natives.rekindle.json("images")["images"]
+
+
+def test_the_examples_run(natives, tmp_path):
+    subprocess.run([ROOT / "examples/native/build", tmp_path], check=True, capture_output=True)
+    manifest = tmp_path / "function.toml"
+    manifest.write_text(manifest.read_text().replace("[options]", '[options]\ngpu = "emulated"'))
+    deployed = natives(manifest)
+    assert deployed["services"][0]["functions"] == ["saxpy", "scale", "total"]
+    assert deployed["services"][0]["call"] == 'rekindle.Function.from_name("native", "saxpy").remote(...)'
+    done = subprocess.run([sys.executable, ROOT / "examples/native/call.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition(":")[2].strip() for line in done.stdout.splitlines()]
+    assert lines == ["[1. 3. 5. 7.]", "[0.  0.5 1.  1.5]", "[0, 1, 2, 3, 4, 5, 6, 7]", "1498500.0"]
+
+
+def test_the_benchmark_runs(tmp_path):
+    command = [sys.executable, ROOT / "benches/native/run", "--bin", BINARIES, "--out", tmp_path / "results.json"]
+    done = subprocess.run([*command, "--rounds", "1", "--seconds", "0.2", "--rate", "50"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "results.json").read_text())["now"]
+    assert [one["functions"] for one in row["calls"]["native"]] == [1, 2, 4, 8, 16, 32, 48]
+    assert all(one["start"] and len(one["start"]) == len(one["stream"]) for one in row["start"]["threads"])
+    assert {name: len(values) for name, values in row["start"]["calls"]["native"].items()} == {"zero": 1, "further": 1, "there": 1}

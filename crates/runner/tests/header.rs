@@ -21,14 +21,41 @@ macro_rules! fields {
 fn checks() -> String {
     let mut checks = "#include <rekindle.h>\n".to_string();
     fields!(
-        checks, abi::Value, "rekindle_value", kind, integer, real, imaginary, data, size, items, count, dtype,
-        dimensions, shape
+        checks,
+        abi::Value,
+        "rekindle_value",
+        kind,
+        integer,
+        real,
+        imaginary,
+        data,
+        size,
+        items,
+        count,
+        dtype,
+        dimensions,
+        shape
     );
     fields!(checks, abi::Function, "rekindle_function", name, setup, enter, call, leave, teardown);
     fields!(checks, abi::Library, "rekindle_library_table", version, count, functions);
     fields!(
-        checks, abi::Api, "rekindle_api", size, stream, log, fail, message, reply, arguments, keyword, give, put, get,
-        drop, data, problem
+        checks,
+        abi::Api,
+        "rekindle_api",
+        size,
+        stream,
+        log,
+        fail,
+        message,
+        reply,
+        arguments,
+        keyword,
+        give,
+        put,
+        get,
+        drop,
+        data,
+        problem
     );
     fields!(checks, abi::Call, "struct rekindle_call", api);
     for (name, value) in [
@@ -86,5 +113,9 @@ fn a_header_that_says_something_else_is_found() {
 
 #[test]
 fn the_header_is_good_for_the_c_standards_that_it_is_for() {
-    compiles("cc", "plain.c", "#include <rekindle.h>\nint main(void) { return rekindle_value_of(REKINDLE_NONE).kind; }\n");
+    compiles(
+        "cc",
+        "plain.c",
+        "#include <rekindle.h>\nint main(void) { return rekindle_value_of(REKINDLE_NONE).kind; }\n",
+    );
 }

@@ -101,6 +101,16 @@ static void count_teardown(rekindle_call *call, void *shared) {
     free(shared);
 }
 
+/* flaky(COUNT) fails so often, and returns how often it was called. */
+static int flaky(rekindle_call *call, void *shared, void *own) {
+    (void)shared, (void)own;
+    static int64_t calls;
+    size_t count;
+    const rekindle_value *given = rekindle_arguments(call, &count);
+    int64_t calls_now = __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
+    return calls_now > given[0].integer ? rekindle_give_integer(call, calls_now) : rekindle_fail(call, "OSError", "not yet");
+}
+
 static int crash(rekindle_call *call, void *shared, void *own) {
     (void)call, (void)shared, (void)own;
     volatile uintptr_t nowhere = 8;
@@ -193,6 +203,7 @@ static const rekindle_function functions[] = {
     {.name = "raises", .call = raises},
     {.name = "silent", .call = silent},
     {.name = "count", .setup = count_setup, .enter = count_enter, .call = count, .leave = count_leave, .teardown = count_teardown},
+    {.name = "flaky", .call = flaky},
     {.name = "crash", .call = crash},
     {.name = "barred", .enter = barred_enter, .call = nothing},
     {.name = "fault", .call = fault},
