@@ -154,6 +154,11 @@ def test_errors_are_python_s_if_it_has_one_of_that_name_and_remote_errors_else(c
     assert "raises: about to fail" in calls.rekindle("logs", "calls-runner-1")
 
 
+def test_what_is_printed_is_in_the_log(calls):
+    function("says").remote("printed in C")
+    calls.rekindle.wait(lambda: "printed in C" in calls.rekindle("logs", "calls-runner-1"), "the line")
+
+
 def test_an_instance_that_cannot_enter_is_none(calls):
     before = calls.instances("calls")
     for _ in range(3):
@@ -266,6 +271,15 @@ def test_calls_are_made_again_as_the_manifest_says(natives):
     with pytest.raises(OSError, match="not yet"):
         function("flaky", "retries").remote(100)
     assert function("flaky", "retries").remote(0) == 9
+
+
+def test_functions_of_a_tenant_are_called_with_its_token(natives):
+    token = natives.rekindle("tenant", "create", "blue").strip()
+    natives.native("owned", [natives.library("various")], "tenant = 'blue'")
+    assert natives.service("owned-runner")["tenant"] == "blue"
+    with pytest.raises(package.TokenError):
+        function("echo", "owned").remote(1)
+    assert function("echo", "owned", token=token).remote(1) == 1
 
 
 def test_a_crash_takes_the_runner_and_another_is_restored(natives):

@@ -32,11 +32,23 @@ pub struct Server {
     retries: [f64; 4],
 }
 
+unsafe extern "C" {
+    /// C's, which no library of Rust's names.
+    static mut stdout: *mut libc::FILE;
+}
+
+/// What libraries print comes to the log line by line, and a line in one write.
+fn print_lines() {
+    // SAFETY: nothing has been printed yet, and no other thread is there.
+    unsafe { libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IOLBF, 0) };
+}
+
 pub fn serve(arguments: &Arguments, own: Option<&'static abi::Library>) -> Result<(), Error> {
     // Threads that are started have them blocked, too.
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
     let system = |what: &str, source| Error::System { what: what.to_string(), source };
     signals.thread_block().map_err(|error| system("signals cannot be waited for", error.into()))?;
+    print_lines();
     let gpu = driver().and_then(|driver| Ok((driver.open()?, driver.new_stream()?)));
     let (gpu, stream) = gpu.map_err(Error::Gpu)?;
     let functions = library::load(&arguments.libraries, own)?;
@@ -151,8 +163,11 @@ impl Server {
     }
 }
 
-/// Without what libraries would have done at exit: their threads may still be at work.
+/// Without what libraries would have done at exit: their threads may still be at work. What C has not written yet is.
 fn end(code: i32) -> ! {
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(code) }
+    // SAFETY: null stands for all of C's files; then the process ends.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::_exit(code)
+    }
 }

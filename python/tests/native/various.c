@@ -101,6 +101,14 @@ static void count_teardown(rekindle_call *call, void *shared) {
     free(shared);
 }
 
+/* says(TEXT) prints it, as programs in C do. */
+static int says(rekindle_call *call, void *shared, void *own) {
+    (void)shared, (void)own;
+    size_t count;
+    printf("%s\n", (const char *)rekindle_arguments(call, &count)[0].data);
+    return REKINDLE_DONE;
+}
+
 /* flaky(COUNT) fails so often, and returns how often it was called. */
 static int flaky(rekindle_call *call, void *shared, void *own) {
     (void)shared, (void)own;
@@ -203,6 +211,7 @@ static const rekindle_function functions[] = {
     {.name = "raises", .call = raises},
     {.name = "silent", .call = silent},
     {.name = "count", .setup = count_setup, .enter = count_enter, .call = count, .leave = count_leave, .teardown = count_teardown},
+    {.name = "says", .call = says},
     {.name = "flaky", .call = flaky},
     {.name = "crash", .call = crash},
     {.name = "barred", .enter = barred_enter, .call = nothing},
