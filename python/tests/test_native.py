@@ -495,7 +495,7 @@ MANIFESTS = [
     ('app = "x"\nlibraries = ["good.so"]\n[options]\nbase = "torch"', "is for functions in Python"),
     ('app = "x"\nlibraries = ["good.so"]\n[options]\nretries = {many = 1}', "give max_retries"),
     ('app = "x"\nlibraries = ["good.so"]\n[data]\nw = 1', "data.w is 1; give url, dtype and shape"),
-    ('app = "x"\nlibraries = ["good.so"]\n[options]\ngpu = "emulated"', "good.so cannot be loaded: .*; give a shared library"),
+    ('app = "x"\nlibraries = ["good.so"]\n[options]\ngpu = "emulated"', "good.so cannot be loaded: .*file too short; give a shared library"),
     ('app = "x"\nlibraries = ["plain.so"]\n[options]\ngpu = "emulated"', "it has no symbol rekindle_library"),
     ('app = "x"\nlibraries = ["libunready.so"]\n[options]\ngpu = "emulated"', "unready of .* did not get ready: ValueError: the weights are missing"),
     ('app = "x"\nlibraries = ["libunready.so", "./libunready.so"]\n[options]\ngpu = "emulated"', "has a function .unready., as .* has"),

@@ -108,8 +108,8 @@ pub fn driver() -> Result<&'static Driver> {
         // Libraries that are loaded later find its functions without linking it.
         // SAFETY: a driver's library may be loaded anywhere.
         let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_GLOBAL) };
-        let library = library.map_err(|error| error.to_string())?;
-        Driver::load(library).map_err(|error| error.to_string())
+        let library = library.map_err(|error| why(&error))?;
+        Driver::load(library).map_err(|error| why(&error))
     });
     found.as_ref().map_err(|why| {
         Error::new(
@@ -264,7 +264,7 @@ impl Driver {
                     state: *library.get(b"rekindleDataState")?,
                 })
             };
-            load().map_err(|error| error.to_string())
+            load().map_err(|error| why(&error))
         });
         found.as_ref().map_err(|why| {
             Error::new(
@@ -273,6 +273,12 @@ impl Driver {
             )
         })
     }
+}
+
+/// What the loader says is wrong.
+pub fn why(error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error);
+    source.map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
 /// The text that comes of what is asked.

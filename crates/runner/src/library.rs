@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use rekindle_function::abi;
+use rekindle_function::{abi, driver};
 
 use crate::Error;
 
@@ -52,7 +52,7 @@ fn open(path: &Path, number: usize) -> Result<&'static abi::Library, Error> {
     let file = settled(path, number).map_err(|error| fault(error.to_string()))?;
     // SAFETY: whoever names a library has its code run here.
     let library = unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| fault(error.to_string()))?;
+        .map_err(|error| fault(driver::why(&error)))?;
     // SAFETY: the symbol's name says what it is.
     let table = unsafe { library.get::<*const abi::Library>(abi::SYMBOL.as_bytes()) }
         .map_err(|_| fault(format!("it has no symbol {}", abi::SYMBOL)))?;
