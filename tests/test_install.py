@@ -42,6 +42,18 @@ def test_an_installation_runs_checkpoints_and_restores(tmp_path):
         assert rekindle.wait_end("restored")[-1] == "done"
 
 
+@pytest.mark.parametrize("library", ["shared", "static"])
+def test_a_program_with_functions_is_made_of_what_is_installed(tmp_path, library):
+    subprocess.run([ROOT / "scripts/install", tmp_path], check=True, capture_output=True)
+    source, program, lib = ROOT / "python/tests/native/program.c", tmp_path / "program", tmp_path / "lib"
+    link = [f"-L{lib}", "-lrekindle", f"-Wl,-rpath,{lib}"] if library == "shared" else [lib / "librekindle.a", "-lm", "-ldl", "-lpthread"]
+    subprocess.run(["cc", "-I", tmp_path / "include", "-o", program, source, *link], check=True)
+    versions = {
+        subprocess.run([one, "--version"], check=True, capture_output=True, text=True).stdout for one in (program, tmp_path / "bin/rekindle-runner")
+    }
+    assert len(versions) == 1 and versions.pop().startswith("rekindle-runner ")
+
+
 def test_a_system_s_criu_is_used_only_if_it_works(tmp_path):
     private = ROOT / ".build/criu/criu"
     if not private.exists():

@@ -1,5 +1,6 @@
 // Asks at a fixed rate on connections that stay, and prints how long each answer took, in nanoseconds, a line each.
-// `load PORT CONNECTIONS RATE SECONDS`; a connection whose answer is still to come is passed over, and if all are, the request
+// `load PORT CONNECTIONS RATE SECONDS [REQUEST]`; REQUEST is a file with what is sent in place of `GET /`, in which each connection
+// has its number, in two digits, where the file has `@@`. A connection whose answer is still to come is passed over, and if all are, the request
 // is late by as much as it waits. A time begins when the request is sent.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,7 +16,8 @@
 #include <unistd.h>
 
 #define MOST 1024
-static const char REQUEST[] = "GET / HTTP/1.1\r\nHost: bench\r\n\r\n";
+static char request[4096] = "GET / HTTP/1.1\r\nHost: bench\r\n\r\n";
+static size_t size;
 
 static int64_t now(void) {
     struct timespec time;
@@ -34,7 +36,15 @@ static int is_whole(int which) {
 }
 
 int main(int count, char **words) {
-    if (count != 5) return fputs("load PORT CONNECTIONS RATE SECONDS\n", stderr), 2;
+    if (count != 5 && count != 6) return fputs("load PORT CONNECTIONS RATE SECONDS [REQUEST]\n", stderr), 2;
+    size = strlen(request);
+    if (count == 6) {
+        FILE *file = fopen(words[5], "rb");
+        if (!file) return perror(words[5]), 2;
+        size = fread(request, 1, sizeof request, file);
+        fclose(file);
+    }
+    char *number = memmem(request, size, "@@", 2);
     int connections = atoi(words[2]), one = 1;
     int64_t total = (int64_t)(atof(words[3]) * atof(words[4])), pause = (int64_t)(1e9 / atof(words[3]));
     if (connections < 1 || connections > MOST) return fputs("too many connections\n", stderr), 2;
@@ -55,7 +65,8 @@ int main(int count, char **words) {
                 if (state[next].sent) continue;
                 state[next].sent = now();
                 state[next].got = 0;
-                if (write(polled[next].fd, REQUEST, sizeof REQUEST - 1) < 0) return perror("write"), 1;
+                if (number) number[0] = '0' + next / 10 % 10, number[1] = '0' + next % 10;
+                if (write(polled[next].fd, request, size) < 0) return perror("write"), 1;
                 asked++;
                 next = (next + 1) % connections;
                 break;

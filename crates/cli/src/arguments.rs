@@ -384,15 +384,16 @@ pub enum Command {
     /// Make tenants: names that services belong to, whose clients show tokens, and which have a part of the machine.
     #[command(subcommand)]
     Tenant(TenantCommand),
-    /// Make images of the functions and classes of a Python file, and serve them.
+    /// Make images of functions, and serve them.
     ///
-    /// The file has an app of the Python package `rekindle`. Deploying it again has new instances take the place of those
+    /// The file has an app of the Python package `rekindle`, or is the manifest (TOML) of libraries with functions without
+    /// Python. Deploying it again has new instances take the place of those
     /// that there are, without a failed call.
     Deploy {
         #[command(flatten)]
         app: AppArguments,
     },
-    /// Deploy a Python file, and again whenever it or what lies beside it changes, until this command is ended.
+    /// Deploy a file of functions, and again whenever it or what belongs to it changes, until this command is ended.
     ///
     /// What is deployed stays.
     Dev {
@@ -490,7 +491,7 @@ pub enum Command {
 /// A file of functions.
 #[derive(Debug, Args)]
 pub struct AppArguments {
-    /// The Python file that has the app.
+    /// The Python file that has the app, or a manifest that ends in .toml.
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub file: PathBuf,
     /// The interpreter that functions run in. It must have the package `rekindle`.

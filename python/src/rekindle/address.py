@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from rekindle import command
 from rekindle.errors import DeclarationError, NotFoundError
 
+# The service that all functions without Python of an app have together.
+RUNNER = "runner"
 # Every address of the machine's, this program's too.
 EVERYWHERE = {None: "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -59,7 +61,9 @@ class Service:
             if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
                 raise DeclarationError(f"{self.url!r} is no address of a service; give one such as http://host:8000")
             return Place(parts.hostname, parts.port or 80, takes_token=True)
-        for row in command.ask("services")["services"]:
-            if row["name"] == self.full_name:
+        rows = {row["name"]: row for row in command.ask("services")["services"]}
+        # Functions without Python have one service together.
+        for name in (self.full_name, f"{self.app}-{RUNNER}"):
+            if row := rows.get(name):
                 return Place(EVERYWHERE.get(row["address"], row["address"]), row["port"], row["tenant"] is not None)
         raise NotFoundError(f"nothing is deployed as {self.name!r} of the app {self.app!r}; run `rekindle deploy` with its file")

@@ -1,4 +1,4 @@
-"""`rekindle deploy FILE`: an image of each function and class of an app, served."""
+"""`rekindle deploy FILE`: an image of each function and class of an app, or of the runner of its manifest, served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rekindle import command, interrupts, making
+from rekindle import command, interrupts, making, native
 from rekindle.address import TOKEN_VARIABLE
 from rekindle.app import App
 from rekindle.client import READY
@@ -79,7 +79,8 @@ def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
                 row = serve(app, declaration, images[name], before.get(declaration.service.full_name))
                 # It is the service's from now on.
                 del images[name]
-            rows.append({"name": name, "call": call_of(app, declaration), **row})
+            functions = {"functions": list(declaration.functions)} if isinstance(declaration, native.Native) else {}
+            rows.append({"name": name, "call": call_of(app, declaration), **row, **functions})
     finally:
         with interrupts.held():
             for image in itertools.chain(*images.values()):
@@ -95,7 +96,7 @@ def deploy(file: Path, tenant: str | None = None) -> dict[str, Any]:
 
 def load_user(file: Path) -> App:
     try:
-        return load(file)
+        return native.load(file) if native.is_manifest(file) else load(file)
     except (Error, interrupts.Interrupted):
         raise
     except (Exception, SystemExit) as error:
@@ -158,12 +159,18 @@ def remove_old(app: App, current: set[str]) -> None:
 def call_of(app: App, declaration: Declaration) -> str:
     """How another program calls it."""
     name = declaration.service.name
+    if isinstance(declaration, native.Native):
+        return call_by_name(app.name, declaration.functions[0])
     if any(mark.is_asgi for _, mark in declaration.marks()):
         return "HTTP"
     if not declaration.is_class:
-        return f'rekindle.Function.from_name("{app.name}", "{name}").remote(...)'
+        return call_by_name(app.name, name)
     method = next(found for found, mark in declaration.marks() if mark.is_method)
     return f'rekindle.Cls.from_name("{app.name}", "{name}")().{method}.remote(...)'
+
+
+def call_by_name(app: str, function: str) -> str:
+    return f'rekindle.Function.from_name("{app}", "{function}").remote(...)'
 
 
 def shown(deployed: dict[str, Any]) -> str:
@@ -171,7 +178,9 @@ def shown(deployed: dict[str, Any]) -> str:
     for row in deployed["services"]:
         address = row["address"] or "0.0.0.0"
         lines.append(f"{row['service']} is served at http://{f'[{address}]' if ':' in address else address}:{row['port']} from image {row['image']}")
-        if row["call"] != "HTTP":
+        if "functions" in row:
+            lines += [f"  {call_by_name(deployed['app'], function)}" for function in row["functions"]]
+        elif row["call"] != "HTTP":
             lines.append(f"  {row['call']}")
     lines += [f"{name} is no part of the app any more, and was removed" for name in deployed["removed"]]
     return "\n".join(lines)

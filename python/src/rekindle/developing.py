@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rekindle import deploying, interrupts
+from rekindle import deploying, interrupts, native
+from rekindle.errors import DeclarationError
 
 # Seconds between two looks.
 EVERY = 0.3
@@ -58,8 +60,12 @@ def state(file: Path) -> State:
 
 
 def sources(file: Path) -> Iterator[Path]:
-    """The file, and modules in its directory and below."""
+    """The file, and modules in its directory and below; of a manifest its libraries."""
     yield file
+    if native.is_manifest(file):
+        with contextlib.suppress(DeclarationError):
+            yield from native.libraries(native.read(file), file)
+        return
     for at, folders, files in os.walk(file.resolve().parent):
         folders[:] = [name for name in folders if is_sources(Path(at, name))]
         yield from (Path(at, name) for name in files if name.endswith(".py"))

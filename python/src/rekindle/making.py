@@ -17,6 +17,7 @@ import rekindle.serving
 from rekindle import command, interrupts
 from rekindle.declaration import Declaration
 from rekindle.errors import CommandError, Error
+from rekindle.native import Native
 
 PROGRAM = Path(rekindle.serving.__file__).with_name("__main__.py")
 # The program of `rekindle image framework` for Python.
@@ -50,11 +51,13 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
         reports = {image: Path(directory, f"report-{number}.json") for number, image in enumerate(images)}
         try:
             for image in images:
-                program = [sys.executable, PROGRAM, file, declaration.service.name, reports[image]]
+                program = program_of(declaration, file, reports[image])
                 with interrupts.held():
                     command.ask("run", "-d", "--name", sandboxes[image], "--network", "private", *options, "--", *program)
             for image in images:
-                wait(declaration, sandboxes[image], reports[image])
+                said = wait(declaration, sandboxes[image], reports[image])
+                if isinstance(declaration, Native):
+                    declaration.functions[:] = said["functions"]
             for image in images:
                 with interrupts.held():
                     taken = command.ask("checkpoint", sandboxes[image], "--to", image, "--stop")
@@ -70,6 +73,13 @@ def make(declaration: Declaration, file: Path, base: str | None) -> list[str]:
     return images
 
 
+def program_of(declaration: Declaration, file: Path, report: Path) -> list[object]:
+    """The command that gets it ready, and serves it."""
+    if isinstance(declaration, Native):
+        return declaration.program(report)
+    return [sys.executable, PROGRAM, file, declaration.service.name, report]
+
+
 def place() -> str:
     """Where a sandbox finds files that are made here: its /dev/shm is its own."""
     usual = Path(tempfile.gettempdir()).resolve()
@@ -83,8 +93,8 @@ def remove(sandbox: str, image: str) -> None:
             command.ask(*words)
 
 
-def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
-    """Until the program is ready."""
+def wait(declaration: Declaration, sandbox: str, report: Path) -> dict[str, Any]:
+    """Until the program is ready: what it says of itself."""
     limit = declaration.limits.startup_timeout
     start = time.monotonic()
     nowhere = subprocess.DEVNULL
@@ -106,11 +116,12 @@ def wait(declaration: Declaration, sandbox: str, report: Path) -> None:
     said: dict[str, Any] = json.loads(report.read_text())
     if "error" in said:
         raise NotReadyError(said["error"], said["traceback"])
+    return said
 
 
 def base_for(declaration: Declaration) -> str | None:
     """The framework image to start from: the declared one, else the newest that fits. Their programs share no contexts."""
-    if declaration.limits.base is not None or declaration.limits.share:
+    if declaration.limits.base is not None or declaration.limits.share or isinstance(declaration, Native):
         return declaration.limits.base or None
     rows = command.ask("images")["images"]
     for row in sorted((row for row in rows if row["problem"] is None), key=lambda row: row["created"], reverse=True):

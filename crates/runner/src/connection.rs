@@ -1,0 +1,111 @@
+//! A connection: its requests, one after the other.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rekindle_function::{Value, message};
+
+use crate::http::{Request, Requests};
+use crate::instance::{self, Work};
+use crate::pending::Pending;
+use crate::pool::Place;
+use crate::reply::{Kind, Reply};
+use crate::server::Server;
+
+const ABOUT: &str = "/-/about";
+const READY: &str = "/-/ready";
+const CALL: &str = "/-/call/";
+
+/// Until it ends. What is no HTTP ends it.
+pub fn serve(server: &'static Server, stream: TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let connection = Arc::new(stream.try_clone()?);
+    let mut requests = Requests::new(stream);
+    while let Some(request) = requests.next()? {
+        let stays = request.stays;
+        answer(server, request, &connection)?;
+        if !stays {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn answer(server: &'static Server, request: Request, connection: &Arc<TcpStream>) -> io::Result<()> {
+    let has_body = request.method != "HEAD";
+    let reply = match (request.method.as_str(), request.path.as_str()) {
+        ("GET", ABOUT) => said(server.about()),
+        ("GET", READY) => said(Value::Boolean(true)),
+        ("POST", path) if path.starts_with(CALL) => {
+            let name = &path[CALL.len()..];
+            match server.functions.iter().position(|function| function.name == name) {
+                Some(function) => return call(server, function, request, connection),
+                None => {
+                    let names: Vec<&str> =
+                        server.functions.iter().map(|function| function.name.as_str()).collect();
+                    let sentence =
+                        format!("{} has no function {name:?}; it has {}", server.name, names.join(", "));
+                    Reply::say(Kind::Unknown, &sentence)
+                }
+            }
+        }
+        (method, path) => {
+            let sentence = format!(
+                "{method} {path} is nothing that a function of Rekindle's answers; call it by the package rekindle"
+            );
+            Reply::say(Kind::Unknown, &sentence)
+        }
+    };
+    reply.write(connection, has_body, request.stays)
+}
+
+fn said(value: Value<'_>) -> Reply {
+    match message::encode(&value) {
+        Ok(message) => Reply::result(message),
+        Err(error) => Reply::raised(&error, "the runner"),
+    }
+}
+
+/// The instance answers; this one only if that takes too long.
+fn call(
+    server: &'static Server,
+    function: usize,
+    request: Request,
+    connection: &Arc<TcpStream>,
+) -> io::Result<()> {
+    let stays = request.stays;
+    let given = match message::decode(&request.body) {
+        Ok(value) => instance::given(&value),
+        Err(error) => return Reply::say(Kind::Misunderstood, &error.text).write(connection, true, stays),
+    };
+    let pending = Arc::new(Pending::new());
+    let (message, connection) = (request.body, connection.clone());
+    let mut work = Work { message, given, connection: connection.clone(), stays, pending: pending.clone() };
+    loop {
+        match server.pool.take(function) {
+            Place::Waiting(sender) => match sender.send(work) {
+                Ok(()) => break,
+                Err(back) => {
+                    // It has ended by itself, which nothing here does: it is only to be counted out.
+                    server.pool.ending();
+                    work = back.0;
+                }
+            },
+            Place::New(number) => {
+                instance::start(server, function, number, work);
+                break;
+            }
+            Place::Over => return Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+    }
+    if !pending.wait(server.timeout) {
+        server.pool.lose();
+        let (runner, name) = (&server.name, &server.functions[function].name);
+        let limit = server.timeout.as_secs_f64();
+        let sentence =
+            format!("{runner}.{name} took longer than {limit} s; raise `timeout`, or have it do less");
+        return Reply::say(Kind::Late, &sentence).write(&connection, true, stays);
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! A thread of the runner as a library has it: [`abi::Call`], and what lies behind it.
+
+use std::ffi::{CString, c_void};
+
+use rekindle_function::driver::Stream;
+use rekindle_function::{Error, Value, abi, message, split};
+
+use crate::api::API;
+use crate::data::Declared;
+use crate::library::Loaded;
+use crate::tree::Arena;
+
+/// What a hook has said.
+#[derive(Debug, Default)]
+pub enum Said {
+    #[default]
+    Nothing,
+    /// The message of the result.
+    Reply(Vec<u8>),
+    Failed(Error),
+}
+
+/// Its first field is what a library's pointer leads to.
+#[repr(C)]
+pub struct Context {
+    call: abi::Call,
+    pub function: String,
+    pub stream: Stream,
+    pub data: &'static [Declared],
+    pub said: Said,
+    /// Of the call that is under way.
+    pub message: Vec<u8>,
+    pub arena: Arena,
+    /// Arguments, and keywords as key, value, key, value, once they were asked for.
+    pub arguments: Option<(Vec<abi::Value>, Vec<abi::Value>)>,
+}
+
+impl Context {
+    pub fn new(function: &str, stream: Stream, data: &'static [Declared]) -> Box<Context> {
+        Box::new(Context {
+            call: abi::Call { api: &API },
+            function: function.to_string(),
+            stream,
+            data,
+            said: Said::Nothing,
+            message: Vec::new(),
+            arena: Arena::default(),
+            arguments: None,
+        })
+    }
+
+    /// The context that a library's pointer leads to.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is of [`Self::pointer`], and no other reference to the context is used meanwhile.
+    pub unsafe fn of<'c>(call: *mut abi::Call) -> &'c mut Context {
+        // SAFETY: the call is the context's first field.
+        unsafe { &mut *call.cast::<Context>() }
+    }
+
+    fn pointer(&mut self) -> *mut abi::Call {
+        std::ptr::from_mut(self).cast()
+    }
+
+    /// What all instances have in common.
+    pub fn setup(&mut self, loaded: &Loaded) -> Result<*mut c_void, Error> {
+        let mut shared = std::ptr::null_mut();
+        if let Some(setup) = loaded.table.setup {
+            // SAFETY: the library's own function, as its table declares it.
+            self.outcome(|call| unsafe { setup(call, &mut shared) })?;
+        }
+        Ok(shared)
+    }
+
+    /// What is this instance's own.
+    pub fn enter(&mut self, loaded: &Loaded) -> Result<*mut c_void, Error> {
+        let mut own = std::ptr::null_mut();
+        if let Some(enter) = loaded.table.enter {
+            // SAFETY: as above.
+            self.outcome(|call| unsafe { enter(call, loaded.shared, &mut own) })?;
+        }
+        Ok(own)
+    }
+
+    pub fn leave(&mut self, loaded: &Loaded, own: *mut c_void) {
+        if let Some(leave) = loaded.table.leave {
+            // SAFETY: as above; what `enter` made is not given again.
+            unsafe { leave(self.pointer(), loaded.shared, own) };
+        }
+    }
+
+    pub fn teardown(&mut self, loaded: &Loaded) {
+        if let Some(teardown) = loaded.table.teardown {
+            // SAFETY: as above.
+            unsafe { teardown(self.pointer(), loaded.shared) };
+        }
+    }
+
+    /// The result's message or why there is none, and whether the instance is of no further use.
+    pub fn carry(
+        &mut self,
+        loaded: &Loaded,
+        own: *mut c_void,
+        message: Vec<u8>,
+    ) -> (Result<Vec<u8>, Error>, bool) {
+        self.message = message;
+        let call = self.pointer();
+        // SAFETY: as above. The context is not touched here while the library has it.
+        let code = unsafe { (loaded.call)(call, loaded.shared, own) };
+        let said = std::mem::take(&mut self.said);
+        self.arguments = None;
+        self.arena = Arena::default();
+        self.message = Vec::new();
+        let result = match (code, said) {
+            (abi::DONE, Said::Reply(message)) => Ok(message),
+            (abi::DONE, _) => message::encode(&Value::None),
+            (_, Said::Failed(error)) => Err(error),
+            (code, _) => Err(Error::from(format!("it returned {code}, and did not say why"))),
+        };
+        (result, code == abi::BROKEN)
+    }
+
+    fn outcome(&mut self, hook: impl FnOnce(*mut abi::Call) -> i32) -> Result<(), Error> {
+        let code = hook(self.pointer());
+        match (code, std::mem::take(&mut self.said)) {
+            (abi::DONE, _) => Ok(()),
+            (_, Said::Failed(error)) => Err(error),
+            (code, _) => Err(Error::from(format!("it returned {code}, and did not say why"))),
+        }
+    }
+
+    /// Notes why, for the hook's end.
+    pub fn fail(&mut self, error: Error) -> i32 {
+        self.said = Said::Failed(error);
+        abi::FAILED
+    }
+
+    /// The arguments for C, made once in a call.
+    pub fn parsed(&mut self) -> Result<&(Vec<abi::Value>, Vec<abi::Value>), Error> {
+        if self.arguments.is_none() {
+            let found = split(message::decode(&self.message)?)?;
+            let arguments = self.arena.values(&found.0)?;
+            let keywords = self.arena.pairs(&found.1)?;
+            self.arguments = Some((arguments, keywords));
+        }
+        self.arguments.as_ref().ok_or_else(|| Error::from("there is no call"))
+    }
+
+    /// A line of the log, in one write.
+    pub fn log(&self, line: &str) {
+        eprintln!("{}: {line}", self.function);
+    }
+
+    pub fn named(name: &str) -> CString {
+        CString::new(name.replace('\0', "\\0")).unwrap_or_default()
+    }
+}
