@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use rekindle_protocol::data::{Count, Problem, ProblemKind};
+use rekindle_protocol::data::{Count, Problem, ProblemKind, Version};
 use tokio::runtime::Handle;
 
-use crate::fetch::{self, Version};
+use crate::fetch;
 use crate::room::{Budget, Room};
 use crate::shared::Shared;
 use crate::store::{Place, Stores};
@@ -160,6 +160,12 @@ impl Objects {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The version that its store has now.
+    pub fn look(&self, name: &str) -> Result<Version, Problem> {
+        let place = self.stores.find(name)?;
+        self.runtime.block_on(fetch::look(name, &place))
     }
 
     /// The object as its store has it now; its bytes may be still to come.

@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::{descriptors, peer};
 
-use crate::connection;
+use crate::connection::{self, Has};
+use crate::copies::Copies;
 use crate::exchange::{Exchange, Most};
 use crate::objects::Objects;
 use crate::room::Budget;
@@ -50,7 +50,7 @@ fn run(most: u64, patience: Duration, handed_on: Most, files: Option<PathBuf>) -
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).clamp(2, MOST_THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let objects = Objects::new(Stores::new(patience, files), Budget::new(most), runtime.handle().clone());
-    let exchange = Exchange::begin(handed_on)?;
+    let has = Has { objects, exchange: Exchange::begin(handed_on)?, copies: Copies::new() };
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     loop {
         let (stream, _) = listener.accept()?;
@@ -58,8 +58,8 @@ fn run(most: u64, patience: Duration, handed_on: Most, files: Option<PathBuf>) -
             log::warn!("a process of a sandbox is sent away that came where workers do");
             continue;
         }
-        let (objects, exchange) = (Arc::clone(&objects), Arc::clone(&exchange));
-        std::thread::spawn(move || connection::serve(&stream, &objects, &exchange));
+        let has = has.clone();
+        std::thread::spawn(move || connection::serve(&stream, &has));
     }
 }
 

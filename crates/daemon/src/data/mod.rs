@@ -137,13 +137,13 @@ impl Data {
     pub fn bytes(&self, url: &str) -> Option<u64> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            let wish = Wish::Object { url: url.to_string(), bytes: None };
+            let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None };
             frame::send(&stream, &Want::new(wish), &[])?;
             let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
         };
         match ask() {
-            Ok((Answer::Object { bytes }, _)) => Some(bytes),
+            Ok((Answer::Object { version }, _)) => Some(version.bytes),
             Ok((Answer::Failed(problem), _)) => {
                 log::warn!("how large {url} is is not known: {}", problem.sentence);
                 None
@@ -158,13 +158,13 @@ impl Data {
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        let wish = Wish::Object { url: url.to_string(), bytes: None };
+        let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None };
         frame::send(&stream, &Want::new(wish), &[])?;
         loop {
             match frame::receive(&stream)?.0 {
                 Answer::Whole {} => return Ok(Ok(())),
                 Answer::Failed(problem) => return Ok(Err(problem)),
-                Answer::Object { .. } | Answer::Ready { .. } | Answer::Count(_) => {}
+                _ => {}
             }
         }
     }

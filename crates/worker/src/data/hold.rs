@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use rekindle_cuda::CUDA_ERROR_INVALID_VALUE;
 use rekindle_device::DEVICE_RANGE;
 use rekindle_protocol::operation::*;
 use rekindle_ring::Record;
@@ -32,12 +33,30 @@ enum Reach {
 /// Whether the next request can be done.
 pub(crate) fn admit(client: &mut Client, ring: usize, record: &Record<'_>) -> Admission {
     client.data.holds = false;
+    if writes_declared(client, record) {
+        return Admission::Refuse(CUDA_ERROR_INVALID_VALUE);
+    }
     if client.data.loads.is_empty() {
         return Admission::Now;
     }
     let admission = judge(client, ring, record);
     client.data.holds = admission == Admission::Wait;
     admission
+}
+
+/// Whether it certainly writes to data that is there, which the GPU would refuse by a fault.
+fn writes_declared(client: &Client, record: &Record<'_>) -> bool {
+    let writes = [Copy::OPCODE, CopyStrided::OPCODE, SetMemory::OPCODE, Upload::OPCODE];
+    if client.data.declared.is_empty() || !writes.contains(&record.opcode) {
+        return false;
+    }
+    let Needs::Memory(touched) = needs(client, record.opcode, record.body, record.trailer) else {
+        return false;
+    };
+    touched.written.iter().any(|range| {
+        let before = client.data.declared.range(..range.end).next_back();
+        before.is_some_and(|(address, declared)| range.start < address + declared.bytes)
+    })
 }
 
 fn judge(client: &Client, ring: usize, record: &Record<'_>) -> Admission {
