@@ -53,12 +53,11 @@ class Answer(BaseHTTPRequestHandler):
             refusal = self.server.refusals.pop(0) if self.server.refusals else None
             present = self.server.objects.get(self.path)
             tag = present is not None and f'"{hashlib.md5(present).hexdigest()}"'
-            if isinstance(refusal, int):
-                return self.say(refusal, {})
-            if self.headers.get("If-Match", tag) != tag or (self.headers.get("If-None-Match") and present is not None):
-                return self.say(412, {})
-            self.server.objects[self.path] = body
-        self.say(503 if refusal == "done" else 201, {})
+            is_wanted = self.headers.get("If-Match", tag) == tag and not (self.headers.get("If-None-Match") and present is not None)
+            status = refusal if isinstance(refusal, int) else 201 if is_wanted else 412
+            if status == 201:
+                self.server.objects[self.path] = body
+        self.say(503 if refusal == "done" else status, {})
 
     def answer(self, with_body):
         body = self.server.objects.get(self.path)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-from pathlib import Path
 
 import numpy
 import pytest
@@ -54,7 +53,7 @@ class Counter:
         stream = cuda.stream()
         numbers = cuda.as_cuda_array(self.numbers.load())
         add[(numbers.size + 255) // 256, 256, stream](numbers, value)
-        self.numbers.dump(stream=stream.handle.value)
+        self.numbers.dump(stream=int(stream.handle))
         add[(numbers.size + 255) // 256, 256, stream](numbers, value)
 
     @rekindle.method()
@@ -304,6 +303,6 @@ def test_objects_of_s3_are_replaced_in_one_piece_and_in_parts(tmp_path, count):
         two.step.remote(1)
         assert held() == filled(2, count).tobytes()
         with pytest.raises(package.DataChangedError):
-            one.step.remote(1)
+            one.step.remote(5)
         assert held() == filled(2, count).tobytes()
         assert not client.list_multipart_uploads(Bucket="bucket").get("Uploads")

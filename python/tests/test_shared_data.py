@@ -58,7 +58,7 @@ class Sum:
             cuda.as_cuda_array(self.numbers.load()).copy_to_device(numpy.zeros(self.numbers.shape, "int32"))
             cuda.synchronize()
         except cuda.cudadrv.driver.CudaAPIError as error:
-            return error.code
+            return int(error.code)
 """
 CLASS = """
 @app.cls(gpu="emulated", share={share!r}, concurrency=2, sleep_window=0, data={{"numbers": rekindle.Data({url!r}, dtype="int32", shape={count})}})
@@ -186,9 +186,23 @@ def test_a_checkpoint_of_one_leaves_the_others_what_they_have(node):
     one, two = node.deploy(url)
     assert one.total.remote() == two.total.remote() == expected(array)
     for name in ("sums-One-1", "sums-Two-1"):
-        node.rekindle("checkpoint", name, "--name", f"of-{name}")
+        node.rekindle("checkpoint", name, "--to", f"of-{name}", "--leave-running")
     assert one.total.remote() == two.total.remote() == expected(array)
     assert node.shared("sums-One-1", "sums-Two-1") == (0, ROOM)
+
+
+@pytest.mark.parametrize("way", [(), ("--rounds", "2")])
+def test_who_moves_to_another_gpu_has_it_there_with_those_that_are_there(node, way):
+    array = numbers(11)
+    _, url = node.file(array)
+    one, two = node.deploy(url)
+    assert one.total.remote() == two.total.remote() == expected(array)
+    node.rekindle("migrate", "sums-Two-1", "--gpu", "emulated:1", *way)
+    assert numpy.array_equal(two.array.remote(), array) and numpy.array_equal(one.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (0, 0)
+    node.rekindle("migrate", "sums-One-1", "--gpu", "emulated:1", *way)
+    assert numpy.array_equal(two.array.remote(), array) and numpy.array_equal(one.array.remote(), array)
+    assert node.shared("sums-One-1", "sums-Two-1") == (ROOM, 0)
 
 
 @pytest.mark.parametrize("share", [None, "tenant"])
@@ -203,9 +217,10 @@ def test_who_writes_to_it_faults_and_the_others_have_it_as_it_was(node, share):
     if share:
         # A fault ends the context for all.
         return
-    with pytest.raises(package.Error):
+    with pytest.raises(package.Error, match="700"):
         two.write.remote()
     assert numpy.array_equal(one.array.remote(), array)
+    node.end("sums-Two")
     assert two.total.remote() == expected(array)
 
 

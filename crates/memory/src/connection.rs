@@ -6,16 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rekindle_protocol::data::{
-    Answer, Filled, Problem, ProblemKind, Sharer, VERSION, Version, Want, Wish,
+    Answer, Contents, Filled, Problem, ProblemKind, Sharer, VERSION, Version, Want, Wish, Write,
 };
 use rekindle_protocol::frame::{self, FrameError, Limits};
 
 use crate::copies::{Claimed, Copies, Filler, Holder, Key};
+use crate::dump;
 use crate::exchange::{self, Exchange};
 use crate::objects::{News, Object, Objects};
 
 /// How long one may take to say what it wants, and not take what it is told.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The most bytes that are read for one who asks for some.
+const MOST_READ: u64 = 64 << 10;
 /// The longest URL comes to less.
 const LONGEST: usize = 64 << 10;
 
@@ -49,11 +52,24 @@ fn converse(stream: &UnixStream, has: &Has) -> Result<(), FrameError> {
     }
     stream.set_read_timeout(None)?;
     match wish {
-        Wish::Object { url, bytes, sharer } => match wanted(has, &url, bytes, sharer) {
+        Wish::Object { url, bytes, sharer, write } => match wanted(has, &url, bytes, (sharer, write)) {
+            Ok(Wanted::Missing) => frame::send(stream, &Answer::Missing {}, &[]),
             Ok(Wanted::Object(object, filler)) => tell(stream, object, filler),
             Ok(Wanted::OnGpu(version, claimed)) => give(stream, version, claimed),
             Err(problem) => refuse(stream, problem),
         },
+        Wish::Read { url, offset, bytes } => match has.objects.read(&url, offset, bytes.min(MOST_READ)) {
+            Ok((total, bytes)) => frame::send(stream, &Answer::Bytes { total, bytes }, &[]),
+            Err(problem) => refuse(stream, problem),
+        },
+        Wish::Dump { url, bytes, expected } => {
+            let (Contents {}, memories) = frame::receive(stream)?;
+            let Some(memory) = memories.into_iter().next() else { return Ok(()) };
+            match has.objects.put(&url, &dump::map(&memory, bytes)?, &expected) {
+                Ok(version) => frame::send(stream, &Answer::Dumped { version }, &[]),
+                Err(problem) => refuse(stream, problem),
+            }
+        }
         Wish::Join { url, version, sharer } => join(stream, &has.copies, Key { sharer, url, version }),
         Wish::Count {} => frame::send(stream, &Answer::Count(has.objects.count()), &[]),
         Wish::Exchange(wish) => exchange::serve(stream, &has.exchange, wish),
@@ -70,6 +86,8 @@ enum Wanted {
     Object(Arc<Object>, Option<Filler>),
     /// In memory of the GPU.
     OnGpu(Version, There),
+    /// Nowhere, which the asker allows for.
+    Missing,
 }
 
 struct There {
@@ -82,10 +100,18 @@ fn wanted(
     has: &Has,
     url: &str,
     declared: Option<u64>,
-    sharer: Option<Sharer>,
+    (sharer, write): (Option<Sharer>, Option<Write>),
 ) -> Result<Wanted, Problem> {
     let Some(sharer) = sharer else {
-        let object = has.objects.ask(url)?;
+        if write.is_some() {
+            has.objects.check_write(url)?;
+        }
+        let object = match has.objects.ask(url) {
+            Err(Problem { kind: ProblemKind::NotFound, .. }) if write.is_some_and(|write| write.create) => {
+                return Ok(Wanted::Missing);
+            }
+            other => other?,
+        };
         check_size(url, &object.version, declared)?;
         return Ok(Wanted::Object(object, None));
     };
@@ -156,9 +182,7 @@ fn give(stream: &UnixStream, version: Version, there: There) -> Result<(), Frame
 /// Gives memory of a GPU, or takes what the asker has.
 fn join(stream: &UnixStream, copies: &Arc<Copies>, key: Key) -> Result<(), FrameError> {
     match copies.claim(&key) {
-        Claimed::There { memory, room, holder } => {
-            give(stream, key.version, There { memory, room, holder })
-        }
+        Claimed::There { memory, room, holder } => give(stream, key.version, There { memory, room, holder }),
         Claimed::Fill(filler) => {
             frame::send(stream, &Answer::Fill {}, &[])?;
             hold(stream, filler, None)

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use object_store::{GetOptions, MultipartUpload, PutMode, PutOptions, PutPayload, UpdateVersion};
+use object_store::{
+    GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion,
+};
 use rekindle_protocol::data::{Expected, Problem, ProblemKind, Version};
 use rekindle_protocol::fault;
 use tokio::task::JoinSet;
@@ -229,12 +231,7 @@ async fn http(
 }
 
 /// S3 puts parts together without a condition, so it is looked at right before.
-async fn in_parts(
-    name: &str,
-    place: &Place,
-    contents: &Bytes,
-    expected: &Expected,
-) -> Result<(), Problem> {
+async fn in_parts(name: &str, place: &Place, contents: &Bytes, expected: &Expected) -> Result<(), Problem> {
     let failed = |error| store::unwritten(name, &error);
     let mut upload = place.store.put_multipart(&place.path).await.map_err(failed)?;
     let sent = send_parts(name, &mut *upload, contents).await;
@@ -253,11 +250,7 @@ async fn in_parts(
     }
 }
 
-async fn send_parts(
-    name: &str,
-    upload: &mut dyn MultipartUpload,
-    contents: &Bytes,
-) -> Result<(), Problem> {
+async fn send_parts(name: &str, upload: &mut dyn MultipartUpload, contents: &Bytes) -> Result<(), Problem> {
     let total = contents.len() as u64;
     let part = PART.max(total.div_ceil(MOST_PARTS).next_multiple_of(1 << 20));
     let mut under_way = JoinSet::new();
@@ -324,9 +317,8 @@ fn changed(name: &str) -> Problem {
 }
 
 fn injected(name: &str, point: &'static str) -> Result<(), Problem> {
-    fault::point(point).map_err(|fault| {
-        Problem::new(ProblemKind::Unavailable, unwritten_sentence(name, &fault.to_string()))
-    })
+    fault::point(point)
+        .map_err(|fault| Problem::new(ProblemKind::Unavailable, unwritten_sentence(name, &fault.to_string())))
 }
 
 /// For files: one is looked at and replaced at a time.

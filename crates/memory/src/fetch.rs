@@ -43,6 +43,17 @@ pub async fn look(name: &str, place: &Place) -> Result<Version, Problem> {
     found.map(|found| version_of(&found.meta)).map_err(|error| store::problem(name, &error))
 }
 
+/// A range of what the store has now, as far as it goes, and how many bytes that has.
+pub async fn read(name: &str, place: &Place, offset: u64, bytes: u64) -> Result<(u64, Vec<u8>), Problem> {
+    let range = Some(GetRange::Bounded(offset..offset.saturating_add(bytes)));
+    let options = GetOptions { range, ..GetOptions::default() };
+    let failed = |error| store::problem(name, &error);
+    let found = place.store.get_opts(&place.path, options).await.map_err(failed)?;
+    let total = found.meta.size;
+    let bytes = found.bytes().await.map_err(failed)?;
+    Ok((total, bytes.to_vec()))
+}
+
 /// Fills the object's memory, and says of each piece that it is there. Each is a task of its own: what takes most time is to
 /// copy, and that several processors do together.
 pub async fn fetch(name: &str, place: &Place, object: &Arc<Object>) -> Result<(), Problem> {

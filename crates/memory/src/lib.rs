@@ -14,6 +14,7 @@
 
 mod connection;
 mod copies;
+mod dump;
 mod exchange;
 mod fetch;
 mod objects;

@@ -26,7 +26,7 @@ pub fn file_name(kind: &str, process: u32, number: u32) -> String {
 /// Of all that client and worker say to each other: the messages here, the operations, and how rings, staging areas and
 /// boards are laid out. Raised with every change of what there is, operations that come behind all others too. A
 /// restored program speaks that of its image.
-pub const CLIENT_VERSION: u32 = 6;
+pub const CLIENT_VERSION: u32 = 7;
 /// The oldest client that a worker serves. Version 1 has no waits that give way to a checkpoint, for the GPU or for bytes, and
 /// version 2 no CUDA IPC, version 3 does not change nodes of graphs, version 4 does not know [`ToClient::Release`], and version 5 has
 /// no arrays, nodes of fewer kinds, and no parts of the multiprocessors; all that they say is said in the same way since.

@@ -16,6 +16,12 @@
 //!   restored  Want { Join } ─────────▶     ◀── OnGpu + memory, or Fill      Filled + memory ─▶              ┄ open
 //! ```
 //!
+//! What a program has written goes back into the store, from memory of the host that its worker has filled:
+//!
+//! ```text
+//!   dumper    Want { Dump } ─▶  Contents + memory ─▶     ◀── Dumped { version }, or Failed
+//! ```
+//!
 //! One connection for each object that is wanted; it is kept in memory at least for as long as that is open.
 
 use serde::{Deserialize, Serialize};
@@ -45,7 +51,13 @@ pub enum Wish {
         bytes: Option<u64>,
         /// Who would have it in memory of a GPU that others have too.
         sharer: Option<Sharer>,
+        /// It is to be written to and dumped.
+        write: Option<Write>,
     },
+    /// Bytes of an object, from its store.
+    Read { url: String, offset: u64, bytes: u64 },
+    /// To write this many bytes in place of what is expected.
+    Dump { url: String, bytes: u64, expected: Expected },
     /// Memory of a GPU that holds this version of an object, or to be the one who gives it to others.
     Join { url: String, version: Version, sharer: Sharer },
     /// How much there was, and is, of objects.
@@ -72,6 +84,25 @@ pub struct Version {
     pub written: i64,
 }
 
+/// How an object is wanted that is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Write {
+    /// It need not be there.
+    pub create: bool,
+}
+
+/// What an object has to be for it to be replaced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Expected {
+    /// There is none.
+    Missing {},
+    Is(Version),
+}
+
+/// What a dumper says, with a descriptor of memory that is sealed at its size: this is what is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {}
+
 /// What a sharer says in the middle, with a descriptor: this memory of the GPU, of so many bytes, holds the object, and nobody
 /// writes to it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +126,17 @@ pub enum Answer {
     OnGpu {
         version: Version,
         room: u64,
+    },
+    /// It is not there, which the asker allows for.
+    Missing {},
+    /// These bytes, of so many that it has.
+    Bytes {
+        total: u64,
+        bytes: Vec<u8>,
+    },
+    /// It is written, and of this version now.
+    Dumped {
+        version: Version,
     },
     /// Nobody has it on that GPU; the asker gives it to those who come after.
     Fill {},

@@ -50,6 +50,8 @@ pub struct DataLimits {
     pub patience: Duration,
     /// Programs may have the files that lie below it; none: no files.
     pub files: Option<PathBuf>,
+    /// How the URLs begin of what programs may write.
+    pub writable: Vec<String>,
     /// The most bytes of each GPU's memory that arrays have which functions hand on, and of the host's; none: an eighth of it.
     pub exchange_gpu: u64,
     pub exchange_host: Option<u64>,
@@ -137,7 +139,7 @@ impl Data {
     pub fn bytes(&self, url: &str) -> Option<u64> {
         let ask = || {
             let stream = UnixStream::connect(&self.socket)?;
-            let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None };
+            let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
             frame::send(&stream, &Want::new(wish), &[])?;
             let limits = Limits { time: Some(SIZE_LIMIT), ..Limits::default() };
             frame::receive_within::<Answer>(&stream, &limits)
@@ -158,7 +160,7 @@ impl Data {
 
     fn fetch(&self, url: &str) -> std::result::Result<std::result::Result<(), Problem>, FrameError> {
         let stream = UnixStream::connect(&self.socket)?;
-        let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None };
+        let wish = Wish::Object { url: url.to_string(), bytes: None, sharer: None, write: None };
         frame::send(&stream, &Want::new(wish), &[])?;
         loop {
             match frame::receive(&stream)?.0 {
@@ -214,7 +216,8 @@ impl Keeper {
                 [data, self.limits.patience.as_secs(), self.limits.exchange_gpu, exchange]
                     .map(|n| n.to_string()),
             )
-            .args(&self.limits.files)
+            .arg(self.limits.files.as_deref().unwrap_or("".as_ref()))
+            .args(&self.limits.writable)
             .current_dir("/")
             .stdin(OwnedFd::from(self.listener.try_clone()?))
             .stdout(Stdio::null())

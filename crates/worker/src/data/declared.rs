@@ -81,6 +81,9 @@ impl Data {
     /// The program has freed it.
     pub(crate) fn forget_declared(&mut self, address: u64) {
         self.declared.remove(&address);
+        if let Some(written) = self.written.remove(&address) {
+            written.stop();
+        }
     }
 }
 
@@ -151,7 +154,12 @@ pub(crate) enum Joined {
 }
 
 /// Asks for memory that holds an object. `own` is memory that the program has kept, of so many bytes.
-pub(crate) fn join(sharer: Option<Sharer>, url: &str, version: &Version, own: Option<(OwnedFd, u64)>) -> Joined {
+pub(crate) fn join(
+    sharer: Option<Sharer>,
+    url: &str,
+    version: &Version,
+    own: Option<(OwnedFd, u64)>,
+) -> Joined {
     let asked = sharer.map(|sharer| ask(sharer, url, version));
     let asked = asked.and_then(|asked| {
         asked.inspect_err(|error| log::info!("{url} is not shared with other programs: {error}")).ok()

@@ -104,6 +104,7 @@ fn reach(client: &Client, ring: usize, record: &Record<'_>) -> Reach {
         ExchangePut::OPCODE => {
             postcard::from_bytes(body).map(|ExchangePut { address, bytes, .. }| at(address, bytes))
         }
+        DataDump::OPCODE => postcard::from_bytes(body).map(|DataDump { address, .. }| at(address, 1)),
         WaitValue::OPCODE => postcard::from_bytes(body).map(|WaitValue { address, .. }| at(address, 8)),
         WriteValue::OPCODE => postcard::from_bytes(body).map(|WriteValue { address, value, .. }| {
             let range = address..address.saturating_add(8);

@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rekindle_cuda::{CUDA_ERROR_OUT_OF_MEMORY, CuResult};
-use rekindle_device::{Access, Device, Stream};
+use rekindle_device::{Access, Device, MemorySet, Stream};
 use rekindle_protocol::data::{
-    Answer, Problem, ProblemKind, SOCKET_VARIABLE, Sharer, Version, Want, Wish,
+    Answer, Expected, Problem, ProblemKind, SOCKET_VARIABLE, Sharer, Version, Want, Wish, Write,
 };
 use rekindle_protocol::fault;
 use rekindle_protocol::frame::{self, FrameError};
@@ -40,6 +40,8 @@ pub(super) struct Job {
     pub bytes: u64,
     /// Whose programs have it in one memory; none: it is this program's alone.
     pub sharer: Option<Sharer>,
+    /// It is to be written to and dumped.
+    pub write: Option<Write>,
     pub gpu: Arc<dyn Device>,
     pub stream: Stream,
     pub remote: Remote,
@@ -49,6 +51,8 @@ pub(super) struct Job {
 pub(super) enum Came {
     /// It was copied into the window.
     Copied { left: Left, version: Version, connection: UnixStream },
+    /// It is to be written to: so much is in the window, of what is replaced then.
+    Own { left: Left, expected: Expected },
     /// It lies in this memory, which others have mapped too.
     Shared { memory: OwnedFd, room: u64, version: Version, connection: UnixStream },
 }
@@ -133,8 +137,8 @@ impl Job {
         if stop.is_told() {
             return Err(FrameError::Closed);
         }
-        let (url, sharer) = (self.url.clone(), self.sharer.clone());
-        frame::send(&stream, &Want::new(Wish::Object { url, bytes: Some(self.bytes), sharer }), &[])?;
+        let (url, sharer, write) = (self.url.clone(), self.sharer.clone(), self.write);
+        frame::send(&stream, &Want::new(Wish::Object { url, bytes: Some(self.bytes), sharer, write }), &[])?;
         let (first, descriptors) = frame::receive(&stream)?;
         let (source, version) = match (first, descriptors.into_iter().next()) {
             (Answer::Failed(problem), _) => return Ok(Err(problem)),
@@ -144,6 +148,7 @@ impl Job {
             (Answer::OnGpu { version, room }, Some(memory)) if version.bytes == self.bytes => {
                 return Ok(Ok(Came::Shared { memory, room, version, connection: stream }));
             }
+            (Answer::Missing {}, _) => return Ok(self.clear(stop)?.map_err(|code| self.failed(code))),
             _ => return Err(io::Error::other("it answered something else").into()),
         };
         let window = match self.open_window(stop)? {
@@ -154,10 +159,25 @@ impl Job {
         // Whatever was begun reads the source and writes the window.
         let waited = self.gpu.bind().and_then(|()| self.gpu.stream_synchronize(self.stream));
         Ok(match (copied?, waited) {
+            (Ok(()), Ok(())) if self.write.is_some() => {
+                Ok(Came::Own { left: Box::new(source), expected: Expected::Is(version) })
+            }
             (Ok(()), Ok(())) => Ok(Came::Copied { left: Box::new(source), version, connection: stream }),
             (Ok(()), Err(code)) => Err(self.failed(code)),
             (Err(problem), _) => Err(problem),
         })
+    }
+
+    /// An object that is not there is zeros.
+    fn clear(&self, stop: &Stop) -> Result<Result<Came, CuResult>, FrameError> {
+        let cleared = self.open_window(stop)?.and_then(|window| {
+            let set =
+                MemorySet { address: window, pitch: 0, value: 0, element: 1, width: self.bytes, height: 1 };
+            self.gpu.bind()?;
+            self.gpu.set(&set, self.stream)?;
+            self.gpu.stream_synchronize(self.stream)
+        });
+        Ok(cleared.map(|()| Came::Own { left: Box::new(()), expected: Expected::Missing {} }))
     }
 
     /// Has the dispatch thread make the memory that it is copied into.

@@ -13,8 +13,11 @@
 //! are refused until the program frees it.
 
 mod declared;
+mod dump;
+mod dumped;
 mod hold;
 mod load;
+mod read;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,14 +25,15 @@ use std::os::fd::AsFd;
 
 use rekindle_cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM, CuResult};
 use rekindle_device::{Memory, Result};
-use rekindle_protocol::data::Problem;
-use rekindle_protocol::operation::{Answer, DataFound, DataLoad, DataState, Origin, encode_reply};
+use rekindle_protocol::data::{Problem, Write};
+use rekindle_protocol::operation::{Answer, DataFound, DataLoad, DataOpen, DataState, Origin, encode_reply};
 
 use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
 use load::{Came, Job, Left, Loader};
 
 pub(crate) use declared::{Declared, Joined, join};
+pub(crate) use dumped::Written;
 pub(crate) use hold::admit;
 pub(crate) use load::connect;
 
@@ -44,6 +48,8 @@ pub(crate) struct Data {
     begun: u64,
     /// What is there, by address.
     declared: BTreeMap<u64, Declared>,
+    /// What the program writes to and dumps, by address.
+    written: BTreeMap<u64, Written>,
     /// The next request waits for some of it.
     holds: bool,
 }
@@ -101,7 +107,7 @@ impl Data {
 
     /// Nothing is on its way.
     pub(crate) fn is_settled(&self) -> bool {
-        !self.loads.iter().any(Load::is_loading)
+        !self.loads.iter().any(Load::is_loading) && !self.written.values().any(Written::is_under_way)
     }
 
     pub(crate) fn holds(&self) -> bool {
@@ -124,11 +130,13 @@ impl Data {
             }
         }
         self.declared.clear();
+        std::mem::take(&mut self.written).into_values().for_each(Written::stop);
     }
 
     /// Where data is loaded to that holds this address: its start, its bytes, and the device.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64, u8)> {
-        let load = self.loads.iter().find(|load| (load.address..load.address + load.bytes).contains(&address))?;
+        let load =
+            self.loads.iter().find(|load| (load.address..load.address + load.bytes).contains(&address))?;
         Some((load.address, load.bytes, load.device as u8))
     }
 
@@ -140,6 +148,16 @@ impl Data {
 impl Client {
     /// Begins to load an object into a new buffer, whose address is the answer.
     pub(crate) fn load_data(&mut self, request: DataLoad<'_>) -> Result<u64> {
+        self.begin_load(request, None)
+    }
+
+    /// As [`Client::load_data`], of what the program writes to and dumps.
+    pub(crate) fn open_data_for_writing(&mut self, request: DataOpen<'_>) -> Result<u64> {
+        let DataOpen { device, url, bytes, create } = request;
+        self.begin_load(DataLoad { device, url, bytes }, Some(Write { create }))
+    }
+
+    fn begin_load(&mut self, request: DataLoad<'_>, write: Option<Write>) -> Result<u64> {
         let DataLoad { device, url, bytes } = request;
         let device = usize::from(device);
         let remote = self.data.remote.clone().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
@@ -152,8 +170,9 @@ impl Client {
         let gpu = context.device.clone();
         let stream = context.gpu.copies.first().copied().unwrap_or(rekindle_device::Stream::LEGACY);
         self.data.begun += 1;
-        let (number, url, sharer) = (self.data.begun, url.to_string(), self.sharer(device));
-        let job = Job { number, url: url.clone(), bytes, sharer, gpu, stream, remote: remote.clone() };
+        let (number, url, sharer) =
+            (self.data.begun, url.to_string(), self.sharer(device).filter(|_| write.is_none()));
+        let job = Job { number, url: url.clone(), bytes, sharer, write, gpu, stream, remote: remote.clone() };
         let ended = move |outcome| remote.run(move |dispatcher| dispatcher.end_data(number, outcome));
         let loader = match Loader::begin(job, ended) {
             Ok(loader) => loader,
@@ -182,8 +201,7 @@ impl Client {
             client.bind(device)?;
             client.heap(device)?.make_hidden(room)
         })?;
-        if let Some(Load { state: State::Loading { hidden, .. }, .. }) =
-            self.data.loads.iter_mut().find(find)
+        if let Some(Load { state: State::Loading { hidden, .. }, .. }) = self.data.loads.iter_mut().find(find)
         {
             *hidden = Some(made);
         }
@@ -222,6 +240,9 @@ impl Client {
             self.forget_data(address);
         }
         self.data.declared.retain(|_, declared| declared.device != device);
+        for (_, written) in self.data.written.extract_if(.., |_, written| written.device == device) {
+            written.stop();
+        }
     }
 }
 
@@ -245,6 +266,12 @@ impl Client {
                 on(self, &|heap| heap.show(address, sizes, memory, false))?;
                 self.data.declared.insert(address, row(version).filling(connection));
                 self.offer_declared(address);
+                Ok(Some(left))
+            }
+            Came::Own { left, expected } => {
+                let Some((_, memory)) = hidden else { return Err(load::unmapped(REFUSED)) };
+                on(self, &|heap| heap.show(address, sizes, memory, true))?;
+                self.data.written.insert(address, Written::new(device, &load.url, bytes, expected));
                 Ok(Some(left))
             }
             Came::Shared { memory, room, version, connection } if room == load.room => {

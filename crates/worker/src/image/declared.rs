@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use rekindle_protocol::data::Version;
+use rekindle_protocol::data::{Expected, Version};
 use rekindle_store::{Image, Part, PartKind, Staging};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use super::LeftMemory;
 use super::error::{Error, Result};
 use super::state::buffer_part;
 use crate::client::Client;
-use crate::data::{self, Declared, Joined};
+use crate::data::{self, Declared, Joined, Written};
 
 /// The name of the part of kind `worker-state` that it stands in, as JSON; none if there is no such data.
 const PART: &str = "declared-data";
@@ -26,6 +26,9 @@ pub(super) struct Row {
     bytes: u64,
     url: String,
     version: Version,
+    /// What a dump replaces, of what the program writes to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    write: Option<Expected>,
 }
 
 pub(super) fn save(client: &Client, staging: &Staging) -> Result<Option<Part>> {
@@ -35,8 +38,18 @@ pub(super) fn save(client: &Client, staging: &Staging) -> Result<Option<Part>> {
         bytes: declared.bytes,
         url: declared.url.clone(),
         version: declared.version.clone(),
+        write: None,
     };
-    let rows: Vec<Row> = client.data.declared().map(row).collect();
+    let written = |(address, written): (u64, &Written)| Row {
+        device: written.device,
+        address,
+        bytes: written.bytes,
+        url: written.url.clone(),
+        version: Version::default(),
+        write: Some(written.expected.clone()),
+    };
+    let rows = client.data.declared().map(row).chain(client.data.written().map(written));
+    let rows: Vec<Row> = rows.collect();
     if rows.is_empty() {
         return Ok(None);
     }
@@ -58,7 +71,11 @@ pub(super) fn join(
     let mut rows = read(image)?;
     rows.sort_by(|one, other| (&one.url, &one.version.tag).cmp(&(&other.url, &other.version.tag)));
     let mut there = There::new();
-    for Row { device, address, bytes, url, version } in rows {
+    for Row { device, address, bytes, url, version, write } in rows {
+        if let Some(expected) = write {
+            client.data.note_written(address, Written::new(device, &url, bytes, expected));
+            continue;
+        }
         let part = buffer_part(address);
         let Some(&room) = buffers.get(&part) else {
             return Err(Error::State(format!("it has declared data at {address:#x}, where no buffer is")));
@@ -84,7 +101,10 @@ pub(super) fn join(
 fn read(image: &Image) -> Result<Vec<Row>> {
     let Some(part) = image.part(PartKind::WorkerState, PART) else { return Ok(Vec::new()) };
     if part.bytes > MOST_BYTES {
-        return Err(Error::State(format!("what it says of declared data claims to have {} bytes", part.bytes)));
+        return Err(Error::State(format!(
+            "what it says of declared data claims to have {} bytes",
+            part.bytes
+        )));
     }
     let mut text = vec![0; part.bytes as usize];
     image.read_part(part, 0, &mut text)?;

@@ -21,8 +21,8 @@ use super::state::{MOST_BYTES, PinnedState, State, buffer_part};
 use super::timer::Timer;
 use super::whole::{self, OwnStreams};
 use super::{
-    LeftMemory, STATE_PART, arrays, contents, declared, kernels, lent, restore_code, restore_memory, save_memory,
-    uncollected,
+    LeftMemory, STATE_PART, arrays, contents, declared, kernels, lent, restore_code, restore_memory,
+    save_memory, uncollected,
 };
 use crate::client::{
     Client, EventObject, ExecObject, GraphObject, INTERPROCESS, Mark, Meeting, Mending, PartObject,

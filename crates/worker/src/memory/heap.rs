@@ -231,7 +231,13 @@ impl Heap {
 
     /// Makes a buffer, at addresses that were taken for it, of memory that was filled elsewhere. Without `write` it is
     /// declared data, which can only be read.
-    pub(crate) fn show(&mut self, at: u64, (bytes, room): (u64, u64), memory: Memory, write: bool) -> Result<()> {
+    pub(crate) fn show(
+        &mut self,
+        at: u64,
+        (bytes, room): (u64, u64),
+        memory: Memory,
+        write: bool,
+    ) -> Result<()> {
         self.device.map(at, room, memory)?;
         let access = if write { Access::ReadWrite } else { Access::Read };
         self.device.protect(at, room, access).inspect_err(|_| {
@@ -422,7 +428,8 @@ impl Heap {
     /// idle, and its context current.
     pub(crate) fn adopt(&mut self, at: u64, bytes: u64, memory: Memory) -> Result<()> {
         let content = Content::Large { bytes, freed: false };
-        self.buffers.insert(at, Buffer { bytes, memory, content, shared: true, declared: None, export: None });
+        self.buffers
+            .insert(at, Buffer { bytes, memory, content, shared: true, declared: None, export: None });
         self.make_private(at).inspect_err(|_| {
             if self.buffers.get(&at).is_some_and(|buffer| buffer.memory == memory) {
                 self.buffers.remove(&at);
@@ -453,7 +460,8 @@ impl Heap {
         if matches!(content, Content::Slab(_)) {
             self.slabs.push(at);
         }
-        self.buffers.insert(at, Buffer { bytes, memory, content, shared: false, declared: None, export: None });
+        self.buffers
+            .insert(at, Buffer { bytes, memory, content, shared: false, declared: None, export: None });
     }
 
     /// Makes memory, or takes what there is, and maps it.
