@@ -120,23 +120,19 @@ fn wanted(
         let key = Key { sharer: sharer.clone(), url: url.to_string(), version: version.clone() };
         Ok(has.copies.claim(&key))
     };
-    loop {
-        // What is on the GPU already need not come to the host.
-        if has.copies.has(&sharer, url) {
-            let version = has.objects.look(url)?;
-            if let Claimed::There { memory, room, holder } = claim(&version)? {
-                return Ok(Wanted::OnGpu(version, There { memory, room, holder }));
-            }
-        }
-        let object = has.objects.ask(url)?;
-        let version = object.version.clone();
-        match claim(&version)? {
-            Claimed::There { memory, room, holder } => {
-                return Ok(Wanted::OnGpu(version, There { memory, room, holder }));
-            }
-            Claimed::Fill(filler) => return Ok(Wanted::Object(object, Some(filler))),
+    // What is on the GPU already need not come to the host.
+    if has.copies.has(&sharer, url) {
+        let version = has.objects.look(url)?;
+        if let Claimed::There { memory, room, holder } = claim(&version)? {
+            return Ok(Wanted::OnGpu(version, There { memory, room, holder }));
         }
     }
+    let object = has.objects.ask(url)?;
+    let version = object.version.clone();
+    Ok(match claim(&version)? {
+        Claimed::There { memory, room, holder } => Wanted::OnGpu(version, There { memory, room, holder }),
+        Claimed::Fill(filler) => Wanted::Object(object, Some(filler)),
+    })
 }
 
 fn check_size(url: &str, version: &Version, declared: Option<u64>) -> Result<(), Problem> {

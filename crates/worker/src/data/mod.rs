@@ -12,6 +12,7 @@
 //! which programs of one owner have together ([`declared`]). What cannot be had is never mapped, and requests that name it
 //! are refused until the program frees it.
 
+mod aside;
 mod declared;
 mod dump;
 mod dumped;
@@ -32,6 +33,7 @@ use crate::client::Client;
 use crate::dispatch::{Dispatcher, Remote};
 use load::{Came, Job, Left, Loader};
 
+pub(crate) use aside::catch_up;
 pub(crate) use declared::{Declared, Joined, join};
 pub(crate) use dumped::Written;
 pub(crate) use hold::admit;
@@ -50,6 +52,8 @@ pub(crate) struct Data {
     declared: BTreeMap<u64, Declared>,
     /// What the program writes to and dumps, by address.
     written: BTreeMap<u64, Written>,
+    /// Requests that wait for some of it.
+    later: aside::Later,
     /// The next request waits for some of it.
     holds: bool,
 }
@@ -81,6 +85,11 @@ impl Load {
         self.address..self.address + self.room
     }
 
+    /// Its number, as requests wait for it.
+    fn part(&self) -> usize {
+        self.number as usize
+    }
+
     fn is_loading(&self) -> bool {
         matches!(self.state, State::Loading { .. })
     }
@@ -107,7 +116,8 @@ impl Data {
 
     /// Nothing is on its way.
     pub(crate) fn is_settled(&self) -> bool {
-        !self.loads.iter().any(Load::is_loading) && !self.written.values().any(Written::is_under_way)
+        let loaded = !self.loads.iter().any(Load::is_loading) && self.later.is_empty();
+        loaded && !self.written.values().any(Written::is_under_way)
     }
 
     pub(crate) fn holds(&self) -> bool {
@@ -130,6 +140,7 @@ impl Data {
             }
         }
         self.declared.clear();
+        self.later.clear();
         std::mem::take(&mut self.written).into_values().for_each(Written::stop);
     }
 
