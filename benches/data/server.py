@@ -1,5 +1,5 @@
-"""A store of one file: ranges of it over HTTP, as fast as the kernel sends them, and what is put elsewhere, which is thrown away.
-`server.py FILE` prints its port."""
+"""A store of one file: ranges of it over HTTP, as fast as the kernel sends them. What is put elsewhere is thrown away, and given as
+that file. `server.py FILE` prints its port."""
 
 import os
 import sys
@@ -36,7 +36,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self):
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        self.head(206, last + 1 - first, ("Content-Range", f"bytes {first}-{last}/{SIZE}"))
+        tag = '"one"' if self.path == "/blob" else f'"{PUT[self.path][1]}"'
+        self.head(206, last + 1 - first, ("Content-Range", f"bytes {first}-{last}/{SIZE}"), tag=tag)
         self.wfile.flush()
         with open(FILE, "rb") as file:
             while first <= last:
